@@ -10,8 +10,8 @@ from penstock.core.errors import ManifestProblem
 from penstock.kube.objects.served import ServedSpec
 from penstock_operator.cluster import GraphSnapshot
 from penstock_operator.plan.failures import Failure
+from penstock_operator.plan.grant import PoolGrant
 from penstock_operator.plan.pods import PodView
-from penstock_operator.pools import Standing
 from penstock_operator.queue import Key
 from penstock_operator.resources.metadata import BuildContext
 from penstock_operator.resources.pod import gpu_ceiling
@@ -27,7 +27,7 @@ class ObservedGraph:
         served: That edit.
         paused: What keeps its children as they are; empty: nothing.
         problems: Of the newest edit, where that is another one.
-        standing: What its GPU pool lets it hold; None: it is in none.
+        grant: What its GPU pool lets it hold; None: it is in none.
     """
 
     key: Key
@@ -39,7 +39,7 @@ class ObservedGraph:
     served: ServedSpec
     paused: str = ""
     problems: tuple[ManifestProblem, ...] = ()
-    standing: Standing | None = None
+    grant: PoolGrant | None = None
 
     @property
     def invalid(self) -> Failure | None:
@@ -58,9 +58,9 @@ class ObservedGraph:
     def budget(self) -> int | None:
         """Most GPUs of its workers; None: no ceiling."""
         ceiling = gpu_ceiling(self.model)
-        if self.standing is None:
+        if self.grant is None:
             return ceiling
-        return self.standing.gpus if ceiling is None else min(ceiling, self.standing.gpus)
+        return self.grant.gpus if ceiling is None else min(ceiling, self.grant.gpus)
 
     @property
     def ceiling(self) -> int | None:
@@ -70,12 +70,12 @@ class ObservedGraph:
     @property
     def reclaim_s(self) -> float | None:
         """The longest drain that its pool allows; None: it says nothing, or the graph is in none."""
-        return None if self.standing is None else self.standing.reclaim_s
+        return None if self.grant is None else self.grant.reclaim_s
 
     @property
     def wants(self) -> Mapping[str, int]:
         """Replicas by role that its planner would have of the GPU pool; empty: it says nothing, or nothing any more."""
-        if self.standing is not None and self.standing.is_planner_silent:
+        if self.grant is not None and self.grant.is_planner_silent:
             return {}
         planner = (self.raw.get("status") or {}).get("planner") or {}
         return planner.get("wants") or {}
@@ -99,13 +99,13 @@ class ObservedGraph:
         return {name: each.scaling.priority for name, each in services.items() if each.scaling is not None}
 
 
-def in_pool(graph: ObservedGraph, standing: Standing | None) -> ObservedGraph:
+def in_pool(graph: ObservedGraph, grant: PoolGrant | None) -> ObservedGraph:
     """Return a graph under what its GPU pool lets it hold; one that writes no budget gets the pool's, and so scheduling gates."""
-    if standing is None:
+    if grant is None:
         return graph
     model = as_pool_member(graph.model)
     if gpu_ceiling(model) is None:
-        planner = model.spec.planner.model_copy(update={"max_gpu_budget": standing.most})
+        planner = model.spec.planner.model_copy(update={"max_gpu_budget": grant.most})
         spec = model.spec.model_copy(update={"planner": planner})
         model = model.model_copy(update={"spec": spec})
-    return replace(graph, model=model, standing=standing)
+    return replace(graph, model=model, grant=grant)

@@ -1,6 +1,6 @@
 """Drives the allocator of GPU pools: what graphs may hold goes into a pool's status, and only then to the graphs.
 
-A graph acts under the grant that its reconcile began with, which `standing` returns and remembers; one reconcile of a graph
+A graph acts under the grant that its reconcile began with, which `grant` returns and remembers; one reconcile of a graph
 runs at a time, so that nothing acts under an older one any more. The status is written at the version that was read: after a
 restart, or beside a second operator, no grant is given from an older state. What this module remembers saves no truth; a
 new process waits for each new graph's first reconcile before it shares out.
@@ -25,7 +25,7 @@ from penstock.kube.kinds import GPU_POOL, GRAPH_DEPLOYMENT
 from penstock.kube.objects.names import OPERATOR, pool_drawn_from
 from penstock_operator.cluster import Cluster, Enqueue
 from penstock_operator.gates import Gates
-from penstock_operator.plan.grant import is_silent
+from penstock_operator.plan.grant import PoolGrant, is_silent
 from penstock_operator.plan.pool import (
     PoolMember,
     drains_after,
@@ -58,44 +58,8 @@ log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What a graph's pool lets it hold.
-
-    Attributes:
-        kind: Of the pool.
-        pool: Its name.
-        gpus: Most GPUs of its existing workers.
-        most: GPUs of the entire pool; the budget of a graph that states none.
-        reclaim_s: Longest drain of a worker of which the pool takes the GPU back; None: the worker's own.
-        guaranteed: GPUs that the graph gets as soon as it wants them.
-        is_planner_silent: What its planner last wanted of the pool counts no more.
-        message: Who holds what the graph lacks, or what keeps its grant from changing; empty: nothing.
-    """
-
-    kind: str
-    pool: str
-    gpus: int
-    most: int
-    message: str = ""
-    reclaim_s: float | None = None
-    is_planner_silent: bool = False
-    guaranteed: int = 0
-
-    @property
-    def title(self) -> str:
-        """The pool's kind and name, as sentences have them."""
-        return f"{self.kind} {self.pool}"
-
-    @property
-    def status(self) -> dict[str, Any]:
-        """As a graph's status has it."""
-        gpus = {"grantedGpus": self.gpus, "guaranteedGpus": self.guaranteed}
-        return {"kind": self.kind, "name": self.pool, **gpus, "message": self.message}
-
-
-@dataclass(frozen=True, slots=True)
-class _Acting:
-    """Under which grant of which pool a graph acts; ``gpus`` before it has a share."""
+class _ActiveGrant:
+    """The grant of a pool under which a graph acts; ``gpus`` before it has a share."""
 
     pool_uid: str
     serial: int
@@ -155,8 +119,8 @@ class GpuPools:
             on_change=self._wake_up,
             on_edit=self._edited,
         )
-        self._standings: dict[Key, Standing] = {}
-        self._acting: dict[Key, _Acting] = {}
+        self._grants: dict[Key, PoolGrant] = {}
+        self._active: dict[Key, _ActiveGrant] = {}
         self._reports: dict[Key, _Report] = {}
         self._drains: dict[Key, DrainTimes] = {}
         self._gone: set[Key] = set()
@@ -188,20 +152,20 @@ class GpuPools:
         """Return the pools as they are known now."""
         return [pool for key in self._watch.known() if (pool := self._watch.get(key)) is not None]
 
-    def standing(self, raw: Object) -> Standing | None:
+    def grant(self, raw: Object) -> PoolGrant | None:
         """Return what a graph may hold by its pool, and remember that it acts under that from now on; None: it is in none."""
         key = key_of(raw)
-        found = self._standing(key, raw)
+        found = self._grant(key, raw)
         if found is None:
-            self._standings.pop(key, None)
+            self._grants.pop(key, None)
         else:
-            self._standings[key] = found
+            self._grants[key] = found
         self._wake.set()
         return found
 
     def status_of(self, key: Key) -> dict[str, Any]:
         """Return the part of a graph's status about its pool."""
-        found = self._standings.get(key)
+        found = self._grants.get(key)
         return {} if found is None else {"pool": found.status}
 
     def report(self, key: Key, uid: str, graph: GraphDeployment, bid: tuple[int, ...]) -> None:
@@ -213,42 +177,42 @@ class GpuPools:
 
     def forget(self, key: Key) -> None:
         """Forget a deleted graph."""
-        for each in (self._standings, self._acting, self._reports, self._drains):
+        for each in (self._grants, self._active, self._reports, self._drains):
             each.pop(key, None)
         self._wake.set()
 
-    def _standing(self, key: Key, raw: Object) -> Standing | None:
+    def _grant(self, key: Key, raw: Object) -> PoolGrant | None:
         pools = list(self._watch.of(raw)) if _has_planner(raw) else []
         if not pools:
-            self._acting.pop(key, None)
+            self._active.pop(key, None)
             return self._orphaned(key[0], raw)
         pool, *younger = pools
         metadata, model = pool["metadata"], self._watch.model(pool)[0]
         member = member_of(key_of(pool), key)
         share = shares_of(pool.get("status")).get(member)
-        acting = self._acting.get(key)
+        active = self._active.get(key)
         if share is not None:
-            acting = _Acting(metadata["uid"], share.serial, share.gpus)
-        elif acting is None or acting.pool_uid != metadata["uid"] or acting.serial:
-            acting = _Acting(metadata["uid"], 0, self._held(key))
-        self._acting[key] = acting
+            active = _ActiveGrant(metadata["uid"], share.serial, share.gpus)
+        elif active is None or active.pool_uid != metadata["uid"] or active.serial:
+            active = _ActiveGrant(metadata["uid"], 0, self._held(key))
+        self._active[key] = active
         lacking, guaranteed, wanted = _said_of(pool.get("status"), member)
         gpus = None if model is None else model.spec.gpus
         gpus = gpus_of(pool.get("status")) if gpus is None else gpus
         said = [lacking, own_bound(raw, wanted=wanted, pool_gpus=gpus or 0)]
         said += [f"{title_of(each)} matches it too and is younger, so it does not count" for each in younger]
-        return Standing(
+        return PoolGrant(
             kind=kind_of_pool(key_of(pool)).kind,
             pool=metadata["name"],
-            gpus=acting.gpus,
-            most=max(acting.gpus, gpus or 0),
+            gpus=active.gpus,
+            most=max(active.gpus, gpus or 0),
             message="; ".join(filter(None, said)),
             reclaim_s=None if model is None else model.spec.reclaim.grace_seconds,
             is_planner_silent=self._is_silent(raw),
             guaranteed=guaranteed,
         )
 
-    def _orphaned(self, namespace: str, raw: Object) -> Standing | None:
+    def _orphaned(self, namespace: str, raw: Object) -> PoolGrant | None:
         """Return what a graph keeps of a pool that is gone; a pool of that name that does not match it releases it."""
         said = pool_drawn_from(raw)
         if said is None:
@@ -257,7 +221,7 @@ class GpuPools:
         if self._watch.get((namespace if kind == GPU_POOL.kind else "", name)) is not None:
             return None
         text = f"{kind} {name} is gone, so the graph keeps its {gpus} GPUs and gets no more; apply the pool again"
-        return Standing(kind, name, gpus, gpus, f"{text}, without an entry for this graph to release it")
+        return PoolGrant(kind, name, gpus, gpus, f"{text}, without an entry for this graph to release it")
 
     def _is_silent(self, raw: Object) -> bool:
         return is_silent((raw.get("status") or {}).get("planner") or {}, self._now_s())
@@ -372,8 +336,8 @@ class GpuPools:
             if first["metadata"]["uid"] != pool["metadata"]["uid"]:
                 found.elsewhere[name] = title_of(first)
                 continue
-            standing = self._standings.get(graph)
-            if standing is not None and standing.is_planner_silent != self._is_silent(raw):
+            grant = self._grants.get(graph)
+            if grant is not None and grant.is_planner_silent != self._is_silent(raw):
                 self._enqueue(graph, True)
             found.members[name] = self._member(graph, name, raw, pool)
         return found
@@ -384,8 +348,8 @@ class GpuPools:
         rows = {row["name"]: row for row in (pool.get("status") or {}).get("graphs") or ()}
         drains = drains_after(self._drains.get(key), rows.get(name, {}), workers, self._now_s())
         self._drains[key] = drains
-        acting, report = self._acting.get(key), self._reports.get(key)
-        is_acting = acting is not None and acting.pool_uid == uid
+        active, report = self._active.get(key), self._reports.get(key)
+        is_active = active is not None and active.pool_uid == uid
         if report is not None and report.graph_uid != metadata["uid"]:
             report = None
         bid = None if report is None else report.bid
@@ -397,8 +361,8 @@ class GpuPools:
             bid=bid,
             held=self._held(key),
             leaving=leaving_gpus(workers),
-            serial=acting.serial if acting is not None and is_acting else None,
-            arrived_with=acting.gpus if acting is not None and is_acting else None,
+            serial=active.serial if active is not None and is_active else None,
+            arrived_with=active.gpus if active is not None and is_active else None,
             drains=drains,
             created=metadata.get("creationTimestamp", ""),
         )

@@ -159,17 +159,17 @@ class Reconciler:
             self._parts.applier.forget(key[0], snapshot.children)
             self.forget(key)
             return ReconcileResult("unchanged")
-        standing = self._parts.pools.standing(raw)
+        grant = self._parts.pools.grant(raw)
         if raw["metadata"].get("deletionTimestamp"):
             return await self._delete(key, raw, snapshot)
-        if self._settled.get(key) == (standing, *snapshot.fingerprint()):
+        if self._settled.get(key) == (grant, *snapshot.fingerprint()):
             return ReconcileResult("unchanged")
         self._settled.pop(key, None)
-        valid = self._edits.of(key, raw, draws=standing is not None)
+        valid = self._edits.of(key, raw, draws=grant is not None)
         problems = valid.problems
         for served, model in valid.edits:
             observed = await self._observed(key, model, raw, snapshot, served=served, problems=problems)
-            graph = in_pool(observed, standing)
+            graph = in_pool(observed, grant)
             plan = await self._scaling.plan(graph)
             try:
                 wanted = self._wanted.of(graph, plan)
@@ -185,7 +185,7 @@ class Reconciler:
         served, model = valid.edits[-1]
         graph = await self._observed(key, model, raw, snapshot, served=served, problems=problems)
         graph = replace(
-            in_pool(graph, standing), paused=graph.paused or "the operator refuses every edit that it knows"
+            in_pool(graph, grant), paused=graph.paused or "the operator refuses every edit that it knows"
         )
         return await self._carry_out(graph, await self._scaling.plan(graph), None)
 
@@ -253,7 +253,7 @@ class Reconciler:
         is_at_rest = result == ReconcileResult("unchanged") and inputs.failure is None
         if is_at_rest and after.fingerprint() == graph.snapshot.fingerprint():
             # What changed meanwhile was not part of it.
-            self._settled[graph.key] = (graph.standing, *after.fingerprint())
+            self._settled[graph.key] = (graph.grant, *after.fingerprint())
         return result
 
     def _snapshot(self, graph: ObservedGraph) -> GraphSnapshot:

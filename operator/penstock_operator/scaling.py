@@ -96,9 +96,9 @@ def _service_states(
     services: dict[str, ServiceState] = {}
     wanted, first_replicas = _wanted(graph)
     bids = bids_of(graph.model, with_wants(graph.model, wanted, graph.wants, max_gpu_budget=graph.ceiling))
-    if graph.standing is not None:
+    if graph.grant is not None:
         asked = bids_of(graph.model, wanted)
-        wanted = within_grant(wanted, asked, gpus=graph.standing.gpus, pool=graph.standing.title)
+        wanted = within_grant(wanted, asked, gpus=graph.grant.gpus, pool=graph.grant.title)
     for name, service in graph.model.spec.services.items():
         workload = workload_of(graph.model, name, graph.snapshot.children)
         there = replicas_of(workload)
@@ -139,7 +139,7 @@ def _pools(
     # A rollout that waits for GPUs which only a scale-down can free makes no progress either.
     waiting = blocked_on_budget(allowed, pods)
     pools = {}
-    is_above = graph.standing is not None and allowed.gpus > graph.standing.gpus
+    is_above = graph.grant is not None and allowed.gpus > graph.grant.gpus
     for name, service in graph.model.spec.workers.items():
         state = services[name]
         rollout = state.rollout

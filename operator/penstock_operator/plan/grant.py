@@ -1,19 +1,55 @@
-"""What a graph in a GPU pool bids for, by its services, and how many replicas of each fit into what the pool grants. Pure.
+"""What a graph in a GPU pool bids for, what the pool grants it, and how many replicas of each service fit into that. Pure.
 
-Its planner writes what it would have without the grant into the graph's status. ScalingAdapters ask for no more than the
-grant then, or for more where somebody else sets them; the bid is for whichever is more, so that no stale word shrinks it.
+Its planner writes into the graph's status what it would have without the grant. Its ScalingAdapters request no more than the
+grant, unless another writer sets them; the bid is the larger of both, so that a stale status shrinks nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.api import GraphDeployment, Role
 from penstock.core.stamps import seconds
 from penstock.gpu_pool.bid import WANTS_VALID_S, RoleBid, granted
 from penstock_operator.plan.drain import Bounded, bounded
+
+
+@dataclass(frozen=True, slots=True)
+class PoolGrant:
+    """What a graph's pool lets it hold.
+
+    Attributes:
+        kind: Of the pool.
+        pool: Its name.
+        gpus: Most GPUs of its existing workers.
+        most: GPUs of the entire pool; the budget of a graph that states none.
+        reclaim_s: Longest drain of a worker of which the pool takes the GPU back; None: the worker's own.
+        guaranteed: GPUs that the graph gets as soon as it wants them.
+        is_planner_silent: What its planner last wanted of the pool counts no more.
+        message: Who holds what the graph lacks, or what keeps its grant from changing; empty: nothing.
+    """
+
+    kind: str
+    pool: str
+    gpus: int
+    most: int
+    message: str = ""
+    reclaim_s: float | None = None
+    is_planner_silent: bool = False
+    guaranteed: int = 0
+
+    @property
+    def title(self) -> str:
+        """The pool's kind and name, as sentences have them."""
+        return f"{self.kind} {self.pool}"
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """As a graph's status has it."""
+        gpus = {"grantedGpus": self.gpus, "guaranteedGpus": self.guaranteed}
+        return {"kind": self.kind, "name": self.pool, **gpus, "message": self.message}
 
 
 def bids_of(graph: GraphDeployment, wanted: Mapping[str, Bounded]) -> dict[str, RoleBid]:
