@@ -13,7 +13,7 @@ from penstock.api import AdmissionMode, GraphDeployment, Role, RouterConfig
 from penstock.api.planner import READ_IN_MODES, PlannerConfig, unread_keys
 from penstock.cli.say import say
 from penstock.core.errors import ConfigError, ManifestProblem
-from penstock.router.gateway.unheeded import unheeded
+from penstock.router.gateway.ignored_keys import ignored_keys
 from penstock.router.policy.busy import BusyThresholds
 from penstock.runtimes.build import connector_warnings, missing_extras
 from penstock_planner.decide.config import ADAPTIVE_INTERVAL_S
@@ -62,7 +62,7 @@ def _behind_gateway(graph: GraphDeployment) -> Iterator[ManifestProblem]:
     """Yield the given keys that requests of a gateway do not have."""
     router = graph.spec.router
     if router.gateway.enabled:
-        for key, words in unheeded(router):
+        for key, words in ignored_keys(router):
             yield ManifestProblem(
                 f"spec.{key}", f"{words}; remove it, unless clients come to the router itself"
             )

@@ -16,7 +16,7 @@ from pydantic.alias_generators import to_camel
 from penstock.api import Role, RouterConfig, Tier
 from penstock.cli.main import cli
 from penstock.core.errors import StreamBroken
-from penstock.router.gateway.unheeded import UNHEEDED, unheeded
+from penstock.router.gateway.ignored_keys import IGNORED, ignored_keys
 from penstock.router.proxy.auth import TierIdentity, TierKeys
 
 GRAPH = """
@@ -61,7 +61,7 @@ def keys(config, above=""):
 
 def test_every_key_is_heeded_or_named():
     """A new key must be put into one class: heeded by shared code, by the gateway's own, or named as not heeded."""
-    classes = CORE, OWN, set(UNHEEDED)
+    classes = CORE, OWN, set(IGNORED)
     for path in keys(RouterConfig()):
         found = [each for each in classes if any(f"{path}.".startswith(f"{key}.") for key in each)]
         assert len(found) == 1, path
@@ -76,10 +76,10 @@ def test_what_is_set_and_not_heeded_is_named():
         "limits": {"idleTimeoutSeconds": 3},
         "drain": {"migrateAfterSeconds": 3},
     }
-    found = dict(unheeded(RouterConfig.model_validate(section)))
+    found = dict(ignored_keys(RouterConfig.model_validate(section)))
     assert found.keys() == {"router.retries.maxContinuations", "router.drain.migrateAfterSeconds"}
     assert "ends with its worker" in found["router.retries.maxContinuations"]
-    assert not dict(unheeded(RouterConfig()))
+    assert not dict(ignored_keys(RouterConfig()))
 
 
 def test_a_graph_is_warned_of_them(tmp_path):

@@ -26,7 +26,7 @@ from penstock.router.core.retries import FailedTry, RefusalReason, RetryScope
 from penstock.router.core.worker import Worker
 from penstock.router.gateway import messages
 from penstock.router.gateway.exchange import SUBSET, Exchange, GatewayResponder
-from penstock.router.gateway.unheeded import unheeded
+from penstock.router.gateway.ignored_keys import ignored_keys
 from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.completion import not_served
@@ -204,7 +204,7 @@ class GatewayPicker(RouterServer):
             await super().close()
             raise PortInUseError(f"--ext-proc {address}: cannot be listened on; choose another port") from exc
         await server.start()
-        for key, words in unheeded(self._settings.config):
+        for key, words in ignored_keys(self._settings.config):
             log.warning("setting not heeded", key=key, problem=words)
         log.info("endpoint picker listening", host=self._settings.host, port=self.ext_proc_port)
 

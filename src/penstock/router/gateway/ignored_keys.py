@@ -1,6 +1,6 @@
-"""Which settings of a router do not hold for the requests that a gateway relays, and what holds in their place. Pure.
+"""Keys of the router that do not hold for requests that a gateway relays, and what holds instead. Pure.
 
-`penstock validate` and the picker's start say them; `tests/unit/router/test_gateway_limits.py` classes every key.
+`penstock validate` and the picker print them; `tests/unit/router/test_gateway_limits.py` classifies every key.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final
 from penstock.api import RouterConfig
 
 _ONE_WORKER: Final = "holds for prefill alone: once Envoy has a request, Penstock tries no other worker"
-UNHEEDED: Final = {
+IGNORED: Final = {
     "limits.connectTimeoutRealSeconds": "holds for prefill alone: Envoy connects to the other workers, by its own limit",
     "retries.maxPerRequest": _ONE_WORKER,
     "retries.budgetFraction": _ONE_WORKER,
@@ -22,10 +22,10 @@ UNHEEDED: Final = {
 """By key: what becomes of it."""
 
 
-def unheeded(config: RouterConfig) -> Iterator[tuple[str, str]]:
-    """Yield the keys that a router section sets and a gateway's requests do not have, ``router.…``, each with its words."""
+def ignored_keys(config: RouterConfig) -> Iterator[tuple[str, str]]:
+    """Yield the keys, ``router.…``, that a section sets without effect behind a gateway, each with a message."""
     given = config.to_manifest()
-    for key, words in UNHEEDED.items():
+    for key, words in IGNORED.items():
         section, _, name = key.partition(".")
         found: Any = given.get(section, {})
         if name in found:
