@@ -39,7 +39,7 @@ from penstock_planner.core.planner_settings import PlannerSettings
 from penstock_planner.dashboard import Dashboard
 from penstock_planner.files import SnapshotWriter
 from penstock_planner.ledger import Ledger
-from penstock_planner.loop import ModelTime, PlannerLoop
+from penstock_planner.loop import PlannerClock, PlannerLoop
 from penstock_planner.metrics import PlannerMetrics
 from penstock_planner.observers import Observer, Observers
 from penstock_planner.service import boot_id
@@ -225,7 +225,7 @@ async def plan(arguments: argparse.Namespace, url: str, folder: Path) -> tuple[C
             target=KubernetesTarget(cast(KubeClient, None), graph, view),
             source=SourceChain(sources, now_s=clock.now_s, real_now_s=time.monotonic),
             ledger=Ledger(home / "ledger.jsonl"),
-            time=ModelTime(clock),
+            time=PlannerClock(clock),
             observers=Observers(listeners),
         ).run(stop)
 

@@ -60,7 +60,7 @@ TARGET_TIMEOUT_S = 30.0
 log = get_logger(__name__)
 
 
-class ModelTime:
+class PlannerClock:
     """The host's clock times the time scale."""
 
     __slots__ = ("_clock",)
@@ -76,9 +76,9 @@ class ModelTime:
         """Return real seconds since 1970."""
         return time.time()
 
-    def to_model_s(self, real_s: float) -> float:
+    def to_simulated_s(self, real_s: float) -> float:
         """Return how many simulated seconds pass in ``real_s`` real ones."""
-        return self._clock.to_model_s(real_s)
+        return self._clock.to_simulated_s(real_s)
 
     async def sleep_until(self, at_s: float, stop: asyncio.Event) -> None:
         """Return at ``at_s`` simulated seconds, or as soon as ``stop`` is set."""
@@ -101,7 +101,7 @@ class PlannerLoop:
         target: Target,
         source: ReadingSource,
         ledger: Ledger,
-        time: ModelTime,
+        time: PlannerClock,
         observers: Observers,
     ) -> None:
         self._settings = settings
@@ -199,7 +199,7 @@ class PlannerLoop:
         """Return the simulated seconds since the newest record; 0 if it is unknown, or the wall clock was set back."""
         if history is None or history.wall_s is None:
             return 0.0
-        return max(0.0, self._time.to_model_s(self._time.wall_s() - history.wall_s))
+        return max(0.0, self._time.to_simulated_s(self._time.wall_s() - history.wall_s))
 
     def _header(self, header: Record) -> Record:
         return {**header, "wall_s": self._time.wall_s(), **self._settings.about}

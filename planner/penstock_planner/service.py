@@ -22,7 +22,7 @@ from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Memory
 from penstock_planner.files import FileObservers, FileThread
 from penstock_planner.ledger import FILE_NAME, Ledger
-from penstock_planner.loop import ModelTime, PlannerLoop
+from penstock_planner.loop import PlannerClock, PlannerLoop
 from penstock_planner.metrics import PlannerMetrics, serve
 from penstock_planner.observers import Observer, Observers
 from penstock_planner.options import PlannerOptions
@@ -76,8 +76,8 @@ class PlannerService:
         options = self.options
         return PlannerSettings(
             config=options.decide_config(self.graph, self.performance, speed=self.speed),
-            max_age_s=max(options.metrics_max_age, clock.to_model_s(MIN_MAX_AGE_S)),
-            adjustment_deadline_s=max(options.adjustment_deadline, clock.to_model_s(MIN_DEADLINE_S)),
+            max_age_s=max(options.metrics_max_age, clock.to_simulated_s(MIN_MAX_AGE_S)),
+            adjustment_deadline_s=max(options.adjustment_deadline, clock.to_simulated_s(MIN_DEADLINE_S)),
             timeline=f"{boot_id()}@{self.speed:g}",
             about={
                 "namespace": options.namespace,
@@ -134,7 +134,7 @@ async def run_until_stopped(
                 target=target,
                 source=_sources(service, pool, router_url, clock),
                 ledger=ledger,
-                time=ModelTime(clock),
+                time=PlannerClock(clock),
                 observers=Observers([stats, ticks, files, *([] if observer is None else [observer])]),
             )
             await loop.run(stop)

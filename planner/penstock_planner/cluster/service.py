@@ -41,7 +41,7 @@ from penstock_planner.core.planner_settings import PlannerSettings
 from penstock_planner.decide.decision import Memory
 from penstock_planner.files import FileThread
 from penstock_planner.ledger import FILE_NAME
-from penstock_planner.loop import ModelTime, PlannerLoop
+from penstock_planner.loop import PlannerClock, PlannerLoop
 from penstock_planner.metrics import PlannerMetrics, serve
 from penstock_planner.observers import Observer, Observers
 from penstock_planner.readiness import Readiness
@@ -258,7 +258,7 @@ class LeaderSession:
                     ),
                     source=SourceChain(sources, now_s=self._clock.now_s, real_now_s=time.monotonic),
                     ledger=ledger,
-                    time=ModelTime(self._clock),
+                    time=PlannerClock(self._clock),
                     observers=Observers([stats, ticks, *self._listeners(job), files]),
                 )
                 await loop.run(stop)
@@ -326,7 +326,7 @@ class LeaderSession:
 
     async def _spread(self, key: Key, stop: asyncio.Event) -> None:
         offset_s = SPREAD_S * zlib.crc32("/".join(key).encode()) / 2**32
-        await ModelTime(self._clock).sleep_until(self._clock.now_s() + offset_s, stop)
+        await PlannerClock(self._clock).sleep_until(self._clock.now_s() + offset_s, stop)
 
     def _say(self, job: PlannerJob, report: Report) -> None:
         live = self._watch.live(job.key) or job.live

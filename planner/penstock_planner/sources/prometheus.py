@@ -184,7 +184,7 @@ class PrometheusSource:
         self, metric: str, max_age_s: float, *, extra: str = "", upper: float | None = None
     ) -> list[_Series]:
         """Return the metric's newest samples, one of each process."""
-        max_age_s = max(max_age_s, self._clock.to_model_s(FRESH_S))
+        max_age_s = max(max_age_s, self._clock.to_simulated_s(FRESH_S))
         selector = self._labels.selector(extra)
         selected = [name + selector for name in names_on_page(metric, self._own_names)]
         values = await self._ask(" + ".join(selected))
@@ -195,7 +195,7 @@ class PrometheusSource:
         }
         series = []
         for item in values:
-            age_s = self._clock.to_model_s(ages.get(_key(item), math.nan))
+            age_s = self._clock.to_simulated_s(ages.get(_key(item), math.nan))
             reading = assess(_number(item), age_s=age_s, max_age_s=max_age_s, source=self.name, upper=upper)
             series.append(_Series(item.get("metric", {}), reading))
         return _distinct(series)

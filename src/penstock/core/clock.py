@@ -35,7 +35,7 @@ class SimulatedClock:
         """Return how many real seconds pass in ``simulated_s`` simulated ones."""
         return simulated_s / self.speed
 
-    def to_model_s(self, real_s: float) -> float:
+    def to_simulated_s(self, real_s: float) -> float:
         """Return how many simulated seconds pass in ``real_s`` real ones."""
         return real_s * self.speed
 

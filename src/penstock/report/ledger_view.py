@@ -31,12 +31,12 @@ class LoadOrigin:
     """The zero of a load run: on the host's simulated clock and on the wall.
 
     Attributes:
-        model_s: Simulated seconds of the host's monotonic clock.
+        simulated_s: Simulated seconds of the host's monotonic clock.
         unix_s: Real seconds since 1970.
         speed: Time scale: simulated seconds per real second.
     """
 
-    model_s: float
+    simulated_s: float
     unix_s: float
     speed: float
 
@@ -221,8 +221,8 @@ def _zero(records: Sequence[Record], origin: LoadOrigin) -> tuple[float, tuple[s
     """Return the ledger's time of the load run's zero, by the shared clock or else by the wall's."""
     header = records[0]
     by_wall_s = header["at_s"] - (header["wall_s"] - origin.unix_s) * origin.speed
-    if abs(by_wall_s - origin.model_s) <= _SAME_CLOCK_S * origin.speed:
-        return origin.model_s, ()
+    if abs(by_wall_s - origin.simulated_s) <= _SAME_CLOCK_S * origin.speed:
+        return origin.simulated_s, ()
     note = (
         "planner and load ran on different clocks, or at different speeds; their times are matched by the"
         " wall clock"

@@ -221,7 +221,7 @@ class RouterServer:
             due_s += TICK_REAL_S
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
             late_s = time.monotonic() - due_s
-            self.metrics.lag.record(self._clock.to_model_s(late_s))
+            self.metrics.lag.record(self._clock.to_simulated_s(late_s))
             self._pauses.add(late_s, due_s + late_s)
             if late_s > TICK_REAL_S:
                 due_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""The world's workers: joining, draining, dying, coming back; and the GPUs that they hold.
+"""The simulated workers: joining, draining, dying, coming back; and the GPUs that they hold.
 
 A worker holds its GPUs from being asked for until it is gone; `SimulatedFleet.check_budget` is called after every event.
 """

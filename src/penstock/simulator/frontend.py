@@ -46,13 +46,13 @@ class GapHistogram:
 
 
 class FrontendCounters:
-    """Counters of one world, all routers together; `take` returns their increase since the last call.
+    """Counters of one simulation, all routers together; `take` returns their increase since the last call.
 
     Each request weighs the prompt tokens that routing expected to be computed when it arrived, in every sum.
     """
 
     def __init__(self, gaps: GapHistogram, slo_s: float) -> None:
-        """Begin at time 0; ``gaps`` are the world's inter-token gaps, ``slo_s`` the TTFT in time."""
+        """Begin at time 0; ``gaps`` are the simulation's inter-token gaps, ``slo_s`` the TTFT in time."""
         self._gaps, self._slo_s = gaps, slo_s
         self._at_s = 0.0
         self._weights: dict[int, int] = {}

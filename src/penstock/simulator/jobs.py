@@ -1,4 +1,4 @@
-"""A request on its way through the world, and the prefix keys that router, caches and engines share."""
+"""A request on its way through a simulation, and the prefix keys that router, caches and engines share."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Job:
 
 
 class PrefixChains:
-    """Turns a workload's block ids into keys, the same for equal prefixes; one per world."""
+    """Turns a workload's block ids into keys, the same for equal prefixes; one per simulation."""
 
     sub_block_keys = 1
 

@@ -43,7 +43,7 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class RunSample:
-    """The world at one moment.
+    """The simulation at one moment.
 
     Attributes:
         pending_tokens: Prompt tokens to compute, by ready entry worker in order of joining; those that wait

@@ -49,9 +49,9 @@ def search(scenario: Scenario, requests: Sequence[TraceRequest]) -> Foresight:
     reaches the target: more GPUs do not always serve more. Then fleets that are held, as far as they are cheaper.
     """
 
-    def tried(world: Scenario, target: ScheduleTarget) -> Foresight:
-        recording = Simulation(world, requests).run()
-        share = measures(recording, world)["in_time"]["both"] or 0.0
+    def tried(candidate: Scenario, target: ScheduleTarget) -> Foresight:
+        recording = Simulation(candidate, requests).run()
+        share = measures(recording, candidate)["in_time"]["both"] or 0.0
         return Foresight(target, share, recording.gpu_s)
 
     ordered = _by_cost(
@@ -67,9 +67,9 @@ def search(scenario: Scenario, requests: Sequence[TraceRequest]) -> Foresight:
         else:
             low = middle + 1
     best = min(found, key=lambda each: each.rank)
-    for world, target in _by_cost(scenario, requests, _held(scenario, requests)):
-        if _gpu_s(world, requests[-1].arrival_s) < best.gpu_s:
-            best = min(best, tried(world, target), key=lambda each: each.rank)
+    for candidate, target in _by_cost(scenario, requests, _held(scenario, requests)):
+        if _gpu_s(candidate, requests[-1].arrival_s) < best.gpu_s:
+            best = min(best, tried(candidate, target), key=lambda each: each.rank)
     return best
 
 

@@ -42,7 +42,7 @@ from penstock.simulator.state import Scrapes, SimulationState
 from penstock.simulator.succession import Succession
 
 PATIENCE_S = 3600.0
-"""Chosen: how long after the last arrival the world goes on; what has not ended then has failed."""
+"""Chosen: how long after the last arrival the simulation goes on; what has not ended then has failed."""
 
 _DROPPED: Final = "dropped"
 """The reason of a request that its engine can never serve."""

@@ -284,7 +284,7 @@ def unbounded_router(policy: str, **section: Any) -> RouterConfig:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One world.
+    """One simulation.
 
     Attributes:
         pools: Either prefill and decode, or aggregated.

@@ -50,7 +50,7 @@ SCRAPE_S = 1.0
 
 
 class Scrapes:
-    """All scrapes of one world."""
+    """All scrapes of one simulation."""
 
     def __init__(self, state: SimulationState, apply: Callable[[Effects[Job]], None]) -> None:
         self._state = state

@@ -145,7 +145,7 @@ class Replayer:
         # every percentile of sending is over all requests, not over the newest of them
         self._send_lag = LagTracker(window=max(1, len(requests)))
         await self.broken_streams.begin()
-        self.zero_s = self._clock.now_s() + self._clock.to_model_s(_HEAD_START_S)
+        self.zero_s = self._clock.now_s() + self._clock.to_simulated_s(_HEAD_START_S)
         self.zero_unix_s = time.time() + _HEAD_START_S
         cpu_s, real_s = time.process_time(), time.monotonic()
         try:
@@ -183,7 +183,7 @@ class Replayer:
         while True:
             due_s = loop.time() + _LOOP_PROBE_S
             await asyncio.sleep(_LOOP_PROBE_S)
-            self._loop_lag.record(self._clock.to_model_s(loop.time() - due_s))
+            self._loop_lag.record(self._clock.to_simulated_s(loop.time() - due_s))
 
     async def _dispatch(self, requests: Sequence[TraceRequest], group: asyncio.TaskGroup) -> None:
         for request in requests:

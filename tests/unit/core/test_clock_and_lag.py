@@ -20,10 +20,10 @@ def test_a_speed_that_is_not_a_positive_number_is_refused(speed):
 
 @given(st.floats(0.001, 1000), st.floats(0, 1e6))
 def test_real_and_modelled_durations_invert_each_other(speed, duration_s):
-    """to_real_s and to_model_s are inverse within rounding."""
+    """to_real_s and to_simulated_s are inverse within rounding."""
     clock = SimulatedClock(speed)
 
-    assert pytest.approx(duration_s) == clock.to_model_s(clock.to_real_s(duration_s))
+    assert pytest.approx(duration_s) == clock.to_simulated_s(clock.to_real_s(duration_s))
 
 
 @pytest.mark.parametrize(

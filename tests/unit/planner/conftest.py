@@ -83,7 +83,7 @@ class _VirtualTime:
     def wall_s(self) -> float:
         return 1.7e9 + self.at_s
 
-    def to_model_s(self, real_s: float) -> float:
+    def to_simulated_s(self, real_s: float) -> float:
         return real_s
 
     async def sleep_until(self, at_s: float, stop: asyncio.Event) -> None:

@@ -113,7 +113,7 @@ def test_violations_count_requests_that_got_nothing(result_of):
     assert violations(results, ttft_target_s=None, itl_target_s=None).lines() == []
 
 
-ORIGIN = LoadOrigin(model_s=100_000.0, unix_s=1_700_000_000.0, speed=20.0)
+ORIGIN = LoadOrigin(simulated_s=100_000.0, unix_s=1_700_000_000.0, speed=20.0)
 
 
 def test_the_view_counts_from_the_load_runs_zero(ledger_records):

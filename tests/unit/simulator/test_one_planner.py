@@ -173,7 +173,7 @@ class _LiveAdapters:
     def wall_s(self):
         return self.at_s
 
-    def to_model_s(self, real_s):
+    def to_simulated_s(self, real_s):
         return real_s
 
     async def observe(self):

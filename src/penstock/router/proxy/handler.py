@@ -163,7 +163,7 @@ class CompletionHandler:
             self._retries,
             call.tries,
             self._clock.now_s,
-            deadline_s=self._clock.to_model_s(call.arrived_real_s + self._exchanges.request_real_s),
+            deadline_s=self._clock.to_simulated_s(call.arrived_real_s + self._exchanges.request_real_s),
         )
         try:
             step = machine.answer(None)
@@ -386,7 +386,7 @@ class CompletionHandler:
         if call.trace is not None:
             call.trace.first_token()
         if self._admission.core.tiers is not None:
-            ttft_s = self._clock.to_model_s(call.age_real_s())
+            ttft_s = self._clock.to_simulated_s(call.age_real_s())
             self._admission.record_tier_event(call.tier, ttft_s=ttft_s)
 
     # ------------------------------------------------------------------ answers other than success
