@@ -72,13 +72,18 @@ class DispatchQueue(Generic[T]):
         return self.waiting
 
     def set_workers(
-        self, loads: Iterable[WorkerLoad], now_s: float, *, quarantined: Collection[str] = ()
+        self,
+        loads: Iterable[WorkerLoad],
+        now_s: float,
+        *,
+        quarantined: Collection[str] = (),
+        full: frozenset[str] = frozenset(),
     ) -> None:
         """Set the eligible workers; requests that wait for others are reassigned, running ones continue.
 
         When a worker joins, everything that waits is assigned again: a backlog would not reach it otherwise. What a
         policy that raises leaves unassigned waits in the central queue until the workers change again. What is known of
-        quarantined workers, which are not eligible now and will come back unchanged, is kept.
+        quarantined workers, which are not eligible now and will come back unchanged, is kept. ``full`` ones are passed over.
         """
         left, joined = self.workers.change(loads, now_s)
         for worker in left:
@@ -92,7 +97,7 @@ class DispatchQueue(Generic[T]):
         self.workers.forget_idle(quarantined)
         if self._workers and self.policy.assigns is AssignTime.ON_ARRIVAL:
             for queued in sorted(self._central, key=lambda queued: queued.since_s):
-                self._relieve(self._assign(queued, now_s), now_s)
+                self._relieve(self._assign(queued, now_s, busy=full), now_s)
 
     def adopt(
         self, item: T, arrival: Arrival, load: WorkerLoad, now_s: float, *, is_prefilled: bool = False
@@ -123,15 +128,22 @@ class DispatchQueue(Generic[T]):
                 self._learner.prompt_queued(arrival, name, self._workers)
 
     def submit(
-        self, item: T, arrival: Arrival, now_s: float, *, again: bool = False, waited_s: float | None = None
+        self,
+        item: T,
+        arrival: Arrival,
+        now_s: float,
+        *,
+        again: bool = False,
+        waited_s: float | None = None,
+        busy: frozenset[str] = frozenset(),
     ) -> bool:
-        """Queue a request; False, and nothing done, when too many wait already; see `RouterCore.acquire`."""
+        """Queue a request, not at ``busy`` workers; False, and nothing done, when too many wait; see `RouterCore.acquire`."""
         is_new = not again and waited_s is None
         if is_new and not self._may_wait(arrival):
             return False
         since_s = now_s - (waited_s or 0.0)
         queued = QueuedRequest(item, arrival, since_s, uncached=arrival.tokens, is_retry=again)
-        decision = self._assign(queued, now_s, is_first=again)
+        decision = self._assign(queued, now_s, is_first=again, busy=busy)
         queued.weight = max(1, queued.uncached)
         self.waiting += 1
         if self.settings.tiers is not None:
@@ -322,23 +334,25 @@ class DispatchQueue(Generic[T]):
         self._central.put(queued, is_first=is_first)
 
     def _assign(
-        self, queued: QueuedRequest[T], now_s: float, *, is_first: bool = False
+        self, queued: QueuedRequest[T], now_s: float, *, is_first: bool = False, busy: frozenset[str]
     ) -> RoutingDecision | None:
         """Put a request into the queue of the worker that the policy chooses; None: it waits in the central one.
 
-        A policy that raises leaves it where it was.
+        A policy that raises leaves it where it was. Busy workers are passed over unless that leaves only such as failed it.
         """
         if self.policy.assigns is AssignTime.WHEN_FREE or not self._workers:
             self._put_central(queued, is_first=is_first)
             return None
         estimates, arrival = self._estimates, queued.arrival
         estimates.now_s, estimates.ttft_slo_s = now_s, self.settings.ttft_slo_s(arrival.tier)
+        if busy and self._workers.keys() - busy - arrival.avoid:
+            arrival = arrival.avoiding(busy)
         decision = self.policy.route(arrival, self._workers, estimates)
         other_uncached = 0
         if decision.other:
             known = decision.other_uncached
             other = self._workers[decision.other]
-            other_uncached = other.uncached(queued.arrival) if known is None else known
+            other_uncached = other.uncached(arrival) if known is None else known
         worker = self._workers[decision.worker]
         if queued.item in self._requests:
             self._central.pull(queued)

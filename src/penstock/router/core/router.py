@@ -102,14 +102,9 @@ class RouterCore(Generic[T]):
             if deflected:
                 return deflected
         queue, busy = self.queues[role], self.busy[role]
-        if busy.is_any and queue.policy.assigns is AssignTime.ON_ARRIVAL:
-            # It passes over busy workers, unless that leaves only such as have failed it.
-            names = self._names[role]
-            passed_over = busy.not_taking(names)
-            if names - passed_over - arrival.avoid:
-                arrival = arrival.avoiding(passed_over)
+        busy_now = busy.not_taking(self._names[role]) if busy.is_any else frozenset()
         moved = queue.moved
-        if not queue.submit(item, arrival, now_s, again=again, waited_s=waited_s):
+        if not queue.submit(item, arrival, now_s, again=again, waited_s=waited_s, busy=busy_now):
             message = f"{len(queue)} requests wait for {role} already; retry later"
             full = Refuse(item, role, RefusalReason.QUEUE_FULL, message, self._wake_left_s(now_s))
             return [self._refuse(full, now_s)]
@@ -397,7 +392,9 @@ class RouterCore(Generic[T]):
             self._routable[role] = workers
             self._names[role] = frozenset(each.name for each in workers)
             quarantined = {each.name for each in self.pool if each.keeps_its_cache}
-            self.queues[role].set_workers(workers, now_s, quarantined=quarantined)
+            # Others may be busy by what is assigned again.
+            full = self.busy[role].full(self._names[role])
+            self.queues[role].set_workers(workers, now_s, quarantined=quarantined, full=full)
             self._loads_changed(role, now_s)
 
     def _load_changed(self, role: Role, now_s: float, name: str | None) -> None:

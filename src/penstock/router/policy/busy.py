@@ -300,6 +300,11 @@ class BusyWorkers:
         found = names & (self._busy.keys() | self._at_capacity)
         return frozenset() if len(found) == len(names) else found
 
+    def full(self, names: frozenset[str]) -> frozenset[str]:
+        """Return those of some workers without KV blocks or room, whatever prompts are to be computed; none when that is all."""
+        found = names & (self._out_of_blocks | self._at_capacity.keys())
+        return frozenset() if len(found) == len(names) else found
+
     def prefill_limit_exceeded(self, share: float) -> bool:
         """Return whether every worker is busy, each with an even share of the tokens that wait in a central queue."""
         limit = self.thresholds.prefill_limit(self.batch_tokens)
