@@ -428,13 +428,26 @@ def test_a_worker_that_came_back_begins_with_nothing_given():
 
 
 @pytest.mark.parametrize(
-    ("share", "slo_s", "expected"),
-    [(None, 5.0, "holder"), (1.0, 5.0, "idle"), (1.0, 8.0, "holder"), (0.5, 8.0, "idle")],
-    ids=["by default a hit is waited for", "late there", "in time there", "beyond half of the target"],
+    ("parameters", "slo_s", "expected"),
+    [
+        ({}, 7.0, "idle"),
+        ({}, 8.0, "holder"),
+        ({"idle_slo_share": 1.0}, 5.0, "idle"),
+        ({"idle_slo_share": 1.0}, 7.0, "holder"),
+        ({"idle_slo_share": 0.5}, 8.0, "idle"),
+        ({"idle_slo_share": None}, 5.0, "holder"),
+    ],
+    ids=[
+        "late by a fifth's error",
+        "surely in time",
+        "late there",
+        "in time there",
+        "beyond half of the target",
+        "waits",
+    ],
 )
-def test_a_request_leaves_its_hit_for_an_idle_worker_where_it_asks_to(share, slo_s, expected):
+def test_a_request_leaves_a_hit_that_comes_too_late_for_an_idle_worker(parameters, slo_s, expected):
     """3,000 of 4,000 tokens are cached behind 5,000 that wait: 6 s there and 4 s at an idle worker, costs of 9,000 and 16,000."""
-    parameters = None if share is None else {"idle_slo_share": share}
     policy = make_policy(RouterConfig(policy="prefix-cost", policyParameters=parameters))
     queues = placement(policy, names=("holder",), slo_s=slo_s)
     request = Arrival((31, 32, 33, 34), 4000, block_tokens=1000)
