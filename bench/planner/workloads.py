@@ -95,8 +95,8 @@ class Case:
 
     @property
     def router(self) -> RouterConfig:
-        """The router of every run: the live one's own settings, with the bounds of its queue."""
-        return RouterConfig()
+        """The router of every run: the live one's own settings, with the bounds of its queue, and the case's TTFT target."""
+        return RouterConfig(ttftSloSeconds=self.slo_s)
 
 
 PUBLISHED = "sine:rate=25,amplitude=0.8,period_s=600,input_tokens=3000,output_tokens=300,length_cv=0.2"
