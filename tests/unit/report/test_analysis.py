@@ -132,7 +132,7 @@ def test_the_view_counts_from_the_load_runs_zero(ledger_records):
 
 def test_other_clocks_are_matched_by_the_wall(ledger_records):
     """Another host's monotonic clock has another origin, which is said; times from before a reboot are left out."""
-    run = view_of(ledger_records, origin=replace(ORIGIN, model_s=5.0))
+    run = view_of(ledger_records, origin=replace(ORIGIN, simulated_s=5.0))
     rebooted = view_of(
         [{**ledger_records[0], "timeline": "boot-0", "at_s": 9e9}, *ledger_records], origin=ORIGIN
     )
