@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +31,10 @@ SETTABLE: Mapping[str, str] = {
 """Options that a what-if may change, and their field in the decision's configuration."""
 
 
+OnRecord = Callable[[int], None]
+"""Is called with the number of the record that is looked at, from 1."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReplayDifference:
     """One decision that differs.
@@ -55,8 +59,12 @@ class ReplayResult:
     notes: tuple[str, ...]
 
 
-def replay(ledger: LedgerFile) -> ReplayResult:
+def replay(ledger: LedgerFile, on_record: OnRecord = lambda _number: None) -> ReplayResult:
     """Return how the recorded decisions compare with those replayed from their recorded inputs.
+
+    Args:
+        ledger: Its records, in file order.
+        on_record: Is called with the number of each record, from 1, before it is replayed.
 
     Raises:
         LedgerError: a decision record lacks its inputs; the message names the line.
@@ -65,7 +73,8 @@ def replay(ledger: LedgerFile) -> ReplayResult:
     decisions = 0
     chain = _Chain()
     performance: PerformanceProfile | None = None
-    for line, record in zip(ledger.lines, ledger.records, strict=True):
+    for done, (line, record) in enumerate(zip(ledger.lines, ledger.records, strict=True), 1):
+        on_record(done)
         try:
             broken = chain.follow(record)
             if record["type"] == "header":
@@ -107,7 +116,9 @@ def _plain(state: PlannerState) -> Any:
     return to_plain(replace(state, memory={**state.memory, **known}))
 
 
-def what_if(ledger: LedgerFile, changes: Mapping[str, Any]) -> tuple[int, list[tuple[Record, Decision]]]:
+def what_if(
+    ledger: LedgerFile, changes: Mapping[str, Any], on_record: OnRecord = lambda _number: None
+) -> tuple[int, list[tuple[Record, Decision]]]:
     """Return how many adjustments there are, and those that would differ with other settings.
 
     Each is made from its recorded window and state, so this answers "what would it have decided then", not
@@ -116,7 +127,8 @@ def what_if(ledger: LedgerFile, changes: Mapping[str, Any]) -> tuple[int, list[t
     different: list[tuple[Record, Decision]] = []
     total = 0
     performance: PerformanceProfile | None = None
-    for record in ledger.records:
+    for done, record in enumerate(ledger.records, 1):
+        on_record(done)
         if record["type"] == "header":
             performance = config_from(record["config"]).performance
         if record["type"] != "decision" or record["kind"] != DecisionKind.ADJUSTMENT:

@@ -22,6 +22,7 @@ from penstock.api import GraphDeployment
 from penstock.api.manifests import load_graph
 from penstock.cli import fields, option
 from penstock.cli.graph_warnings import machine_warnings, option_warnings, print_warnings, warnings_of
+from penstock.cli.progress import working
 from penstock.cli.say import say, say_json
 from penstock.cli.terminal import Terminal, printer, run_interruptible
 from penstock.core.errors import ConfigError
@@ -120,17 +121,17 @@ def up(
     for file, graph in zip(files, graphs, strict=True):
         _warn(graph, file, overrides)
     console = Terminal(stderr=True)
-    with console.status("starting") as spinner:
+    names = ", ".join(said.namespace or graph.name for graph in graphs)
+    with working(f"starting {names}", console) as update:
 
         def show(state: StateFile, words: str) -> None:
             if beginning is not None:
                 beginning.close()
-            spinner.update(f"starting: {_states(state) or words.strip()[:120]}")
+            update(f"starting {names}: {_states(state) or words.strip()[:120]}")
 
         try:
             started = run_interruptible(_start(files, pool_file, said, show))
         except SystemExit as exc:
-            names = ", ".join(said.namespace or graph.name for graph in graphs)
             by = signal.Signals(int(exc.code or 0) - _SIGNALLED).name
             say(f"{names}: stopped by {by} while starting; no process or statefile is left behind", err=True)
             raise

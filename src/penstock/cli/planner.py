@@ -16,6 +16,7 @@ from penstock.cli import option
 from penstock.cli.planner_folder import LOG_DIR, NAMESPACE, ledger_folder
 from penstock.cli.planner_memory import memory
 from penstock.cli.planner_run import run
+from penstock.cli.progress import counting
 from penstock.cli.say import say, say_json
 from penstock.core.errors import ConfigError, LedgerFileError
 from penstock.engine.profiles.performance import planning_profile
@@ -138,16 +139,20 @@ def replay(ctx: click.Context, ledger_path: Path, changes: tuple[str, ...], as_j
     ledger = read_ledger(ledger_path)
     _notes(ledger.notes)
     if changes:
-        _print_what_if(*replaying.what_if(ledger, replaying.settings(changes)), as_json=as_json)
+        asked = replaying.settings(changes)
+        with counting("records", len(ledger.records), is_quiet=as_json) as on_record:
+            found = replaying.what_if(ledger, asked, on_record=on_record)
+        _print_what_if(*found, as_json=as_json)
         return
-    result = replaying.replay(ledger)
+    with counting("records", len(ledger.records), is_quiet=as_json) as on_record:
+        result = replaying.replay(ledger, on_record=on_record)
     if as_json:
         say_json(to_plain(result))
     else:
-        for found in result.differences:
-            say(f"line {found.line}: {found.id}: {found.what} differs")
-            say(f"  recorded   {orjson.dumps(found.recorded).decode()}")
-            say(f"  recomputed {orjson.dumps(found.recomputed).decode()}")
+        for each in result.differences:
+            say(f"line {each.line}: {each.id}: {each.what} differs")
+            say(f"  recorded   {orjson.dumps(each.recorded).decode()}")
+            say(f"  recomputed {orjson.dumps(each.recomputed).decode()}")
         say(f"{result.decisions} decisions made again, {len(result.differences)} differences")
     ctx.exit(1 if result.differences else 0)
 

@@ -10,8 +10,9 @@ import orjson
 from penstock.api.manifests import load_graph
 from penstock.cli import option
 from penstock.cli.planner_folder import LOG_DIR, NAMESPACE, ledger_folder
+from penstock.cli.progress import working
 from penstock.cli.say import say, say_json
-from penstock.cli.terminal import write_text
+from penstock.cli.terminal import Terminal, write_text
 from penstock_planner import learnt
 
 
@@ -77,7 +78,9 @@ def from_trace(
     """
     from penstock.simulator.warm_start import learnt_from_trace  # noqa: PLC0415 - only where it is used
 
-    known = learnt_from_trace(load_graph(manifest), trace, qps=qps, cold_start_s=cold_start_s, limit=limit)
+    graph = load_graph(manifest)
+    with working(f"simulating {trace} with the planner of {graph.name}", Terminal(stderr=True)):
+        known = learnt_from_trace(graph, trace, qps=qps, cold_start_s=cold_start_s, limit=limit)
     write_text(f"FILE {file}", file, learnt.as_json(known).decode())
     say(learnt.in_words(known))
 

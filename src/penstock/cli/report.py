@@ -11,6 +11,7 @@ import click
 from penstock.api import GraphDeployment
 from penstock.api.manifests import load_graph
 from penstock.cli import fields, option
+from penstock.cli.progress import working
 from penstock.cli.say import say_json
 from penstock.cli.terminal import Terminal
 from penstock.core.errors import ConfigError, PenstockError
@@ -98,15 +99,13 @@ def with_counterfactual(
 ) -> RunReport:
     """Return a report with service times and what other fleets would have done, or with a remark why not."""
     found = with_graph(found, graph)
-    if not console.is_terminal:
-        console.print("simulating the same traffic on other fleets")
     try:
-        with console.status("simulating the same traffic on other fleets") as status:
+        with working("simulating the same traffic on other fleets", console) as show:
             compared = compare(
                 found,
                 graph,
                 cpu_s=cpu_s,
-                on_fleet=lambda name: status.update(f"simulating the same traffic on {name}"),
+                on_fleet=lambda name: show(f"simulating the same traffic on {name}"),
             )
     except ConfigError as exc:
         return replace(found, remarks=(*found.remarks, f"{_NOT_SHOWN}{exc}"))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.progress import Progress
 
 from penstock.cli import fields, option
+from penstock.cli.progress import counting, working
 from penstock.cli.say import say, say_json
 from penstock.cli.terminal import Terminal, printer
 from penstock.cli.yaml_text import as_yaml
@@ -130,7 +129,7 @@ def _run_one(
 ) -> None:
     if output_dir is None:
         raise ConfigError("--shard: needs --output-dir, the folder of all shards; add it")
-    with _progress(len(plan.runs[shard.index :: shard.count]), is_quiet=as_json) as on_done:
+    with counting("runs", len(plan.runs[shard.index :: shard.count]), is_quiet=as_json) as on_done:
         result, done = run_shard(plan, shard, output_dir, processes=processes, on_done=on_done)
     if result is None:
         say(f"{done} of {len(plan.runs)} runs are done", err=as_json)
@@ -192,7 +191,8 @@ def _check_one(flag: str, given: Sequence[object]) -> None:
 def _simulate_pool(plan: PoolPlan, output_dir: Path | None, *, as_json: bool) -> None:
     if output_dir is not None:
         open_directory(output_dir)
-    run = PoolSimulation(plan.terms, plan.graphs, changes=plan.changes, reclaim_s=plan.reclaim_s).run()
+    with working(f"simulating {len(plan.graphs)} graphs of a pool", Terminal(stderr=True, quiet=as_json)):
+        run = PoolSimulation(plan.terms, plan.graphs, changes=plan.changes, reclaim_s=plan.reclaim_s).run()
     result = pool_result(plan, run)
     files = [] if output_dir is None else write_pool(result, run, output_dir)
     if as_json:
@@ -204,14 +204,5 @@ def _simulate_pool(plan: PoolPlan, output_dir: Path | None, *, as_json: bool) ->
 
 
 def _run(plan: RunPlan, *, is_quiet: bool, **where: Any) -> dict[str, Any]:
-    with _progress(len(plan.runs), is_quiet=is_quiet) as on_done:
+    with counting("runs", len(plan.runs), is_quiet=is_quiet) as on_done:
         return run_plan(plan, on_done=on_done, **where)
-
-
-@contextmanager
-def _progress(runs: int, *, is_quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Show a bar of the runs that are done; gives what moves it."""
-    console = Terminal(stderr=True)
-    with Progress(console=console, disable=is_quiet or not console.is_terminal) as progress:
-        task = progress.add_task("runs", total=runs)
-        yield lambda done: progress.update(task, completed=done)

@@ -53,6 +53,14 @@ def test_replay_makes_every_decision_again_bit_for_bit(folder):
     assert plain == {"decisions": 6, "differences": [], "notes": []}
 
 
+def test_replay_says_how_far_it_is(folder):
+    """At every record, with and without --set: a long ledger takes minutes."""
+    ledger, of_replay, of_what_if = read_ledger(folder), [], []
+    replay(ledger, of_replay.append)
+    what_if(ledger, {}, of_what_if.append)
+    assert of_replay == of_what_if == [number + 1 for number in range(len(ledger.records))]
+
+
 def test_replay_shows_a_changed_number_and_fails(folder):
     """One reading altered afterwards: that decision no longer follows from it."""
 
