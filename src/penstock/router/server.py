@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, Final
 
-from penstock.api import AdmissionConfig, TiersConfig
+from penstock.api import AdmissionConfig, AdmissionMode, TiersConfig
 from penstock.api.manifests import load_graph
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError
@@ -305,21 +305,29 @@ class RouterServer:
             return
         before, self._graph_config = self._graph_config, config
         if config.admission != before.admission:
-            self._set_admission(config.admission)
+            self._follow_admission(config.admission, before.admission)
         if config.tiers != before.tiers:
             self._set_tiers(config.tiers)
 
-    def _set_admission(self, section: AdmissionConfig) -> None:
+    def _follow_admission(self, section: AdmissionConfig, former: AdmissionConfig) -> None:
+        now, before = self._settings.admission(section), self._settings.admission(former)
+        thresholds = busy_thresholds(now)
+        if thresholds == busy_thresholds(before) and now.retry_after_seconds == before.retry_after_seconds:
+            is_off = now.mode is AdmissionMode.NONE
+            remedy = "set mode: token-capacity" if is_off else "the router's flags go before the file"
+            log.warning("router settings edited without effect", section="admission", remedy=remedy)
+            return
         log.info("router settings changed", section="admission", settings=section.to_manifest())
-        admission = self._settings.admission(section)
-        self.thresholds.file_changed(busy_thresholds(admission))
-        self._handler.retry_after_s = admission.retry_after_seconds
+        self.thresholds.file_changed(thresholds)
+        self._handler.retry_after_s = now.retry_after_seconds
 
     def _set_tiers(self, tiers: TiersConfig) -> None:
-        log.info("router settings changed", section="tiers", settings=tiers.to_manifest())
         if tiers.enabled is not (self._tiers is not None):
             log.warning("tiers are switched at a router's start alone", wanted=tiers.enabled)
-        if self._tiers is not None and tiers.enabled:
+        elif self._tiers is None:
+            log.warning("router settings edited without effect", section="tiers", remedy="set enabled: true")
+        else:
+            log.info("router settings changed", section="tiers", settings=tiers.to_manifest())
             self._tiers.configure(tiers)
 
 

@@ -70,6 +70,32 @@ async def test_thresholds_set_at_run_time_stay_until_the_section_changes(followe
     await router.until(lambda: busy.thresholds.active_decode_blocks_threshold == 0.85)
 
 
+@pytest.mark.parametrize(
+    ("sections", "section", "remedy"),
+    [
+        ({"activeDecodeBlocksThreshold": 0.4}, "admission", "set mode: token-capacity"),
+        (
+            {"tiers": {"enabled": False, "models": {"llama-batch": "background"}}},
+            "tiers",
+            "set enabled: true",
+        ),
+    ],
+)
+async def test_an_edit_of_a_section_that_is_off_is_said_to_have_no_effect(
+    followed, caplog, sections, section, remedy
+):
+    """It is no change of settings, and what was set at run time stays."""
+    router, file = followed
+    body = orjson.dumps({"model": "llama", "active_decode_blocks_threshold": 0.5})
+    assert (await router.post("/busy_threshold", raw=body)).status == 200
+    write(file, router_manifest(graph(**sections)))
+    await router.server._check_graph_file(file)
+    said = [(each.getMessage(), each.keys) for each in caplog.records if "settings" in each.getMessage()]
+    assert said == [("router settings edited without effect", {"section": section, "remedy": remedy})]
+    busy = router.server.core.busy[router.server.core.entry]
+    assert busy.thresholds.active_decode_blocks_threshold == 0.5
+
+
 @pytest.mark.parametrize("text", ["", "{", "kind: GraphDeployment\nspec: 3\n"])
 async def test_a_wrong_file_changes_nothing(followed, text):
     """Neither does one that is gone; the next right one is taken."""
