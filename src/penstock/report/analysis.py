@@ -237,9 +237,12 @@ class PredictionSummary:
     def lines(self) -> list[str]:
         """Return it in one sentence."""
         newest = self.newest
-        line = f"requests in time: {newest.served:.1%} served, {newest.predicted:.1%} predicted by the planner's model at the end"
+        line = (
+            f"requests in time by the planner's count of about the last half hour, rejected ones late: {newest.served:.1%}; its "
+            f"model has {newest.predicted:.1%}"
+        )
         if self.agreed is not None:
-            line += f"; within one point of each other in {self.agreed:.0%} of {self.windows} windows of ten minutes"
+            line += f", within one point of each other in {self.agreed:.0%} of {self.windows} windows of ten minutes"
         return [line]
 
 
