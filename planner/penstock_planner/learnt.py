@@ -154,7 +154,8 @@ def former_run(folder: Path, learns_from: str) -> Remembered | None:
         return None
     if not known.seen_s:
         return None
-    return Remembered(newest.get("wall_s"), known.learnt_from, known.seen_s, known.is_of(learns_from))
+    is_taken = known.is_of(learns_from)
+    return Remembered(newest.get("wall_s"), known.learnt_from, known.seen_s, is_taken, learns_from)
 
 
 def former_run_in_words(left: Remembered, folder: str | Path, now_s: float) -> str:
@@ -163,9 +164,20 @@ def former_run_in_words(left: Remembered, folder: str | Path, now_s: float) -> s
     what = f"what it learnt{age} ({left.seen_s / 3600:.1f} h of demand"
     what += f"; {left.learnt_from})" if left.learnt_from else ")"
     if not left.is_taken:
-        return f"the planner does not take {what}: this graph differs"
+        differs = _differing(left.learns_from, left.learnt_from)
+        return f"the planner does not take {what}: this graph differs" + (f" in {differs}" if differs else "")
     reset_by = f"penstock planner memory reset --log-dir {folder}"
     return f"the planner goes on with {what}; to begin anew, stop it and run `{reset_by}`"
+
+
+def _differing(now: str, then: str) -> str:
+    """Return what differs between two origins, as `DecideConfig.learns_from` lists them; empty where either is unknown."""
+    if not now or not then:
+        return ""
+    ours, theirs = ({part.partition(" ")[0]: part for part in origin.split(", ")} for origin in (now, then))
+    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    this, other = (", ".join(each.get(name, f"no {name}") for name in names) for each in (ours, theirs))
+    return f"{this} instead of {other}"
 
 
 def _duration(real_s: float) -> str:

@@ -43,9 +43,11 @@ class Remembered:
         learnt_from: Model, engine, profile and time scale; empty: unknown.
         seen_s: Simulated seconds of demand that it has seen.
         is_taken: It is of what runs now, and the planner goes on with it.
+        learns_from: What runs now, as ``learnt_from``; empty: unknown.
     """
 
     until_wall_s: float | None
     learnt_from: str
     seen_s: float
     is_taken: bool
+    learns_from: str = ""

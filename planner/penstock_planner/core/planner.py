@@ -163,12 +163,13 @@ class PlannerCore:
         known = AdaptiveMemory.read(self.decided.memory)
         if not known.seen_s:
             return []
-        is_taken = known.is_of(self._config.learns_from)
-        self.remembered = Remembered(history.wall_s, known.learnt_from, known.seen_s, is_taken)
+        this = self._config.learns_from
+        is_taken = known.is_of(this)
+        self.remembered = Remembered(history.wall_s, known.learnt_from, known.seen_s, is_taken, this)
         if is_taken:
             return [Log("going on with what was learnt", {"seen_s": round(known.seen_s)})]
         self.decided = replace(self.decided, memory={})
-        origins = {"learnt_from": known.learnt_from, "this": self._config.learns_from}
+        origins = {"learnt_from": known.learnt_from, "this": this}
         return [Log("what was learnt is of something else: not taken", origins, is_warning=True)]
 
     def _resume(self, history: LedgerHistory, gone_s: float) -> bool:

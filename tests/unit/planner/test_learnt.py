@@ -328,8 +328,32 @@ async def test_what_was_learnt_at_another_speed_is_not_taken(new_world):
     assert _memory(world.records("decision")[-1]).seen_s < 40
     words = former_run_in_words(Remembered(**header["remembered"]), world.folder, 0.0)
     assert "does not take what it learnt" in words
-    assert "speed 1" in words
+    assert words.endswith("this graph differs in speed 20 instead of speed 1")
     assert replay(read_ledger(world.folder)).differences == ()
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        ("model a, runtime vllm, speed 1", "model a instead of model b"),
+        (
+            "model a, runtime simulated a100, speed 1",
+            "model a, runtime simulated a100 instead of model b, runtime vllm",
+        ),
+        ("model b, runtime vllm, profile p, speed 1", "profile p instead of no profile"),
+        ("model b, speed 1", "no runtime instead of runtime vllm"),
+    ],
+)
+def test_what_differs_is_named_with_both_values(now, words):
+    """Speed, engine, model and profile, and no part that is the same."""
+    left = Remembered(None, "model b, runtime vllm, speed 1", 60.0, is_taken=False, learns_from=now)
+    assert former_run_in_words(left, "/log", 0.0).endswith(f": this graph differs in {words}")
+
+
+def test_a_ledger_of_an_older_version_does_not_say_what_differs():
+    """It does not hold what ran then."""
+    left = Remembered(None, "model b, speed 1", 60.0, is_taken=False)
+    assert former_run_in_words(left, "/log", 0.0).endswith(": this graph differs")
 
 
 def test_a_folder_without_a_ledger_has_no_former_run(tmp_path):
