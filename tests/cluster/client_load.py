@@ -13,8 +13,7 @@ from penstock.kube.informer import Informer
 from penstock.kube.kinds import ENDPOINT_SLICE
 
 _HEADERS = ((b"content-type", b"application/json"),)
-_PATIENCE_S = 60.0
-_TOKENS = 40
+_PATIENCE_S = 120.0
 
 
 class ClientLoad:
@@ -26,9 +25,11 @@ class ClientLoad:
         lost: What came of the others.
     """
 
-    def __init__(self, client, namespace, service, *, model, clients=6):
+    def __init__(self, client, namespace, service, *, model, clients=6, tokens=40):
         self.model, self.answered, self.lost = model, 0, []
-        self._clients = clients
+        self._clients, self._tokens = clients, tokens
+        self._stop = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
         labels = {"kubernetes.io/service-name": service}
         self._slices = Informer(client, ENDPOINT_SLICE, namespace=namespace, labels=labels)
         self._turns = itertools.count()
@@ -36,19 +37,23 @@ class ClientLoad:
     @contextlib.asynccontextmanager
     async def on(self):
         """Load the graph while the body runs; then let the streams under way end."""
-        watch, stop = asyncio.create_task(self._slices.run()), asyncio.Event()
+        watch = asyncio.create_task(self._slices.run())
         await self._slices.synced.wait()
         try:
             async with asyncio.TaskGroup() as group:
-                for number in range(self._clients):
-                    group.create_task(self._ask_until(stop, number))
+                self._tasks = {group.create_task(self._ask_on(number)) for number in range(self._clients)}
                 try:
                     yield self
                 finally:
-                    stop.set()
+                    self._stop.set()
         finally:
             watch.cancel()
             await asyncio.wait({watch})
+
+    async def end(self):
+        """Start no further stream, and wait until those under way have ended."""
+        self._stop.set()
+        await asyncio.wait(self._tasks)
 
     def routers(self):
         """Return the addresses that a Service would lead to."""
@@ -60,9 +65,9 @@ class ClientLoad:
             if each["conditions"].get("ready")
         ]
 
-    async def _ask_until(self, stop, number):
+    async def _ask_on(self, number):
         for turn in itertools.count():
-            if stop.is_set():
+            if self._stop.is_set():
                 return
             problem = await self._ask(f"{number} {turn} " + "word " * 200)
             if problem is None:
@@ -79,7 +84,7 @@ class ClientLoad:
         body = {
             "model": self.model,
             "prompt": prompt,
-            "max_tokens": _TOKENS,
+            "max_tokens": self._tokens,
             "ignore_eos": True,
             "stream": True,
         }

@@ -121,11 +121,9 @@ class NodeAgent:
         address = next(self._addresses)
         (container,) = spec["containers"]
         process = await self._started(pod, container, address)
+        gone, told = asyncio.create_task(process.wait()), asyncio.create_task(leaving.wait())
+        serve = asyncio.create_task(self._serve(pod, container, address))
         try:
-            gone = asyncio.create_task(process.wait())
-            await self._set_status(pod, address, is_ready=False)
-            serve = asyncio.create_task(self._probe(pod, container, address))
-            told = asyncio.create_task(leaving.wait())
             await asyncio.wait({gone, told}, return_when=asyncio.FIRST_COMPLETED)
             serve.cancel()
             if not told.done():
@@ -135,6 +133,9 @@ class NodeAgent:
             elif not gone.done():
                 await self._end(process, gone, container, spec["terminationGracePeriodSeconds"])
         finally:
+            for each in (gone, told, serve):
+                each.cancel()
+            await asyncio.gather(gone, told, serve, return_exceptions=True)
             if process.returncode is None:
                 process.kill()
                 await process.wait()
@@ -230,6 +231,11 @@ class NodeAgent:
                 ref = each["valueFrom"]["secretKeyRef"]
                 found[each["name"]] = (await self._data(SECRET, ref["name"], pod))[ref["key"]]
         return found
+
+    async def _serve(self, pod, container, address):
+        """Say that a pod runs, and from then on whether it is ready."""
+        await self._set_status(pod, address, is_ready=False)
+        await self._probe(pod, container, address)
 
     async def _probe(self, pod, container, address):
         """Ask what the readiness probe asks, and write down each change."""

@@ -18,26 +18,30 @@ ROLLED_S = 300.0
 """A busy machine takes minutes for what a quiet one does in 13 s."""
 
 
-def manifest():
+def manifest(**changes):
     """Return a small graph."""
-    worker = {"gpusPerReplica": 1, "terminationGracePeriodSeconds": 60}
     return graph(
         NAMESPACE,
         model={"name": "tiny", "servedName": "s", "contextTokens": 8192},
         services={
             "frontend": {"role": "router", "terminationGracePeriodSeconds": 60},
-            "prefill": {"role": "prefill", "scaling": {}, **worker},
-            "decode": {"role": "decode", "scaling": {}, **worker},
+            "prefill": worker("prefill"),
+            "decode": worker("decode"),
         },
-        planner={"maxGpuBudget": 8},
+        **{"planner": {"maxGpuBudget": 8}, **changes},
     )
 
 
-class Serving:
-    """A graph whose pods run, its operator, and clients."""
+def worker(role):
+    """Return a service of workers of one GPU."""
+    return {"role": role, "scaling": {}, "gpusPerReplica": 1, "terminationGracePeriodSeconds": 60}
 
-    def __init__(self, client, load):
-        self.load = load
+
+class Serving:
+    """A graph whose pods run, the process of its operator, and clients."""
+
+    def __init__(self, client, load, operator):
+        self.load, self.operator = load, operator
         self.lost = {}
         self._client = client
 
@@ -90,20 +94,20 @@ def _rests(workload):
 
 
 @contextlib.asynccontextmanager
-async def served(plane, client, folder):
-    """Run the graph under load, on a control plane of its own, while the body runs."""
+async def served(plane, client, folder, *, load=None, **changes):
+    """Run the graph, with changes, under load, on a control plane of its own, while the body runs."""
     plane.start_controllers()
     named = CONFIG_MAP.of({"name": "c", "namespace": NAMESPACE}, data={"B": "2"})
     await client.create(named, field_manager="test")
-    load = ClientLoad(client, NAMESPACE, "g-frontend", model="s")
-    serving = Serving(client, load)
+    clients = ClientLoad(client, NAMESPACE, "g-frontend", model="s", **(load or {}))
     async with contextlib.AsyncExitStack() as stack:
         free = stack.enter_context(addresses())
         agent = await stack.enter_async_context(NodeAgent(plane, client, free, folder).on(gpus=16))
-        _, port = stack.enter_context(process(plane.kubeconfig, NAMESPACE))
+        operator, port = stack.enter_context(process(plane.kubeconfig, NAMESPACE))
+        serving = Serving(client, clients, operator)
         await until(says(port, "/readyz"), "an operator", timeout_s=90)
-        await client.create(manifest(), field_manager="test")
+        await client.create(manifest(**changes), field_manager="test")
         await until(serving.rests, "a graph that serves", timeout_s=ROLLED_S)
-        await stack.enter_async_context(load.on())
+        await stack.enter_async_context(clients.on())
         yield serving
     assert agent.crashed == []
