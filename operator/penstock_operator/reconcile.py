@@ -21,7 +21,7 @@ from penstock.api import GraphDeployment
 from penstock.core.errors import ClusterError, InvalidSpecError, ManifestProblem, UnavailableError
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
-from penstock.kube.events import EventRecorder
+from penstock.kube.events import EventMessage, EventRecorder
 from penstock.kube.informer import key_of
 from penstock.kube.objects.names import drain_finalizer, paused_by
 from penstock.kube.objects.refusals import RefusalKind, Refusals
@@ -303,12 +303,25 @@ class Reconciler:
                 )
                 await self._reporter.status(raw, inputs, refusals)
                 await self._reporter.events(key, raw, inputs, refusals)
+                if "foregroundDeletion" in finalizers:
+                    await self._parts.recorder.emit(raw, _UNDRAINED)
                 wait_s = DRAIN_REQUEUE_S if step.waits_for_idleness else UNREADY_REQUEUE_S
                 return ReconcileResult("waiting", wait_s)
         log.info("graph deleted", namespace=key[0], name=key[1])
         # Kopf's handler waits for this, and kopf removes the finalizer then.
         self._deletions.setdefault(raw["metadata"]["uid"], asyncio.Event()).set()
         return ReconcileResult("changed")
+
+
+_UNDRAINED: Final = EventMessage(
+    "ForegroundDeletion",
+    "Kubernetes ends routers and workers at once, so that queued requests are lost; next time delete with"
+    " --cascade=background (Argo CD: PrunePropagationPolicy=background), or install the chart with crds.install,"
+    " which refuses such a deletion",
+    "Delete",
+    is_warning=True,
+)
+"""Of a graph whose children the garbage collector deletes before the drain can."""
 
 
 def _requeue_after_s(inputs: StatusInput, pods: Iterable[PodView]) -> float | None:

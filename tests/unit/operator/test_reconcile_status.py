@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from graph_harness import KEY, Loads, conditions, edit, graph, operator, pod, router, serving, to_rest, told
 
 from penstock.core.stamps import stamp
@@ -67,6 +68,25 @@ async def test_a_deletion_reports_what_still_runs(api):
     assert api.at("GraphDeployment", "g")["status"]["services"]["decode"]["gpus"] == 1
     assert (rows["Ready"]["status"], rows["Ready"]["reason"]) == ("False", "Deleting")
     assert rows["BudgetRespected"]["message"] == "1 GPUs are in use of 2"
+
+
+@pytest.mark.parametrize(("finalizers", "number"), [([], 0), (["foregroundDeletion"], 1)])
+async def test_a_foreground_deletion_is_warned_of(api, finalizers, number):
+    """The garbage collector is faster than any drain: an Event says what was lost, and how to delete."""
+    async with operator(api) as made:
+        await to_rest(api, made)
+        graph_now = api.at("GraphDeployment", "g")
+        graph_now["metadata"]["finalizers"] += finalizers
+        api.stored(graph_now, "MODIFIED")
+        await api.delete(GRAPH_DEPLOYMENT, "g", namespace="ns")
+        await told(api)
+        await made.reconciler.reconcile(KEY)
+    warned = [
+        each["type"]
+        for (kind, *_), each in api.objects.items()
+        if kind == "Event" and each["reason"] == "ForegroundDeletion"
+    ]
+    assert warned == ["Warning"] * number
 
 
 async def test_every_declared_role_has_a_series_also_without_a_pod(api):
