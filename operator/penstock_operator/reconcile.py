@@ -315,9 +315,8 @@ class Reconciler:
 
 _UNDRAINED: Final = EventMessage(
     "ForegroundDeletion",
-    "Kubernetes ends routers and workers at once, so that queued requests are lost; next time delete with"
-    " --cascade=background (Argo CD: PrunePropagationPolicy=background), or install the chart with crds.install,"
-    " which refuses such a deletion",
+    "Kubernetes ends routers and workers at once, so that queued requests may be lost; next time delete with"
+    " --cascade=background (Argo CD: PrunePropagationPolicy=background)",
     "Delete",
     is_warning=True,
 )

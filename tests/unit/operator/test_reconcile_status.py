@@ -72,7 +72,7 @@ async def test_a_deletion_reports_what_still_runs(api):
 
 @pytest.mark.parametrize(("finalizers", "number"), [([], 0), (["foregroundDeletion"], 1)])
 async def test_a_foreground_deletion_is_warned_of(api, finalizers, number):
-    """The garbage collector is faster than any drain: an Event says what was lost, and how to delete."""
+    """The garbage collector waits for no drain: an Event says what may be lost, and how to delete."""
     async with operator(api) as made:
         await to_rest(api, made)
         graph_now = api.at("GraphDeployment", "g")
