@@ -37,6 +37,7 @@ from penstock_planner.decide.schedule import in_force
 from penstock_planner.ledger import Ledger
 from penstock_planner.observers import Observers, View
 from penstock_planner.sources.base import (
+    DISPATCHED_TTFT,
     ITL,
     TTFT,
     Buckets,
@@ -264,12 +265,18 @@ class PlannerLoop:
         if demand is None:
             return None
         late: dict[str, float | None] = {}
-        for name, slo_s in ((TTFT, config.ttft_slo_s), (ITL, config.itl_slo_s)):
+        slos_s = {TTFT: config.ttft_slo_s, DISPATCHED_TTFT: config.ttft_slo_s, ITL: config.itl_slo_s}
+        for name, slo_s in slos_s.items():
             buckets, before = readings.latency.get(name, ()), self._counted.get(name, ())
             if buckets and slo_s is not None:
                 self._counted[name] = buckets
                 late[name] = round(later_than(gained(before, buckets), slo_s), 3) if before else None
-        return replace(demand, ttft_late=late.get(TTFT), itl_late=late.get(ITL))
+        return replace(
+            demand,
+            ttft_late=late.get(TTFT),
+            dispatched_late=late.get(DISPATCHED_TTFT),
+            itl_late=late.get(ITL),
+        )
 
     async def _asked(self, request: Awaitable[None]) -> str | None:
         """Ask the backend for a change; return why it refused, None if it accepted."""

@@ -67,6 +67,8 @@ class Demand:
             that arrivals = prefilled + waiting + in flight + refused holds whatever routing knows of caches.
         ttft_sum_s: Sum of the TTFT of requests whose first token came.
         ttft_late: First tokens that came after the TTFT that counts as in time; None: unknown.
+        dispatched_late: Of those, the ones that came after it even counted from when their prompt was handed to the
+            worker that computes it, by the last try; None: unknown.
         itl_sum_s: Sum of the gaps between successive tokens.
         itl_late: Gaps above the ITL that counts as in time; None: unknown, or any does.
         waiting: Requests in the routers' queues now, for any role.
@@ -99,6 +101,7 @@ class Demand:
     in_flight_tokens: float = 0.0
     prefilling_workers: float = 0.0
     ttft_late: float | None = None
+    dispatched_late: float | None = None
     itl_late: float | None = None
 
 

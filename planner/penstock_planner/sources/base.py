@@ -142,6 +142,8 @@ def in_short(exc: PenstockError) -> str:
 
 TTFT: Final = "ttft"
 ITL: Final = "itl"
+DISPATCHED_TTFT: Final = "dispatched_ttft"
+"""From a prompt's dispatch to its first token."""
 
 
 class LatencyTotals:
@@ -149,7 +151,7 @@ class LatencyTotals:
 
     def __init__(self) -> None:
         self._before: dict[str, Mapping[str, Buckets]] = {}
-        self._total: dict[str, dict[float, float]] = {key: {} for key in (TTFT, ITL)}
+        self._total: dict[str, dict[float, float]] = {key: {} for key in (TTFT, ITL, DISPATCHED_TTFT)}
 
     def add(self, pages: Mapping[str, Mapping[str, Buckets]], urls: Sequence[str]) -> Mapping[str, Buckets]:
         """Return the sums after what each router counted since the last read."""

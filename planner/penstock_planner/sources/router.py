@@ -14,6 +14,7 @@ from penstock.core.exposition import Sample, parse_samples
 from penstock_planner.decide.observation import Demand
 from penstock_planner.decide.reading import RANK, Reading, assess
 from penstock_planner.sources.base import (
+    DISPATCHED_TTFT,
     ITL,
     TTFT,
     Buckets,
@@ -196,7 +197,11 @@ class DemandMeter:
         )
 
 
-_LATENCIES = {TTFT: names.ROUTER_TTFT, ITL: names.ROUTER_ITL}
+_LATENCIES = {
+    TTFT: names.ROUTER_TTFT,
+    DISPATCHED_TTFT: names.ROUTER_DISPATCHED_TTFT,
+    ITL: names.ROUTER_ITL,
+}
 _WANTED = frozenset(
     {
         *ROUTER_NAMES,

@@ -31,6 +31,7 @@ class RouterMetrics:
         lost_streams: That broke off and went on nowhere, by why.
         rejections: Requests turned away to protect others, by (endpoint, reason); they are among the refused.
         ttft: Streams only, as are ``itl``, in which tokens of one read share its gap.
+        dispatched_ttft: Of the same streams, from the dispatch to the worker that computes the prompt, by the last try.
         e2e: Answered requests only.
         queue_time: Waits for the first stage, zero ones included.
         lag: Lateness of the router's own timer.
@@ -55,6 +56,7 @@ class RouterMetrics:
     kv_transfers: Counter[str] = field(default_factory=Counter)
     rejections: Counter[tuple[str, str]] = field(default_factory=Counter)
     ttft: BucketCounts = field(default_factory=partial(BucketCounts, ROUTER_TTFT_BOUNDS_S))
+    dispatched_ttft: BucketCounts = field(default_factory=partial(BucketCounts, ROUTER_TTFT_BOUNDS_S))
     itl: BucketCounts = field(default_factory=partial(BucketCounts, ROUTER_ITL_BOUNDS_S))
     e2e: BucketCounts = field(default_factory=partial(BucketCounts, REQUEST_BOUNDS_S))
     queue_time: BucketCounts = field(default_factory=partial(BucketCounts, REQUEST_BOUNDS_S))

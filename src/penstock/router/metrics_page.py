@@ -97,6 +97,7 @@ class MetricsPage:
             names.ROUTER_GENERATION_TOKENS: metrics.generation_tokens,
             names.ROUTER_CACHED_TOKENS: metrics.cached_tokens,
             names.ROUTER_TTFT: metrics.ttft,
+            names.ROUTER_DISPATCHED_TTFT: metrics.dispatched_ttft,
             names.ROUTER_ITL: metrics.itl,
             names.ROUTER_E2E: metrics.e2e,
             names.ROUTER_QUEUE_TIME: metrics.queue_time,

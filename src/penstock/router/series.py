@@ -134,6 +134,10 @@ SERIES: Final[Mapping[str, RouterSeries]] = {
         "Requests rejected with 503 to protect those under way.", "model", "endpoint", "reason"
     ),
     names.ROUTER_TTFT: _histogram("Arrival to first token of streams; simulated seconds.", "model_name"),
+    names.ROUTER_DISPATCHED_TTFT: _histogram(
+        "Dispatch to the worker that computes the prompt, by the last try, to first token of streams; simulated seconds.",
+        "model_name",
+    ),
     names.ROUTER_ITL: _histogram("Gaps between tokens of streams; simulated seconds.", "model_name"),
     names.ROUTER_E2E: _histogram("Arrival to last byte; simulated seconds.", "model_name"),
     names.ROUTER_QUEUE_TIME: _histogram("Waits for the first stage; simulated seconds.", "model_name"),

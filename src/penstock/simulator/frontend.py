@@ -125,6 +125,7 @@ class FrontendCounters:
         ttft_s = now_s - job.request.arrival_s
         self._counts["ttft_sum_s"] += ttft_s
         self._counts["ttft_late"] += ttft_s > self._slo_s
+        self._counts["dispatched_late"] += now_s - (job.handed_s or 0.0) > self._slo_s
         self._counts["ttft_count"] += 1
 
     def completed(self, job: Job) -> None:
@@ -154,7 +155,7 @@ class FrontendCounters:
             in_flight=in_flight,
             in_flight_tokens=sum(weights[index] for index in self._given),
             prefilling_workers=len(self._prefilling),
-            **{"ttft_late": 0.0, **self._counts},
+            **{"ttft_late": 0.0, "dispatched_late": 0.0, **self._counts},
         )
         self._at_s, self._turned_away = now_s, turned_away
         self._gap_count, self._gap_late, self._gap_sum_s = gaps.total, gaps.late, gaps.sum_s

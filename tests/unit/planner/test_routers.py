@@ -12,7 +12,7 @@ from penstock.api import Role
 from penstock.core.http.client import ConnectionPool
 from penstock_planner.decide.reading import Quality
 from penstock_planner.sources import scrape
-from penstock_planner.sources.base import Query
+from penstock_planner.sources.base import DISPATCHED_TTFT, Query
 from penstock_planner.sources.router import RouterSource
 from penstock_planner.sources.scrape import MetricsPages
 from penstock_planner.targets.base import Endpoint
@@ -121,6 +121,15 @@ async def test_latencies_of_all_routers_add_up_and_survive_their_restarts(router
     assert (await source.read(QUERY)).latency["ttft"] == ((0.1, 15.0), (float("inf"), 40.0))
     routers.remove("a")
     assert (await source.read(QUERY)).latency["ttft"][-1][1] == 40.0
+
+
+async def test_the_time_from_dispatch_is_known_of_routers_that_measure_it(routers, source):
+    """An older router's page has none: no histogram, and none without samples either."""
+    await routers.put("a", _page(queue=0, ttft=[(0.1, 10), ("+Inf", 12)]))
+    assert (await source.read(QUERY)).latency[DISPATCHED_TTFT] == ()
+    page = _page(queue=0, ttft=[(0.1, 4), ("+Inf", 12)]).replace("time_to_first", "dispatch_to_first")
+    await routers.put("a", page)
+    assert (await source.read(QUERY)).latency[DISPATCHED_TTFT] == ((0.1, 4.0), (float("inf"), 12.0))
 
 
 async def test_a_router_that_hangs_costs_one_timeout_and_only_the_queue(routers, source, monkeypatch):

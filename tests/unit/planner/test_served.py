@@ -17,7 +17,7 @@ from penstock_planner.decide.config import Mode
 from penstock_planner.decide.observation import Demand
 from penstock_planner.ledger import read_ledger
 from penstock_planner.replay import replay
-from penstock_planner.sources.base import ITL, TTFT
+from penstock_planner.sources.base import DISPATCHED_TTFT, ITL, TTFT
 
 P = Role.PREFILL
 
@@ -41,7 +41,7 @@ def _load(*, arrivals=10.0, work_s=6.0, calm=False):
     )
 
 
-def _after(pulls, known=None, *, late=0.0, is_entry_late=True, usual=500.0, **load):
+def _after(pulls, known=None, *, late=0.0, late_alone=None, is_entry_late=True, usual=500.0, **load):
     known = known or Served()
     for _ in range(pulls):
         known = known.followed(
@@ -50,6 +50,7 @@ def _after(pulls, known=None, *, late=0.0, is_entry_late=True, usual=500.0, **lo
             ready=1,
             first=10.0,
             late=late,
+            late_alone=late_alone,
             is_entry_late=is_entry_late,
             slo_s=5.0,
             usual=usual,
@@ -87,6 +88,7 @@ def test_the_model_finds_to_what_was_served():
             ready=1,
             first=10.0,
             late=2.0,
+            late_alone=None,
             is_entry_late=True,
             slo_s=5.0,
             usual=500.0,
@@ -112,6 +114,15 @@ def test_what_is_late_in_calm_is_counted_as_it_comes():
     """
     after = _after(1, _after(100, late=1.0, calm=True), late=5.0, calm=True)
     assert (after.newest.predicted_late, after.unexplained) == (5.0, 0.0)
+
+
+def test_what_is_late_after_its_dispatch_is_no_want_of_workers():
+    """Half of ten are late while all workers are busy: those that a worker took too long for are so in any fleet, and no others."""
+    known = _after(60, late=5.0, late_alone=5.0)
+    assert (known.share, known.unexplained) == (1.0, 0.0)
+    assert known.predicted_in_time == pytest.approx(0.5)
+    assert _after(1, late=5.0, late_alone=2.0).unexplained == pytest.approx(3.0)
+    assert _after(1, late=5.0).unexplained == pytest.approx(5.0), "without the count"
 
 
 def test_what_waits_for_decode_says_nothing_of_prefill():
@@ -143,6 +154,7 @@ def test_the_correction_keeps_within_its_bounds(windows):
             ready=ready,
             first=max(10.0, late),
             late=late,
+            late_alone=None,
             is_entry_late=True,
             slo_s=5.0,
             usual=500.0,
@@ -174,7 +186,7 @@ def test_the_spread_of_prompts_is_seen_in_the_sums_of_pulls(sizes, widest):
 
 
 async def test_the_live_planner_counts_late_first_tokens_from_the_routers_histogram(world):
-    """Two of ten first tokens a second lie beyond the TTFT in time: the first pull knows no difference, each later one two."""
+    """Of ten first tokens a second two lie beyond the TTFT in time, one even from its dispatch; the first pull knows no difference."""
     world.config = replace(world.config, mode=Mode.ADAPTIVE, metric_pulling_interval_s=1.0, ttft_slo_s=5.0)
     world.load.demand = lambda _now: Demand(
         1.0,
@@ -184,11 +196,17 @@ async def test_the_live_planner_counts_late_first_tokens_from_the_routers_histog
         prefilling_workers=0.5,
         ttft_count=10.0,
     )
-    world.measure_latency(lambda at_s: {TTFT: ((5.0, 8 * at_s), (float("inf"), 10 * at_s))})
+    world.measure_latency(
+        lambda at_s: {
+            TTFT: ((5.0, 8 * at_s), (float("inf"), 10 * at_s)),
+            DISPATCHED_TTFT: ((5.0, 9 * at_s), (float("inf"), 10 * at_s)),
+        }
+    )
     await world.run_until(60)
-    lates = [each["pull"]["demand"].get("ttft_late") for each in world.records("pull")]
-    assert lates[0] is None
-    assert set(lates[1:]) == {2.0}
+    for name, late in (("ttft_late", 2.0), ("dispatched_late", 1.0)):
+        lates = [each["pull"]["demand"].get(name) for each in world.records("pull")]
+        assert lates[0] is None
+        assert set(lates[1:]) == {late}
     newest = world.records("decision")[-1]
     served = AdaptiveMemory.read(newest["state"]["memory"]).served
     assert served.in_time == pytest.approx(0.8)

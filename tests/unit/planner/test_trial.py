@@ -7,13 +7,13 @@ from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
-from sla_load import ADAPTIVE, NO_LOAD, SERVED, decided_after, step_of
+from sla_load import ADAPTIVE, NO_LOAD, SERVED, decided_after, pull_of, step_of
 
 from penstock.api import Role
 from penstock_planner.decide.adaptive.hindsight import ENOUGH, HOLDS_S
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.adaptive.trial import Lateness, Trial
-from penstock_planner.decide.decision import Action, Reason
+from penstock_planner.decide.decision import Action, PlannerState, Reason
 from penstock_planner.decide.observation import PoolCounts
 
 P, D = Role.PREFILL, Role.DECODE
@@ -45,6 +45,33 @@ def _grown(seconds, state, *, start_s=0, config=ADAPTIVE, **load):
         if any(each.action is Action.UP for each in found.values()):
             return found, state, at_s + 5
     return None, state, start_s + seconds
+
+
+LONG = {**LATE, "dispatched_late": 0.8}
+"""The same, and all of those are late even from their dispatch on."""
+
+
+def _aggregated(at_s, **load):
+    """Return a pull whose workers compute prompts and answers."""
+    return replace(pull_of(at_s, **load), pools={Role.AGGREGATED: PoolCounts(2)}, queue=None)
+
+
+def test_prompts_that_are_late_by_themselves_grow_nothing():
+    """No fleet would have them in time."""
+    assert _grown(24 * 60, _warm(), start_s=120, **LONG)[0] is None
+    assert _grown(24 * 60, _warm(), start_s=120, **{**LONG, "dispatched_late": None})[0] is not None
+
+
+def test_late_behind_decode_is_not_late_by_itself():
+    """The same requests wait in full decode workers: one more of those is tried."""
+    found, _, _ = _grown(24 * 60, _warm(), start_s=120, **LONG, inside=3.0)
+    assert (found[D].action, found[D].reason) == (Action.UP, Reason.SERVED_LATE)
+
+
+def test_an_aggregated_worker_is_not_late_by_itself():
+    """What came late from its dispatch on waited there behind other prompts and answers."""
+    found, _, _ = _grown(24 * 60, PlannerState(), pull=_aggregated, **LONG)
+    assert found[Role.AGGREGATED].action is Action.UP
 
 
 def test_late_requests_that_nothing_explains_grow_the_role_they_waited_for():

@@ -69,6 +69,26 @@ async def test_arrivals_count_when_they_come_and_outcomes_when_they_end(harness,
     assert not counts.keys() & {"prefill_queue_requests", "prefill_queue_uncached_tokens"}
 
 
+async def test_the_wait_for_a_worker_is_in_the_ttft_and_not_in_the_time_from_dispatch(harness):
+    """Of two streams one waits until the worker has computed the other's prompt: the two histograms differ by that."""
+    config = {"policy": "least-loaded", "prefillQueue": {"workerTokens": 1}}
+    prefill, _, router = await harness.served("prefill", "decode", config=config)
+    hold = prefill.hold()
+    streams = [asyncio.create_task(router.post(prompt=each * 40, stream=True)) for each in "xy"]
+    await router.until(lambda: prefill.seen and len(router.server.core.entry_queue) == 1)
+    hold.set()
+    assert [answer.status for answer in await asyncio.gather(*streams)] == [200, 200]
+    totals = {}
+    for name in ("time_to_first_token", "dispatch_to_first_token", "prefill_queue"):
+        for part in ("count", "sum"):
+            totals[name, part] = await router.metric(
+                f"penstock_router_{name}_seconds_{part}", model_name="llama"
+            )
+    assert totals["time_to_first_token", "count"] == totals["dispatch_to_first_token", "count"] == 2
+    waited_s = totals["time_to_first_token", "sum"] - totals["dispatch_to_first_token", "sum"]
+    assert waited_s >= totals["prefill_queue", "sum"] > 0
+
+
 async def test_prompts_that_a_worker_is_believed_to_hold_are_routed_as_cached(harness):
     """Of a prompt seen before nearly nothing is new; it arrives in full all the same."""
     prefill, _, router = await harness.served("prefill", "decode", config={"policy": "dualmap"})

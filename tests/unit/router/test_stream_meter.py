@@ -38,7 +38,13 @@ def _meter(correction=None):
     metrics = RouterMetrics()
     assignment = Assignment(None, fleet.get("w"), 100, now_s=0)
     meter = RelayMeter(
-        metrics, assignment, on_first_token=lambda: None, arrived_real_s=0, speed=1, prefilled=correction
+        metrics,
+        assignment,
+        on_first_token=lambda: None,
+        arrived_real_s=0,
+        dispatched_real_s=0,
+        speed=1,
+        prefilled=correction,
     )
     return meter, metrics, assignment
 
@@ -56,6 +62,16 @@ def test_the_first_token_is_ttft_and_the_others_are_gaps():
     assert (_total(metrics.ttft), _total(metrics.itl), meter.tokens) == (1, 2, 3)
     assert assignment.tokens == 103
     assert meter.usage["completion_tokens"] == 3
+
+
+def test_the_time_before_the_dispatch_counts_for_ttft_alone():
+    """Arrived ten seconds before its dispatch: the same first token is in both histograms, ten seconds later in one."""
+    meter, metrics, _ = _meter()
+    meter.dispatched_real_s = meter.arrived_real_s + 10.0
+    meter.observe(_token() + _token())
+
+    assert _total(metrics.dispatched_ttft) == _total(metrics.ttft) == 1
+    assert metrics.ttft.total - metrics.dispatched_ttft.total == pytest.approx(10.0)
 
 
 @pytest.mark.parametrize(

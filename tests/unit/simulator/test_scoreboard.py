@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from penstock.api import Role
 from penstock.simulator.frontend import FrontendCounters, GapHistogram
+from penstock.simulator.jobs import Job
 from penstock.simulator.observer import SimulatedChange
 from penstock.simulator.scoreboard import (
     attainment_over_time,
@@ -20,6 +21,7 @@ from penstock.simulator.sweep import add_regrets
 from penstock.simulator.workload import Workload
 from penstock.workload.arrivals import Spread
 from penstock.workload.trace_info import ideal_hits
+from penstock.workload.traces import TraceRequest
 
 
 def workload_of(requests, warmup=0):
@@ -114,6 +116,17 @@ def test_gaps_above_the_target_are_counted_for_the_planner():
         first, second = (frontend.take(at_s, {}, {}) for at_s in (1.0, 2.0))
         assert (first.itl_count, first.itl_late) == (9, late)
         assert (second.itl_count, second.itl_late) == (0, 0)
+
+
+def test_first_tokens_are_late_from_arrival_or_even_from_dispatch():
+    """Three come after 6 s, with 5 s in time: two waited two seconds for a worker, which then had time enough; one half a second."""
+    frontend = FrontendCounters(GapHistogram(), 5.0)
+    for index, handed_s in enumerate((2.0, 0.5, 2.0)):
+        job = Job(index, TraceRequest(0.0, 100, 10, None, index), ())
+        job.handed_s = handed_s
+        frontend.first_token(job, 6.0)
+    demand = frontend.take(6.0, {}, {})
+    assert (demand.ttft_count, demand.ttft_late, demand.dispatched_late) == (3, 3, 1)
 
 
 def test_regret_is_against_the_oracle_beside_the_same_router_and_rate():

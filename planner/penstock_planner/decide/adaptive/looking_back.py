@@ -113,10 +113,22 @@ def _compared(served: Served, load: PulledLoad, case: rules.Case, window: Window
         ready=case.pool.ready,
         first=sum(each.ttft_count for each in demands) + away,
         late=sum(lates) + away,
+        late_alone=_late_alone(case.role, demands, window),
         is_entry_late=not _waits_inside(window),
         slo_s=case.slo_s,
         usual=known.usual,
     )
+
+
+def _late_alone(role: Role, demands: Sequence[Demand], window: Window) -> float | None:
+    """Return the first tokens that were late by their own prefill; None where their time from dispatch does not tell.
+
+    A prefill worker is given little at a time, and what is beyond waits in the router. An aggregated one computes prompts
+    beside others and between answers, and full decode workers let them wait: there more workers would help.
+    """
+    late = [each.dispatched_late for each in demands if each.dispatched_late is not None]
+    is_told = role is Role.PREFILL and not _waits_inside(window) and len(late) == len(demands)
+    return sum(late) if is_told else None
 
 
 def _able(case: rules.Case, served: Served) -> float | None:

@@ -95,6 +95,7 @@ class Served:
         ready: int,
         first: float,
         late: float,
+        late_alone: float | None,
         is_entry_late: bool,
         slo_s: float,
         usual: float,
@@ -107,6 +108,7 @@ class Served:
             ready: Its workers.
             first: First tokens, and requests turned away.
             late: Those of them that were late.
+            late_alone: Of those, the ones late by their own prefill, so in any fleet; None: unknown.
             is_entry_late: They were so for want of this role, as far as is known.
             slo_s: What a first token may take.
             usual: Requests of half an hour, > 0: so many that the model was wrong about, all the same way,
@@ -120,10 +122,11 @@ class Served:
         calm_s = 0.0 if waits else self.calm_s + load.dt_s
         is_calm = calm_s > slo_s
         share = self.share_of(role)
-        # Of calm it is seen which ones no fleet would have in time; of other times their usual share is all that is known.
-        anywhere = late if is_calm else self._always * first
-        wrong = late - anywhere - predicted_late
-        predicted_late += late if is_calm else self._always * load.arrivals
+        # Of calm it is seen which ones no fleet would have in time, and at other times where their dispatch is known; else
+        # their usual share is all that is known.
+        seen = late if is_calm else late_alone
+        wrong = late - (self._always * first if seen is None else seen) - predicted_late
+        predicted_late += self._always * load.arrivals if seen is None else seen
         if is_entry_late and not is_calm:
             share = min(1.0, max(SHARE_LEAST, share - wrong / usual))
         return replace(

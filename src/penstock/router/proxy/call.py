@@ -69,6 +69,7 @@ class CompletionCall:
         identity: None where there are no tiers.
         cached_tokens: Prompt tokens that prefill found in its cache; None: not known.
         queued_s: Time in the router's queue, simulated seconds, all stays together.
+        dispatched_real_s: ``time.monotonic()`` when its prompt was dispatched to the worker that computes it, by the last try.
         ttft_s: Simulated seconds; None for complete answers.
         is_delivered: The complete answer was written; a client that closes then has not left early.
         transfer: Its prompt, as a prefill worker keeps it for decode; None: none does.
@@ -91,6 +92,7 @@ class CompletionCall:
     cached_tokens: int | None = None
     output_tokens: int = 0
     queued_s: float = 0.0
+    dispatched_real_s: float = 0.0
     ttft_s: float | None = None
     tries: RequestTries = field(default_factory=RequestTries)
     is_delivered: bool = False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar
@@ -305,6 +306,8 @@ class CompletionHandler:
         call.queued_s += assignment.queued_s
         if call.trace is not None:
             call.trace.assigned(assignment, self._clock.to_real_s(assignment.queued_s))
+        if role is self._entry or call.transfer is None:
+            call.dispatched_real_s = time.monotonic()
         if role is self._entry:
             self._metrics.queue_time.observe(assignment.queued_s)
         if assignment.role is Role.PREFILL:
@@ -332,6 +335,7 @@ class CompletionHandler:
             call.assignment,
             on_first_token=partial(self._note_first_token, call),
             arrived_real_s=call.arrived_real_s,
+            dispatched_real_s=call.dispatched_real_s,
             speed=self._clock.speed,
             prefilled=call.transfer if call.reads_kv else None,
             may_go_on=begun is not None,

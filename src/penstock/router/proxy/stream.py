@@ -140,6 +140,7 @@ class RelayMeter:
     Attributes:
         assignment: Grows by the tokens.
         arrived_real_s: When the request came, ``time.monotonic()``.
+        dispatched_real_s: When its prompt was dispatched to the worker that computes it, by the last try.
         prefilled: Whose cached-token count usage events get.
         kept: Gets what is passed on; None: nothing is kept.
         may_go_on: Another worker may go on where this one ends: what is passed on ends with a complete event, before an
@@ -156,6 +157,7 @@ class RelayMeter:
     assignment: Assignment[Any]
     on_first_token: Callable[[], None]
     arrived_real_s: float
+    dispatched_real_s: float
     speed: float
     prefilled: PrefillAnswer | None
     kept: ReplayBuffer | None = None
@@ -268,6 +270,7 @@ class RelayMeter:
         if self.ttft_s is None:
             self.ttft_s = (now_real_s - self.arrived_real_s) * self.speed
             self.metrics.ttft.observe(self.ttft_s)
+            self.metrics.dispatched_ttft.observe((now_real_s - self.dispatched_real_s) * self.speed)
             self.on_first_token()
         else:
             # Tokens of one read cannot be distinguished in time: they share its gap.
