@@ -69,6 +69,19 @@ def test_a_floor_that_is_no_longer_needed_is_left():
     assert known.floor_now == 1
 
 
+def test_how_long_a_floor_is_held_at_most_is_said_and_true():
+    """Two hours of bursts, then almost nothing: it goes by the time that was named when the last burst had ended."""
+    known = _served(_bursts(2))
+    left_s = known.given_up_in_s
+    assert f"given up in {left_s / 60:.0f} min" in hindsight.in_words(known, 1)
+
+    silent_s = 0.0
+    while known.floor == 3 and silent_s <= left_s + PULL_S:
+        known, silent_s = _served([0.3], known), silent_s + PULL_S
+    assert known.floor < 3
+    assert "given up" not in hindsight.in_words(replace(known, floor=1), 1)
+
+
 def test_patience_starts_nothing_for_a_burst_and_follows_what_lasts():
     """A patient fleet counts a replica as lasting after a start-up's time of demand, and lets it go as slowly."""
     known = hindsight.followed(Hindsight(growth=Growth.PATIENT), _load(3.0))

@@ -128,6 +128,16 @@ class Hindsight:
         return max((self.least, *lasting))
 
     @property
+    def given_up_in_s(self) -> float | None:
+        """Return after how long without demand for it `most` goes below the floor; None: there is none above the least."""
+        if self.floor <= self.least or self.floor > self.sizes:
+            return None
+        ages = zip(self.idle_s[self.floor - 1 :], self.since_s[self.floor - 1 :], strict=True)
+        return max(
+            (max(WAIT_S, since_s - idle_s) - idle_s for idle_s, since_s in ages if since_s > 0), default=0.0
+        )
+
+    @property
     def floor_now(self) -> int:
         """Return the floor to hold now: the least one between two turns of what comes again."""
         is_between = self.growth is Growth.RECURRING and self.recurrence.is_between
@@ -434,7 +444,9 @@ def in_words(known: Hindsight, gpus: float) -> str:
     words = f"floor {place + 1} would have had {_share_and_cost(known, fleets, place, gpus)} in the last {known.seen_s / 3600:.1f} h"
     if other < known.sizes:
         words += f", floor {other + 1} {_share_and_cost(known, fleets, other, gpus)}"
-    return words + _GROWTH_WORDS[known.growth]
+    left_s = known.given_up_in_s
+    given_up = "" if left_s is None else f"; unless asked for, given up in {max(0.0, left_s) / 60:.0f} min"
+    return words + _GROWTH_WORDS[known.growth] + given_up
 
 
 def _share_and_cost(known: Hindsight, fleets: ShadowFleets, place: int, gpus: float) -> str:
