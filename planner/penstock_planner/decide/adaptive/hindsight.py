@@ -123,7 +123,7 @@ class Hindsight:
         lasting = (
             place
             for place, (idle_s, since_s) in enumerate(zip(self.idle_s, self.since_s, strict=True), start=1)
-            if since_s > 0 and idle_s <= max(WAIT_S, since_s - idle_s)
+            if since_s > 0 and _worth_holding_s(idle_s, since_s) >= 0
         )
         return max((self.least, *lasting))
 
@@ -134,7 +134,7 @@ class Hindsight:
             return None
         ages = zip(self.idle_s[self.floor - 1 :], self.since_s[self.floor - 1 :], strict=True)
         return max(
-            (max(WAIT_S, since_s - idle_s) - idle_s for idle_s, since_s in ages if since_s > 0), default=0.0
+            (_worth_holding_s(idle_s, since_s) for idle_s, since_s in ages if since_s > 0), default=0.0
         )
 
     @property
@@ -433,6 +433,11 @@ _GROWTH_WORDS = {
     Growth.PATIENT: ", started once demand has lasted a start-up",
     Growth.RECURRING: ", none above it, held while it is due as it came before",
 }
+
+
+def _worth_holding_s(idle_s: float, since_s: float) -> float:
+    """Return for how long more a replica is worth holding without demand: as long as it was needed, half an hour at least."""
+    return max(WAIT_S, since_s - idle_s) - idle_s
 
 
 def in_words(known: Hindsight, gpus: float) -> str:

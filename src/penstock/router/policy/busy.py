@@ -297,13 +297,11 @@ class BusyWorkers:
 
     def not_taking(self, names: frozenset[str]) -> frozenset[str]:
         """Return those of some workers that take no new requests; none when that is all of them."""
-        found = names & (self._busy.keys() | self._at_capacity)
-        return frozenset() if len(found) == len(names) else found
+        return _unless_all(names, names & (self._busy.keys() | self._at_capacity))
 
     def full(self, names: frozenset[str]) -> frozenset[str]:
         """Return those of some workers without KV blocks or room, whatever prompts are to be computed; none when that is all."""
-        found = names & (self._out_of_blocks | self._at_capacity.keys())
-        return frozenset() if len(found) == len(names) else found
+        return _unless_all(names, names & (self._out_of_blocks | self._at_capacity.keys()))
 
     def prefill_limit_exceeded(self, share: float) -> bool:
         """Return whether every worker is busy, each with an even share of the tokens that wait in a central queue."""
@@ -330,3 +328,8 @@ class BusyWorkers:
             is_known = stay_s is not None and tokens > 0 and load.inflight_tokens > 0
             wait_s = max(wait_s, tokens * (stay_s or 0.0) / load.inflight_tokens if is_known else inf)
         return wait_s
+
+
+def _unless_all(names: frozenset[str], found: frozenset[str]) -> frozenset[str]:
+    """Return those of some workers that were found; none when that is all of them, so that someone takes a request."""
+    return frozenset() if len(found) == len(names) else found
