@@ -1,12 +1,7 @@
-"""Settings of all tests, and a report of those that cost more processor time than a unit test should.
-
-The report fails nothing. It counts processor time, children included, since a loaded machine lengthens every other
-kind of time. Tests marked slow are exempt.
-"""
+"""Settings of all tests."""
 
 from __future__ import annotations
 
-import os
 import signal
 import sysconfig
 from collections.abc import Generator
@@ -17,6 +12,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from penstock.core import plugins
+
+pytest_plugins = ("costs",)
 
 # No test fails because a machine is slow; pytest-timeout bounds those that hang. Properties get the same examples in
 # each run, so that a change is judged by what it changes; `make explore` looks for new ones.
@@ -57,50 +54,3 @@ def _kept_signal_handlers() -> Generator[None]:
     for number, handler in before.items():
         if signal.getsignal(number) is not handler:
             signal.signal(number, handler)
-
-
-PROCESSOR_LIMIT_S = 2.0
-"""Chosen: what a unit test may take. There are thousands of them."""
-
-_PROPERTY = "processor_s"
-_STARTED = pytest.StashKey[float]()
-
-
-def _processor_s() -> float:
-    """Return the processor seconds of this process and of its children that have ended."""
-    return sum(os.times()[:4])
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Note what was used before the test and its fixtures."""
-    item.stash[_STARTED] = _processor_s()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Write what an expensive test used into its report, which reaches the main process from xdist's workers, too."""
-    report = yield
-    if call.when == "call" and item.get_closest_marker("slow") is None:
-        used_s = _processor_s() - item.stash[_STARTED]
-        if used_s > PROCESSOR_LIMIT_S:
-            report.user_properties.append((_PROPERTY, used_s))
-    return report
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """List the expensive tests, the worst first."""
-    used = {
-        report.nodeid: value
-        for reports in terminalreporter.stats.values()
-        for report in reports
-        if getattr(report, "when", None) == "call"
-        for name, value in report.user_properties
-        if name == _PROPERTY
-    }
-    if used:
-        terminalreporter.section(f"tests above {PROCESSOR_LIMIT_S:g} s of processor time")
-        for name, used_s in sorted(used.items(), key=lambda each: -each[1]):
-            terminalreporter.line(f"{used_s:6.1f} s  {name}")
