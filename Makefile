@@ -96,8 +96,9 @@ format: $(VENV)/.dev ## Rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.dev ## Build the documentation's site into site/, strictly: a broken link fails
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+# Without --quiet: it silences the warnings that --strict counts, so that nothing would fail.
+docs: $(VENV)/.dev ## Build the documentation's site into site/; a broken link or a page missing from the navigation fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 TAG    ?= v$(VERSION)

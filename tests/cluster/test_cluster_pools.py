@@ -207,7 +207,8 @@ async def test_a_pool_of_another_class_is_another_operators(world):
         async with world.operating():
             await world.guarantee(3, 2)
             await until(world.has("guaranteed", 3, 2), "its own pool's edit", timeout_s=60)
-            assert "status" not in await world.client.get(CLUSTER_GPU_POOL, other)
+            untouched = await world.client.get(CLUSTER_GPU_POOL, other)
+            assert untouched["status"] == {"observedGeneration": -1}
     finally:
         await world.client.delete(CLUSTER_GPU_POOL, other, namespace=None)
 

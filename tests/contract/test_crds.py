@@ -120,6 +120,19 @@ def test_conditions_are_metav1s():
         assert keys == METAV1_CONDITION
 
 
+def test_a_new_object_says_that_no_operator_has_observed_it():
+    """Flux and `helm --wait` compare the generations: without a status they call a new object healthy."""
+    reported = {}
+    for each in definitions().values():
+        status = each["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+        if "observedGeneration" in status["properties"]:
+            reported[each["spec"]["names"]["kind"]] = status["default"]
+
+    assert reported == dict.fromkeys(
+        ("GraphDeployment", "ProfileRequest", "GpuPool", "ClusterGpuPool"), {"observedGeneration": -1}
+    )
+
+
 def test_no_key_of_a_definition_is_a_directive_of_a_merge_patch():
     """`helm upgrade` patches definitions strategically: a map with a key such as $patch would be dropped, properties and all."""
 

@@ -88,7 +88,7 @@ def _status(subject: str, graph: Object, absence: tuple[str, str] | None) -> Ite
         why, remedy = absence
         shown = f"its status, {phase}, may be out of date" if phase else "none has looked at it"
         yield problem(subject, f"{why}; {shown}", remedy)
-    elif not seen:
+    elif seen < 1:
         logs = "kubectl logs -A -l app.kubernetes.io/component=operator"
         yield problem(subject, "no operator has looked at it", logs)
     else:

@@ -109,7 +109,7 @@ async def _of_cluster(name: str | None, said: PoolOptions) -> _Shown:
     found = printable(found)
     status = found.get("status") or {}
     wrong = [each["message"] for each in status.get("conditions") or () if each.get("status") == "False"]
-    if not status:
+    if status.get("observedGeneration", 0) < 1:
         wrong.append(_unseen(found["metadata"]["name"], is_of_cluster=said.all_namespaces))
     total = (status.get("gpus") or {}).get("total", found["spec"].get("gpus", 0))
     return _Shown(found["metadata"]["name"], total, rows_of(holdings_in(status)), tuple(wrong))

@@ -5,11 +5,12 @@ The parser is imported where a graph has a schedule. Times are seconds since 197
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, takewhile
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from penstock.core.errors import ConfigError
@@ -19,6 +20,9 @@ _FROM = datetime(2024, 1, 1, tzinfo=UTC)
 
 _STARTS_MOST = 2000
 """Chosen: so many starts are looked up, five years of daily ones and three weeks of quarter-hourly ones."""
+
+_CLOCK_CHANGE_S = 3 * 3600
+"""Chosen: longer than any hour that clocks repeat, with the one after it."""
 
 FIELDS_PATTERN = r"^[^\s]+( [^\s]+){4}$"
 
@@ -100,12 +104,31 @@ def check_time_zone(name: str) -> None:
 
 @lru_cache(maxsize=1024)
 def last_start_s(cron: str, time_zone: str, minute: int) -> float | None:
-    """Return the newest start at or before a minute since 1970; None: there was none."""
+    """Return the newest start at or before a minute since 1970; None: there was none.
+
+    In the hour that clocks repeat in autumn, a start counts at its first occurrence.
+    """
+    after = _local((minute + 1) * 60, time_zone)
+    before = _local((minute + 1) * 60 - _CLOCK_CHANGE_S, time_zone)
+    if after.utcoffset() == before.utcoffset():
+        return _newest_before(cron, after)
+    # Backwards, CronSim does not see the first pass of an hour from within the second. Forwards it sees both.
     from cronsim import CronSim  # noqa: PLC0415 - for graphs with a schedule
 
-    after = datetime.fromtimestamp((minute + 1) * 60, tz=_zone(time_zone))
-    found = next(CronSim(cron, after, reverse=True), None)
-    return None if found is None else float(found.timestamp())
+    starts = takewhile(lambda each: each < after.timestamp(), map(datetime.timestamp, CronSim(cron, before)))
+    newest = deque(starts, maxlen=1)
+    return newest[0] if newest else _newest_before(cron, before + timedelta(minutes=1))
+
+
+def _newest_before(cron: str, end: datetime) -> float | None:
+    from cronsim import CronSim  # noqa: PLC0415 - for graphs with a schedule
+
+    found = next(CronSim(cron, end, reverse=True), None)
+    return None if found is None else found.timestamp()
+
+
+def _local(at_s: float, time_zone: str) -> datetime:
+    return datetime.fromtimestamp(at_s, tz=_zone(time_zone))
 
 
 def quarter_of_week(at_s: float, time_zone: str) -> int:

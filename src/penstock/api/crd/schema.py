@@ -103,6 +103,10 @@ _KEPT = (
 _LIST_KEYS: Mapping[str, str] = {"Condition": "type"}
 """Lists of these models are maps by this key, so that several writers can own one entry each."""
 
+NOT_OBSERVED: Final = -1
+"""The generation in the status of a new object. Flux, Argo CD and ``helm --wait`` then see that no operator has looked at it yet,
+and wait; an object without a status counts as healthy."""
+
 _OVERLAY: Final = "podTemplate"
 """Key of an overlay on a pod template, whose keys are Kubernetes' own."""
 
@@ -127,6 +131,9 @@ def openapi(model: type[SpecModel]) -> Schema:
         }
     schema["properties"]["metadata"] = _METADATA
     schema["required"] = ["spec"]
+    status = schema["properties"].get("status", {})
+    if "observedGeneration" in status.get("properties", {}):
+        status["default"] = {"observedGeneration": NOT_OBSERVED}
     return schema
 
 

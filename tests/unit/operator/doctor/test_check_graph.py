@@ -47,6 +47,7 @@ NOT_READY = {"conditions": [condition("Ready", "False")]}
     ("status", "expected"),
     [
         ({"observedGeneration": 0}, (Severity.PROBLEM, "no operator has looked at it")),
+        ({"observedGeneration": -1}, (Severity.PROBLEM, "no operator has looked at it")),
         ({"observedGeneration": 1}, (Severity.WARNING, "its status is of generation 1, the newest is 2")),
         ({"phase": "Degraded", **NOT_READY}, (Severity.PROBLEM, "Ready is False: Why: because")),
         ({"phase": "Progressing", **NOT_READY}, (Severity.WARNING, "Ready is False: Why: because")),
