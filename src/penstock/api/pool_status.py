@@ -46,7 +46,9 @@ class PoolGraphStatus(SpecModel):
 class GpuPoolStatus(SpecModel):
     """State of a pool."""
 
-    observed_generation: Integer = entry(0, "Generation that this status describes; -1 until an operator has observed the object.")
+    observed_generation: Integer = entry(
+        0, "Generation that this status describes; -1 until an operator has observed the object."
+    )
     conditions: tuple[Condition, ...] = entry(
         (), "Valid, GuaranteesMet, CeilingRespected and, with a nodeSelector, NodesCounted."
     )

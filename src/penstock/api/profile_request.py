@@ -112,7 +112,9 @@ class ProfileRecommendation(SpecModel):
 class ProfileRequestStatus(SpecModel):
     """State of a ProfileRequest."""
 
-    observed_generation: Integer = entry(0, "Generation that this status describes; -1 until an operator has observed the object.")
+    observed_generation: Integer = entry(
+        0, "Generation that this status describes; -1 until an operator has observed the object."
+    )
     phase: ProfilePhase = entry(ProfilePhase.PENDING, "Pending, Profiling, Succeeded or Failed.")
     conditions: tuple[Condition, ...] = entry((), "Facts, each with its reason.")
     job: str = entry("", "Job that measures.")

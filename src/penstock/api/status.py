@@ -113,7 +113,9 @@ class PoolShareStatus(SpecModel):
 class GraphStatus(SpecModel):
     """State of a GraphDeployment."""
 
-    observed_generation: Integer = entry(0, "Generation that this status describes; -1 until an operator has observed the object.")
+    observed_generation: Integer = entry(
+        0, "Generation that this status describes; -1 until an operator has observed the object."
+    )
     served_generation: Integer | None = entry(
         None, "Generation that is carried out: an earlier one while the newest is refused; null: none."
     )

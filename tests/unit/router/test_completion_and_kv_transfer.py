@@ -49,14 +49,14 @@ TEXT, PICTURE = {"type": "text", "text": "de"}, {"type": "image_url", "image_url
             0,
             True,
         ),
-        (RESPONSES, {"input": "hello"}, 5, 0, False),
-        (RESPONSES, {"input": "grün", "instructions": "abc"}, 8, 0, False),
-        (RESPONSES, {"input": [{"role": "user", "content": "ab"}, {"type": "reasoning"}]}, 2, 0, False),
-        (RESPONSES, {"input": [{"role": "user", "content": [TEXT, 5]}]}, 2, 0, False),
+        (RESPONSES, {"input": "hello"}, 5, 0, True),
+        (RESPONSES, {"input": "grün", "instructions": "abc"}, 8, 0, True),
+        (RESPONSES, {"input": [{"role": "user", "content": "ab"}, {"type": "reasoning"}]}, 2, 0, True),
+        (RESPONSES, {"input": [{"role": "user", "content": [TEXT, 5]}]}, 2, 0, True),
     ],
 )
 def test_prompts_are_measured_in_every_form(path, body, size, ids, single):
-    """Bytes of text and text parts, or token ids; neither more than one prompt nor a response can be handed over."""
+    """Bytes of text and text parts, or token ids; and whether it has one prompt and one answer."""
     request = _parse({"model": "llama", "stream": True, **body}, path)
 
     assert (request.prompt_bytes, request.prompt_ids, request.is_single) == (size, ids, single)

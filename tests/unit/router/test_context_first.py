@@ -87,6 +87,8 @@ async def test_a_prompt_that_none_fetches_is_not_given_back(harness):
     ("path", "body"),
     [
         ("/v1/completions", {"n": 2}),
+        ("/v1/completions", {"echo": True, "logprobs": 1}),
+        ("/v1/completions", {"prompt_logprobs": 0}),
         ("/v1/messages", {"max_tokens": 3, "messages": [{"role": "user", "content": "a"}]}),
     ],
 )

@@ -149,6 +149,8 @@ async def test_a_client_that_leaves_breaks_both_off(harness, rooms):
     ("path", "body"),
     [
         ("/v1/completions", {"n": 2}),
+        ("/v1/completions", {"echo": True, "logprobs": 1}),
+        ("/v1/completions", {"prompt_logprobs": 0}),
         ("/v1/completions", {"prompt": ["a", "b"]}),
         ("/v1/messages", {"max_tokens": 3, "messages": [{"role": "user", "content": "a"}]}),
     ],
@@ -160,6 +162,6 @@ async def test_what_no_room_can_carry_is_refused_in_words(harness, rooms, path, 
     answer = await router.post(path, **body)
 
     assert answer.status == 400
-    assert b"hand over the KV of one prompt" in answer.body
+    assert b"a KV transfer carries one prompt for one answer" in answer.body
     assert not prefill.seen
     assert not decode.seen

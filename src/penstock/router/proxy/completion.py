@@ -159,7 +159,7 @@ class CompletionRequest(NamedTuple):
         body: The same, parsed.
         prompt_bytes: UTF-8 bytes of the prompt; 0 when it was sent as token ids.
         prompt_ids: Number of token ids in the prompt; 0 when it was sent as text.
-        is_single: One prompt and one answer: what a KV transfer can carry.
+        is_single: It has one prompt and one answer.
         adapter: The LoRA adapter that it asks for; None: the model itself.
     """
 
@@ -214,8 +214,7 @@ def parse_completion(
         return CompletionRequest(endpoint, path, raw, body, False, text_bytes, ids, False, adapter)
     prompts, text_bytes, ids = _TEXTS[endpoint](body)
     several = ("n" in body and _is_several(body["n"])) or ("best_of" in body and _is_several(body["best_of"]))
-    # vLLM's Responses API takes no kv_transfer_params, so that its requests cannot be handed over.
-    is_single = prompts == 1 and not several and endpoint is not ApiEndpoint.RESPONSES
+    is_single = prompts == 1 and not several
     return CompletionRequest(endpoint, path, raw, body, stream is True, text_bytes, ids, is_single, adapter)
 
 

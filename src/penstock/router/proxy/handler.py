@@ -54,6 +54,7 @@ from penstock.router.core.request_steps import (
 from penstock.router.core.retries import FailedTry, RetryRules, RetryScope
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.completion import CompletionRequest, RequestRefused
+from penstock.router.proxy.decode_alone import decode_alone
 from penstock.router.proxy.exchange import Exchanges, check_present
 from penstock.router.proxy.failures import (
     AT_CAPACITY,
@@ -78,8 +79,9 @@ _BACKOFF_REAL_S = 0.05
 """Chosen: the pause before the same worker is tried again, times the number of retries so far; a worker
 that has just been replaced listens within a few of these."""
 _ONE_PROMPT = (
-    "n, best_of, several prompts, /v1/responses, /v1/messages: this graph's prefill workers hand over the KV of one prompt and one answer; "
-    "send one a request, to /v1/completions or /v1/chat/completions"
+    "n, best_of, several prompts, prompt_logprobs, echo with logprobs, use_beam_search, /v1/responses, /v1/messages: decode workers of this "
+    "graph compute no prompts, and a KV transfer carries one prompt for one answer; send one per request, without these keys, to "
+    "/v1/completions or /v1/chat/completions"
 )
 
 
@@ -199,7 +201,8 @@ class CompletionHandler:
 
     def _is_carried(self, request: CompletionRequest) -> bool:
         """Whether the KV of a request's prompt can be handed over."""
-        return request.is_single and (self._carries is None or request.path in self._carries)
+        is_on_path = self._carries is None or request.path in self._carries
+        return is_on_path and decode_alone(request) is None
 
     def _answer_failure(self, call: CompletionCall, end: End) -> None:
         """Answer a request that was not served."""

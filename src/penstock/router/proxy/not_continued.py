@@ -81,7 +81,7 @@ OF_REQUEST: Final = (
     NotContinued(
         "`n`, `best_of`, several prompts",
         "one stream mixes several answers",
-        lambda request: not request.is_single and request.endpoint is not ApiEndpoint.RESPONSES,
+        lambda request: not request.is_single,
     ),
     NotContinued("`use_beam_search`", "it searches several answers at once", _has("use_beam_search")),
     NotContinued("`response_format`", _GRAMMAR, _is_shaped),

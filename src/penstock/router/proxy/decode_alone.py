@@ -1,0 +1,81 @@
+"""Requests that the decode worker computes alone, prompt included, and why: the table of docs/router.md. Pure.
+
+A prefill worker would compute their prompt in vain: no KV transfer carries what they need, or the decode worker must see the
+prompt itself. `penstock.router.proxy.handler` asks before it chooses a prefill worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.router.proxy.completion import CompletionRequest
+from penstock.router.proxy.routes import ApiEndpoint
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeAlone:
+    """One reason.
+
+    Attributes:
+        what: The keys of a request.
+        why: No prefill worker helps it.
+        holds: For a request.
+    """
+
+    what: str
+    why: str
+    holds: Callable[[CompletionRequest], bool]
+
+    def __str__(self) -> str:
+        """Return both, as a refusal shows them."""
+        return f"{self.what}: {self.why}"
+
+
+def _is_response(request: CompletionRequest) -> bool:
+    return request.endpoint is ApiEndpoint.RESPONSES
+
+
+def _has_several(request: CompletionRequest) -> bool:
+    return not request.is_single
+
+
+def _wants_prompt_logprobs(request: CompletionRequest) -> bool:
+    return request.body.get("prompt_logprobs") is not None
+
+
+def _echoes_logprobs(request: CompletionRequest) -> bool:
+    body = request.body
+    is_completion = request.endpoint is ApiEndpoint.COMPLETIONS
+    return is_completion and bool(body.get("echo")) and body.get("logprobs") is not None
+
+
+def _searches_beams(request: CompletionRequest) -> bool:
+    return bool(request.body.get("use_beam_search"))
+
+
+_IN_PROMPT: Final = "the log probabilities of the prompt's tokens come from computing it, not from its KV"
+
+REASONS: Final = (
+    DecodeAlone("`/v1/responses`", "the API has no key for a KV transfer", _is_response),
+    DecodeAlone(
+        "`n` or `best_of` above 1, several prompts",
+        "a transfer carries one prompt for one answer",
+        _has_several,
+    ),
+    DecodeAlone("`prompt_logprobs`", _IN_PROMPT, _wants_prompt_logprobs),
+    DecodeAlone("`echo` with `logprobs`", _IN_PROMPT, _echoes_logprobs),
+    DecodeAlone("`use_beam_search`", "each beam is a request of its own in the engine", _searches_beams),
+)
+"""The first one that holds is the reason. Sources: vLLM's issue 50792 and its scheduler, which drops the transfer of a request for
+prompt log probabilities; its `BeamSearchParams`, which have no `kv_transfer_params`."""
+
+_KEYS: Final = frozenset({"prompt_logprobs", "echo", "use_beam_search"})
+
+
+def decode_alone(request: CompletionRequest) -> DecodeAlone | None:
+    """Return why decode computes a request alone; None: a prefill worker can compute its prompt."""
+    if request.is_single and not _is_response(request) and _KEYS.isdisjoint(request.body):
+        return None
+    return next((each for each in REASONS if each.holds(request)), None)
