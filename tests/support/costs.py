@@ -22,7 +22,9 @@ _STARTED = pytest.StashKey[tuple[float, float]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Offer ``--dearest``."""
-    parser.addoption("--dearest", type=int, metavar="N", help="list the N tests that used most processor time")
+    parser.addoption(
+        "--dearest", type=int, metavar="N", help="list the N tests that used most processor time"
+    )
 
 
 def _clocks() -> tuple[float, float]:

@@ -19,6 +19,7 @@ from typing import Any, Final
 import yaml
 
 from penstock.api import LeaseConfig, Role
+from penstock.core.safe_yaml import read_yaml
 from penstock.kube.kinds import CONFIG_MAP
 from penstock.runtimes.engine_flags import granted_lease_s, names_answered
 from penstock_operator.plan.rollout import RolloutView, held_rollouts
@@ -32,7 +33,6 @@ _OPPOSED: Final = (
     "lease, while they roll; change one after the other"
 )
 _PRIORITY: Final = "--scheduling-policy"
-_LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +318,7 @@ def _graph_spec(config_map: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the specification that routers read; empty where a hand made something else of it."""
     for text in (config_map.get("data") or {}).values():
         try:
-            found = yaml.load(text, Loader=_LOADER)  # noqa: S506 - libyaml's safe one
+            found = read_yaml(text)
         except yaml.YAMLError:
             return {}
         spec = found.get("spec") if isinstance(found, dict) else None

@@ -17,6 +17,7 @@ import yaml
 from penstock.api.rule import KeyPath, dotted
 from penstock.core.errors import InvalidSpecError, ManifestProblem
 from penstock.core.files import open_file
+from penstock.core.safe_yaml import LOADER
 
 MAX_FILE_BYTES = 1 << 20
 """1 MiB; Kubernetes' own store refuses objects of more than 1.5 MiB."""
@@ -66,7 +67,6 @@ MAX_NODES = 100_000
 MAX_DEPTH = 64
 """Nesting; the API's own depth is 7 and a pod template's below 20."""
 
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NULL_TAG = "tag:yaml.org,2002:null"
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 _STRING_TAG = "tag:yaml.org,2002:str"
@@ -114,7 +114,7 @@ def read_documents(text: str, file: str | None = None) -> tuple[list[Document], 
         _check_depth(text)
         documents.extend(  # what comes before an error stays
             _Builder(file).document(node)
-            for node in yaml.compose_all(text, Loader=_LOADER)
+            for node in yaml.compose_all(text, Loader=LOADER)
             if node.value or node.tag != _NULL_TAG
         )
     except _LimitError as exc:
@@ -135,7 +135,7 @@ def read_documents(text: str, file: str | None = None) -> tuple[list[Document], 
 def _check_depth(text: str) -> None:
     depth = 0
     with contextlib.suppress(yaml.YAMLError):  # documents before it are read all the same
-        for event in yaml.parse(text, Loader=_LOADER):
+        for event in yaml.parse(text, Loader=LOADER):
             if isinstance(event, yaml.CollectionStartEvent):
                 depth += 1
                 if depth > MAX_DEPTH:

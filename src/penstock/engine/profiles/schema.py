@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal
@@ -19,6 +20,7 @@ from pydantic import (
 
 from penstock.core.errors import ConfigError
 from penstock.core.files import read_bytes
+from penstock.core.safe_yaml import read_yaml
 from penstock.core.validation import findings
 from penstock.engine.core import latency
 
@@ -207,14 +209,15 @@ def load(name: str) -> Profile:
     return parse(resources.files(__package__).joinpath(name + _SUFFIX).read_text("utf-8"), origin=name)
 
 
+@lru_cache(maxsize=64)
 def parse(text: str, *, origin: str) -> Profile:
-    """Return the profile that ``text`` describes.
+    """Return the profile that ``text`` describes; the same text is parsed once, as every simulated worker and run asks for it.
 
     Raises:
         ConfigError: not YAML, or fields are missing, unknown or out of range; all are named.
     """
     try:
-        profile = Profile.model_validate(yaml.safe_load(text))
+        profile = Profile.model_validate(read_yaml(text))
     except yaml.YAMLError as exc:
         raise ConfigError(f"profile {origin}: not YAML: {exc}") from exc
     except ValidationError as exc:
