@@ -13,7 +13,7 @@ IMAGE_BUILD_FLAGS ?=
 HELM              ?= helm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow test-nightly coverage test-lowest test-cluster e2e fuzz soak house mutants check types form crds format image image-names lock manifests manifests-check docs dist bench images bench-dualmap bench-lease bench-overload bench-planner vllm-cpu test-vllm image-vllm-cpu dynamo test-dynamo image-dynamo sglang test-sglang clean
+.PHONY: help demo test test-fast test-slow test-nightly stress coverage test-lowest test-cluster e2e fuzz soak house mutants check types form crds format image image-names lock manifests manifests-check docs dist bench images bench-dualmap bench-lease bench-overload bench-planner vllm-cpu test-vllm image-vllm-cpu dynamo test-dynamo image-dynamo sglang test-sglang clean
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
@@ -34,17 +34,23 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml
 demo: $(VENV)/.demo ## Serve a graph of simulated workers, replay a real trace, scale, report (under 3 minutes)
 	$(BIN)/penstock demo --output-dir demo-output
 
+# Keep compiled bytecode even where the environment disables it: tests start hundreds of processes with the same imports.
+export PYTHONDONTWRITEBYTECODE =
+
 # Fast tests share the cores, one process on each. Slow ones start processes and mostly wait: two files side by side.
 FAST = tests/unit tests/contract tests/fuzz -m "not slow and not nightly" -n logical --dist worksteal
 SLOW = tests -m "slow and not cluster and not nightly" -n 2 --dist loadfile
 
-test: coverage test-slow ## Run the tests, and hold the coverage of the pure packages; what CI runs
+test: test-fast test-slow ## Run the tests, fast and slow ones; CI runs the fast ones as `make coverage`
 
-test-fast: $(VENV)/.dev ## The fast tests, about a minute; ARGS="-k name" chooses, here and for the targets below
+test-fast: $(VENV)/.dev ## The fast tests; ARGS="-k name" chooses, here and for the targets below; ARGS="--dearest 100" lists costs
 	$(BIN)/pytest $(FAST) $(ARGS)
 
 test-slow: $(VENV)/.dev ## The slow tests: real processes, whole graphs, kills at every step
 	$(BIN)/pytest $(SLOW) $(ARGS)
+
+stress: $(VENV)/.dev ## Run chosen tests 50 times beside busy loops; ARGS="tests/world -k kill_9 --times 10"
+	$(BIN)/python tests/stress.py $(ARGS)
 
 coverage: $(VENV)/.dev ## The fast tests with branch coverage of the pure packages, held to the floors of pyproject.toml
 	$(BIN)/pytest $(FAST) --cov --cov-report= $(ARGS)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from penstock.core import plugins
 
-pytest_plugins = ("costs",)
+pytest_plugins = ("costs", "leftovers", "repeated")
 
 # No test fails because a machine is slow; pytest-timeout bounds those that hang. Properties get the same examples in
 # each run, so that a change is judged by what it changes; `make explore` looks for new ones.

@@ -19,7 +19,11 @@ from typing import Any, Self
 
 import pytest
 
-from penstock.local.ports import unused_port
+sys.path.append(str(Path(__file__).parents[1] / "support"))  # for soak.py, which pytest does not run
+
+from patience import LIMIT_S, eventually, within
+from reserved_ports import reserved_port
+
 from penstock_planner.ledger import read_ledger
 
 MANIFEST = """
@@ -61,20 +65,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
-PATIENCE_S = 240.0
-"""Real seconds until what has not come never will. Chosen: below pytest's limit of a test, so that a failure names what
-was waited for, and several times what a machine under six times its load takes."""
-
-
-def eventually(condition: Callable[[], Any], what: str = "the condition") -> Any:
-    """Return the first true value of ``condition``; fail after `PATIENCE_S`."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not (value := condition()):
-        assert time.monotonic() < deadline_s, f"not within {PATIENCE_S:g} s: {what}"
-        time.sleep(0.05)
-    return value
-
-
 class World:
     """Everything that one test starts, in the test's own folders."""
 
@@ -83,7 +73,7 @@ class World:
         self.statefile = folder / "state" / "world.json"
         self.log_dir = folder / "log"
         self.ledger_dir = self.log_dir / "planner"
-        self.port = unused_port()
+        self.port = reserved_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.env = {**os.environ, "PENSTOCK_LOCAL_STATE_DIR": str(folder / "state"), "HOME": str(folder)}
         self._started: list[subprocess.Popen[bytes]] = []
@@ -94,7 +84,7 @@ class World:
         path.write_text(MANIFEST.format(**{**DEFAULTS, **changes}))
         return path
 
-    def run(self, *arguments: object, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: object, timeout_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
         """Run a `penstock` command to its end."""
         command = [*PENSTOCK, *map(str, arguments)]
         return subprocess.run(
@@ -152,19 +142,19 @@ class World:
     def is_serving(self) -> bool:
         """Return whether the router would serve a request now."""
         try:
-            with urllib.request.urlopen(f"{self.url}/ready", timeout=2):
+            with urllib.request.urlopen(f"{self.url}/ready", timeout=within(5)):
                 return True
         except OSError:
             return False
 
     def workers(self) -> dict[str, dict[str, Any]]:
         """Return the router's view of the workers, by name."""
-        with urllib.request.urlopen(f"{self.url}/workers", timeout=5) as answer:
+        with urllib.request.urlopen(f"{self.url}/workers", timeout=LIMIT_S) as answer:
             return {worker["name"]: worker for worker in json.load(answer)["workers"]}
 
     def samples(self, name: str, url: str | None = None) -> dict[str, float]:
         """Return a metric's samples by their labels, of the router or of the process at ``url``."""
-        with urllib.request.urlopen(f"{url or self.url}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"{url or self.url}/metrics", timeout=LIMIT_S) as answer:
             lines = answer.read().decode().splitlines()
         found = (line.rpartition(" ") for line in lines if line.startswith((f"{name}{{", f"{name} ")))
         return {key.partition('"')[2].rstrip('"}'): float(value) for key, _, value in found}
@@ -180,7 +170,7 @@ class World:
         """POST JSON; return the decoded answer, None where it is empty."""
         headers = {"content-type": "application/json"}
         request = urllib.request.Request(url, json.dumps(body or {}).encode(), headers)
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
             content = answer.read()
         return json.loads(content) if content else None
 
@@ -246,7 +236,7 @@ class World:
                 if pid != os.getpid():  # a test may stand in for the arbiter
                     os.kill(pid, signal.SIGKILL)
         for process in self._started:
-            process.wait(10)
+            process.wait(LIMIT_S)
 
 
 def _gpus(environ: list[bytes]) -> tuple[int, ...]:
@@ -272,7 +262,7 @@ class Replay:
 
     def finish(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Wait for the end; return all requests and the summary."""
-        assert self.process.wait(60) == 0, (self._folder.parent / "load.out").read_text()
+        assert self.process.wait(LIMIT_S) == 0, (self._folder.parent / "load.out").read_text()
         return self.results(), json.loads((self._folder / "summary.json").read_text())
 
 
@@ -343,7 +333,7 @@ class Stream:
         body = json.dumps(self._body).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(LIMIT_S):
                 reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
                 sent_s = time.monotonic()
                 writer.write(head.encode() + body)
@@ -397,8 +387,8 @@ def eventually_fixture() -> Callable[..., Any]:
 
 @pytest.fixture(name="free_port")
 def free_port_fixture() -> Callable[[], int]:
-    """Return what chooses a free port."""
-    return unused_port
+    """Return what chooses a port that nobody else gets."""
+    return reserved_port
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import json
 import socket
 
 import pytest
+from patience import LIMIT_S
 
 TAKEN = [
     (("router", "serve", "--model", "m", "--worker", "decode=http://127.0.0.1:9", "--worker",
@@ -43,7 +44,7 @@ def test_a_worker_that_dies_at_start_is_shown_restarted_and_given_up_with_its_wo
     decode = next(each for each in shown["processes"] if each["name"] == "world_decode")
     assert "exit code 2" in decode["reason"]
     assert decode["state"] == "starting"
-    assert process.wait(40) == 1
+    assert process.wait(LIMIT_S) == 1
     words = (world.folder / "up.out").read_text()
     for word in (
         "decode: gave up after 5 failures",

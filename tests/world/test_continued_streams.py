@@ -8,8 +8,11 @@ import time
 from collections import Counter
 
 import pytest
+from patience import SLOWNESS, until
 
 STREAMS = 200
+TOKENS = int(300 * SLOWNESS)
+"""Of each stream: none may end before the last has begun."""
 PROMPTS = 20
 """Each is sent ten times: what one of them says undisturbed, all have to say."""
 
@@ -23,17 +26,16 @@ def prompt(number):
 async def test_killed_workers_cost_no_stream(world, stream, roles):
     """Kill -9 of one of two of each role while all streams speak: none is lost, no token is lost, wrong or doubled."""
     world.up(world.manifest(prefill=2, decode=2), speed=1, flags=("--no-planner",))
-    undisturbed = [stream(prompt(number), 300) for number in range(PROMPTS)]
+    undisturbed = [stream(prompt(number), TOKENS) for number in range(PROMPTS)]
     await asyncio.gather(*(each.read() for each in undisturbed))
-    streams = [stream(prompt(number % PROMPTS), 300) for number in range(STREAMS)]
+    streams = [stream(prompt(number % PROMPTS), TOKENS) for number in range(STREAMS)]
     tasks = [asyncio.create_task(each.read()) for each in streams]
-    while not all(len(each.text) > 40 for each in streams):  # noqa: ASYNC110 - nothing tells of it
-        await asyncio.sleep(0.05)
+    await until(lambda: all(len(each.text) > 40 for each in streams), "every stream speaks")
     assert not any(task.done() for task in tasks)
     for role in roles:
         os.kill(next(iter(world.entries(role, "ready").values()))["pid"], signal.SIGKILL)
     # Those that arrive while the workers are away are served, too.
-    streams += [stream(prompt(number), 300) for number in range(PROMPTS)]
+    streams += [stream(prompt(number), TOKENS) for number in range(PROMPTS)]
     await asyncio.gather(*tasks, *(each.read() for each in streams[STREAMS:]))
 
     assert [each.problem or each.usage for each in streams if not each.is_complete] == [], world.logs()

@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from patience import LIMIT_S
 
 from penstock_operator.metrics import OperatorMetrics
 
@@ -109,7 +110,7 @@ def ask(world, operator, tmp_path, eventually, free_port):
 
     def asked(query):
         url = f"http://127.0.0.1:{port}/api/v1/query?" + urllib.parse.urlencode({"query": query})
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=LIMIT_S) as answer:
             return json.load(answer)["data"]["result"]
 
     def scraped():
@@ -118,10 +119,12 @@ def ask(world, operator, tmp_path, eventually, free_port):
         except OSError:
             return False
 
-    eventually(scraped, "every target scraped")
-    yield asked
-    process.terminate()
-    process.wait(10)
+    try:
+        eventually(scraped, "every target scraped")
+        yield asked
+    finally:
+        process.terminate()
+        process.wait(LIMIT_S)
 
 
 def complete(world, tier):
@@ -129,7 +132,10 @@ def complete(world, tier):
     body = {"model": "m", "prompt": "hello " * 50, "max_tokens": 8, "stream": True}
     headers = {"content-type": "application/json", "x-penstock-tier": tier}
     request = urllib.request.Request(f"{world.url}/v1/completions", json.dumps(body).encode(), headers)
-    with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(request, timeout=30) as answer:
+    with (
+        contextlib.suppress(urllib.error.HTTPError),
+        urllib.request.urlopen(request, timeout=LIMIT_S) as answer,
+    ):
         assert b"[DONE]" in answer.read()
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import LIMIT_S
 
 INSIDE = """
 import json, os, pathlib, subprocess, sys, urllib.request
@@ -75,7 +76,7 @@ def test_a_worker_that_dies_on_a_full_disk_is_restarted_and_recorded_once_there_
     plumbing = Path(__file__).parent
     command = ["unshare", "-rm", sys.executable, "-c", INSIDE, plumbing, disk, world.manifest()]
     done = subprocess.run(
-        list(map(str, command)), env=world.env, capture_output=True, text=True, timeout=200, check=False
+        list(map(str, command)), env=world.env, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -8,6 +8,7 @@ import urllib.request
 
 import psutil
 import pytest
+from patience import LIMIT_S
 
 SPEED = 10
 
@@ -143,7 +144,7 @@ def test_an_edited_or_broken_manifest_is_not_what_a_killed_router_and_planner_st
     kill_and_wait(world, eventually, "world_frontend")
 
     def threshold():
-        with urllib.request.urlopen(f"{world.url}/busy_threshold", timeout=5) as answer:
+        with urllib.request.urlopen(f"{world.url}/busy_threshold", timeout=LIMIT_S) as answer:
             (found,) = json.load(answer)["thresholds"]
         return found["active_prefill_tokens_threshold"] == 9
 

@@ -3,10 +3,10 @@
 import asyncio
 import itertools
 import json
-import time
 from contextlib import asynccontextmanager
 
 import pytest
+from patience import until, until_asked
 
 from penstock.api import RouterConfig
 from penstock.core.http.client import ConnectionPool
@@ -107,13 +107,6 @@ class Scene:
         prefix = Prefix(token_keys(token_ids(text.encode()), engine_block_tokens=16))
         return 0 if index is None else index.held(prefix)
 
-    async def until(self, condition, what, within_s=10.0):
-        """Wait for a condition."""
-        deadline_s = time.monotonic() + within_s
-        while not condition():
-            assert time.monotonic() < deadline_s, f"not in time: {what}"
-            await asyncio.sleep(0.01)
-
     async def complete(self, text):
         """Send a prompt through the router; return who holds it now."""
         body = json.dumps({"model": "m", "prompt": text, "max_tokens": 1}).encode()
@@ -128,13 +121,14 @@ class Scene:
     async def joined(self):
         """Return once events of every worker arrive; a subscription takes a moment."""
         for engine in self.engines:
-            for number in itertools.count():
-                text = prompt(f"{engine.name}{number}", 512)
-                await engine.complete(text)
-                await asyncio.sleep(0.05)
-                if self.believed(engine, text):
-                    break
-                assert number < 100, f"no events of {engine.name}"
+            sent = []
+
+            async def is_followed(engine=engine, sent=sent):
+                sent.append(prompt(f"{engine.name}{len(sent)}", 512))
+                await engine.complete(sent[-1])
+                return any(self.believed(engine, text) for text in sent)
+
+            await until_asked(is_followed, f"events of {engine.name} arrive")
 
 
 @pytest.fixture
@@ -158,7 +152,7 @@ def scene(tmp_path):
         await router.start()
         made = Scene(router, engines, pool)
         try:
-            await made.until(lambda: not router.admission.problems(), "the router serves")
+            await until(lambda: not router.admission.problems(), "the router serves")
             if not before:
                 await made.joined()
             yield made
@@ -179,12 +173,12 @@ async def test_what_a_worker_evicts_is_no_longer_believed(scene):
         assert made.believed(holder, ours) == 2
 
         await holder.complete(theirs)
-        await made.until(lambda: made.believed(holder, theirs) == 4, "their blocks are known")
+        await until(lambda: made.believed(holder, theirs) == 4, "their blocks are known")
 
         # 160 blocks less their 128 leave room for the first half of ours.
         assert made.believed(holder, ours) == 1
         await holder.complete(prompt("more", 2048))
-        await made.until(lambda: made.believed(holder, ours) == 0, "ours is forgotten")
+        await until(lambda: made.believed(holder, ours) == 0, "ours is forgotten")
         assert await made.complete(ours) in made.engines
 
 
@@ -194,11 +188,11 @@ async def test_a_connection_that_broke_is_caught_up_with(scene):
     async with scene(replays=True) as made:
         holder = await made.complete(ours)
         await holder.stop()
-        await made.until(lambda: made.believed(holder, ours) == 0, "ours is forgotten")
+        await until(lambda: made.believed(holder, ours) == 0, "ours is forgotten")
         await holder.start()
         await holder.complete(first)
 
-        await made.until(lambda: made.believed(holder, first) == 2, "what it computed is known")
+        await until(lambda: made.believed(holder, first) == 2, "what it computed is known")
         assert made.believed(holder, ours) == 0
 
 
@@ -208,7 +202,7 @@ async def test_a_worker_that_starts_anew_is_forgotten_and_followed(scene):
     async with scene() as made:
         holder = await made.complete(ours)
         await holder.stop()
-        await made.until(lambda: made.believed(holder, ours) == 0, "ours is forgotten")
+        await until(lambda: made.believed(holder, ours) == 0, "ours is forgotten")
         await holder.start()
         await made.joined()
 

@@ -6,6 +6,8 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+from patience import LIMIT_S
+
 from penstock.engine.core.kv_blocks import prefix_keys
 from penstock.router.policy.prefixes import SUB_BLOCK_KEYS, prompt_keys
 from penstock.simulator.jobs import Job, PrefixChains
@@ -50,7 +52,7 @@ def test_a_light_load_takes_the_same_way_through_both():
     options = {"--rows": 24, "--qps": 0.5, "--spread": "even", "--max-input-tokens": LONGEST, "--speed": 4}
     words = [str(word) for pair in options.items() for word in pair]
     command = [sys.executable, str(SCRIPT), "--policy", "preble", "--instances", "2P1D", "--json", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(done.stdout)
     (live,) = found["live"]

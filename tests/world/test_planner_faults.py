@@ -10,6 +10,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from patience import LIMIT_S
 
 from penstock.local.liveness import identify
 from penstock.local.statefile import ArbiterInfo, EntryState, ProcessEntry, StateFile
@@ -127,7 +128,7 @@ def test_metrics_that_mean_nothing_hold_and_are_named_and_good_ones_scale_again(
         lambda: world.entries("decode", "draining") and world.entries("prefill", "draining"), "shrinks"
     )
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0
+    assert process.wait(LIMIT_S) == 0
     assert "Traceback" not in (world.folder / "planner.out").read_text()
     assert "0 differences" in world.replay_ledger()
 
@@ -160,7 +161,7 @@ def test_a_full_disk_stops_decisions_but_neither_the_planner_nor_serving(world, 
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     eventually(lambda: len(world.entries("prefill", "ready", "draining")) == 1, "the decision is taken")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0
+    assert process.wait(LIMIT_S) == 0
     assert "Traceback" not in output.read_text()
     assert "0 differences" in world.replay_ledger()
     assert json.loads(world.run("down", "--json").stdout)["forced"] is False

@@ -8,6 +8,7 @@ import sys
 import psutil
 import pytest
 import yaml
+from patience import LIMIT_S
 
 from penstock.profiler.journal import JOURNAL
 
@@ -65,7 +66,7 @@ def test_a_profile_that_was_ended_goes_on_where_it_stopped(world, manifest, even
     first = world.start(*command, name="first")
     eventually(lambda: len(finished(folder)) >= 15, "fifteen points")
     first.send_signal(number)
-    first.wait(30)
+    first.wait(LIMIT_S)
     kept = finished(folder)
     if number is signal.SIGINT:
         assert (first.returncode, workers(folder)) == (130, [])

@@ -5,12 +5,15 @@ import os
 import signal
 
 import pytest
+from patience import SLOWNESS, until
 
 from penstock.api import Role
 from penstock.local.store import StateStore
 from penstock.local.target import LocalTarget
 
 STREAMS = 40
+TOKENS = int(200 * SLOWNESS)
+"""Of each stream: none may end before the last has begun."""
 
 
 def prompt(number):
@@ -18,17 +21,11 @@ def prompt(number):
     return f"{number:08d}" + "word" * 30
 
 
-async def until(condition):
-    """Wait, in the test's event loop, until a condition holds."""
-    while not await asyncio.to_thread(condition):  # noqa: ASYNC110 - files and processes send no events
-        await asyncio.sleep(0.05)
-
-
 async def speaking(stream, first=0):
     """Start streams; return them, all in the middle of their answers, and their tasks."""
-    streams = [stream(prompt(first + number), 200) for number in range(STREAMS)]
+    streams = [stream(prompt(first + number), TOKENS) for number in range(STREAMS)]
     tasks = [asyncio.create_task(each.read()) for each in streams]
-    await until(lambda: all(len(each.text) > 40 for each in streams))
+    await until(lambda: all(len(each.text) > 40 for each in streams), "every stream speaks")
     return streams, tasks
 
 
@@ -48,13 +45,16 @@ async def test_a_decode_worker_that_becomes_prefill_s_costs_no_stream(world, str
     if is_killed:
         os.kill(pid, signal.SIGKILL)
     await asyncio.gather(*tasks)
-    await until(lambda: name in world.entries("prefill", "ready"))
+    await until(lambda: name in world.entries("prefill", "ready"), "prefill has the worker", blocks=True)
     switched = world.entries("prefill", "ready")[name]
     assert (switched["pid"] == pid) is not is_killed
     assert switched["resources"] == before[name]
 
-    async with asyncio.timeout(60):
-        await until(lambda: world.workers().get(name, {}).get("role") == "prefill")
+    await until(
+        lambda: world.workers().get(name, {}).get("role") == "prefill",
+        "the router knows the new role",
+        blocks=True,
+    )
     more, more_tasks = await speaking(stream, first=STREAMS)
     await asyncio.gather(*more_tasks)
     lost = [each.problem or each.usage for each in (*streams, *more) if not each.is_complete]

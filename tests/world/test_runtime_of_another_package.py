@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patience import LIMIT_S, until
 
 from penstock.api import Role
 from penstock.api.manifests import load_graph
@@ -32,7 +33,7 @@ def package(tmp_path_factory) -> Path:
     for name, language in (("pyproject.toml", "toml"), ("acme_runtime.py", "python")):
         (source / name).write_text(re.search(rf"```{language}\n(.*?)```", PAGE, re.DOTALL).group(1))
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel"]
-    subprocess.run(build, cwd=source, check=True, capture_output=True, timeout=60)
+    subprocess.run(build, cwd=source, check=True, capture_output=True, timeout=LIMIT_S)
     with zipfile.ZipFile(next(source.glob("dist/*.whl"))) as wheel:
         wheel.extractall(installed)
     return installed
@@ -67,18 +68,23 @@ async def test_its_workers_are_scaled_and_drained(world, graph, stream):
     await asyncio.to_thread(world.wait_ready, prefill=1, decode=2)
     streams = [stream(f"{number:08d} and so on", 300) for number in range(8)]
     tasks = [asyncio.create_task(each.read()) for each in streams]
-    while not all(each.text for each in streams):
-        assert not any(task.done() for task in tasks), world.logs()
-        await asyncio.sleep(0.05)
+    await until(
+        lambda: all(each.text for each in streams) or any(task.done() for task in tasks),
+        "every stream speaks",
+    )
+    assert not any(task.done() for task in tasks), world.logs()
 
     await target.scale(Role.DECODE, 1, decision_id="d000002")
     await asyncio.gather(*tasks)
     await target.close()
 
     assert [each.problem for each in streams if not each.is_complete] == [], world.logs()
-    while len(world.entries("decode", "ready", "draining")) > 1:
+
+    def is_gone():
         assert len(world.entries("decode", "ready")) <= 1, "the worker that leaves no longer drains"
-        await asyncio.sleep(0.05)
+        return len(world.entries("decode", "ready", "draining")) == 1
+
+    await until(is_gone, "the drained worker is gone", blocks=True)
 
 
 def test_the_operator_builds_its_pods(graph):

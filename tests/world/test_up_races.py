@@ -6,12 +6,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from patience import LIMIT_S
 
 
 def test_of_two_ups_at_once_on_one_port_one_serves_and_the_other_says_why(world, eventually):
     """A router that could not bind is not ready because the other one answers; its graph leaves nothing."""
     manifest = world.manifest()
-    flags = ("--port", world.port, "--no-planner", "--speed", 20, "--timeout", 60)
+    flags = ("--port", world.port, "--no-planner", "--speed", 20, "--timeout", LIMIT_S)
     names = ("world", "other")
     ups = [
         world.start(
@@ -19,7 +20,7 @@ def test_of_two_ups_at_once_on_one_port_one_serves_and_the_other_says_why(world,
         )
         for name in names
     ]
-    codes = [process.wait(90) for process in ups]
+    codes = [process.wait(LIMIT_S) for process in ups]
     words = {name: (world.folder / f"{name}.out").read_text() for name in names}
     assert sorted(code == 0 for code in codes) == [False, True], words
     winner, loser = sorted(names, key=lambda name: codes[names.index(name)])
@@ -62,7 +63,7 @@ def test_a_signal_during_up_leaves_nothing_running(world, eventually, phase, num
     eventually(lambda: _handles(process.pid, number), "up handles signals")
     eventually(lambda: PHASES[phase](world), phase)
     os.kill(process.pid, number)
-    assert process.wait(40) == 128 + number, (world.folder / "up.out").read_text()
+    assert process.wait(LIMIT_S) == 128 + number, (world.folder / "up.out").read_text()
     assert world.marked() == {}
     assert list(world.statefile.parent.glob("*")) == []
     assert str(world.statefile) not in _command_lines()
@@ -83,7 +84,7 @@ def test_down_during_up_ends_the_start(world, eventually, phase):
     done = world.run("down")
     assert done.returncode == 0, done.stderr
     assert f"stopped `penstock up` (pid {process.pid}), which was still starting world" in done.stdout
-    assert process.wait(40) == 128 + signal.SIGTERM
+    assert process.wait(LIMIT_S) == 128 + signal.SIGTERM
     assert "world: stopped by SIGTERM while starting" in (world.folder / "up.out").read_text()
     assert world.marked() == {}
     assert list(world.statefile.parent.glob("*")) == []

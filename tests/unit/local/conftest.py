@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from patience import eventually
 
 from penstock.local.statefile import ProcessEntry, StateFile
 
@@ -65,13 +65,6 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         process.wait()
         process.stdin.close()
         process.stdout.close()
-
-
-def eventually(condition: Callable[[], object]) -> object:
-    """Return the first true value of ``condition``."""
-    while not (value := condition()):
-        time.sleep(0.03)
-    return value
 
 
 @pytest.fixture(name="eventually")

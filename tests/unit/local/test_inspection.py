@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import psutil
 import pytest
+from patience import eventually
+from reserved_ports import reserved_port
 from states import LEADER
 
 from penstock.cli.doctor_local import hung, orphans
 from penstock.core.local_state import EntryState
 from penstock.local.liveness import MARK_VARIABLE, identify
-from penstock.local.ports import unused_port
 from penstock.local.store import StateStore
 
 
@@ -72,10 +73,9 @@ async def test_a_stopped_process_and_one_that_does_not_answer_hang(lead, state_o
     stopped, _ = lead()
     silent, _ = lead()
     os.kill(stopped.pid, signal.SIGSTOP)
-    while psutil.Process(stopped.pid).status() != psutil.STATUS_STOPPED:
-        pass
+    eventually(lambda: psutil.Process(stopped.pid).status() == psutil.STATUS_STOPPED)
     state = state_of("n", pid=arbiter.pid, started=arbiter.started)
-    url = f"http://127.0.0.1:{unused_port()}"
+    url = f"http://127.0.0.1:{reserved_port()}"
     state = state.with_entry("n_a", entry_with(entry_of, stopped.pid))
     state = state.with_entry("n_b", entry_with(entry_of, silent.pid, url=url, health_path="/health"))
     expected = [

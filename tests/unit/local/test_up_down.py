@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from patience import LIMIT_S
 from states import GRAPH, LEADER
 
 from penstock.cli import local as commands
@@ -145,7 +146,7 @@ def test_recovery_ends_orphans_and_removes_the_stale_file(state_of, spawn):
     orphan = spawn(**{MARK_VARIABLE: str(store.path)})
     store.write(state_of("tiny", pid=999_999_999))
     notes = recover(store)
-    assert orphan.wait(5) is not None
+    assert orphan.wait(LIMIT_S) is not None
     assert not store.path.exists()
     assert any(str(orphan.pid) in note for note in notes)
     assert recover(store) == ()
@@ -169,7 +170,7 @@ def test_an_arbiter_whose_file_cannot_be_read_is_neither_run_over_nor_left_behin
         with pytest.raises(ConfigError, match=f"arbiter \\(pid {arbiter.pid}\\) runs.*penstock down"):
             recover(store)
         stopped = down("tiny", timeout_s=None, now=False)
-        assert arbiter.wait(5) is not None
+        assert arbiter.wait(LIMIT_S) is not None
     assert f"stopped arbiter {arbiter.pid}, whose statefile cannot be read" in stopped.notes
     assert not store.path.exists()
 
@@ -193,7 +194,7 @@ def test_down_stops_a_start_and_says_which(spawn):
         choose_namespace(None)
     stopped = down("other", timeout_s=None, now=False)
     assert stopped.notes == (f"stopped `penstock up` (pid {up.pid}), which was still starting other, tiny",)
-    assert up.wait(5) == 143
+    assert up.wait(LIMIT_S) == 143
     with pytest.raises(NotFoundError, match="nothing is running"):
         down("tiny", timeout_s=None, now=False)
     assert list(StateStore.of("tiny").path.parent.iterdir()) == []
@@ -206,7 +207,7 @@ def test_down_kills_a_start_that_does_not_end(spawn, monkeypatch):
     assert up.stdout.readline() == b"there\n"
     (note,) = down("tiny", timeout_s=None, now=False).notes
     assert "killed, as it did not end within 0 s" in note
-    assert up.wait(5) == -signal.SIGKILL
+    assert up.wait(LIMIT_S) == -signal.SIGKILL
     assert list(StateStore.of("tiny").path.parent.iterdir()) == []
 
 
@@ -217,7 +218,7 @@ def test_down_ends_an_arbiter_that_has_no_statefile_yet(state_folder):
     with subprocess.Popen(command, stdin=subprocess.PIPE) as arbiter:  # waits for its first state
         stopped = down("tiny", timeout_s=None, now=False)
         assert stopped.notes == (f"stopped arbiter {arbiter.pid}, which was starting",)
-        assert arbiter.wait(5) is not None
+        assert arbiter.wait(LIMIT_S) is not None
     assert list(state_folder.iterdir()) == []
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import orjson
 import pytest
 import yaml
+from reserved_ports import reserved_port
 from router_harness import Router
 
 from penstock.api import Role, RouterConfig
 from penstock.core.errors import UpstreamConnectError
-from penstock.local.ports import unused_port
 from penstock.router.core.worker import WorkerSpec
 from penstock.router.settings import RouterSettings
 
@@ -91,7 +91,7 @@ async def gateways(harness, tmp_path):
         )
         picker = GatewayPicker(chosen, ext_proc_port=0)
         await picker.start()
-        port = unused_port()
+        port = reserved_port()
         answering = [each for each in workers if each.role != "prefill"]
         path = tmp_path / f"envoy-{port}.json"
         path.write_text(json.dumps(configured(answering, picker.ext_proc_port, port, **envoy)))

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from reserved_ports import reserved_port
 
 from penstock.api import Role
 from penstock.core.local_state import EntryState
 from penstock.local import liveness, watchdog_child
-from penstock.local.ports import unused_port
 from penstock.local.target import LocalTarget
 
 
@@ -92,7 +92,7 @@ def test_only_the_owner_reaches_circus(graph):
 def test_scaling_through_the_target_adds_and_drains_a_worker(graph, tmp_path, eventually):
     """A desired replica becomes a ready worker; taking it back waits until the worker is idle."""
     busy, drains = tmp_path / "busy", tmp_path / "drains"
-    router = graph.entry("frontend", "router", "--drains", str(drains), ports={"port": unused_port()})
+    router = graph.entry("frontend", "router", "--drains", str(drains), ports={"port": reserved_port()})
     decode = graph.entry("decode", "decode", "--busy-while", str(busy), gpus=(0,), grace_s=60.0)
     graph.start(router, decode, router_url=f"http://127.0.0.1:{router.port}")
     graph.wait_state("test_decode", EntryState.READY)
