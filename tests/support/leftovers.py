@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Generator
@@ -18,7 +19,8 @@ import pytest
 from patience import within
 
 _VARIABLE = "PENSTOCK_TESTS_OF"
-_EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.posix_spawn", "os.exec", "socket.bind"})
+_BIND = "socket.bind"
+_EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.posix_spawn", "os.exec", _BIND})
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 _GRACE_S = 10.0
 """Chosen: a process that was killed takes a moment to end, and a closed socket to leave the kernel's table."""
@@ -75,25 +77,24 @@ def _is_descendant(pid: int, parents: dict[int, int]) -> bool:
 
 
 def _listening() -> dict[object, str]:
-    """Return the TCP sockets on which the tests' own process listens."""
-    own = set()
+    """Return the sockets on which the tests' own process listens, by inode."""
+    found: dict[object, str] = {}
     for each in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(*_GONE):
-            own.add(str(each.readlink()))
-    found = {}
-    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
-        with contextlib.suppress(*_GONE):
-            for line in Path(table).read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
-                    found[f"socket {fields[9]}"] = (
-                        f"port {int(fields[1].rpartition(':')[2], 16)} is listened on"
-                    )
+        with contextlib.suppress(OSError):
+            name = str(each.readlink())
+            if name.startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(each.name))) as copy:
+                    if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        found[name] = f"{copy.getsockname()} is listened on"
     return found
 
 
-def _all() -> dict[object, str]:
-    return {**_processes(), **_listening()}
+def _all(events: set[str]) -> dict[object, str]:
+    """Return what is there of the kinds that the events made."""
+    return {
+        **(_processes() if events - {_BIND} else {}),
+        **(_listening() if _BIND in events else {}),
+    }
 
 
 @pytest.hookimpl(wrapper=True)
@@ -104,8 +105,7 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Generator[Non
     # Such fixtures are made before those of the test, of which nothing is there yet.
     _seen.clear()
     result = yield
-    if _seen:
-        _known.update(_all())
+    _known.update(_all(_seen))
     return result
 
 
@@ -115,9 +115,10 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
     yield
     if not _seen or not sys.platform.startswith("linux"):
         return
+    events = set(_seen)
     _seen.clear()
     deadline_s = time.monotonic() + within(_GRACE_S)
-    while left := {key: words for key, words in _all().items() if key not in _known}:
+    while left := {key: words for key, words in _all(events).items() if key not in _known}:
         if time.monotonic() > deadline_s:
             break
         time.sleep(0.02)
