@@ -165,17 +165,21 @@ class RouterServer:
         log.info("router listening", host=self._settings.host, port=self.port, **self._settings.shown())
 
     async def close(self) -> None:
-        """Stop accepting, let requests under way finish within the grace time, stop the rest."""
+        """Stop accepting, serve the connections that exist until they have ended or the grace time is over, stop the rest."""
         self.app.is_stopping = True
         if self._group is not None:
             self._group.stop()
         grace_real_s = self._clock.to_real_s(self._settings.shutdown_grace_s)
         log.info("router stopping", connections=self._http.connections, grace_real_s=grace_real_s)
-        await self._http.close(grace_s=grace_real_s)
+        await self._drain(grace_real_s)
         await self._stop_background()
         if self._access_log is not None:
             self._access_log.close()
         log.info("router stopped")
+
+    async def _drain(self, grace_real_s: float) -> None:
+        """Return once no client is connected any more, or the time is over."""
+        await self._http.close(grace_s=grace_real_s)
 
     async def serve(self, stop: asyncio.Event) -> None:
         """Run until ``stop`` is set."""

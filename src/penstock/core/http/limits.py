@@ -33,9 +33,12 @@ class ServerLimits:
         receive_timeout_s: From the first byte of a request to the end of its body; beyond it 408.
         keep_alive_s: Longest wait for the next request; beyond it the connection is closed.
         write_stall_s: Longest time that a client may leave its buffer full; beyond it it is cut off.
-        closing_s: Once the server closes: longest time for a request to arrive in full, beyond it 503, and for a client
-            to take not one of its unsent bytes, beyond it it is cut off. Chosen: clients on slow lines take some bytes
-            each second, and a restart must not wait for silent ones.
+        drain_idle_s: Once the server drains: how long a connection without a request stays open for the next one, whose
+            answer then announces its end. Chosen: a pooled connection in use is used again within seconds, and clients
+            that ask at intervals ask every 1, 2, 5, 10 or 15 s, so that hardly a request meets the closing socket.
+        closing_s: Once the server closes: longest silence inside a request that arrives, beyond it 503, and longest time
+            for a client to take not one of its unsent bytes, beyond it it is cut off. Chosen: clients on slow lines send
+            and take some bytes each second, and a restart must not wait for silent ones.
         max_connections: Open connections; further ones are answered 503 and closed. Fewer where the process's limit of
             open files leaves no room for as many.
         reserve_connections: Connections on top, for one vital request each (see ``HttpServer``).
@@ -51,6 +54,7 @@ class ServerLimits:
     receive_timeout_s: float = 60.0
     keep_alive_s: float = 75.0
     write_stall_s: float = 120.0
+    drain_idle_s: float = 6.5
     closing_s: float = 2.0
     max_connections: int = 8192
     reserve_connections: int = 64
@@ -65,6 +69,7 @@ class ServerLimits:
             self.receive_timeout_s,
             self.keep_alive_s,
             self.write_stall_s,
+            self.drain_idle_s,
             self.closing_s,
         )
         return min(1.0, max(0.02, shortest / 4))

@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from email.utils import formatdate
+from typing import Any, Final
 
 from penstock.core.errors import ConfigError, PortInUseError
 from penstock.core.http.intake import Intake
@@ -21,8 +22,8 @@ from penstock.core.logs import get_logger
 __all__ = ["Handler", "HttpServer", "Request", "Responder", "ServerLimits"]
 
 log = get_logger(__name__)
-# Chosen: more simultaneous connects than a load generator opens in one scheduling quantum.
-_BACKLOG = 2048
+BACKLOG: Final = 2048
+"""Chosen: more simultaneous connects than a load generator opens in one scheduling quantum."""
 # Chosen: how long cancelled handlers may clean up before close() returns, real seconds.
 _CANCEL_S = 5.0
 # Chosen: the least time that handlers get to act on a lost connection before they are cancelled.
@@ -55,14 +56,26 @@ class HttpServer:
         self._is_judging = True
         self._port = 0
 
-    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
-        """Listen on ``host:port``; port 0 takes a free one, which ``port`` then returns. With ``tls`` it speaks https."""
+    async def start(
+        self,
+        host: str,
+        port: int,
+        tls: ssl.SSLContext | None = None,
+        *,
+        held: socket.socket | None = None,
+    ) -> None:
+        """Listen on ``host:port``; port 0 takes a free one, which ``port`` then returns. With ``tls`` it speaks https.
+
+        ``held`` is a socket that listens there already, on behalf of who started this process: it is taken over, and its
+        other holders keep the connections that are not accepted yet.
+        """
         shared = self._shared
         shared.loop = loop = asyncio.get_running_loop()
         shared.bound = shared.limits.connections_within_files()
         try:
+            place: dict[str, Any] = {"host": host, "port": port} if held is None else {"sock": held}
             self._server = await loop.create_server(
-                lambda: ServerConnection(shared), host, port, backlog=_BACKLOG, ssl=tls
+                lambda: ServerConnection(shared), **place, backlog=BACKLOG, ssl=tls
             )
         except OSError as exc:
             raise _bind_error(exc, host, port) from exc
@@ -89,10 +102,23 @@ class HttpServer:
         """Handlers that have not returned."""
         return len(self._shared.responders)
 
-    async def close(self, *, grace_s: float) -> None:
-        """Stop accepting, let requests under way finish for up to ``grace_s`` real seconds, then cut off.
+    def drain(self) -> None:
+        """Let every connection end behind its next answer, which says so; those without a request end after a while.
 
-        Clients that neither send their request nor read their response get ``closing_s`` of it.
+        Connections are still accepted, for one request each.
+        """
+        shared = self._shared
+        if shared.draining_since_s is None:
+            shared.draining_since_s = shared.loop.time()
+            for connection in tuple(shared.connections):
+                connection.drain()
+
+    async def close(self, *, grace_s: float) -> None:
+        """Stop accepting and drain: return once all connections have ended, after ``grace_s`` real seconds at most.
+
+        A client that was promised a kept connection may send its next request on it until `ServerLimits.drain_idle_s` have
+        passed; the answer announces the end. Clients that stop sending their request or reading their response get
+        ``closing_s`` of the grace.
         """
         shared, server = self._shared, self._server
         if server is None:
@@ -100,18 +126,12 @@ class HttpServer:
         shared.closing_since_s = shared.loop.time()
         deadline_s = shared.closing_since_s + grace_s
         server.close()
-        for connection in tuple(shared.connections):
-            connection.close_when_idle()
+        self.drain()
         if shared.connections:
             shared.on_empty.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(shared.on_empty.wait(), grace_s)
-        if shared.connections:
-            log.warning(
-                "connections cut off at shutdown", connections=len(shared.connections), grace_s=grace_s
-            )
-            for connection in tuple(shared.connections):
-                connection.abort()
+        self._cut_off(grace_s)
         if shared.responders:
             # Handlers are notified of the lost connection first; those still running are cancelled.
             tasks = [each.task for each in shared.responders if each.task is not None]
@@ -126,6 +146,16 @@ class HttpServer:
             await asyncio.wait_for(server.wait_closed(), _CANCEL_S)
         self._server = None
 
+    def _cut_off(self, grace_s: float) -> None:
+        """End the connections that the grace has left, idle ones in order."""
+        busy = [each for each in self._shared.connections if not each.is_idle]
+        for connection in self._shared.connections.difference(busy):
+            connection.close()
+        if busy:
+            log.warning("connections cut off at shutdown", connections=len(busy), grace_s=grace_s)
+            for connection in busy:
+                connection.abort()
+
     def _sweep(self) -> None:
         shared = self._shared
         late_s = self._lag.late_s()
@@ -133,6 +163,8 @@ class HttpServer:
             connection.forgive(late_s)
         if shared.closing_since_s is not None:
             shared.closing_since_s += late_s
+        if shared.draining_since_s is not None:
+            shared.draining_since_s += late_s
         # What came while this loop stood is read before anything is judged; once, so that every limit ends.
         self._is_judging = late_s <= LATE_S or not self._is_judging
         period_s = shared.limits.sweep_period_s() if self._is_judging else LATE_S

@@ -41,7 +41,8 @@ class ServerContext:
         refused: Connections turned away since that was last logged.
         intake: What these requests and those of other entrances may take together.
         responders: Of requests whose handlers have not returned.
-        closing_since_s: Since when the server takes no more connections, by the loop's clock; None: it does.
+        draining_since_s: Since when each connection ends behind its next answer, by the loop's clock; None: it does not.
+        closing_since_s: Since when the server accepts no more connections, by the loop's clock; None: it does.
     """
 
     handler: Handler
@@ -54,6 +55,7 @@ class ServerContext:
     connections: set[ServerConnection] = field(default_factory=set)
     responders: set[Responder] = field(default_factory=set)
     date_line: bytes = b""
+    draining_since_s: float | None = None
     closing_since_s: float | None = None
     on_empty: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -81,6 +83,9 @@ class ServerConnection(asyncio.Protocol):
         self._current: Responder | None = None
         self._is_refusing = False
         self._is_reserve = False
+        self._left: int | None = (
+            None  # answers until the one that ends a draining connection; None: not known yet
+        )
         self._drained_bytes = 0
         self._unsent_bytes = -1  # at the last sweep of a server that closes, and since when they are so many
         self._progress_s = 0.0
@@ -208,25 +213,37 @@ class ServerConnection(asyncio.Protocol):
         return self._shared.date_line
 
     def response_over(self, responder: Responder) -> None:
-        """Close, or go on with the next request."""
+        """Continue with the next request, or close where the answer said so."""
         self._current = None
         self._release(self._current_bytes)
         shared, transport = self._shared, self._transport
-        is_closing = shared.closing_since_s is not None
-        is_last = is_closing or not responder.keep_alive
-        if is_last or self._reader is None or self._reader.phase is ReaderPhase.IDLE:
+        if not responder.keep_alive or not self._is_arriving:
             self._since_s = shared.loop.time()
         if transport is None:
             return
         if self._is_refusing and not self._queue:
             self._linger(transport)
         elif not responder.keep_alive:
-            self._queue.clear()
-            transport.close()
+            self._end(transport)
         elif self._queue:
             shared.loop.call_soon(self._next)
-        elif is_closing:
+
+    def _end(self, transport: asyncio.Transport) -> None:
+        """Close behind the last answer, so that the client can still read it."""
+        has_more = bool(self._queue) or self._is_arriving
+        self._queue.clear()
+        if has_more and self._shared.draining_since_s is not None:
+            # Closing a socket with unread requests would reset it, and the client might lose the last answer.
+            self._is_refusing = True
+            self._end_reading()
+            self._linger(transport)
+        else:
             transport.close()
+
+    @property
+    def _is_arriving(self) -> bool:
+        """Whether a request has arrived in part."""
+        return self._reader is not None and self._reader.phase is not ReaderPhase.IDLE
 
     def given_away(self) -> None:
         """Forget the connection."""
@@ -256,11 +273,27 @@ class ServerConnection(asyncio.Protocol):
             self._refuse(self._full())
             return
         responder = Responder(self, transport, item)
-        if self._is_reserve or shared.closing_since_s is not None:
+        if self._is_reserve or (shared.draining_since_s is not None and self._is_last()):
             responder.keep_alive = False
         self._current = responder
         responder.task = shared.loop.create_task(_answer(shared, item, responder))
         shared.responders.add(responder)
+
+    def _is_last(self) -> bool:
+        """Return whether the answer that begins on a draining connection is its last.
+
+        Requests that had arrived, at least in part, when the first such answer began are answered, too.
+        """
+        if self._left is None:
+            self._left = 1 + len(self._queue) + self._is_arriving
+        self._left -= 1
+        return self._left <= 0
+
+    def drain(self) -> None:
+        """Announce the end of the connection with the next answer whose head is not sent yet, and close behind it."""
+        current = self._current
+        if current is not None and not current.started and self._is_last():
+            current.keep_alive = False
 
     # ------------------------------------------------------------------ refusals and limits
 
@@ -335,15 +368,11 @@ class ServerConnection(asyncio.Protocol):
     ) -> None:
         limits, closing_since_s = self._shared.limits, self._shared.closing_since_s
         if phase is ReaderPhase.IDLE:
-            keep_s = _RESERVE_S if self._is_reserve else limits.keep_alive_s
-            # Accepted by the kernel before, made after the server began to close.
-            if closing_since_s is not None:
-                keep_s = min(keep_s, limits.closing_s)
-            if self._current is None and not self._queue and age_s > keep_s:
+            if self.is_idle and self._is_unused(now_s, age_s):
                 transport.close()
         elif self._is_reserve and age_s > _RESERVE_S:
             self._refuse(self._full())
-        elif closing_since_s is not None and now_s - closing_since_s > limits.closing_s:
+        elif closing_since_s is not None and now_s - max(closing_since_s, self._read_s) > limits.closing_s:
             self._refuse(
                 IntakeRefusal(503, "shutting_down", "the server stops before the request has arrived; retry")
             )
@@ -357,15 +386,22 @@ class ServerConnection(asyncio.Protocol):
     def _time_out(self, code: str, message: str) -> None:
         self._refuse(IntakeRefusal(408, code, message))
 
-    def close_when_idle(self) -> None:
-        """Close now if nothing is under way; else the response under way is the last."""
-        if self._transport is None:
-            return
-        is_idle = self._reader is None or self._reader.phase is ReaderPhase.IDLE
-        if self._current is None and not self._queue and is_idle and not self._is_refusing:
+    def _is_unused(self, now_s: float, age_s: float) -> bool:
+        """Return whether an idle connection has waited too long for a request; a draining one counts from the drain on."""
+        limits, since_s = self._shared.limits, self._shared.draining_since_s
+        if age_s > (_RESERVE_S if self._is_reserve else limits.keep_alive_s):
+            return True
+        return since_s is not None and min(age_s, now_s - since_s) > limits.drain_idle_s
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request has arrived, in full or in part, that is not answered."""
+        return self._current is None and not self._queue and not self._is_arriving and not self._is_refusing
+
+    def close(self) -> None:
+        """Close an idle connection; does nothing to one that is closed."""
+        if self._transport is not None:
             self._transport.close()
-        elif self._current is not None and not self._current.started:
-            self._current.keep_alive = False
 
     def abort(self) -> None:
         """Cut the connection off."""

@@ -83,8 +83,9 @@ class RequestGate:
 
 log = get_logger(__name__)
 
-_LIMITS = ServerLimits(max_body_bytes=64 * 1024 * 1024)
-"""A prompt of a million tokens is 4 MB of text and up to 7 MB of token ids."""
+_LIMITS = ServerLimits(max_body_bytes=64 * 1024 * 1024, drain_idle_s=1.0)
+"""A prompt of a million tokens is 4 MB of text and up to 7 MB of token ids. Chosen: a worker that drains refuses all new
+requests, and its routers repeat elsewhere one that meets a closing connection, so that GPUs need not wait for idle ones."""
 _DRAIN_POLL_S = 0.02
 _CLOSE_GRACE_S = 5.0
 _RETRY_AFTER_S = b"1"
@@ -155,6 +156,7 @@ class EngineServer:
     async def drain(self) -> None:
         """Refuse new requests and return when all streams have ended and all pinned blocks are gone."""
         self.state = "draining"
+        self._http.drain()
         while not (self.worker.is_idle and self._gate.is_empty):  # noqa: ASYNC110 - four sources end it; an event in each costs more
             await asyncio.sleep(_DRAIN_POLL_S)
 

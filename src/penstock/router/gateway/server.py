@@ -208,12 +208,12 @@ class GatewayPicker(RouterServer):
             log.warning("setting not heeded", key=key, problem=words)
         log.info("endpoint picker listening", host=self._settings.host, port=self.ext_proc_port)
 
-    async def close(self) -> None:
-        """Let requests under way finish within the grace time."""
-        self.app.is_stopping = True
-        if self._grpc is not None:
-            await self._grpc.stop(self._clock.to_real_s(self._settings.shutdown_grace_s))
-        await super().close()
+    async def _drain(self, grace_real_s: float) -> None:
+        """Let the requests of both entrances finish within the same time."""
+        async with asyncio.TaskGroup() as entrances:
+            entrances.create_task(super()._drain(grace_real_s))
+            if self._grpc is not None:
+                entrances.create_task(self._grpc.stop(grace_real_s))
 
     async def Process(  # noqa: N802 - gRPC's name
         self, request_iterator: AsyncIterator[ProcessingRequest], context: grpc.aio.ServicerContext

@@ -88,43 +88,6 @@ async def test_requests_that_wait_for_their_turn_are_bounded(ask):
     assert await client.rest() == b""
 
 
-async def test_close_lets_a_response_finish(serve, connect, in_two):
-    """Within the grace, a response under way is completed and idle connections are closed at once."""
-    gate = asyncio.Event()
-    server = await serve(in_two(gate, b"a", b"b"))
-    idle, busy = await connect(server), await connect(server)
-    busy.send(GET)
-    await busy.head()
-    closing = asyncio.create_task(server.close(grace_s=5))
-    assert await idle.rest() == b""
-    with pytest.raises(OSError):
-        await asyncio.open_connection("127.0.0.1", server.port)
-    gate.set()
-    assert await busy.rest() == b"1\r\na\r\n1\r\nb\r\n0\r\n\r\n"
-    await closing
-    assert server.connections == 0
-
-
-async def test_close_marks_answers_that_have_not_begun(serve, connect, until):
-    """An answer that starts during the shutdown tells its client that the connection ends."""
-    gate = asyncio.Event()
-
-    async def handler(request, responder):
-        await gate.wait()
-        responder.send(200, b"last")
-
-    server = await serve(handler)
-    client = await connect(server)
-    client.send(GET)
-    await until(lambda: server.handlers)
-    closing = asyncio.create_task(server.close(grace_s=5))
-    await asyncio.sleep(0)
-    gate.set()
-    status, headers, body = await client.response()
-    assert (status, body, headers["connection"]) == (200, b"last", "close")
-    await closing
-
-
 async def test_close_cuts_off_after_the_grace(connect):
     """A response that outlasts the grace is broken off, and its handler cancelled."""
     cancelled = asyncio.Event()
