@@ -29,6 +29,7 @@ class RouterMetrics:
         retries: By the reason of the failure before.
         continuations: Of streams at another worker, likewise.
         lost_streams: That broke off and went on nowhere, by why.
+        failed_jobs: Of the router's tick, by name.
         rejections: Requests turned away to protect others, by (endpoint, reason); they are among the refused.
         ttft: Streams only, as are ``itl``, in which tokens of one read share its gap.
         dispatched_ttft: Of the same streams, from the dispatch to the worker that computes the prompt, by the last try.
@@ -51,6 +52,7 @@ class RouterMetrics:
     retries: Counter[str] = field(default_factory=Counter)
     continuations: Counter[str] = field(default_factory=Counter)
     lost_streams: Counter[str] = field(default_factory=Counter)
+    failed_jobs: Counter[str] = field(default_factory=Counter)
     picks: Counter[str] = field(default_factory=Counter)
     kv_releases: Counter[str] = field(default_factory=Counter)
     kv_transfers: Counter[str] = field(default_factory=Counter)

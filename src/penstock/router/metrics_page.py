@@ -152,6 +152,7 @@ class MetricsPage:
         yield names.ROUTER_RETRIES, _by_label(metrics.retries)
         yield names.ROUTER_CONTINUATIONS, _by_label(metrics.continuations)
         yield names.ROUTER_LOST_STREAMS, _by_label(metrics.lost_streams)
+        yield names.ROUTER_FAILED_JOBS, _by_label(metrics.failed_jobs)
         yield names.ROUTER_PICKS, _by_label(metrics.picks)
         yield names.ROUTER_KV_RELEASES, _by_label(metrics.kv_releases)
         yield names.ROUTER_KV_TRANSFERS, _by_label(metrics.kv_transfers)

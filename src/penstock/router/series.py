@@ -118,6 +118,10 @@ SERIES: Final[Mapping[str, RouterSeries]] = {
     names.ROUTER_LOST_STREAMS: _counter(
         "Broken streams that ended in an error, by why: request, said, limit, deaths, no_room.", "why"
     ),
+    names.ROUTER_FAILED_JOBS: _counter(
+        "Failures of the jobs that a router does ten times a second, by job; the others run all the same.",
+        "job",
+    ),
     names.ROUTER_PICKS: _counter(
         "Stays at workers that another router has picked, and requests that this one picked alone for want of a picker.",
         "by",

@@ -6,7 +6,8 @@ import asyncio
 import gc
 import math
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -54,6 +55,9 @@ PAUSE_REAL_S: Final = SILENT_TICKS * TICK_REAL_S
 _PAUSE_LOG_REAL_S: Final = 10.0
 """Chosen: often enough to be seen, seldom enough for a log under load; real seconds."""
 
+_FAILURE_LOG_REAL_S: Final = 10.0
+"""Likewise, for a job of the tick that fails each time; real seconds."""
+
 _GRAPH_FILE_REAL_S: Final = 1.0
 """Between two looks at the graph's file. Chosen: one costs microseconds, and a kubelet takes up to a minute anyway."""
 
@@ -63,7 +67,11 @@ milliseconds, and the pod's grace period must not pass in it."""
 
 
 class RouterServer:
-    """One router: ``start``, then ``close``; ``serve`` does both around a stop event."""
+    """One router: ``start``, then ``close``; ``serve`` does both around a stop event.
+
+    Attributes:
+        tick_jobs: What is done each `TICK_REAL_S`, by name, in order; none depends on another one.
+    """
 
     handler_type: ClassVar[type[CompletionHandler]] = CompletionHandler
 
@@ -125,6 +133,21 @@ class RouterServer:
         self._tasks: list[asyncio.Task[None]] = []
         self._is_warned = False
         self._pauses = PauseLog()
+        self.tick_jobs = self._make_jobs()
+        self._jobs = TickJobs(self.tick_jobs, self.metrics.failed_jobs)
+
+    def _make_jobs(self) -> dict[str, Callable[[], object]]:
+        """Return what a tick does, in order, by name."""
+        jobs: dict[str, Callable[[], object]] = {
+            "discovery": self._follow_discovery,
+            "queues": self.admission.tick,
+            "moves": self._handler.moves.tick,
+        }
+        if self._group is not None:
+            jobs["routers"] = self._group.tick
+        if self._access_log is not None:
+            jobs["access log"] = self._access_log.flush
+        return jobs
 
     @property
     def intake(self) -> Intake:
@@ -223,22 +246,14 @@ class RouterServer:
         due_s = time.monotonic()
         while True:
             due_s += TICK_REAL_S
+            worked_s = time.thread_time()
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
             late_s = time.monotonic() - due_s
             self.metrics.lag.record(self._clock.to_simulated_s(late_s))
-            self._pauses.add(late_s, due_s + late_s)
+            self._pauses.add(late_s, due_s + late_s, worked_s=time.thread_time() - worked_s)
             if late_s > TICK_REAL_S:
                 due_s = time.monotonic()
-            try:
-                self._follow_discovery()
-                self.admission.tick()
-                self._handler.moves.tick()
-                if self._group is not None:
-                    self._group.tick()
-                if self._access_log is not None:
-                    self._access_log.flush()
-            except Exception:  # root of the task: the queue's bounds must hold after one bad tick too
-                log.exception("tick failed")
+            self._jobs.run(late_s + due_s)
 
     def _follow_discovery(self) -> None:
         """Take over what discovery has found since the last call."""
@@ -335,23 +350,58 @@ class RouterServer:
             self._tiers.configure(tiers)
 
 
+class TickJobs:
+    """The independent jobs of a tick: one that fails is counted and logged, and the others run all the same."""
+
+    def __init__(self, jobs: Mapping[str, Callable[[], object]], failed: Counter[str]) -> None:
+        """Keep the jobs, by name, and what counts their failures."""
+        self._jobs = jobs
+        self._failed = failed
+        self._logged_s = dict.fromkeys(jobs, -math.inf)
+
+    def run(self, now_s: float) -> None:
+        """Run all of them; ``now_s`` are real seconds. A job that keeps failing is logged every `_FAILURE_LOG_REAL_S`."""
+        for name, job in self._jobs.items():
+            try:
+                job()
+            except Exception:  # root of the task: nothing else would run again
+                self._failed[name] += 1
+                if now_s - self._logged_s[name] >= _FAILURE_LOG_REAL_S:
+                    self._logged_s[name] = now_s
+                    log.exception("a job of the router's tick failed", job=name, failures=self._failed[name])
+
+
 class PauseLog:
-    """Says in the log that this process stood, which elections and late answers then follow from."""
+    """Says in the log that this process's event loop stood, which elections and late answers then follow from."""
 
     def __init__(self) -> None:
-        self._longest_s = 0.0
+        self._longest = (0.0, 0.0)
         self._logged_s = -math.inf
 
-    def add(self, stood_s: float, now_s: float) -> None:
-        """Take one tick's lateness, in real seconds; the longest of `_PAUSE_LOG_REAL_S` is logged."""
-        self._longest_s = max(self._longest_s, stood_s)
-        if self._longest_s < PAUSE_REAL_S or now_s - self._logged_s < _PAUSE_LOG_REAL_S:
+    def add(self, stood_s: float, now_s: float, *, worked_s: float) -> None:
+        """Take one tick's lateness, in real seconds; the longest of `_PAUSE_LOG_REAL_S` is logged.
+
+        Args:
+            stood_s: By how much the tick came late.
+            now_s: When it came.
+            worked_s: How long the loop's thread ran since the tick before: it stood because of its own work, or it had no CPU.
+        """
+        self._longest = max(self._longest, (stood_s, worked_s))
+        if self._longest[0] < PAUSE_REAL_S or now_s - self._logged_s < _PAUSE_LOG_REAL_S:
             return
-        log.warning(
-            "this process's event loop stood: give the router more CPU (resources.requests of its podTemplate)",
-            stood_s=round(self._longest_s, 2),
-        )
-        self._longest_s, self._logged_s = 0.0, now_s
+        stood_s, worked_s = self._longest
+        durations = {"stood_s": round(stood_s, 2), "worked_s": round(worked_s, 2)}
+        if worked_s < stood_s / 2:
+            log.warning(
+                "this process's event loop stood without CPU: give the router more CPU (resources.requests of its podTemplate)",
+                **durations,
+            )
+        else:
+            log.warning(
+                "this process's event loop stood for its own work: run more routers (replicas of the router's service)",
+                **durations,
+            )
+        self._longest, self._logged_s = (0.0, 0.0), now_s
 
 
 def _is_vital(request: Request) -> bool:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.core.http.sse import EventSplitter, payload
 from penstock.router.proxy.completion import parse_completion
 from penstock.router.proxy.continuation import Seam, ending, rest_of, said_of
-from penstock.router.proxy.replay_buffer import BufferedBytes, ReplayBuffer
+from penstock.router.proxy.stream_record import RecordedBytes, StreamRecord
 
 PROMPT = "Say: "
 PROMPT_TOKENS = 7
@@ -130,7 +130,8 @@ def read(events):
 
 def broken(worker, request, breaks):
     """Return the events that a client gets of a stream that breaks off so many events after each first text."""
-    kept, said, seam, body, got = ReplayBuffer(BufferedBytes()), None, None, request.body, []
+    kept = StreamRecord(request, RecordedBytes(), tokens_per_event=worker.interval)
+    said, seam, body, got = None, None, request.body, []
     for serial, until in enumerate((*breaks, None)):
         events = worker.events(body, serial)
         first = next((n for n, each in enumerate(events) if _has_text(each)), len(events))
@@ -140,7 +141,7 @@ def broken(worker, request, breaks):
             got.append(event if seam is None else seam.join(event))
         if spoken[-1] == b"data: [DONE]\n\n":
             return got
-        said = said_of(kept, request, said, tokens_per_event=worker.interval)
+        said = said_of(kept, said)
         assert not said.refusal
         rest = None if said.finish_reason else rest_of(request, said)
         if rest is None:
@@ -206,9 +207,9 @@ def test_above_temperature_0_nothing_that_the_client_has_is_said_again_but_white
     said = {"prompt": PROMPT} if path == "completions" else {"messages": [{"role": "user", "content": "a"}]}
     body = {"model": "m", "stream": True, "max_tokens": 20, "stop": ["END"], "temperature": 0.7} | said
     request = parse_completion(f"/v1/{path}", b"application/json", orjson.dumps(body), model="m")
-    kept = ReplayBuffer(BufferedBytes())
+    kept = StreamRecord(request, RecordedBytes())
     for event in Worker([b"The", b" sea", b" is  ", b"n", b"ot"], 1).events(body, 0)[:-4]:
         kept.append(event)
-    got = said_of(kept, request)
+    got = said_of(kept)
     assert got.shown == "The sea is "
     assert got.text == ("The sea is" if path != "completions" else "The sea is ")

@@ -8,7 +8,7 @@ import pytest
 from test_stream_continuation import ASKED, STREAMED, answer_to, asked, read
 
 from penstock.api import BreakerConfig, Role
-from penstock.router.core.moves import StreamLeft, is_draining, is_worth_moving
+from penstock.router.core.moves import StreamLeft, is_draining, is_worth_moving, prefill_token_s
 from penstock.router.core.speeds import SpeedCounts
 from penstock.router.core.worker import WorkerPool, WorkerSpec
 
@@ -24,6 +24,9 @@ PREFILL = SpeedCounts(prompt_tokens=10_000, prefill_s=1.0, prefills=10)
         (StreamLeft(1000, 0, 100), DECODE, [PREFILL], True),
         (StreamLeft(9900, 100, 151), DECODE, [PREFILL], True),
         (StreamLeft(9900, 100, 150), DECODE, [PREFILL], False),
+        (StreamLeft(9900, 100, 150, cached_tokens=200), DECODE, [PREFILL], True),
+        (StreamLeft(9900, 100, 103, cached_tokens=9900), DECODE, [PREFILL], True),
+        (StreamLeft(9900, 4000, 4010, cached_tokens=9900), DECODE, [PREFILL], False),
         (StreamLeft(9900, 100, 151), DECODE, [PREFILL, SpeedCounts(prompt_tokens=1, prefill_s=3.0)], False),
         (StreamLeft(9900, 100, None), DECODE, [PREFILL], True),
         (StreamLeft(9900, 100, 101), SpeedCounts(), [PREFILL], True),
@@ -32,8 +35,8 @@ PREFILL = SpeedCounts(prompt_tokens=10_000, prefill_s=1.0, prefills=10)
     ],
 )
 def test_a_stream_moves_where_what_is_left_takes_longer_than_its_prompt(left, decode, prefill, expected):
-    """Both in seconds, by what was measured; without an end or a measurement it moves."""
-    assert is_worth_moving(left, decode, prefill) is expected
+    """Both in seconds, by what was measured; without an end or a measurement it moves, and what is cached costs nothing."""
+    assert is_worth_moving(left, decode, prefill_token_s(prefill)) is expected
 
 
 def test_a_worker_drains_that_says_so_is_told_so_or_is_gone():

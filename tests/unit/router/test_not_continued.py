@@ -17,7 +17,7 @@ from penstock.router.proxy.not_continued import (
     OF_STREAM,
     refusal_of,
 )
-from penstock.router.proxy.replay_buffer import BufferedBytes, ReplayBuffer
+from penstock.router.proxy.stream_record import RecordedBytes, StreamRecord
 
 ROOT = Path(__file__).parents[3]
 COMPLETION = {"prompt": "Tell me of the sea."}
@@ -132,12 +132,12 @@ def test_what_has_no_stream_has_no_rest():
     assert refusal_of(asked("embeddings", input="a", stream=False)) == "its answer is complete at once"
 
 
-def kept_of(*choices, bound_bytes=1 << 20):
-    """Return a stream of events with one choice each."""
-    kept = ReplayBuffer(BufferedBytes(), bound_bytes=bound_bytes)
+def kept_of(request, *choices, bound_bytes=1 << 20):
+    """Return the record of a stream of events with one choice each."""
+    kept = StreamRecord(request, RecordedBytes(), bound_bytes=bound_bytes)
     for choice in choices:
         kept.append(b"data: " + orjson.dumps({"id": "x", "choices": [{"index": 0, **choice}]}) + b"\n\n")
-        kept.count()
+        kept.read()
     return kept
 
 
@@ -151,8 +151,8 @@ def kept_of(*choices, bound_bytes=1 << 20):
 )
 def test_a_tool_call_or_a_thought_that_has_begun_is_not_taken_up(delta):
     """Also where text follows: the next worker's template would leave the thought out."""
-    kept = kept_of({"delta": delta}, {"delta": {"content": "So"}})
-    assert said_of(kept, asked("chat/completions", **CHAT)).refusal == str(BEGUN)
+    kept = kept_of(asked("chat/completions", **CHAT), {"delta": delta}, {"delta": {"content": "So"}})
+    assert said_of(kept).refusal == str(BEGUN)
 
 
 @pytest.mark.parametrize(
@@ -165,22 +165,22 @@ def test_a_tool_call_or_a_thought_that_has_begun_is_not_taken_up(delta):
 )
 def test_a_response_is_not_taken_up_in_a_thought_a_call_or_its_end(kind, more, reason):
     """Nor behind them."""
-    kept = ReplayBuffer(BufferedBytes())
+    kept = StreamRecord(asked("responses", input="Tell me."), RecordedBytes())
     for event in ({"type": kind, **more}, {"type": "response.output_text.delta", "delta": "The"}):
         kept.append(b"event: x\ndata: " + orjson.dumps(event) + b"\n\n")
-    assert said_of(kept, asked("responses", input="Tell me.")).refusal == str(reason)
+    assert said_of(kept).refusal == str(reason)
 
 
 def test_a_stream_without_the_ids_that_were_asked_for_is_not_taken_up():
     """A worker that does not know the field ignores it."""
-    kept = kept_of({"text": "The"})
-    assert said_of(kept, asked("completions", **COMPLETION, **IDS)).refusal == str(NO_IDS)
+    kept = kept_of(asked("completions", **COMPLETION, **IDS), {"text": "The"})
+    assert said_of(kept).refusal == str(NO_IDS)
 
 
 def test_a_stream_that_is_not_kept_says_so():
     """What was said is gone."""
-    kept = kept_of({"text": "The"}, bound_bytes=8)
-    assert said_of(kept, asked("completions", **COMPLETION)).refusal == str(NOT_KEPT)
+    kept = kept_of(asked("completions", **COMPLETION), {"text": "The"}, bound_bytes=8)
+    assert said_of(kept).refusal == str(NOT_KEPT)
 
 
 def test_the_docs_have_the_table():

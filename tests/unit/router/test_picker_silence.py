@@ -51,12 +51,13 @@ def test_every_wait_has_a_bound(mistakes, jitter):
         assert 5 <= made.ticks <= MOST_TICKS
 
 
-def test_a_process_that_stood_says_so_and_not_more_than_each_ten_seconds(caplog):
-    """The longest pause of that time, with the remedy."""
+@pytest.mark.parametrize(("share", "words"), [(0.1, "more CPU"), (0.9, "more routers")])
+def test_a_process_that_stood_says_so_and_not_more_than_each_ten_seconds(caplog, share, words):
+    """The longest pause of that time, with the remedy: one that worked all the time had CPU enough."""
     pauses = PauseLog()
     with caplog.at_level(logging.WARNING):
         for now_s, stood_s in [(0.0, 0.01), (1.0, 0.9), (2.0, 3.0), (9.0, 0.6), (12.0, 0.1), (30.0, 0.2)]:
-            pauses.add(stood_s, now_s)
+            pauses.add(stood_s, now_s, worked_s=share * stood_s)
     assert PAUSE_REAL_S == 0.5
-    assert [each.keys for each in caplog.records] == [{"stood_s": 0.9}, {"stood_s": 3.0}]
-    assert "more CPU" in caplog.records[0].message
+    assert [each.keys["stood_s"] for each in caplog.records] == [0.9, 3.0]
+    assert all(words in each.message for each in caplog.records)

@@ -13,8 +13,8 @@ from penstock.engine.serve.answers import Finished, ResponseFormat
 from penstock.engine.serve.protocol import Api, parse
 from penstock.router.proxy.completion import parse_completion
 from penstock.router.proxy.continuation import rest_of, said_of
-from penstock.router.proxy.replay_buffer import BufferedBytes, ReplayBuffer
 from penstock.router.proxy.response_seam import ResponseSeam
+from penstock.router.proxy.stream_record import RecordedBytes, StreamRecord
 
 ASKED = {"model": "llama", "stream": True, "temperature": 0, "max_output_tokens": 24}
 INPUTS = [
@@ -84,7 +84,8 @@ def test_a_response_goes_on_again_and_again(breaks, limit, has_stop):
         words = parse(orjson.dumps(body), SETTINGS, api=Api.RESPONSES).text(48)
         body["stop"] = [words[105:112]]
     request = parse_completion("/v1/responses", b"application/json", orjson.dumps(body), model="llama")
-    kept, said, seam, asked_for, got = ReplayBuffer(BufferedBytes()), None, None, request, b""
+    kept = StreamRecord(request, RecordedBytes())
+    said, seam, asked_for, got = None, None, request, b""
     for serial, tokens in enumerate((*breaks, None)):
         whole = answer_to("", asked_for.raw, serial)
         events = EventSplitter().feed(whole)
@@ -93,7 +94,7 @@ def test_a_response_goes_on_again_and_again(breaks, limit, has_stop):
             kept.append(event)
             got += event if seam is None else seam.join(event)
         if tokens is not None:
-            said = said_of(kept, request, said)
+            said = said_of(kept, said)
             assert not said.refusal
             asked_for = rest_of(request, said)
             kept.drop()

@@ -11,8 +11,6 @@ from functools import partial
 
 import orjson
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from penstock.core.errors import StreamBroken
 from penstock.core.http.sse import EventSplitter, payload
@@ -21,7 +19,6 @@ from penstock.engine.core.requests import FinishReason
 from penstock.engine.serve.answers import CompletionFormat, Finished
 from penstock.engine.serve.protocol import Api, parse
 from penstock.engine.serve.settings import ServeFlags, resolve
-from penstock.router.proxy.replay_buffer import BufferedBytes, ReplayBuffer
 
 SETTINGS = resolve(ServeFlags("llama", served_names=("llama",)))
 APIS = {"/v1/completions": Api.COMPLETIONS, "/v1/chat/completions": Api.CHAT}
@@ -329,21 +326,3 @@ async def test_zero_continuations_end_a_stream_in_an_error(harness):
     with pytest.raises(StreamBroken):
         await asked(router, "/v1/completions")
     assert len(speakers.seen) == 1
-
-
-@given(st.lists(st.integers(1, 60_000), max_size=12), st.integers(0, 300_000))
-def test_no_more_is_kept_than_the_bound_of_all_streams(sizes, bound):
-    """What is dropped is given back; a stream past the bound keeps nothing and says so."""
-    total, kept = BufferedBytes(), []
-    for size in sizes:
-        one = ReplayBuffer(total, bound_bytes=bound)
-        whole = [b"data: %d\n\n" % number for number in range(size // 10)]
-        for number, event in enumerate(whole):
-            one.append(b"%x\r\n%b\r\n" % (len(event), event) if number % 3 else event)
-            one.count()
-            assert total.kept_bytes <= bound
-        assert one.is_lost or one.events() == b"".join(whole)
-        kept.append(one)
-    for one in kept:
-        one.drop()
-    assert total.kept_bytes == 0

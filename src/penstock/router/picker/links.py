@@ -261,7 +261,7 @@ class RouterLink:
         if instance == self._given_up:
             self._patience.was_wrong()
             log.warning(
-                "a router that was silent was only slow: give it more CPU (its log says for how long it stood)",
+                "a router that was silent is still the same process: its own log says why it sent nothing",
                 url=self.url,
                 silence_allowed_s=self.silence_ticks * TICK_REAL_S,
             )

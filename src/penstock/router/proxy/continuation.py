@@ -20,17 +20,12 @@ import orjson
 
 from penstock.core.http.sse import DONE, EventSplitter, encode_event, payload
 from penstock.router.proxy.completion import CompletionRequest, encoded
-from penstock.router.proxy.not_continued import BEGUN, ENDING, NO_IDS, NOT_KEPT, WITH_IDS, refusal_of
-from penstock.router.proxy.replay_buffer import ReplayBuffer
+from penstock.router.proxy.not_continued import NO_IDS, UNKNOWN, WITH_IDS
 from penstock.router.proxy.routes import ApiEndpoint
+from penstock.router.proxy.stream_record import PROMPT_IDS, StreamRecord, stops_of
 
 LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """Keys of the most tokens of an answer."""
-
-_PROMPT_IDS: Final = "prompt_token_ids"
-_SAID_KEYS: Final = frozenset(
-    {"role", "content", "index", "logprobs", "finish_reason", "stop_reason", "text", "token_ids", _PROMPT_IDS}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +98,11 @@ class StreamSeam(ABC):
         data = payload(event)
         if data is None or not data.startswith(b"{"):
             return event
-        joined = self._joined_chunk(orjson.loads(data))
+        try:
+            joined = self._joined_chunk(orjson.loads(data))
+        except (AttributeError, LookupError, TypeError, ValueError):
+            # An event of an unknown form passes as it came, as in a stream of one worker; its record refuses a continuation.
+            return event
         return event if joined is None else joined
 
     @abstractmethod
@@ -137,163 +136,91 @@ class BegunStream:
         seam: Joins what that worker says; None: it is the first.
     """
 
-    kept: ReplayBuffer
+    kept: StreamRecord
     request: CompletionRequest
     said: Said | None = None
     last_real_s: float = 0.0
     seam: StreamSeam | None = None
 
 
-@dataclass(slots=True)
-class _Part:
-    """What one worker's events say."""
-
-    head: dict[str, Any] = field(default_factory=dict)
-    finish_reason: str | None = None
-    has_usage: bool = False
-    is_begun: bool = False
-    is_ending: bool = False
-    text: str = ""
-    tokens: int = 0
-    token_ids: list[int] = field(default_factory=list)
-    prompt_ids: tuple[int, ...] = ()
-    steps: list[tuple[int, int]] = field(default_factory=list)
-    """Tokens and characters shown behind each event that showed more."""
-
-
-def _part_of(events: bytes, tokens_per_event: int) -> _Part:
-    part = _Part()
-    for event in EventSplitter(max_event_bytes=1 << 31).feed(events):
-        data = payload(event)
-        if data is None or not data.startswith(b"{"):
-            continue
-        chunk = orjson.loads(data)
-        if str(chunk.get("type")).startswith("response."):
-            _add_response_event(part, chunk, tokens_per_event)
-            continue
-        part.head = part.head or {
-            key: chunk[key] for key in ("id", "created", "model", "object") if key in chunk
-        }
-        part.has_usage |= not chunk.get("choices") and bool(chunk.get("usage"))
-        for choice in chunk.get("choices") or ():
-            _add_choice(part, choice, tokens_per_event)
-    return part
-
-
-def _add_choice(part: _Part, choice: dict[str, Any], tokens_per_event: int) -> None:
-    part.finish_reason = choice.get("finish_reason") or part.finish_reason
-    delta = choice.get("delta", choice)
-    part.is_begun |= any(value and key not in _SAID_KEYS for key, value in delta.items())
-    part.prompt_ids = part.prompt_ids or tuple(choice.get(_PROMPT_IDS) or ())
-    ids = choice.get("token_ids") or ()
-    part.token_ids += ids
-    text = delta.get("content" if "delta" in choice else "text") or ""
-    if "role" in delta and not text:
-        return
-    _add_text(part, text, len(ids) or _logprob_count(choice), tokens_per_event)
-
-
-def _add_text(part: _Part, text: str, tokens: int, tokens_per_event: int) -> None:
-    """Count an event of so many tokens; 0: it does not say how many."""
-    # Each worker's first token comes alone, then so many an event.
-    part.tokens += tokens or (tokens_per_event if part.tokens else 1)
-    if text:
-        part.text += text
-        part.steps.append((part.tokens, len(part.text)))
-
-
-def _add_response_event(part: _Part, chunk: dict[str, Any], tokens_per_event: int) -> None:
-    kind = chunk["type"]
-    if kind == "response.created":
-        made = chunk["response"]
-        part.head |= {key: made.get(key) for key in ("id", "created_at", "max_output_tokens")}
-    elif kind == "response.output_item.added":
-        part.is_begun |= "item_id" in part.head or chunk["item"].get("type") != "message"
-        part.head["item_id"] = chunk["item"].get("id")
-    elif kind == "response.output_text.delta":
-        _add_text(part, chunk.get("delta") or "", 0, tokens_per_event)
-    elif kind.endswith(".delta"):
-        part.is_begun = True
-    elif kind not in {"response.in_progress", "response.content_part.added"}:
-        part.is_ending = True
-    part.head["sequence_number"] = chunk.get("sequence_number")
-
-
-def _logprob_count(choice: dict[str, Any]) -> int:
-    logprobs = choice.get("logprobs") or {}
-    return len(logprobs.get("content") or logprobs.get("tokens") or ())
-
-
-def said_of(
-    kept: ReplayBuffer, request: CompletionRequest, before: Said | None = None, *, tokens_per_event: int = 1
-) -> Said:
+def said_of(record: StreamRecord, before: Said | None = None) -> Said:
     """Return what the client has of a stream.
 
     Args:
-        kept: Events of the worker that speaks now.
-        request: The client's.
+        record: Of the worker that speaks now.
         before: What that worker goes on with; None: it is the first.
-        tokens_per_event: That it sends.
     """
-    before, part = before or _NOTHING, _part_of(kept.events(), tokens_per_event)
-    refusal = refusal_of(request)
-    if kept.is_lost:
-        refusal = str(NOT_KEPT)
-    elif part.is_begun:
-        refusal = refusal or str(BEGUN)
-    elif part.is_ending:
-        refusal = refusal or str(ENDING)
+    before, request = before or _NOTHING, record.request
+    refusal = refusal_of_stream(record, before)
+    if refusal:
+        return Said(refusal=refusal)
     ids: tuple[int, ...] = ()
     prompt_tokens = before.prompt_tokens
-    if request.body.get(WITH_IDS) and not refusal:
-        asked = before.token_ids or _ids_of(request) or part.prompt_ids
+    if request.body.get(WITH_IDS):
+        asked = _asked_ids(record, before)
         prompt_tokens = prompt_tokens or len(asked)
-        if asked and part.token_ids:
-            ids = (*asked, *part.token_ids)
-        else:
-            refusal = str(NO_IDS)
-    text = before.text + part.text
-    if ids or part.finish_reason:
-        tokens, end = part.tokens, len(part.text)
+        ids = (*asked, *record.token_ids)
+    own = record.text()
+    text = before.text + own
+    if ids or record.finish_reason:
+        tokens, end = record.tokens, len(own)
     else:
-        tokens, end = _cut(part, request, before.text)
+        tokens, end = _cut(record, own)
     limits = (request.body.get(key) for key in LIMITS)
     return Said(
         text=text[: len(before.text) + end],
         shown=max(before.shown, text, key=len),
         # The last event may hold fewer than the others.
         tokens=min([before.tokens + tokens, *(each for each in limits if isinstance(each, int))]),
-        reported=max(before.reported, before.tokens + part.tokens),
-        head=before.head or part.head,
-        finish_reason=part.finish_reason,
-        has_usage=part.has_usage,
-        refusal=refusal,
+        reported=max(before.reported, before.tokens + record.tokens),
+        head=before.head or record.head,
+        finish_reason=record.finish_reason,
+        has_usage=record.has_usage,
         token_ids=ids,
         prompt_tokens=prompt_tokens,
     )
 
 
-def _cut(part: _Part, request: CompletionRequest, before: str) -> tuple[int, int]:
+def refusal_of_stream(record: StreamRecord, before: Said | None = None) -> str:
+    """Return why no other worker can continue a stream; empty: one can. Reads no more than the record's last batch."""
+    before, request = before or _NOTHING, record.request
+    refusal = record.refusal()
+    if refusal:
+        return refusal
+    if request.body.get(WITH_IDS) and not (record.token_ids and _asked_ids(record, before)):
+        return str(NO_IDS)
+    head = before.head or record.head
+    is_response = request.endpoint is ApiEndpoint.RESPONSES
+    if is_response and not (
+        isinstance(head.get("item_id"), str) and isinstance(head.get("sequence_number"), int)
+    ):
+        return str(UNKNOWN)
+    return ""
+
+
+def _asked_ids(record: StreamRecord, before: Said) -> tuple[int, ...]:
+    """Return the ids of the prompt, and of what earlier workers said; empty: they are not known."""
+    return before.token_ids or _ids_of(record.request) or record.prompt_ids
+
+
+def _cut(record: StreamRecord, own: str) -> tuple[int, int]:
     """Return how many tokens of a worker's text, and its first characters, the next one goes on with.
 
     A worker holds back as many characters as may become a stop string (vLLM 0.32, ``stop_buffer_length``), so that what it
     has shown may end within a token. The template of a chat may cut white space off the end of a message. At temperature 0
     the next worker goes on behind a whole token that is neither; else it would say other words again.
     """
+    request = record.request
     is_chat = request.endpoint in {ApiEndpoint.CHAT, ApiEndpoint.RESPONSES}
-    held = max((len(stop) - 1 for stop in _stops(request)), default=0)
-    steps = [(0, 0), *((tokens, end + held) for tokens, end in part.steps if end + held <= len(part.text))]
+    held = max((len(stop) - 1 for stop in stops_of(request)), default=0)
+    steps = ((tokens, end + held) for tokens, end in record.steps() if end + held <= len(own))
     if request.body.get("temperature") == 0:
-        whole = (before + part.text[:end] for _, end in reversed(steps))
-        ends = zip(reversed(steps), whole, strict=True)
-        return next((step for step, text in ends if not (is_chat and text[-1:].isspace())), (0, 0))
-    end = len(part.text.rstrip()) if is_chat else len(part.text)
-    return next(tokens for tokens, upto in reversed(steps) if upto <= end), end
-
-
-def _stops(request: CompletionRequest) -> Sequence[str]:
-    stop = request.body.get("stop") or ()
-    return (stop,) if isinstance(stop, str) else stop
+        for tokens, upto in steps:
+            if not (is_chat and own[upto - 1].isspace()):
+                return tokens, upto
+        return 0, 0
+    end = len(own.rstrip()) if is_chat else len(own)
+    return next((tokens for tokens, upto in steps if upto <= end), 0), end
 
 
 def _ids_of(request: CompletionRequest) -> tuple[int, ...]:
@@ -375,7 +302,7 @@ class Seam(StreamSeam):
 
     def _choices(self, choices: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         for choice in choices:
-            choice.pop(_PROMPT_IDS, None)
+            choice.pop(PROMPT_IDS, None)
             delta = choice.get("delta", choice)
             key = "content" if "delta" in choice else "text"
             if "role" in delta:

@@ -28,6 +28,7 @@ ALL_WORKERS_BUSY: Final = "all_workers_busy"
 REJECTIONS: Final = frozenset({ALL_WORKERS_BUSY})
 """Those that the router turns away to protect the others; each is counted by model and endpoint."""
 SATURATED: Final = "router_saturated"
+INTERNAL: Final = "internal_error"
 AT_CAPACITY: Final = "worker_at_capacity"
 """Of a try that a worker refused for lack of room."""
 
@@ -131,6 +132,12 @@ def saturated() -> ErrorResponse:
     """Return the answer of a router that has no connection left for a worker."""
     body = _body(503, "the router has no connection left; retry later", SATURATED)
     return ErrorResponse(503, SATURATED, body, wants_retry=True)
+
+
+def internal_error() -> ErrorResponse:
+    """Return the answer to a request that a fault of the router's own ends."""
+    body = _body(500, "internal error of the router; see its log", INTERNAL)
+    return ErrorResponse(500, INTERNAL, body)
 
 
 def retry_after(expected_real_s: float | None, *, floor_s: int, is_rate: bool) -> bytes:

@@ -60,6 +60,7 @@ from penstock.router.proxy.failures import (
     AT_CAPACITY,
     ErrorResponse,
     error_event_of,
+    internal_error,
     no_usable_answer,
     refusal,
     retry_after,
@@ -118,6 +119,7 @@ class CompletionHandler:
         self._rests = StreamRests(
             settings.config.retries, settings.graph, context.metrics, self.queries_of_death
         )
+        self._reads_rest = asyncio.Lock()
         self.moves = StreamMoves(context, self._rests)
         self._exchanges = self.exchanges_type(
             context,
@@ -176,13 +178,15 @@ class CompletionHandler:
                     self._do_notifications(call)
             if step.kind is not EndKind.SERVED:
                 self._answer_failure(call, step)
-        except BaseException:
+        except BaseException as problem:
             # Whatever it was, what the request holds is given back.
             if call.is_delivered:
                 machine.answer(None)
             else:
                 machine.leave()
             self._do_notifications(call)
+            if isinstance(problem, Exception) and not isinstance(problem, ClientDisconnected):
+                self._fail_begun(call)
             raise
         finally:
             if call.begun is not None:
@@ -224,6 +228,13 @@ class CompletionHandler:
             call.responder.break_off()
         else:
             self._refuse(call, response)
+
+    def _fail_begun(self, call: CompletionCall) -> None:
+        """End a stream that has begun in an error event: a fault of the router's own must not look complete, either."""
+        if call.responder.started and not call.responder.closed:
+            # An event may have begun, whose end would become part of this one.
+            call.responder.write(b"\n\n" + error_event_of(call.request.path, internal_error()))
+            call.responder.break_off()
 
     # ------------------------------------------------------------------ steps
 
@@ -286,7 +297,11 @@ class CompletionHandler:
             await asyncio.sleep(_BACKOFF_REAL_S * step.pauses)
 
     async def _read_rest(self, call: CompletionCall, _: ReadRest) -> Answer:
-        return self._rests.read(call)
+        # A dead worker breaks many streams at once. One a turn of the loop is read, so that nothing else waits for all of them.
+        async with self._reads_rest:
+            rest = self._rests.read(call)
+            await asyncio.sleep(0)
+        return rest
 
     async def _choose(self, call: CompletionCall, step: Choose) -> Answer:
         role, admission = step.role, self._admission

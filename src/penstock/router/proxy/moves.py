@@ -1,16 +1,28 @@
 """Has the streams of a worker that drains go on at another one, so that a drain does not last as long as its longest answer.
 
-`handler` says which streams there are, the router's tick looks. A stream moves as it would go on behind a dead worker, but
-only where nothing is in its way: it can be continued, and another worker takes it.
+`handler` reports which streams there are, the router's tick decides. A stream moves as it would continue after its worker's
+death, but only where nothing is in its way: it can be continued, and another worker takes it.
+
+A tick costs counts alone, for each stream. What a stream has said is read when it is about to move, and of that only what its
+record has not read yet.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from penstock.api import Role
 from penstock.core.errors import StreamMoved
 from penstock.core.logs import get_logger
 from penstock.router.context import RouterContext
-from penstock.router.core.moves import MOST_AT_ONCE, is_draining, is_worth_moving
+from penstock.router.core.moves import (
+    MAX_LOOKUPS,
+    MOST_AT_ONCE,
+    cached_tokens,
+    is_draining,
+    is_worth_moving,
+    prefill_token_s,
+)
 from penstock.router.core.worker import Worker
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.rest import StreamRests
@@ -25,11 +37,13 @@ class StreamMoves:
     def __init__(self, context: RouterContext, rests: StreamRests) -> None:
         self._core = context.admission.core
         self._clock = context.clock
+        self._estimator = context.estimator
         self._rests = rests
         self._after_s = context.settings.config.drain.migrate_after_seconds
         self._streams: dict[Worker, dict[CompletionCall, RelayMeter]] = {}
         self._drains_since_s: dict[Worker, float] = {}
         self._moving: set[CompletionCall] = set()
+        self._lookups_left = 0
 
     def follow(self, call: CompletionCall, meter: RelayMeter) -> None:
         """Note that a worker speaks."""
@@ -57,6 +71,7 @@ class StreamMoves:
         since_s = self._drains_since_s
         for worker in [each for each in since_s if not is_draining(each, pool) or each not in self._streams]:
             del since_s[worker]
+        self._lookups_left = MAX_LOOKUPS
         for worker, streams in list(self._streams.items()):
             if is_draining(worker, pool) and now_s - since_s.setdefault(worker, now_s) >= after_s:
                 self._move(worker, streams, now_s)
@@ -66,22 +81,52 @@ class StreamMoves:
         roles = {self._core.entry, answering} if answering is Role.DECODE else {answering}
         if not all(self._has_headroom(role, worker, now_s) for role in roles):
             return
-        prefill = [each.speed for each in self._core.pool.routable(self._core.entry, now_s)]
+        prefill = [each for each in self._core.pool.routable(self._core.entry, now_s) if each is not worker]
+        token_s = prefill_token_s(each.speed for each in prefill)
         for call, meter in list(streams.items()):
             if len(self._moving) >= MOST_AT_ONCE:
                 return
-            if not call.machine.may_move or call.response is None:
+            if (
+                not call.machine.may_move
+                or call.response is None
+                or not self._gains(call, meter, worker, token_s)
+            ):
                 continue
-            left = self._rests.left(call, meter)
-            if left is None:
-                # What it has said cannot be continued, and stays so.
+            if not self._rests.can_continue(call):
                 del streams[call]
-            elif is_worth_moving(left, worker.speed, prefill):
-                self._moving.add(call)
-                log.debug("stream leaves a draining worker", worker=worker.name)
-                call.response.break_off(StreamMoved(f"{worker.name} drains"))
+                continue
+            self._moving.add(call)
+            log.debug("stream leaves a draining worker", worker=worker.name)
+            call.response.break_off(StreamMoved(f"{worker.name} drains"))
         if not streams:
             del self._streams[worker]
+
+    def _gains(self, call: CompletionCall, meter: RelayMeter, worker: Worker, token_s: float | None) -> bool:
+        """Return whether a stream gains by a move; its prompt is looked up only where what is cached decides that."""
+        left = self._rests.left(call, meter)
+        if is_worth_moving(left, worker.speed, token_s):
+            return True
+        if not is_worth_moving(replace(left, cached_tokens=left.prompt_tokens), worker.speed, token_s):
+            return False
+        if not self._lookups_left:
+            return False
+        self._lookups_left -= 1
+        # The others are looked up before it the next time.
+        streams = self._streams[worker]
+        streams[call] = streams.pop(call)
+        cached = self._cached_tokens(call, worker)
+        return is_worth_moving(replace(left, cached_tokens=cached), worker.speed, token_s)
+
+    def _cached_tokens(self, call: CompletionCall, worker: Worker) -> int:
+        """Return how many tokens of a prompt are expected in the cache where it would be computed again."""
+        if call.keyed is None:
+            # No index says which worker holds what: as many as were found the first time.
+            return min(call.cached_tokens or 0, call.prompt_tokens)
+        entry = self._core.entry
+        arrival = call.arrival(entry, frozenset(), self._estimator.bytes_per_token)
+        queues = self._core.queues[entry].workers.eligible
+        others = (each for name, each in queues.items() if name != worker.name)
+        return min(cached_tokens(arrival, others), call.prompt_tokens)
 
     def _has_headroom(self, role: Role, worker: Worker, now_s: float) -> bool:
         """Return whether another worker of a role takes a stream."""

@@ -139,7 +139,11 @@ ENDING: Final = NotContinued(
 )
 NOT_KEPT: Final = NotContinued("a stream beyond the 64 MiB kept of all", "what was said is forgotten")
 
-OF_STREAM: Final = (BEGUN, ENDING, NO_IDS, NOT_KEPT)
+UNKNOWN: Final = NotContinued(
+    "an event of a form that the router does not know", "what it says cannot be continued"
+)
+
+OF_STREAM: Final = (BEGUN, ENDING, NO_IDS, NOT_KEPT, UNKNOWN)
 """By what was said."""
 
 

@@ -16,19 +16,19 @@ from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.continuation import (
     LIMITS,
     BegunStream,
-    Said,
     Seam,
     StreamSeam,
     ending,
+    refusal_of_stream,
     rest_of,
     said_of,
 )
 from penstock.router.proxy.not_continued import ENDING, refusal_of
 from penstock.router.proxy.query_of_death import REFUSED_S, QueriesOfDeath
-from penstock.router.proxy.replay_buffer import BufferedBytes, ReplayBuffer
 from penstock.router.proxy.response_seam import ResponseSeam
 from penstock.router.proxy.routes import ApiEndpoint
 from penstock.router.proxy.stream import RelayMeter
+from penstock.router.proxy.stream_record import RecordedBytes, StreamRecord
 
 log = get_logger(__name__)
 
@@ -47,12 +47,13 @@ class StreamRests:
         self._most = config.max_continuations
         self._tokens_per_event = 1 if graph is None else graph.engine.stream_interval_tokens
         self._metrics = metrics
-        self._total = BufferedBytes()
+        self._total = RecordedBytes()
 
     def begin(self, call: CompletionCall) -> BegunStream | None:
         """Return what is to be kept of a stream that begins, or goes on; None where no other worker could."""
         if call.begun is None and self._most and not refusal_of(call.request):
-            call.begun = BegunStream(ReplayBuffer(self._total), call.request)
+            record = StreamRecord(call.request, self._total, tokens_per_event=self._tokens_per_event)
+            call.begun = BegunStream(record, call.request)
         return call.begun
 
     def follow(self, begun: BegunStream, meter: RelayMeter, ttft_s: float | None) -> Observe:
@@ -74,7 +75,7 @@ class StreamRests:
     def read(self, call: CompletionCall) -> Rest:
         """Make a call ask for the rest of its stream; where nothing but its end is left to be said, that is written."""
         begun = _begun(call)
-        said = self._said(begun)
+        said = said_of(begun.kept, begun.said)
         if said.refusal:
             return Rest.UNKNOWN
         rest = None if said.finish_reason else rest_of(begun.request, said)
@@ -93,18 +94,18 @@ class StreamRests:
         begun.said, begun.seam = said, ResponseSeam(said, before) if is_response else Seam(said)
         return Rest.READY
 
-    def _said(self, begun: BegunStream) -> Said:
-        return said_of(begun.kept, begun.request, begun.said, tokens_per_event=self._tokens_per_event)
-
-    def left(self, call: CompletionCall, meter: RelayMeter) -> StreamLeft | None:
-        """Return what a stream may still say; None: what it has said cannot be continued."""
+    def left(self, call: CompletionCall, meter: RelayMeter) -> StreamLeft:
+        """Return what a stream has said and may still say, by counts alone."""
         begun = _begun(call)
-        if self._said(begun).refusal:
-            return None
         before = 0 if begun.seam is None else begun.seam.tokens
         limits = (begun.request.body.get(key) for key in LIMITS)
         limit = next((each for each in limits if isinstance(each, int)), None)
         return StreamLeft(call.prompt_tokens, before + meter.tokens * self._tokens_per_event, limit)
+
+    def can_continue(self, call: CompletionCall) -> bool:
+        """Return whether another worker could continue what a stream has said; it stays so once it is not."""
+        begun = _begun(call)
+        return not refusal_of_stream(begun.kept, begun.said)
 
     def go_on(self, call: CompletionCall, reason: str) -> None:
         """Count a stream that goes on at another worker."""
@@ -120,7 +121,8 @@ class StreamRests:
             words = refusal_of(call.request)
             words = words or ("a gateway relays it" if self._most else "retries.maxContinuations is 0")
         elif step.why == "said":
-            words = self._said(_begun(call)).refusal or str(ENDING)
+            begun = _begun(call)
+            words = refusal_of_stream(begun.kept, begun.said) or str(ENDING)
         self._metrics.lost_streams[step.why] += 1
         log.warning("stream broken off", worker=call.worker, why=words)
 

@@ -27,8 +27,8 @@ from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy import messages
 from penstock.router.proxy.failures import ErrorReply
 from penstock.router.proxy.kv_transfer import PrefillAnswer, with_cached_tokens
-from penstock.router.proxy.replay_buffer import COUNTED, ReplayBuffer
 from penstock.router.proxy.routes import ApiEndpoint
+from penstock.router.proxy.stream_record import BATCH, LARGE_READ_BYTES, StreamRecord
 
 
 def read_completion(
@@ -142,7 +142,7 @@ class RelayMeter:
         arrived_real_s: When the request came, ``time.monotonic()``.
         dispatched_real_s: When its prompt was dispatched to the worker that computes it, by the last try.
         prefilled: Whose cached-token count usage events get.
-        kept: Gets what is passed on; None: nothing is kept.
+        kept: Records what is passed on; None: nothing is recorded.
         may_go_on: Another worker may go on where this one ends: what is passed on ends with a complete event, before an
             event of an error.
         tokens: Events with text so far; one token each unless the worker batches them.
@@ -160,7 +160,7 @@ class RelayMeter:
     dispatched_real_s: float
     speed: float
     prefilled: PrefillAnswer | None
-    kept: ReplayBuffer | None = None
+    kept: StreamRecord | None = None
     may_go_on: bool = False
     tokens: int = 0
     ttft_s: float | None = None
@@ -168,7 +168,7 @@ class RelayMeter:
     is_done: bool = False
     has_error: bool = False
     last_real_s: float = 0.0
-    _counted_at: int = 0
+    _recorded_at: int = BATCH
     _splitter: EventSplitter = field(default_factory=EventSplitter)
     _tail: bytearray = field(init=False)
     _itl: BucketCounts = field(init=False)
@@ -215,21 +215,26 @@ class RelayMeter:
                 self.tokens += count
                 self.assignment.grow(count, gap_s)
                 if self.kept is not None:
-                    self.kept.append(data)
-                    if self.tokens >= self._counted_at:
-                        self._count_kept()
+                    self.kept.append(data[at:-2] if at else data)
+                    if self.tokens >= self._recorded_at:
+                        self._record()
                 return data
         body = data[at:-2] if at else data
         sent = self._observe_slowly(body, now_real_s)
         if self.kept is not None:
             self.kept.append(sent)
-            self._count_kept()
+            if (
+                self.tokens >= self._recorded_at
+                or len(self.kept.unread) >= BATCH
+                or len(sent) >= LARGE_READ_BYTES
+            ):
+                self._record()
         return data if sent is body else sent
 
-    def _count_kept(self) -> None:
-        self._counted_at = self.tokens + COUNTED
+    def _record(self) -> None:
+        self._recorded_at = self.tokens + BATCH
         if self.kept is not None:
-            self.kept.count()
+            self.kept.read()
 
     def rest(self) -> bytes:
         """Return the bytes held back of an event that never ended; for a stream that ended in order."""

@@ -1,0 +1,407 @@
+"""What one worker has said of a stream, recorded for the worker that may continue it, and bounded over all streams. Pure.
+
+The relay hands over each read. The record checks and reads them in batches, once, and keeps text, counts and token ids
+instead of events: a continuation or a move therefore never reads more than the last batch, however long the stream is.
+A stream with an event of an unknown form is not continued: nothing of it is kept from then on.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, islice
+from types import NoneType
+from typing import Any, Final
+
+import orjson
+
+from penstock.core.http.sse import EventSplitter, payload
+from penstock.router.proxy.completion import CompletionRequest
+from penstock.router.proxy.not_continued import (
+    BEGUN,
+    ENDING,
+    NOT_KEPT,
+    UNKNOWN,
+    NotContinued,
+    refusal_of,
+)
+from penstock.router.proxy.routes import ApiEndpoint
+
+RECORDED_BYTES: Final = 64 * 1024 * 1024
+"""Over all streams. Chosen: a thousand streams of 12,000 tokens."""
+
+BATCH: Final = 128
+"""Reads, or tokens, that are recorded at once. Chosen: reading them takes some 20 us, and none of a short stream is read."""
+
+LARGE_READ_BYTES: Final = 4096
+"""A read from this size on is recorded at once. Chosen: twenty times a usual event."""
+
+PROMPT_IDS: Final = "prompt_token_ids"
+_SAID_KEYS: Final = frozenset(
+    {"role", "content", "index", "logprobs", "finish_reason", "stop_reason", "text", "token_ids", PROMPT_IDS}
+)
+_HEAD_KEYS: Final = ("id", "created", "model", "object")
+_DONE: Final = b"[DONE]"
+# As tuples: a union would be made anew for each event.
+_OPTIONAL_STR: Final = (str, NoneType)
+_OPTIONAL_LIST: Final = (list, NoneType)
+_OPTIONAL_DICT: Final = (dict, NoneType)
+_STRING_BODY: Final = re.compile(rb'(?:[^"\\]|\\.)*')
+
+
+@dataclass(slots=True)
+class RecordedBytes:
+    """Bytes in the records of all streams of a router."""
+
+    recorded_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Run:
+    """Texts of successive events, of so many tokens each, and what came before them."""
+
+    tokens: int
+    characters: int
+    event_tokens: int
+    texts: list[str]
+
+    def steps(self) -> Iterator[tuple[int, int]]:
+        """Return tokens and characters shown after each event that showed text, the last one first."""
+        ends = list(accumulate(map(len, self.texts), initial=self.characters))
+        for at in range(len(self.texts) - 1, -1, -1):
+            if self.texts[at]:
+                yield self.tokens + (at + 1) * self.event_tokens, ends[at + 1]
+
+
+class StreamRecord:
+    """The record of one stream; a stream that would exceed the bound of all is forgotten.
+
+    Attributes:
+        append: Takes one read of complete events, without framing. It costs a relay a few nanoseconds and reads nothing;
+            `read` does, which is due every `BATCH` reads.
+        unread: The reads that were taken since.
+        request: The client's.
+        tokens: Of the text.
+        characters: Of the text.
+        head: The keys of its events that a seam repeats.
+        finish_reason: Of the answer, where it has come.
+        has_usage: The event of the usage has come.
+        token_ids: Of the text, where the events carry them.
+        prompt_ids: Of the prompt, likewise.
+    """
+
+    __slots__ = (
+        "_bound_bytes",
+        "_end",
+        "_held",
+        "_id_bytes",
+        "_new_texts",
+        "_problem",
+        "_recorded_bytes",
+        "_run",
+        "_runs",
+        "_separator",
+        "_start",
+        "_texts",
+        "_tokens_per_event",
+        "_total",
+        "append",
+        "characters",
+        "finish_reason",
+        "has_usage",
+        "head",
+        "prompt_ids",
+        "request",
+        "token_ids",
+        "tokens",
+        "unread",
+    )
+
+    def __init__(
+        self,
+        request: CompletionRequest,
+        total: RecordedBytes,
+        *,
+        tokens_per_event: int = 1,
+        bound_bytes: int = RECORDED_BYTES,
+    ) -> None:
+        self.request = request
+        self._total = total
+        self._bound_bytes = bound_bytes
+        self._tokens_per_event = tokens_per_event
+        self._held = max((len(stop) - 1 for stop in stops_of(request)), default=0)
+        self.unread: list[bytes] = []
+        self._recorded_bytes = 0
+        self._problem: NotContinued | None = None
+        self.append: Callable[[bytes], object] = self.unread.append
+        self._clear()
+
+    def _clear(self) -> None:
+        self.unread.clear()
+        self._texts: list[str] = []
+        self._id_bytes = 0
+        self._runs: deque[_Run] = deque()
+        self._run: _Run | None = None
+        self._new_texts: list[str] = []
+        self._start = self._end = self._separator = b""
+        self.tokens = self.characters = 0
+        self.head: dict[str, Any] = {}
+        self.finish_reason: str | None = None
+        self.has_usage = False
+        self.token_ids = array("Q")
+        self.prompt_ids: tuple[int, ...] = ()
+
+    def drop(self) -> None:
+        """Forget what was said: the stream ends, or another worker continues it."""
+        self._total.recorded_bytes -= self._recorded_bytes
+        self._recorded_bytes = 0
+        self._clear()
+
+    def _give_up(self, problem: NotContinued) -> None:
+        self.drop()
+        self._problem = problem
+        self.append = _forget
+
+    def read(self) -> None:
+        """Record what came since the last time."""
+        if not self.unread:
+            return
+        data = b"".join(self.unread)
+        self.unread.clear()
+        try:
+            if not self._read_run(data):
+                self._read_events(EventSplitter(max_event_bytes=len(data)).feed(data))
+        except _NotContinued as found:
+            self._give_up(found.why)
+            return
+        self._end_batch()
+
+    def refusal(self) -> str:
+        """Return why no other worker can continue the stream; empty: one can."""
+        self.read()
+        refusal = "" if self._problem is NOT_KEPT else refusal_of(self.request)
+        if not refusal and self._problem is not None:
+            return str(self._problem)
+        return refusal
+
+    def text(self) -> str:
+        """Return the text that was recorded."""
+        return "".join(self._texts)
+
+    def steps(self) -> Iterator[tuple[int, int]]:
+        """Return tokens and characters behind each event that showed text, from the last one back to where a cut is sure."""
+        for run in reversed(self._runs):
+            yield from run.steps()
+
+    # ------------------------------------------------------------------ reading
+
+    def _read_events(self, events: Sequence[bytes]) -> None:
+        """Record events in order; runs of usual ones are read at once."""
+        run: list[bytes] = []
+        for event in events:
+            if self._start and event.startswith(self._start) and event.endswith(self._end):
+                run.append(event)
+                continue
+            self._read_each(run)
+            run.clear()
+            self._read_event(event)
+        self._read_each(run)
+
+    def _read_each(self, run: Sequence[bytes]) -> None:
+        if run and not self._read_run(b"".join(run)):
+            for event in run:
+                self._read_event(event)
+
+    def _read_run(self, data: bytes) -> bool:
+        """Record events that differ in their text alone; return False, and record nothing, where others are among them.
+
+        What lies between the texts is the same each time. Replaced by what separates the items of a list, it makes one list
+        of texts of the events; a text that is no string, or has another key behind it, makes none, or a longer one.
+        """
+        start, end = self._start, self._end
+        if not start or not self.tokens or not (data.startswith(start) and data.endswith(end)):
+            return False
+        bodies = data[len(start) : -len(end)]
+        # `split` prepares itself for separators of this length, which takes longer than the search.
+        parts = bodies.rsplit(self._separator)
+        try:
+            texts = orjson.loads(b'["' + b'","'.join(parts) + b'"]')
+        except orjson.JSONDecodeError:
+            return False
+        if len(texts) != len(parts) or set(map(type, texts)) != {str}:
+            return False
+        self._add(texts, self._tokens_per_event)
+        return True
+
+    def _learn_usual(self, event: bytes, chunk: dict[str, Any]) -> None:
+        """Remember how an event begins and ends around its text: most of a stream's events differ in that alone."""
+        self._start = b""
+        choice = chunk["choices"][0]
+        shown = choice.get("delta", choice)
+        key = b'"content":' if "delta" in choice else b'"text":'
+        at = event.find(key)
+        if at < 0 or event.count(key) != 1 or event[:6] != b"data: " or not event.endswith(b"}\n\n"):
+            return
+        begin = event.find(b'"', at + len(key)) + 1
+        body = _STRING_BODY.match(event, begin)
+        if body is None:
+            return
+        start, end = event[:begin], event[body.end() :]
+        # The text is where it was looked for if another one there is all that changes.
+        shown["content" if "delta" in choice else "text"] = "?"
+        if orjson.loads(start[6:] + b"?" + end) == chunk:
+            self._start, self._end, self._separator = start, end, end + start
+
+    def _read_event(self, event: bytes) -> None:
+        data = payload(event)
+        if data is None or data == _DONE:
+            return
+        try:
+            chunk = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            raise _NotContinued(UNKNOWN) from None
+        if not isinstance(chunk, dict):
+            raise _NotContinued(UNKNOWN)
+        if self.request.endpoint is ApiEndpoint.RESPONSES:
+            self._read_response_event(chunk)
+            return
+        choices, usage = chunk.get("choices"), chunk.get("usage")
+        _check(isinstance(choices, list) and isinstance(usage, _OPTIONAL_DICT))
+        self.head = self.head or {key: chunk[key] for key in _HEAD_KEYS if key in chunk}
+        self.has_usage |= not choices and bool(usage)
+        for choice in choices:
+            text = self._read_choice(choice)
+            if text and len(choices) == 1 and not (choice.get("token_ids") or choice.get("logprobs")):
+                self._learn_usual(event, chunk)
+
+    def _read_choice(self, choice: Any) -> str:
+        """Record a choice, and return its text."""
+        _check(isinstance(choice, dict) and choice.get("index", 0) == 0)
+        delta, reason = choice.get("delta", choice), choice.get("finish_reason")
+        _check(isinstance(delta, dict) and isinstance(reason, _OPTIONAL_STR))
+        text = delta.get("content" if "delta" in choice else "text")
+        ids, prompt_ids = choice.get("token_ids"), choice.get(PROMPT_IDS)
+        _check(isinstance(text, _OPTIONAL_STR) and isinstance(ids, _OPTIONAL_LIST))
+        _check(isinstance(prompt_ids, _OPTIONAL_LIST))
+        if any(value and key not in _SAID_KEYS for key, value in delta.items()):
+            raise _NotContinued(BEGUN)
+        if prompt_ids and not self.prompt_ids:
+            self.prompt_ids = tuple(_checked_ids(prompt_ids))
+        self.finish_reason = reason or self.finish_reason
+        if ids:
+            self.token_ids.extend(_checked_ids(ids))
+        tokens = len(ids or ()) or _logprob_count(choice)
+        if "role" not in delta or text:
+            self._add([text or ""], tokens)
+        return text or ""
+
+    def _read_response_event(self, chunk: dict[str, Any]) -> None:
+        kind, number, head = chunk.get("type"), chunk.get("sequence_number"), self.head
+        _check(isinstance(kind, str) and kind.startswith("response.") and type(number) in {int, NoneType})
+        if kind == "response.created":
+            made = chunk.get("response")
+            _check(isinstance(made, dict))
+            head |= {key: made.get(key) for key in ("id", "created_at", "max_output_tokens")}
+        elif kind == "response.output_item.added":
+            item = chunk.get("item")
+            _check(isinstance(item, dict))
+            if "item_id" in head or item.get("type") != "message":
+                raise _NotContinued(BEGUN)
+            head["item_id"] = item.get("id")
+        elif kind == "response.output_text.delta":
+            text = chunk.get("delta")
+            _check(isinstance(text, _OPTIONAL_STR))
+            self._add([text or ""], 0)
+        elif kind.endswith(".delta"):
+            raise _NotContinued(BEGUN)
+        elif kind not in {"response.in_progress", "response.content_part.added"}:
+            raise _NotContinued(ENDING)
+        head["sequence_number"] = number
+
+    # ------------------------------------------------------------------ text
+
+    def _add(self, texts: list[str], tokens: int) -> None:
+        """Count events of so many tokens each; 0: they do not say how many."""
+        # Each worker's first token comes alone, then so many an event.
+        tokens = tokens or (self._tokens_per_event if self.tokens else 1)
+        run = self._run
+        if run is not None and run.event_tokens == tokens:
+            run.texts += texts
+        else:
+            self._run = _Run(self.tokens, self.characters, tokens, texts)
+            self._runs.append(self._run)
+        self.tokens += tokens * len(texts)
+        text = texts[0] if len(texts) == 1 else "".join(texts)
+        self._new_texts.append(text)
+        self.characters += len(text)
+
+    def _end_batch(self) -> None:
+        """Join what a batch has said, and count what is recorded."""
+        text = "".join(self._new_texts)
+        self._new_texts.clear()
+        self._run = None
+        self._forget_steps()
+        if text:
+            self._texts.append(text)
+        id_bytes = self.token_ids.itemsize * len(self.token_ids)
+        added = text.__sizeof__() + id_bytes - self._id_bytes
+        self._id_bytes = id_bytes
+        self._recorded_bytes += added
+        self._total.recorded_bytes += added
+        if self._total.recorded_bytes > self._bound_bytes:
+            self._give_up(NOT_KEPT)
+
+    def _forget_steps(self) -> None:
+        """Forget where events ended before one at which the text can be cut, whatever follows."""
+        while len(self._runs) > 1 and self._has_cut():
+            self._runs.popleft()
+
+    def _has_cut(self) -> bool:
+        """Return whether the text can be cut at an event of the second run: what was held back has come, no white space."""
+        second, end = self._runs[1], self._held
+        shown = "".join(chain.from_iterable(each.texts for each in islice(self._runs, 1, None)))
+        for text in second.texts:
+            end += len(text)
+            if end > len(shown):
+                return False
+            if text and not shown[end - 1].isspace():
+                return True
+        return False
+
+
+class _NotContinued(Exception):  # noqa: N818 - no fault of the router's
+    """What was said cannot be continued."""
+
+    def __init__(self, why: NotContinued) -> None:
+        super().__init__(str(why))
+        self.why = why
+
+
+def _check(is_known: bool) -> None:  # noqa: FBT001 - the one thing it takes
+    if not is_known:
+        raise _NotContinued(UNKNOWN)
+
+
+def _checked_ids(ids: list[Any]) -> list[int]:
+    _check(set(map(type, ids)) == {int} and min(ids) >= 0)
+    return ids
+
+
+def _logprob_count(choice: dict[str, Any]) -> int:
+    logprobs = choice.get("logprobs")
+    _check(isinstance(logprobs, _OPTIONAL_DICT))
+    tokens = (logprobs or {}).get("content") or (logprobs or {}).get("tokens") or []
+    _check(isinstance(tokens, list))
+    return len(tokens)
+
+
+def stops_of(request: CompletionRequest) -> Sequence[str]:
+    """Return the strings that end a request's answer."""
+    stop = request.body.get("stop") or ()
+    return (stop,) if isinstance(stop, str) else stop
+
+
+def _forget(_read: bytes) -> None: ...
