@@ -123,8 +123,8 @@ async def test_a_worker_whose_engine_hangs_loses_its_requests_and_gets_no_new_on
     await router.post()
     answer = await router.post()
 
-    assert (answer.status, len(hung.seen), len(well.seen)) == (200, 2, 3)
     assert (await stream.read(limit_bytes=100_000)).endswith(harness.done)
+    assert (answer.status, len(hung.seen), len(well.seen)) == (200, 2, 3)
     shown = (await router.workers())[hung.name]
     reason = "its engine hangs: requests, but no token for 1 s (real)"
     assert (shown["state"], shown["reason"], shown["inflight_requests"]) == ("unhealthy", reason, 0)

@@ -104,7 +104,7 @@ async def test_the_rest_of_a_stream_passes_unknown_forms_as_they_came(harness, p
 async def test_a_fault_of_the_router_ends_a_begun_stream_in_an_error_event(harness, monkeypatch):
     """A client must not take what it has for the whole."""
     workers, _, router = await speakers_of(harness)
-    observe = RelayMeter._observe_slowly  # noqa: SLF001 - stands for a fault in the relay
+    observe = RelayMeter._observe_slowly
 
     def fails(meter, data, now_real_s):
         if meter.tokens:

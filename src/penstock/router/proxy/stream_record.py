@@ -236,7 +236,7 @@ class StreamRecord:
         self._add(texts, self._tokens_per_event)
         return True
 
-    def _learn_usual(self, event: bytes, chunk: dict[str, Any]) -> None:
+    def _learn_usual(self, event: bytes, chunk: Any) -> None:
         """Remember how an event begins and ends around its text: most of a stream's events differ in that alone."""
         self._start = b""
         choice = chunk["choices"][0]
@@ -260,11 +260,10 @@ class StreamRecord:
         if data is None or data == _DONE:
             return
         try:
-            chunk = orjson.loads(data)
+            chunk: Any = orjson.loads(data)
         except orjson.JSONDecodeError:
             raise _NotContinued(UNKNOWN) from None
-        if not isinstance(chunk, dict):
-            raise _NotContinued(UNKNOWN)
+        _check(isinstance(chunk, dict))
         if self.request.endpoint is ApiEndpoint.RESPONSES:
             self._read_response_event(chunk)
             return
@@ -298,7 +297,7 @@ class StreamRecord:
             self._add([text or ""], tokens)
         return text or ""
 
-    def _read_response_event(self, chunk: dict[str, Any]) -> None:
+    def _read_response_event(self, chunk: Any) -> None:
         kind, number, head = chunk.get("type"), chunk.get("sequence_number"), self.head
         _check(isinstance(kind, str) and kind.startswith("response.") and type(number) in {int, NoneType})
         if kind == "response.created":
