@@ -100,6 +100,7 @@ ROUTER_DISPATCHED_TTFT: Final = "penstock_router_dispatch_to_first_token_seconds
 ROUTER_ITL: Final = "penstock_router_inter_token_latency_seconds"
 ROUTER_E2E: Final = "penstock_router_e2e_request_latency_seconds"
 ROUTER_PROMPT_TOKENS: Final = "penstock_router_prompt_tokens"
+ROUTER_PROMPT_ESTIMATE_RATIO: Final = "penstock_router_prompt_estimate_ratio"
 ROUTER_GENERATION_TOKENS: Final = "penstock_router_generation_tokens"
 ROUTER_CACHED_TOKENS: Final = "penstock_router_cached_tokens"
 ROUTER_ARRIVALS: Final = "penstock_router_arrivals"

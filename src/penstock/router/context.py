@@ -9,7 +9,7 @@ from penstock.core.http.client import ConnectionPool
 from penstock.router.admission import Admission
 from penstock.router.discovery.statefile import Discovery
 from penstock.router.metrics import RouterMetrics
-from penstock.router.proxy.prefix import TokenEstimator
+from penstock.router.proxy.prompt_cost import PromptCosts
 from penstock.router.settings import RouterSettings
 
 
@@ -27,7 +27,7 @@ class RouterContext:
     admission: Admission
     discovery: Discovery
     metrics: RouterMetrics = field(default_factory=RouterMetrics)
-    estimator: TokenEstimator = field(default_factory=TokenEstimator)
+    prompt_costs: PromptCosts = field(default_factory=PromptCosts)
     pool: ConnectionPool = field(init=False)
     probes: ConnectionPool = field(init=False)
 

@@ -12,6 +12,7 @@ from functools import partial
 
 from penstock.core.clock import LagTracker
 from penstock.core.histogram import (
+    ESTIMATE_RATIO_BOUNDS,
     REQUEST_BOUNDS_S,
     ROUTER_ITL_BOUNDS_S,
     ROUTER_TTFT_BOUNDS_S,
@@ -33,6 +34,7 @@ class RouterMetrics:
         rejections: Requests turned away to protect others, by (endpoint, reason); they are among the refused.
         ttft: Streams only, as are ``itl``, in which tokens of one read share its gap.
         dispatched_ttft: Of the same streams, from the dispatch to the worker that computes the prompt, by the last try.
+        prompt_estimate: Prompt tokens as they were estimated at arrival, divided by those that the worker counted.
         e2e: Answered requests only.
         queue_time: Waits for the first stage, zero ones included.
         lag: Lateness of the router's own timer.
@@ -59,6 +61,7 @@ class RouterMetrics:
     rejections: Counter[tuple[str, str]] = field(default_factory=Counter)
     ttft: BucketCounts = field(default_factory=partial(BucketCounts, ROUTER_TTFT_BOUNDS_S))
     dispatched_ttft: BucketCounts = field(default_factory=partial(BucketCounts, ROUTER_TTFT_BOUNDS_S))
+    prompt_estimate: BucketCounts = field(default_factory=partial(BucketCounts, ESTIMATE_RATIO_BOUNDS))
     itl: BucketCounts = field(default_factory=partial(BucketCounts, ROUTER_ITL_BOUNDS_S))
     e2e: BucketCounts = field(default_factory=partial(BucketCounts, REQUEST_BOUNDS_S))
     queue_time: BucketCounts = field(default_factory=partial(BucketCounts, REQUEST_BOUNDS_S))

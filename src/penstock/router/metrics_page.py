@@ -98,6 +98,7 @@ class MetricsPage:
             names.ROUTER_CACHED_TOKENS: metrics.cached_tokens,
             names.ROUTER_TTFT: metrics.ttft,
             names.ROUTER_DISPATCHED_TTFT: metrics.dispatched_ttft,
+            names.ROUTER_PROMPT_ESTIMATE_RATIO: metrics.prompt_estimate,
             names.ROUTER_ITL: metrics.itl,
             names.ROUTER_E2E: metrics.e2e,
             names.ROUTER_QUEUE_TIME: metrics.queue_time,

@@ -142,6 +142,9 @@ SERIES: Final[Mapping[str, RouterSeries]] = {
         "Dispatch to the worker that computes the prompt, by the last try, to first token of streams; simulated seconds.",
         "model_name",
     ),
+    names.ROUTER_PROMPT_ESTIMATE_RATIO: _histogram(
+        "Prompt tokens as estimated at arrival, divided by those that the worker counted.", "model_name"
+    ),
     names.ROUTER_ITL: _histogram("Gaps between tokens of streams; simulated seconds.", "model_name"),
     names.ROUTER_E2E: _histogram("Arrival to last byte; simulated seconds.", "model_name"),
     names.ROUTER_QUEUE_TIME: _histogram("Waits for the first stage; simulated seconds.", "model_name"),

@@ -6,7 +6,6 @@ from penstock.api import BreakerConfig
 from penstock.api.router_workers import RetriesConfig
 from penstock.router.core.breaker import Circuit, CircuitBreaker, may_eject
 from penstock.router.core.retries import RetryBudget
-from penstock.router.proxy.prefix import TokenEstimator
 
 
 def breaker_of(*, consecutive_failures=3, max_open_seconds=10, **more):
@@ -225,15 +224,3 @@ def test_retries_never_exceed_what_was_paid_in(fraction, min_per_s, steps):
         else:
             retries += budget.take(now_s)
     assert retries <= requests * fraction + (now_s + 10) * min_per_s + 1e-6
-
-
-def test_bytes_per_token_are_four_until_workers_count_otherwise():
-    """Rounded up, and never zero; prompts of two bytes per token end at two, and absurd counts teach nothing."""
-    estimator = TokenEstimator()
-    for size, tokens in ((0, 5), (5, 0), (100, 1), (1, 100), (-1, -1)):
-        estimator.learn(size, tokens)
-    assert [estimator.estimate(size) for size in (0, 1, 4, 5, 4000)] == [1, 1, 1, 2, 1000]
-
-    for _ in range(200):
-        estimator.learn(2000, 1000)
-    assert estimator.estimate(2000) == pytest.approx(1000, rel=0.01)

@@ -20,7 +20,7 @@ from penstock.router.admission import AdmissionError
 from penstock.router.core.retries import RefusalReason
 from penstock.router.proxy.auth import TierIdentity, TierKeys
 from penstock.router.proxy.failures import error_event_of, refusal
-from penstock.router.proxy.prefix import TokenEstimator
+from penstock.router.proxy.prompt_cost import PromptCosts
 
 PATH = "/v1/completions"
 TYPE = (b"content-type", b"application/json")
@@ -245,7 +245,7 @@ async def test_the_rest_of_a_stream_weighs_what_its_worker_computes(harness):
     both = speakers(workers)
     task, speaker = await begun(router, both)
     other = other_of(both, speaker)
-    pool, estimate = router.server.core.pool, router.server.context.estimator
+    pool, estimate = router.server.core.pool, router.server.context.prompt_costs
     first, ratio = pool.get(speaker.name), estimate.bytes_per_token
     await router.until(lambda: first.inflight_tokens > first.inflight_requests)
     await speaker.die()
@@ -258,11 +258,11 @@ async def test_the_rest_of_a_stream_weighs_what_its_worker_computes(harness):
     assert rest.inflight_tokens >= estimate.estimate(prompt) + said
     other.go.set()
     assert is_undisturbed(await task)
-    learnt = TokenEstimator()
+    learnt = PromptCosts()
     learnt.learn(
-        prompt, read(answer_to(PATH, orjson.dumps(STREAMED | ASKED[PATH]), 0))["counts"]["prompt_tokens"]
+        prompt, (), read(answer_to(PATH, orjson.dumps(STREAMED | ASKED[PATH]), 0))["counts"]["prompt_tokens"]
     )
-    assert (ratio, estimate.bytes_per_token) == (TokenEstimator().bytes_per_token, learnt.bytes_per_token)
+    assert (ratio, estimate.bytes_per_token) == (PromptCosts().bytes_per_token, learnt.bytes_per_token)
 
 
 def total(routers, name):

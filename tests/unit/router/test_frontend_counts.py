@@ -69,6 +69,38 @@ async def test_arrivals_count_when_they_come_and_outcomes_when_they_end(harness,
     assert not counts.keys() & {"prefill_queue_requests", "prefill_queue_uncached_tokens"}
 
 
+async def test_agents_prompts_are_counted_as_the_worker_counts_them(harness):
+    """Tools and images count for what they cost, as the metric of estimates shows; a text afterwards costs what it did before."""
+    worker, router = await harness.served("aggregated", config={"policy": "least-loaded"})
+    tools = [
+        {"type": "function", "function": {"name": f"tool_{i}", "description": "what it does " * 60}}
+        for i in range(30)
+    ]
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 2000}}
+    text = "word " * 400
+
+    async def ask(number, tokens, content, **more):
+        worker.prompt_tokens = tokens
+        before = (await _counts(router)).get("arrived_prompt_tokens_total", 0.0)
+        messages = [{"role": "user", "content": content}]
+        for _ in range(number):
+            answer = await router.post("/v1/chat/completions", prompt=None, messages=messages, **more)
+            assert answer.status == 200
+        return ((await _counts(router))["arrived_prompt_tokens_total"] - before) / (number * tokens)
+
+    assert await ask(20, 500, text) == pytest.approx(1, abs=0.1)
+    factors = [
+        await ask(20, 8_300, text, tools=tools),
+        await ask(20, 1_010, [{"type": "text", "text": "What is in this picture?"}, image]),
+        await ask(20, 500, text),
+    ]
+
+    assert all(1 / 1.2 < each < 1.2 for each in factors), factors
+    below = await router.metric("penstock_router_prompt_estimate_ratio_bucket", model_name="llama", le="0.83")
+    within = await router.metric("penstock_router_prompt_estimate_ratio_bucket", model_name="llama", le="1.2")
+    assert within - below >= 70
+
+
 async def test_the_wait_for_a_worker_is_in_the_ttft_and_not_in_the_time_from_dispatch(harness):
     """Of two streams one waits until the worker has computed the other's prompt: the two histograms differ by that."""
     config = {"policy": "least-loaded", "prefillQueue": {"workerTokens": 1}}

@@ -210,7 +210,7 @@ class RouterApp:
             parsed,
             responder,
             arrived_real_s,
-            parsed.prompt_ids or self.context.estimator.estimate(parsed.prompt_bytes),
+            parsed.prompt_ids or self.context.prompt_costs.estimate(parsed.prompt_bytes, parsed.parts),
             headers,
             self._upstream_headers(request, headers[0]),
             session[:SESSION_BYTES].decode("latin-1"),

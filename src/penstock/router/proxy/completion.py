@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from penstock.core.http.messages import Headers, error_body
-from penstock.router.proxy.messages import texts_of
+from penstock.router.proxy.prompt_parts import PromptMeter, PromptPart, size_of
 from penstock.router.proxy.routes import PATHS, ApiEndpoint
 from penstock.runtimes.kv_transfer import KvTransferProtocol
 
@@ -161,6 +161,7 @@ class CompletionRequest(NamedTuple):
         prompt_ids: Number of token ids in the prompt; 0 when it was sent as text.
         is_single: It has one prompt and one answer.
         adapter: The LoRA adapter that it asks for; None: the model itself.
+        parts: What the prompt has besides text, and the blocks of its text that come again.
     """
 
     endpoint: ApiEndpoint
@@ -172,6 +173,7 @@ class CompletionRequest(NamedTuple):
     prompt_ids: int
     is_single: bool
     adapter: str | None = None
+    parts: tuple[PromptPart, ...] = ()
 
 
 def parse_completion(
@@ -212,10 +214,13 @@ def parse_completion(
         _check_relayed(body, path, stream=stream is True)
         text_bytes, ids = _sizes(body) if endpoint.runs_model else (0, 0)
         return CompletionRequest(endpoint, path, raw, body, False, text_bytes, ids, False, adapter)
-    prompts, text_bytes, ids = _TEXTS[endpoint](body)
+    meter = PromptMeter()
+    prompts, ids = _TEXTS[endpoint](body, meter)
     several = ("n" in body and _is_several(body["n"])) or ("best_of" in body and _is_several(body["best_of"]))
     is_single = prompts == 1 and not several
-    return CompletionRequest(endpoint, path, raw, body, stream is True, text_bytes, ids, is_single, adapter)
+    return CompletionRequest(
+        endpoint, path, raw, body, stream is True, meter.text_bytes, ids, is_single, adapter, meter.parts
+    )
 
 
 def encoded(body: dict[str, Any]) -> bytes:
@@ -296,73 +301,71 @@ def _check_transfer(body: dict[str, Any], keys: frozenset[str]) -> None:
             )
 
 
-def _size(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-
-
-def _prompt_texts(body: dict[str, Any]) -> tuple[int, int, int]:
+def _prompt_texts(body: dict[str, Any], meter: PromptMeter) -> tuple[int, int]:
     prompt = body.get("prompt")
     if isinstance(prompt, str):
-        return 1, _size(prompt), 0
+        meter.add_content(prompt)
+        return 1, 0
     if isinstance(prompt, list) and prompt:
         kinds = set(map(type, prompt))
         if kinds == {int}:
-            return 1, 0, len(prompt)
+            return 1, len(prompt)
         if kinds == {str}:
-            return len(prompt), sum(map(_size, prompt)), 0
+            for each in prompt:
+                meter.add_content(each)
+            return len(prompt), 0
         if kinds == {list}:
-            return len(prompt), 0, sum(map(len, prompt))
+            return len(prompt), sum(map(len, prompt))
     if prompt is None and body.get("prompt_embeds") is not None:
-        return 1, 0, 1
+        return 1, 1
     raise RequestRefused(
         400, "prompt: must be a string, a list of strings or of token ids, not empty", code="invalid_request"
     )
 
 
-def _chat_texts(body: dict[str, Any]) -> tuple[int, int, int]:
-    # The template's own tokens are learnt with the ratio.
+def _chat_texts(body: dict[str, Any], meter: PromptMeter) -> tuple[int, int]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestRefused(400, "messages: must be a list, not empty", code="invalid_request")
-    return 1, sum(_content_size(message, "messages") for message in messages), 0
+    _add_messages(messages, "messages", meter)
+    if "tools" in body:
+        meter.add_tools(body["tools"])
+    return 1, 0
 
 
-def _response_texts(body: dict[str, Any]) -> tuple[int, int, int]:
-    given, instructions = body.get("input"), body.get("instructions")
-    size = _size(instructions) if isinstance(instructions, str) else 0
+def _response_texts(body: dict[str, Any], meter: PromptMeter) -> tuple[int, int]:
+    given = body.get("input")
+    meter.add_system(body.get("instructions"))
+    meter.add_tools(body.get("tools"))
     if isinstance(given, str) and given:
-        return 1, size + _size(given), 0
+        meter.add_content(given)
+        return 1, 0
     if not isinstance(given, list) or not given:
         raise RequestRefused(
             400, "input: must be a string or a list of items, not empty", code="invalid_request"
         )
-    return 1, size + sum(_content_size(item, "input") for item in given), 0
+    _add_messages(given, "input", meter)
+    return 1, 0
 
 
-def _message_texts(body: dict[str, Any]) -> tuple[int, int, int]:
+def _message_texts(body: dict[str, Any], meter: PromptMeter) -> tuple[int, int]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
         raise RequestRefused(400, "messages: must be a list of objects, not empty", code="invalid_request")
     if body.get("max_tokens") is None:
         # Prefill is asked for one token, whatever the client left out.
         raise RequestRefused(400, "max_tokens: missing; give a number >= 1", code="invalid_request")
-    contents = (body.get("system"), *(each.get("content") for each in messages))
-    return 1, sum(_size(text) for content in contents for text in texts_of(content)), 0
+    meter.add_system(body.get("system"))
+    meter.add_tools(body.get("tools"))
+    _add_messages(messages, "messages", meter)
+    return 1, 0
 
 
-def _content_size(message: Any, key: str) -> int:
-    if not isinstance(message, dict):
-        raise RequestRefused(400, f"{key}: each must be an object", code="invalid_request")
-    content = message.get("content")
-    if isinstance(content, str):
-        return _size(content)
-    if not isinstance(content, list):
-        return 0
-    return sum(
-        _size(part["text"])
-        for part in content
-        if isinstance(part, dict) and isinstance(part.get("text"), str)
-    )
+def _add_messages(messages: list[Any], key: str, meter: PromptMeter) -> None:
+    for message in messages:
+        if not isinstance(message, dict):
+            raise RequestRefused(400, f"{key}: each must be an object", code="invalid_request")
+        meter.add_message(message)
 
 
 def _check_relayed(body: dict[str, Any], path: str, *, stream: bool) -> None:
@@ -384,7 +387,7 @@ _BINARY: Final = ("bytes", "bytes_only")
 def _sizes(value: object) -> tuple[int, int]:
     """Return the bytes of text, and the numbers in lists, anywhere in a value, which is no deeper than `MAX_DEPTH`."""
     if isinstance(value, str):
-        return _size(value), 0
+        return size_of(value), 0
     if not isinstance(value, dict | list):
         return 0, 0
     if isinstance(value, list) and set(map(type, value)) == {int}:
@@ -393,8 +396,8 @@ def _sizes(value: object) -> tuple[int, int]:
     return sum(text for text, _ in sizes), sum(ids for _, ids in sizes)
 
 
-# What returns prompts, bytes of their text, and token ids.
-_TEXTS: Final[dict[ApiEndpoint, Callable[[dict[str, Any]], tuple[int, int, int]]]] = {
+# What adds a body's prompts to a meter, and returns their number and that of their token ids.
+_TEXTS: Final[dict[ApiEndpoint, Callable[[dict[str, Any], PromptMeter], tuple[int, int]]]] = {
     ApiEndpoint.COMPLETIONS: _prompt_texts,
     ApiEndpoint.CHAT: _chat_texts,
     ApiEndpoint.RESPONSES: _response_texts,

@@ -79,7 +79,7 @@ class Exchanges:
         limits = context.settings.config.limits
         self._pool = context.pool
         self._kv_transfer = context.settings.kv_transfer
-        self._estimator = context.estimator
+        self._prompt_costs = context.prompt_costs
         self._clock = clock
         self._metrics = context.metrics
         self._may_go_on, self._on_prefill_end = may_go_on, on_prefill_end
@@ -302,11 +302,13 @@ class Exchanges:
         """Take a worker's count of the client's prompt, once, and learn from it."""
         if prompt_tokens is None or call.prompt_counted:
             return
+        if prompt_tokens > 0:
+            self._metrics.prompt_estimate.observe(call.prompt_tokens / prompt_tokens)
         call.prompt_tokens = prompt_tokens
         call.prompt_counted = True
         request = call.request if call.begun is None else call.begun.request
-        if request.prompt_bytes and not request.prompt_ids and not request.endpoint.is_relayed:
-            self._estimator.learn(request.prompt_bytes, prompt_tokens)
+        if not request.prompt_ids and not request.endpoint.is_relayed:
+            self._prompt_costs.learn(request.prompt_bytes, request.parts, prompt_tokens)
 
 
 def check_present(call: CompletionCall) -> None:

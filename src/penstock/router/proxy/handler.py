@@ -148,7 +148,7 @@ class CompletionHandler:
             Lost: self._rests.lose,
             QueryOfDeath: self._rests.refuse,
         }
-        self._estimator = context.estimator
+        self._prompt_costs = context.prompt_costs
         self._clock = clock
         self.retry_after_s = settings.admission(settings.config.admission).retry_after_seconds
 
@@ -315,7 +315,7 @@ class CompletionHandler:
                 admission.check_tier(call.tier)
                 admission.check_capacity(role)
             unpaired = self._transfers.unpaired(role, call.transfer)
-            arrival = call.arrival(role, unpaired, self._estimator.bytes_per_token)
+            arrival = call.arrival(role, unpaired, self._prompt_costs.bytes_per_token)
             assignment = await admission.wait(role, arrival, again=step.again)
         except AdmissionError as exc:
             call.refusal = refusal(exc)

@@ -61,19 +61,6 @@ def _text(block: Any) -> str:
     return text if isinstance(text, str) else ""
 
 
-def texts_of(content: Any) -> list[str]:
-    """Return the texts of a message's content, those of tools' results included."""
-    if isinstance(content, str):
-        return [content]
-    if not isinstance(content, list):
-        return []
-    texts = [_text(block) for block in content]
-    for block in content:
-        if isinstance(block, dict) and block.get("type") == "tool_result":
-            texts += texts_of(block.get("content"))
-    return texts
-
-
 def read_usage(usage: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return all prompt tokens of a usage, which counts cached ones apart, and the cached ones; None: not said."""
     total = usage.get("input_tokens")

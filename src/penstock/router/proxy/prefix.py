@@ -8,7 +8,6 @@ are made of tokens and prompts are counted exactly, chats by the model's templat
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,34 +29,6 @@ from penstock.router.policy.prefixes import (
 from penstock.router.proxy.completion import CompletionRequest
 from penstock.router.proxy.messages import chat_of, is_plain
 from penstock.router.proxy.routes import ApiEndpoint
-
-START_BYTES_PER_TOKEN = 4.0
-"""English text under the usual tokenizers; exact for the simulated one."""
-_LOWEST, _HIGHEST = 0.5, 32.0
-"""Chosen: a reading outside is a fault of the worker's count, not a tokenizer."""
-_WEIGHT = 0.05
-"""Chosen: the mean of about the last 20 prompts, weighted by nothing else."""
-
-
-class TokenEstimator:
-    """Bytes per token of one model, learnt from the usage that workers return."""
-
-    __slots__ = ("bytes_per_token",)
-
-    def __init__(self) -> None:
-        self.bytes_per_token = START_BYTES_PER_TOKEN
-
-    def estimate(self, prompt_bytes: int) -> int:
-        """Return the estimated tokens of a prompt, >= 1."""
-        return max(1, math.ceil(prompt_bytes / self.bytes_per_token))
-
-    def learn(self, prompt_bytes: int, prompt_tokens: int) -> None:
-        """Move the ratio towards what one prompt showed; empty or absurd readings are ignored."""
-        if prompt_bytes <= 0 or prompt_tokens <= 0:
-            return
-        ratio = prompt_bytes / prompt_tokens
-        if _LOWEST <= ratio <= _HIGHEST:
-            self.bytes_per_token += _WEIGHT * (ratio - self.bytes_per_token)
 
 
 class PromptTokenizer(NamedTuple):
@@ -117,6 +88,8 @@ _THREADS: Final = 2
 _AT_ONCE_BYTES: Final = 1024
 """Prompts up to this size are tokenized on the loop: about a millisecond at a microsecond a byte, as much as a
 thread may cost on a busy machine."""
+_AT_ONCE_BODY_BYTES: Final = 4096
+"""The same for the body: what it has besides text, and its keys."""
 _AT_ONCE_ITEMS: Final = 512
 """Chats of up to so many messages are rendered on the loop: a few milliseconds."""
 
@@ -235,7 +208,8 @@ class PromptReader:
     def read_at_once(self, request: CompletionRequest) -> Keyed | None:
         """Return a request's keys; None: it is too long for the event loop, so that `read` is to be awaited."""
         if self._exact is not None and self._exact.tokenizer is not None:
-            is_short = request.prompt_bytes <= _AT_ONCE_BYTES
+            # A template writes tools and tool calls into the prompt, too.
+            is_short = request.prompt_bytes <= _AT_ONCE_BYTES and len(request.raw) <= _AT_ONCE_BODY_BYTES
         else:
             items = request.body.get("input" if request.endpoint is ApiEndpoint.RESPONSES else "messages")
             is_short = not isinstance(items, list) or len(items) <= _AT_ONCE_ITEMS

@@ -1,0 +1,165 @@
+"""How many tokens a prompt costs: learnt from the usage that workers return, for each kind of part by itself. Pure.
+
+A prompt's tokens are about a sum: bytes of text times the tokens of a byte, plus those of its tools, tool calls and images.
+Workers return the sum alone. A Kalman filter with a diagonal covariance shares the error of an estimate out over the parts of the
+prompt, each by how little is known of it: after a hundred texts, the error of a text with an image is the image's. So images teach
+nothing wrong about text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.core.lru_cache import LruCache
+from penstock.router.proxy.prompt_parts import (
+    AUDIO,
+    CALLS,
+    FILE,
+    IMAGE,
+    MESSAGE,
+    TEXT,
+    TOOLS,
+    UNKNOWN,
+    VIDEO,
+    WIDE,
+    PromptPart,
+)
+
+START_BYTES_PER_TOKEN: Final = 4.0
+"""English text under the usual tokenizers; exact for the simulated one."""
+_NOISE: Final = 0.1
+"""Chosen: texts of one kind differ by about a tenth in bytes per token."""
+_TEMPLATE_TOKENS: Final = 20.0
+"""Chosen: what a chat's template may add to a request, so that short prompts teach little."""
+_DRIFT: Final = 0.023
+"""Standard deviation of a rate, as a fraction of it, that is left however much was learnt: the mean of about the last 20 prompts
+counts. Chosen with `_NOISE`."""
+_BLOCK_DOUBT: Final = 0.5
+"""Standard deviation of a new block's cost, as a fraction of it. Chosen: schemas and prose differ by up to a factor of two."""
+_SPREAD: Final = 0.05
+"""Share of what a block shows that its kind takes over, so that a block never seen before is estimated like the others."""
+_BLOCKS: Final = 1024
+"""Chosen: agents of one graph have tens of tool sets and system prompts."""
+
+_PIXELS_PER_TOKEN: Final = 784
+"""28 x 28 pixels for each token of an image, as Qwen2-VL (arXiv 2409.12191) has it; others are learnt."""
+_IMAGE_TOKENS: Final = 576
+"""Of an image of unknown size: those of LLaVA-1.5 (arXiv 2310.03744)."""
+_MOST_IMAGE_TOKENS: Final = 16_384
+"""The most that Qwen2-VL spends on one image."""
+
+
+@dataclass(slots=True)
+class _Rate:
+    """Tokens of a unit: ``value``, its ``variance``, and the bounds that it never leaves."""
+
+    value: float
+    variance: float
+    lowest: float
+    highest: float
+
+    def moved(self, by: float) -> None:
+        self.value = min(max(self.value + by, self.lowest), self.highest)
+
+
+def _start(kind: str) -> _Rate:
+    """Return what is known of a kind before any worker has counted it."""
+    family, _, form = kind.partition("/")
+    if family == IMAGE:
+        # A class holds the images of between half its power of two and it.
+        pixels = 0.75 * 2.0 ** int(form) if form != UNKNOWN else _IMAGE_TOKENS * _PIXELS_PER_TOKEN
+        tokens = min(max(pixels / _PIXELS_PER_TOKEN, 64.0), 4096.0)
+        return _Rate(tokens, tokens**2, 0.0, _MOST_IMAGE_TOKENS)
+    if family == VIDEO:
+        return _Rate(2048.0, 2048.0**2, 0.0, 1e6)
+    if family == AUDIO:
+        # 25 tokens/s as Qwen2-Audio (arXiv 2407.10759); 32 kB/s of 16-bit samples at 16 kHz or 16 kB/s of MP3, in base64.
+        tokens = 25 / (32_000 * 4 / 3) if form == "wav" else 25 / (16_000 * 4 / 3)
+        return _Rate(tokens, tokens**2, 0.0, 1.0)
+    if family == MESSAGE:
+        return _Rate(0.0, _TEMPLATE_TOKENS**2 / 4, 0.0, 200.0)
+    tokens = 1 / START_BYTES_PER_TOKEN
+    doubt = {TEXT: 0.3, WIDE: 0.5, TOOLS: 0.5, CALLS: 0.5, FILE: 1.0}[family]
+    return _Rate(tokens, (doubt * tokens) ** 2, 0.0 if family in {CALLS, FILE} else 1 / 32, 2.0)
+
+
+_OF_TEXT: Final = frozenset({TEXT, WIDE})
+
+
+class PromptCosts:
+    """What the parts of one model's prompts cost."""
+
+    __slots__ = ("_blocks", "_rates", "_text")
+
+    def __init__(self) -> None:
+        self._text = _start(TEXT)
+        self._rates = {TEXT: self._text}
+        self._blocks: LruCache[int, _Rate] = LruCache(_BLOCKS)
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Of plain text."""
+        return 1 / self._text.value
+
+    def estimate(self, text_bytes: int, parts: Sequence[PromptPart] = ()) -> int:
+        """Return the estimated tokens of a prompt, >= 1.
+
+        Args:
+            text_bytes: Of all its text.
+            parts: What it has besides, and blocks of its text.
+        """
+        if not parts:
+            return max(1, math.ceil(text_bytes * self._text.value))
+        return max(1, math.ceil(sum(units * rate.value for units, rate, _ in self._terms(text_bytes, parts))))
+
+    def learn(self, text_bytes: int, parts: Sequence[PromptPart], prompt_tokens: int) -> None:
+        """Move the rates towards what a worker counted for one prompt.
+
+        A count outside of what the parts can cost is a fault of the worker's, and teaches nothing.
+        """
+        terms = list(self._terms(text_bytes, parts))
+        lowest = sum(units * rate.lowest for units, rate, _ in terms)
+        if not lowest <= prompt_tokens <= sum(units * rate.highest for units, rate, _ in terms):
+            return
+        estimate = sum(units * rate.value for units, rate, _ in terms)
+        noise = (_NOISE * estimate) ** 2 + _TEMPLATE_TOKENS**2
+        doubts = [units**2 * rate.variance for units, rate, _ in terms]
+        whole = noise + sum(doubts)
+        error = prompt_tokens - estimate
+        for (units, rate, part), doubt in zip(terms, doubts, strict=True):
+            gain = doubt / whole
+            rate.moved(gain * error / units)
+            rate.variance = max((1 - gain) * rate.variance, (_DRIFT * rate.value) ** 2)
+            if part is not None and part.block is not None:
+                self._blocks.put(part.block, rate)
+                kind = self._rate(part.kind)
+                kind.moved(_SPREAD * (rate.value - kind.value))
+
+    def _terms(
+        self, text_bytes: int, parts: Sequence[PromptPart]
+    ) -> Iterator[tuple[int, _Rate, PromptPart | None]]:
+        """Yield units > 0, their rate, and the part; None: the rest of the text."""
+        for part in parts:
+            if part.units <= 0:
+                continue
+            if part.kind in _OF_TEXT:
+                text_bytes -= part.units
+            yield part.units, self._rate(part.kind) if part.block is None else self._block(part), part
+        if text_bytes > 0:
+            yield text_bytes, self._text, None
+
+    def _rate(self, kind: str) -> _Rate:
+        found = self._rates.get(kind)
+        if found is None:
+            found = self._rates[kind] = _start(kind)
+        return found
+
+    def _block(self, part: PromptPart) -> _Rate:
+        known = self._blocks.get(part.block) if part.block is not None else None
+        if known is not None:
+            return known
+        kind = self._rate(part.kind)
+        return _Rate(kind.value, (_BLOCK_DOUBT * kind.value) ** 2, kind.lowest, kind.highest)
