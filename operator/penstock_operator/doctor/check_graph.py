@@ -29,6 +29,11 @@ _ADMISSION_SERIES: Final = (
 _TOKENS: Final = tuple(
     each + names.COUNTER_SUFFIX for each in (names.VLLM_GENERATION_TOKENS, names.VLLM_PROMPT_TOKENS)
 )
+_ESTIMATES: Final = names.ROUTER_PROMPT_ESTIMATE_RATIO + "_bucket"
+_LOW, _HIGH = 0.67, 1.5
+"""Ratios of estimates to counts that are off by half; bounds of the histogram."""
+_ESTIMATES_NEEDED: Final = 100
+"""Chosen: the first 50 prompts teach what the parts of the model's prompts cost."""
 _KV_TRANSFERS: Final = names.ROUTER_KV_TRANSFERS + names.COUNTER_SUFFIX
 
 MAX_AGE_S: Final = 10.0
@@ -197,6 +202,7 @@ def _router_page(
         names.ROUTER_WORKER_READY,
         names.ROUTER_WORKER_METRICS_AGE,
         _KV_TRANSFERS,
+        _ESTIMATES,
         *_ADMISSION_SERIES,
     )
     if isinstance(scrapes, Finding):
@@ -214,6 +220,23 @@ def _router_page(
     doubled = _transfers(scrapes[1]).problem()
     if doubled is not None:
         yield problem(subject, doubled, REMEDY)
+    yield from _estimates(subject, scrapes[1])
+
+
+def _estimates(subject: str, samples: list[Sample]) -> Iterator[Finding]:
+    """Warn where most prompts cost something else than the router estimates: its queues and thresholds then count wrong."""
+    below = _by_label(samples, "le", _ESTIMATES)
+    total = below.get("+Inf", 0.0)
+    if total < _ESTIMATES_NEEDED:
+        return
+    low, high = below.get(f"{_LOW:g}", 0.0), total - below.get(f"{_HIGH:g}", total)
+    share, bound = (low, f"{_LOW:g} times or less of") if low > high else (high, f"more than {_HIGH:g} times")
+    if share > total / 2:
+        message = (
+            f"estimates the tokens of {share / total:.0%} of its {total:.0f} prompts at {bound} what workers count, so that "
+            "queues and thresholds act too late or too early"
+        )
+        yield warning(subject, message, "set router.tokenizer to the model's tokenizer.json to count exactly")
 
 
 def _transfers(samples: list[Sample]) -> KvTransferCounts:

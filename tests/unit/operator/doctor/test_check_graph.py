@@ -173,6 +173,33 @@ def test_prompts_whose_kv_does_not_reach_decode():
     assert (Severity.PROBLEM, ROUTER, message) in judged(pages=pages)
 
 
+@pytest.mark.parametrize(
+    ("below", "words"),
+    [
+        ({"0.67": 10, "1.5": 190, "+Inf": 200}, None),
+        ({"0.67": 60, "1.5": 70, "+Inf": 90}, None),
+        (
+            {"0.67": 150, "1.5": 190, "+Inf": 200},
+            "75% of its 200 prompts at 0.67 times or less of what workers count",
+        ),
+        (
+            {"0.67": 0, "1.5": 20, "+Inf": 200},
+            "90% of its 200 prompts at more than 1.5 times what workers count",
+        ),
+    ],
+)
+def test_prompts_that_cost_something_else_than_estimated(below, words):
+    """A warning once the first prompts have taught the router, not before."""
+    rows = [
+        f'penstock_router_prompt_estimate_ratio_bucket{{model_name="m",le="{le}"}} {n}'
+        for le, n in below.items()
+    ]
+    page = router_page(BOTH) + "\n".join((*rows, ""))
+    pages = {**graph_facts().pages, "llama-frontend-1": Page(page, page)}
+    found = [message for severity, _, message in judged(pages=pages) if severity is Severity.WARNING]
+    assert [words in message for message in found] == ([] if words is None else [True])
+
+
 def test_a_ready_worker_that_gets_nothing():
     """Ready for Kubernetes, not for the router."""
     found = routed(BOTH, BOTH, ready=0)
