@@ -37,7 +37,7 @@ class StreamMoves:
     def __init__(self, context: RouterContext, rests: StreamRests) -> None:
         self._core = context.admission.core
         self._clock = context.clock
-        self._estimator = context.estimator
+        self._prompt_costs = context.prompt_costs
         self._rests = rests
         self._after_s = context.settings.config.drain.migrate_after_seconds
         self._streams: dict[Worker, dict[CompletionCall, RelayMeter]] = {}
@@ -123,7 +123,7 @@ class StreamMoves:
             # No index says which worker holds what: as many as were found the first time.
             return min(call.cached_tokens or 0, call.prompt_tokens)
         entry = self._core.entry
-        arrival = call.arrival(entry, frozenset(), self._estimator.bytes_per_token)
+        arrival = call.arrival(entry, frozenset(), self._prompt_costs.bytes_per_token)
         queues = self._core.queues[entry].workers.eligible
         others = (each for name, each in queues.items() if name != worker.name)
         return min(cached_tokens(arrival, others), call.prompt_tokens)
