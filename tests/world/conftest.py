@@ -181,7 +181,7 @@ class World:
     def down(self) -> subprocess.CompletedProcess[str]:
         """Stop the graph and check from outside that nothing is left."""
         ports = [port for entry in self.state().values() for port in (entry.get("ports") or {}).values()]
-        done = self.run("down", "--namespace", "world")
+        done = self.run("down", "--namespace", self.statefile.stem)
         assert done.returncode == 0, done.stdout + done.stderr
         assert self.marked() == {}
         assert list(self.statefile.parent.glob("*.json*")) == []
@@ -303,15 +303,16 @@ class Watch(threading.Thread):
 class Stream:
     """One streamed completion over a connection of its own, read without any of the product's code."""
 
-    def __init__(self, port: int, prompt: str, tokens: int) -> None:
+    def __init__(self, port: int, prompt: str, tokens: int, *, model: str = "m", tier: str = "") -> None:
         self.tokens = tokens
         self.text = ""
         self.usage: dict[str, Any] = {}
         self.problem: str | None = "not sent"
         self.longest_gap_s = 0.0
         self._port = port
+        self._tier = f"x-penstock-tier: {tier}\r\n" if tier else ""
         self._body = {
-            "model": "m",
+            "model": model,
             "prompt": prompt,
             "max_tokens": tokens,
             "ignore_eos": True,
@@ -331,7 +332,7 @@ class Stream:
     async def read(self) -> None:
         """Send the request and read to the end."""
         body = json.dumps(self._body).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n{self._tier}connection: close\r\n\r\n"
         try:
             async with asyncio.timeout(LIMIT_S):
                 reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
@@ -394,4 +395,4 @@ def free_port_fixture() -> Callable[[], int]:
 @pytest.fixture
 def stream(world: World) -> Callable[..., Stream]:
     """Return the maker of a `Stream` to this test's router."""
-    return lambda prompt, tokens: Stream(world.port, prompt, tokens)
+    return lambda prompt, tokens, **fields: Stream(world.port, prompt, tokens, **fields)

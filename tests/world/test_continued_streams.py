@@ -6,9 +6,13 @@ import os
 import signal
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
+import yaml
 from patience import SLOWNESS, until
+
+SAMPLE = Path(__file__).parents[2] / "manifests/samples/disaggregated.yaml"
 
 STREAMS = 200
 TOKENS = int(300 * SLOWNESS)
@@ -43,6 +47,41 @@ async def test_killed_workers_cost_no_stream(world, stream, roles):
     assert [n for n, each in enumerate(streams) if each.text != expected[n % PROMPTS]] == []
     continued = sum(world.samples("penstock_router_stream_continuations_total").values())
     assert (continued > 0) is ("decode" in roles)
+    assert sum(world.samples("penstock_router_lost_streams_total").values()) == 0
+    world.down()
+
+
+@pytest.mark.parametrize(
+    ("count", "decode", "has_tiers"), [(60, 1, False), (12, 1, True), (60, 2, False)], ids=str
+)
+async def test_the_loss_of_all_decode_workers_costs_no_stream(world, stream, count, decode, has_tiers):
+    """Kill -9 of the only decode worker of README's sample, or of both at once: all streams wait for it, and none is lost."""
+    graph = yaml.safe_load(SAMPLE.read_text())
+    graph["spec"]["services"]["decode"]["replicas"] = decode
+    if has_tiers:
+        graph["spec"]["router"]["tiers"] = {"enabled": True}
+    manifest = world.folder / "graph.yaml"
+    manifest.write_text(yaml.safe_dump(graph))
+    world.statefile = world.statefile.with_name(f"{graph['metadata']['name']}.json")
+    world.up(manifest, speed=1, flags=("--no-planner",))
+
+    def asked(number):
+        tier = ("premium", "standard", "background")[number % 3] if has_tiers else ""
+        return stream(prompt(number % PROMPTS), TOKENS, model="llama", tier=tier)
+
+    undisturbed = [asked(number) for number in range(PROMPTS)]
+    await asyncio.gather(*(each.read() for each in undisturbed))
+    streams = [asked(number) for number in range(count)]
+    tasks = [asyncio.create_task(each.read()) for each in streams]
+    await until(lambda: all(len(each.text) > 40 for each in streams), "every stream speaks")
+    assert not any(task.done() for task in tasks)
+    for entry in world.entries("decode").values():
+        os.kill(entry["pid"], signal.SIGKILL)
+    await asyncio.gather(*tasks)
+
+    assert [each.problem or each.usage for each in streams if not each.is_complete] == [], world.logs()
+    assert [n for n, each in enumerate(streams) if each.text != undisturbed[n % PROMPTS].text] == []
+    assert sum(world.samples("penstock_router_stream_continuations_total").values()) >= count
     assert sum(world.samples("penstock_router_lost_streams_total").values()) == 0
     world.down()
 

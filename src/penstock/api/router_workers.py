@@ -33,12 +33,17 @@ class BreakerConfig(SpecModel):
 
 
 class RetriesConfig(SpecModel):
-    """Retries before the first byte, and streams that go on elsewhere behind it, both within a budget."""
+    """Retries before the first byte, within a budget, and streams that continue elsewhere after it, outside of the budget."""
 
     max_per_request: Annotated[Integer, Field(ge=0, le=10)] = entry(2, "Most retries of one request.")
     max_continuations: Annotated[Integer, Field(ge=0, le=10)] = entry(
         3,
         "Most times that one stream goes on at another worker after its own broke off; 0: it ends in an error.",
+    )
+    continuation_wait_seconds: WholeSeconds | None = entry(
+        None,
+        "Longest time that a stream whose worker broke off waits for one that continues it; no other limit but the request's "
+        "own time bounds that wait; seconds. null: the longest startupTimeoutSeconds of the graph's workers, at most 600.",
     )
     budget_fraction: Fraction = entry(0.1, "Most retries as a fraction of recent requests, 0 to 1.")
     min_per_second: Annotated[Number, Field(ge=0, le=1000)] = entry(

@@ -116,7 +116,9 @@ SERIES: Final[Mapping[str, RouterSeries]] = {
         "Broken streams that went on at another worker, by the reason of the failure before.", "reason"
     ),
     names.ROUTER_LOST_STREAMS: _counter(
-        "Broken streams that ended in an error, by why: request, said, limit, deaths, no_room.", "why"
+        "Broken streams that ended in an error, by why: request or said, not continued; deaths; worker_refusal; or the limit, "
+        "continuations, worker_wait or request_time.",
+        "why",
     ),
     names.ROUTER_FAILED_JOBS: _counter(
         "Failures of the jobs that a router does ten times a second, by job; the others run all the same.",

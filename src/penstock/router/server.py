@@ -418,6 +418,7 @@ def _build_core(settings: RouterSettings) -> LiveCore:
         settings.config.model_copy(update={"admission": admission}),
         dict.fromkeys(settings.roles, size),
         lease_s=settings.lease_s,
+        worker_wait_s=settings.worker_wait_s,
         is_supervised=settings.kubernetes is not None,
         record=log_worker_change,
     )

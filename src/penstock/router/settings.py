@@ -12,6 +12,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.http.server import ServerLimits
 from penstock.core.http.tls import NO_FILES, TlsFiles
 from penstock.core.worker_metrics import ENGINE_STALL_REAL_S, METRICS_PATH, OwnNames
+from penstock.router.core.limits import worker_wait_s
 from penstock.router.core.worker import WorkerSpec
 from penstock.router.policy.busy import check_flags
 from penstock.router.proxy.auth import ADMIN_KEYS, TIER_KEYS, TierKeys, is_loopback
@@ -138,6 +139,13 @@ class RouterSettings:
     def roles(self) -> tuple[Role, ...]:
         """Roles of the workers that a request passes, in this order."""
         return (Role.PREFILL, Role.DECODE) if self.disaggregated else (Role.AGGREGATED,)
+
+    @property
+    def worker_wait_s(self) -> float:
+        """How long a begun stream waits for a worker that continues it, simulated seconds."""
+        services = () if self.graph is None else self.graph.services.values()
+        startup_s = [each.startup_timeout_seconds for each in services if each.role in self.roles]
+        return worker_wait_s(self.config.retries, startup_s)
 
     @property
     def pairs_by_version(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Final
 
 from penstock.api import Role
 from penstock.engine.core.request_slots import SlotState
+from penstock.router.core.limits import worker_wait_s
 from penstock.router.core.request import BROKEN, RequestMachine, RequestPlan
 from penstock.router.core.request_steps import (
     Answer,
@@ -67,9 +68,13 @@ class RequestPath:
     ) -> None:
         """Begin; ``let_go`` is called with a worker that may be idle now."""
         scenario = state.scenario
-        entry, most = scenario.entry_role, scenario.router.retries.max_continuations
+        entry, retries = scenario.entry_role, scenario.router.retries
         self._plan = RequestPlan(
-            entry, entry is Role.PREFILL, lease_s=scenario.lease_s, max_continuations=most
+            entry,
+            entry is Role.PREFILL,
+            lease_s=scenario.lease_s,
+            max_continuations=retries.max_continuations,
+            worker_wait_s=worker_wait_s(retries),
         )
         self._state, self._kernel, self._fleet = state, state.kernel, state.fleet
         self._routers, self._frontend, self._succession = state.routers, state.frontend, succession

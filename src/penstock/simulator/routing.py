@@ -8,6 +8,7 @@ from math import inf
 
 from penstock.api import Role, RouterConfig
 from penstock.router.core.build import build_router
+from penstock.router.core.limits import worker_wait_s
 from penstock.router.core.retries import (
     Assignment,
     Effects,
@@ -43,7 +44,10 @@ class VirtualRouter:
         faults: Faults = Faults(),  # noqa: B008 - frozen
         lease_s: float = inf,
     ) -> None:
-        self.core: RouterCore[Job] = build_router(config, sizes, lease_s=lease_s, is_supervised=True)
+        wait_s = worker_wait_s(config.retries)
+        self.core: RouterCore[Job] = build_router(
+            config, sizes, lease_s=lease_s, worker_wait_s=wait_s, is_supervised=True
+        )
         self.retries = RetryRules(self.core.pool, config.retries, 0.0)
         queue = self.core.entry_queue
         frees_slots = queue.settings.tiers is not None or queue.settings.slot_tokens is None
@@ -159,7 +163,7 @@ class VirtualRouter:
         Besides the wait for serving workers: for workers to come back, and for those that did.
         """
         settings = self.core.queues[role].settings
-        own_s, hold_s = settings.longest_wait_s(job.tier), self.core.hold_s
+        own_s, hold_s = settings.longest_wait_s(job.tier, begun=job.is_rest), self.core.hold_s
         return (own_s,) if hold_s == inf else (own_s, hold_s, hold_s + own_s)
 
     def release(self, job: Job, now_s: float, *, is_quiet: bool = False) -> Effects[Job]:

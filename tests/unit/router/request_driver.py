@@ -52,7 +52,7 @@ UNPROVEN = "unproven"
 class Driver:
     """Carries steps out on a core; a script answers those that ask, by their type's name, in turn."""
 
-    def __init__(self, *, is_split, is_concurrent=False, workers=3, most=3, retries=3):
+    def __init__(self, *, is_split, is_concurrent=False, workers=3, most=3, retries=3, wait_s=600.0):
         roles = SPLIT if is_split else TOGETHER
         config = RouterConfig.model_validate({"retries": {"maxPerRequest": retries}})
         self.core = build_router(config, roles, is_supervised=True)
@@ -61,9 +61,16 @@ class Driver:
         ]
         self.core.set_workers(specs, 0.0)
         self.rules = RetryRules(self.core.pool, config.retries, 0.0)
-        plan = RequestPlan(self.core.entry, is_split, is_concurrent, lease_s=30.0, max_continuations=most)
+        self.plan = RequestPlan(
+            self.core.entry,
+            is_split,
+            is_concurrent,
+            lease_s=30.0,
+            max_continuations=most,
+            worker_wait_s=wait_s,
+        )
         self.is_concurrent, self.is_prefilling, self.prefill = is_concurrent, False, None
-        self.machine = RequestMachine(plan, self.rules, RequestTries(), lambda: 0.0)
+        self.machine = RequestMachine(self.plan, self.rules, RequestTries(), lambda: 0.0)
         self.steps = []
         self.assignments = []
         self.verdicts = []
@@ -114,6 +121,11 @@ class Driver:
                 return self._do(self.machine.leave())
             step = self._do(self.machine.answer(self._answer(step, left)))
         raise AssertionError
+
+    def run_again(self, script):
+        """Return the end of another request at the same router."""
+        self.machine = RequestMachine(self.plan, self.rules, RequestTries(), lambda: 0.0)
+        return self.run(script)
 
     def _answer(self, step, left):
         name = type(step).__name__

@@ -15,9 +15,11 @@ from test_stream_continuation import ASKED, STREAMED, answer_to, read
 
 from penstock.api import Role, Tier
 from penstock.core.errors import StreamBroken
+from penstock.core.http.messages import Responder
 from penstock.core.http.sse import EventSplitter, payload
 from penstock.router.admission import AdmissionError
 from penstock.router.core.retries import RefusalReason
+from penstock.router.proxy import wait_comments
 from penstock.router.proxy.auth import TierIdentity, TierKeys
 from penstock.router.proxy.failures import error_event_of, refusal
 from penstock.router.proxy.prompt_cost import PromptCosts
@@ -109,9 +111,9 @@ async def continued(router, reason="upstream_broken"):
     return await router.metric("penstock_router_stream_continuations_total", reason=reason)
 
 
-async def lost(router, why="no_room"):
+async def lost(router):
     """Return how many streams were lost."""
-    return await router.metric("penstock_router_lost_streams_total", why=why)
+    return sum(router.server.metrics.lost_streams.values())
 
 
 def other_of(both, speaker):
@@ -164,9 +166,11 @@ async def test_the_rest_of_a_stream_waits_where_a_worker_has_no_room_for_it(harn
 
 
 @pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
-async def test_a_stream_whose_rest_no_worker_takes_ends_in_an_error_and_counts_as_lost_alone(harness, path):
-    """The last worker dies and nothing comes in the queue's time: no arrival was turned away, and the tier has one failure."""
-    config = PATIENT | TIERS | {"prefillQueue": {"maxWaitSeconds": 1}}
+async def test_a_stream_whose_rest_no_worker_takes_ends_in_an_error_and_counts_as_lost_alone(
+    harness, path, caplog
+):
+    """The last worker dies and nothing comes in the stream's time: no arrival was turned away, and the tier has one failure."""
+    config = PATIENT | TIERS | {"retries": {"continuationWaitSeconds": 1}}
     *workers, router = await harness.served("aggregated", config=config, tier_keys=KEYS, speed=10)
     (speaker,) = speakers(workers)
     task, _ = await begun(router, [speaker], GOLD, path)
@@ -179,11 +183,41 @@ async def test_a_stream_whose_rest_no_worker_takes_ends_in_an_error_and_counts_a
     await speaker.die()
     with pytest.raises(StreamBroken):
         await task
-    assert await lost(router) == 1
+    assert router.server.metrics.lost_streams == {"worker_wait": 1}
+    (line,) = (record for record in caplog.records if record.message == "stream broken off")
+    assert line.keys["why"] == "worker_wait: router.retries.continuationWaitSeconds"
     count, metrics = core.tiers.counts[Tier.PREMIUM], router.server.metrics
     assert (count.arrivals, count.rejected, count.shed, len(failed)) == (1, 0, 0, 1)
     assert (metrics.arrivals, metrics.refused, metrics.queue_timeouts) == (1, 0, 0)
     assert metrics.errors == {"queue_timeout": 1}
+
+
+async def test_a_client_gets_comments_while_its_stream_waits_for_a_worker(harness, monkeypatch):
+    """No balancer cuts a silent connection then; the next worker's first token ends them."""
+    monkeypatch.setattr(wait_comments, "COMMENT_REAL_S", 0.05)
+    *workers, router = await harness.served("aggregated", "aggregated", config=PATIENT)
+    both, written = speakers(workers), Counter()
+    write = Responder.write
+
+    def count(responder, data):
+        written[data] += 1
+        write(responder, data)
+
+    monkeypatch.setattr(Responder, "write", count)
+    task, speaker = await begun(router, both)
+    router.server.core.paused = (Role.AGGREGATED,)
+    await speaker.die()
+    await router.until(lambda: written[wait_comments.COMMENT] >= 3)
+    router.server.core.paused = ()
+    await router.until(lambda: other_of(both, speaker).began)
+    await asyncio.sleep(0.1)
+    count_at_first_token = written[wait_comments.COMMENT]
+    await asyncio.sleep(0.2)
+    assert written[wait_comments.COMMENT] == count_at_first_token
+    other_of(both, speaker).go.set()
+    said = await task
+    assert said.count(wait_comments.COMMENT) == count_at_first_token
+    assert is_undisturbed(said.replace(wait_comments.COMMENT, b""))
 
 
 async def test_within_a_stream_a_rejection_is_an_error_that_clients_look_for(harness):
@@ -198,7 +232,7 @@ async def test_within_a_stream_a_rejection_is_an_error_that_clients_look_for(har
     await speaker.die()
     events = [payload(event) for event in EventSplitter().feed(await router.broken(stream))]
     assert orjson.loads(events[-1])["error"]["message"]
-    assert await lost(router) + await lost(router, "limit") == 1
+    assert router.server.metrics.lost_streams == {"request_time": 1}
     assert router.server.metrics.rejections == {}
 
 

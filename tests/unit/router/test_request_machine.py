@@ -199,7 +199,8 @@ def test_a_stream_that_leaves_a_draining_worker_takes_no_retry_and_counts_no_dea
     assert driver.of(Retry) == [Retry(MOVED, 0, is_rest=True)]
     first, second = (each.worker for each in driver.assignments)
     assert first is not second
-    assert (driver.machine.deaths, driver.machine.continuations, first.failures) == (0, 1, 0)
+    machine = driver.machine
+    assert (machine.deaths, machine.continuations, machine.moves, first.failures) == (0, 0, 1, 0)
     assert driver.machine.may_move
     assert not Driver(is_split=False, most=0).machine.may_move
 
@@ -208,13 +209,19 @@ def test_a_stream_that_leaves_a_draining_worker_takes_no_retry_and_counts_no_dea
     ("most", "began", "failures", "why"),
     [
         (0, Began(is_stream=True), [CRASH], "request"),
-        (1, STREAM, [FailedTry("upstream_timeout_idle", RetryScope.ANYWHERE)] * 2, "limit"),
-        (3, STREAM, [FailedTry("upstream_timeout_total", RetryScope.NOWHERE)], "limit"),
-        (3, STREAM, [FailedTry("upstream_timeout_idle", RetryScope.ANYWHERE, is_timeout=True)] * 2, "limit"),
+        (1, STREAM, [FailedTry("upstream_timeout_idle", RetryScope.ANYWHERE)] * 2, "continuations"),
+        (3, STREAM, [FailedTry("upstream_timeout_total", RetryScope.NOWHERE)], "request_time"),
+        (3, STREAM, [FailedTry("upstream_4xx", RetryScope.NOWHERE)], "worker_refusal"),
+        (
+            1,
+            STREAM,
+            [FailedTry("upstream_timeout_idle", RetryScope.ANYWHERE, is_timeout=True)] * 2,
+            "continuations",
+        ),
     ],
 )
 def test_a_stream_that_cannot_go_on_says_why(most, began, failures, why):
-    """Each under its own word."""
+    """Each under its own word: of what cannot be continued, or of the limit that ended it."""
     driver = Driver(is_split=False, most=most)
     end = driver.run({"Send": [began] * 3, "Relay": failures})
 
@@ -283,25 +290,49 @@ def test_decode_of_another_version_computes_the_prompt_itself():
     driver.check_nothing_is_held()
 
 
-@pytest.mark.parametrize(
-    ("answers", "kind", "reason"),
-    [
-        ({"Choose": [None, RefusalReason.QUEUE_TIMEOUT]}, EndKind.REFUSED, "refused"),
-        ({"Choose": [None, RefusalReason.ALL_BUSY]}, EndKind.REFUSED, "refused"),
-        ({"Send": [STREAM, Problem.SATURATED]}, EndKind.SATURATED, "saturated"),
-    ],
-)
+REFUSED = {
+    "its wait in a queue is over": ({"Choose": [None, RefusalReason.QUEUE_TIMEOUT]}, EndKind.REFUSED),
+    "all are busy": ({"Choose": [None, RefusalReason.ALL_BUSY]}, EndKind.REFUSED),
+    "no connection is left": ({"Send": [STREAM, Problem.SATURATED]}, EndKind.SATURATED),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.parametrize("broken", [CRASH, MOVED])
-def test_a_stream_whose_rest_nobody_takes_is_lost_once(answers, kind, reason, broken):
-    """It counts as lost, by its own word, whether its worker died or drained; a request without a beginning does not."""
+def test_what_refuses_a_new_request_makes_a_begun_stream_wait(case, broken):
+    """It asks again; the same answers end a request of which the client has nothing."""
+    answers, kind = REFUSED[case]
     driver = Driver(is_split=False)
-    assert driver.run({"Relay": [broken], **answers}).kind is kind
-    assert driver.of(Lost) == [Lost("no_room", reason)]
+    assert driver.run({"Relay": [broken], **answers}).kind is EndKind.SERVED
+    assert driver.of(Lost) == []
+    assert driver.machine.continuations == (broken == CRASH)
     driver.check_nothing_is_held()
 
     driver = Driver(is_split=False)
     assert driver.run({name: given[1:] for name, given in answers.items()}).kind is kind
-    assert driver.of(Lost) == []
+
+
+def test_a_begun_stream_is_retried_outside_of_the_budget():
+    """However many broke before it, and though no retry is allowed at all."""
+    driver = Driver(is_split=False, workers=4, retries=0)
+    while driver.rules.budget.take(0.0):
+        pass
+    assert driver.run({"Relay": [CRASH]}).kind is EndKind.SERVED
+    assert driver.run_again({"Send": [CRASH]}).kind is EndKind.FAILED
+
+
+@pytest.mark.parametrize(("waits_s", "why"), [(59.0, []), (60.0, ["worker_wait"])])
+def test_a_begun_stream_waits_for_a_worker_for_its_own_time_alone(waits_s, why):
+    """Workers that cannot be reached are no continuations; after the wait that is configured the stream ends."""
+    driver = Driver(is_split=False, wait_s=60.0)
+    times = iter([0.0, 0.0])
+    driver.machine._now_s = lambda: next(times, waits_s)
+    end = driver.run({"Relay": [CRASH], "Send": [STREAM, *[UNREACHED] * 7]})
+
+    assert end.kind is (EndKind.FAILED if why else EndKind.SERVED)
+    assert [each.why for each in driver.of(Lost)] == why
+    assert driver.machine.continuations == 1
+    driver.check_nothing_is_held()
 
 
 @pytest.mark.parametrize(
@@ -309,7 +340,7 @@ def test_a_stream_whose_rest_nobody_takes_is_lost_once(answers, kind, reason, br
 )
 @pytest.mark.parametrize("broken", [CRASH, MOVED])
 def test_the_rest_of_a_stream_waits_for_room_as_long_as_its_time_lasts(options, broken):
-    """Each worker refuses it, twice; a request without a beginning is refused then, and so is a rest without time."""
+    """Each worker refuses it, twice; a request without a beginning is refused then, and a stream without time is lost."""
 
     def made():
         driver = Driver(**options)
@@ -329,7 +360,7 @@ def test_the_rest_of_a_stream_waits_for_room_as_long_as_its_time_lasts(options, 
     now_s = iter([0.0] * 9)
     driver.machine._now_s = lambda: next(now_s, 1.0)
     driver.run({"Relay": [MOVED], "Send": [STREAM, *full * 2]})
-    assert [each.why for each in driver.of(Lost)] == ["no_room"]
+    assert [each.why for each in driver.of(Lost)] == ["request_time"]
     driver.check_nothing_is_held()
 
 

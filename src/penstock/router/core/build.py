@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import inf
 from typing import TypeVar
 
 from penstock.api import Role, RouterConfig
 from penstock.router.core.deflection import PrefillDeflection
 from penstock.router.core.dispatch_queue import DispatchQueue
+from penstock.router.core.limits import LEASE_WAIT, MAX_WORKER_WAIT_S
 from penstock.router.core.retries import TRUSTED_FRACTION
 from penstock.router.core.router import RouterCore
 from penstock.router.core.tiers import TierControl
@@ -31,6 +33,7 @@ def build_router(
     sizes: Mapping[Role, WorkerSize],
     *,
     lease_s: float = inf,
+    worker_wait_s: float = MAX_WORKER_WAIT_S,
     is_supervised: bool = False,
     record: Recorder = ignore,
 ) -> RouterCore[T]:
@@ -40,6 +43,7 @@ def build_router(
         config: The section.
         sizes: Of the workers by role, the first stage's first: prefill and decode, or aggregated.
         lease_s: First lease of a prefilled prompt, simulated seconds; inf: it bounds no wait.
+        worker_wait_s: Longest wait of a begun stream for a worker, simulated seconds; see `limits.worker_wait_s`.
         is_supervised: Something keeps workers running, so one may be waited for even while none is known.
         record: Takes what happens to workers.
 
@@ -51,6 +55,7 @@ def build_router(
     policy = entry_policy(config)
     entry = next(iter(sizes))
     settings = _entry_settings(config, policy, sizes[entry], is_disaggregated=Role.DECODE in sizes)
+    settings = replace(settings, begun_wait_s=worker_wait_s)
     queues: dict[Role, DispatchQueue[T]] = {entry: DispatchQueue(policy, settings)}
     if Role.DECODE in sizes:
         bounds = _decode_settings(config, sizes[Role.DECODE], lease_s)
@@ -98,5 +103,6 @@ def _decode_settings(config: RouterConfig, size: WorkerSize, lease_s: float) -> 
         worker_requests=size.requests if tiers.enabled else None,
         max_requests=config.prefill_queue.max_requests,
         max_wait_s=leased_s if own_s is None else own_s,
+        wait_limit=LEASE_WAIT,
         tiers=tiers if tiers.enabled else None,
     )

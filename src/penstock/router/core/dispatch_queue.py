@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 
 from penstock.api import QueueOrder, Tier, TiersConfig
 from penstock.router.core.known_workers import KnownWorkers
+from penstock.router.core.limits import QUEUE_LENGTH, TENANT_SHARE
 from penstock.router.core.tiers import QueueOccupancy
 from penstock.router.core.waiting import Headroom, QueueSettings
 from penstock.router.policy.arrival import Lane, PromptTokenCounts, QueuedRequest
@@ -151,7 +152,7 @@ class DispatchQueue(Generic[T]):
         self.tokens += arrival.tokens
         self.workers.density.learn(len(arrival.chain), arrival.tokens)
         self.prompt_tokens.waiting += queued.weight
-        if is_new:
+        if is_new and not arrival.is_rest:
             self.prompt_tokens.routed += queued.tokens
             self.prompt_tokens.admitted += queued.weight
         self._relieve(decision, now_s)
@@ -231,12 +232,18 @@ class DispatchQueue(Generic[T]):
         self, now_s: float, *, served_s: float = -inf, hold_s: float = inf
     ) -> list[QueuedRequest[T]]:
         """Remove and return the requests whose waiting limit has passed; see `QueueSettings.deadline_s`."""
-        deadline_s = self.settings.deadline_s
-        expired = [
-            each
-            for each in (self.waiting_requests() if self.waiting else ())
-            if deadline_s(each.arrival.tier, each.since_s, served_s=served_s, hold_s=hold_s) <= now_s
-        ]
+
+        def deadline_s(each: QueuedRequest[T]) -> float:
+            return self.settings.deadline_s(
+                each.arrival.tier,
+                each.since_s,
+                begun=each.arrival.is_rest,
+                served_s=served_s,
+                hold_s=hold_s,
+            )
+
+        waiting = self.waiting_requests() if self.waiting else ()
+        expired = [each for each in waiting if deadline_s(each) <= now_s]
         for queued in expired:
             self.cancel(queued.item)
         return expired
@@ -415,7 +422,7 @@ class DispatchQueue(Generic[T]):
 
     def _next_up(self, worker: WorkerQueue[T], now_s: float, *, urgent: bool) -> QueuedRequest[T] | None:
         order, line = self.settings.order, worker.line
-        if isinstance(line, Lane) and len(line.queue) == 1 and not line.late:
+        if isinstance(line, Lane) and len(line.queue) == 1 and not (line.late or line.begun):
             # The only one is next, late or not.
             return next(iter(line.queue.values()))
         token_s = self._estimates.seconds(worker, 1) if order is QueueOrder.IN_TIME_FIRST else None
@@ -449,10 +456,12 @@ class DispatchQueue(Generic[T]):
         self._dirty[target.name] = None
 
     def _may_wait(self, arrival: Arrival) -> bool:
-        most, tiers = self.settings.max_requests, self.settings.tiers
+        most, tiers, begun = self.settings.max_requests, self.settings.tiers, arrival.is_rest
         if most is None:
             return True
-        return self.waiting < most if tiers is None else self.occupancy.admits(arrival, tiers, most)
+        if tiers is None:
+            return self.waiting < most or not QUEUE_LENGTH.binds(begun=begun)
+        return not TENANT_SHARE.binds(begun=begun) or self.occupancy.admits(arrival, tiers, most)
 
     def _headroom(self, worker: WorkerQueue[T]) -> Headroom:
         running, tokens = len(worker.running), worker.running_tokens

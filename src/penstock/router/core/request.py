@@ -17,6 +17,15 @@ from typing import Any, Final, TypeAlias
 from penstock.api import Role
 from penstock.core.kv_transfers import TransferResult
 from penstock.router.core import versions
+from penstock.router.core.limits import (
+    CAPACITY,
+    CONNECTIONS,
+    CONTINUATIONS,
+    MAX_WORKER_WAIT_S,
+    QUEUE_WAIT,
+    REQUEST_TIME,
+    WORKER_WAIT,
+)
 from penstock.router.core.request_steps import (
     Answer,
     Asked,
@@ -75,9 +84,8 @@ MOVED: Final = "drain"
 CONNECT: Final = "upstream_connect"
 """The reason of a worker that was never reached: it holds nothing of the request."""
 
-
-NO_ROOM: Final = "no_room"
-"""Why a stream is lost whose rest no worker takes."""
+TOTAL_TIMEOUT: Final = "upstream_timeout_total"
+"""The reason of a worker that was still answering when the request's own time was over."""
 
 
 class ClientLeft(Exception):  # noqa: N818 - thrown into the generator, which ends
@@ -94,6 +102,7 @@ class RequestPlan:
         is_concurrent: Its decode worker meets the prefill worker, and is asked at once.
         lease_s: First lease of a prefilled prompt, simulated seconds.
         max_continuations: Of its stream.
+        worker_wait_s: Longest time that its stream, once begun, waits for a worker that continues it, simulated seconds.
     """
 
     entry: Role
@@ -101,6 +110,7 @@ class RequestPlan:
     is_concurrent: bool = False
     lease_s: float = inf
     max_continuations: int = 0
+    worker_wait_s: float = MAX_WORKER_WAIT_S
 
     @property
     def answering(self) -> Role:
@@ -109,6 +119,7 @@ class RequestPlan:
 
 
 _Came: TypeAlias = PromptComputed | PrefillFailed | FailedTry | RefusalReason | Problem | End | None
+_Refused: TypeAlias = RefusalReason | Problem | End
 _Way: TypeAlias = Generator[Asked, Any, _Came]
 
 
@@ -132,7 +143,8 @@ class RequestMachine:
         tries: What its tries have shown so far.
         deadline_s: After which nothing is tried again, simulated seconds; it may be moved.
         deaths: Workers that broke off at it.
-        continuations: How often its stream went on elsewhere.
+        continuations: Workers that failed it after it had begun, which `limits.CONTINUATIONS` bounds.
+        moves: How often its stream has left a draining worker.
     """
 
     __slots__ = (
@@ -145,10 +157,12 @@ class RequestMachine:
         "_plan",
         "_source",
         "_speaks",
+        "_waits_since_s",
         "_way",
         "continuations",
         "deadline_s",
         "deaths",
+        "moves",
         "rules",
         "steps",
         "tries",
@@ -168,6 +182,7 @@ class RequestMachine:
         self.deadline_s = deadline_s
         self.deaths = 0
         self.continuations = 0
+        self.moves = 0
         self._plan = plan
         self.rules = rules
         self._now_s = now_s
@@ -177,7 +192,7 @@ class RequestMachine:
         # The share of the prefill worker that computes beside decode, until it has answered.
         self._meeting: Assignment[Any] | None = None
         self._has_begun = self._speaks = False
-        self._broken_s = -inf
+        self._broken_s = self._waits_since_s = -inf
         self._may_go_on = False
         self._way = self._run()
 
@@ -202,7 +217,14 @@ class RequestMachine:
     def may_move(self) -> bool:
         """Whether its stream may leave its worker for another one, as far as its limits go."""
         is_in_time = self._now_s() < self.deadline_s
-        return self._may_go_on and is_in_time and self.continuations < self._plan.max_continuations
+        return self._may_go_on and is_in_time and self.moves < self._plan.max_continuations
+
+    @property
+    def waits_until_s(self) -> float:
+        """Until when a begun stream waits for a worker, simulated seconds; inf: before its first token queues bound the wait."""
+        if not self._has_begun:
+            return inf
+        return min(self.deadline_s, self._waits_since_s + self._plan.worker_wait_s)
 
     # -- tries ----------------------------------------------------------------------------------------
 
@@ -217,17 +239,22 @@ class RequestMachine:
                 came = yield from self._stage(answering, self._answered, is_admission=is_admission)
             if came is None:
                 return _SERVED
-            if isinstance(came, FailedTry):
-                end = yield from self._after(came)
-                if end is None:
-                    is_admission = False
-                    continue
+            if not isinstance(came, FailedTry):
+                assert isinstance(came, RefusalReason | Problem | End)  # noqa: S101 - stages give nothing else
+                if self._is_final(came):
+                    return _end_of(came)
+                came = FailedTry(_refusal_of(came), RetryScope.ANYWHERE)
+            end = yield from self._after(came)
+            if end is not None:
                 return end
-            if not isinstance(came, End):
-                came = End(EndKind.REFUSED if isinstance(came, RefusalReason) else EndKind.SATURATED)
-            if self._has_begun:
-                self.steps.append(Lost(NO_ROOM, came.kind.name.lower()))
-            return came
+            is_admission = False
+
+    def _is_final(self, came: _Refused) -> bool:
+        """Return whether the lack of a worker, of room at one or of a connection ends the request."""
+        limit = QUEUE_WAIT if isinstance(came, RefusalReason) else CAPACITY
+        if came is Problem.SATURATED:
+            limit = CONNECTIONS
+        return limit.binds(begun=self._has_begun)
 
     def _prefill_and_decode(self) -> _Way:
         computed = yield from self._stage(self._plan.entry, self._prefilled)
@@ -259,7 +286,7 @@ class RequestMachine:
         """Have a prefill and a decode worker meet; others while the prefill workers refuse the request for lack of room."""
         tries = self.tries
         while True:
-            got = yield _choose(Role.PREFILL, bool(tries.retries or tries.avoid), is_admission=False)
+            got = yield _choose(Role.PREFILL, self._is_again, is_admission=False)
             if isinstance(got, RefusalReason):
                 return got
             self._meeting, worker = got, got.worker
@@ -294,7 +321,7 @@ class RequestMachine:
         """
         tries, is_entry = self.tries, role is self._plan.entry
         while True:
-            got = yield _choose(role, is_entry and bool(tries.retries or tries.avoid), is_admission)
+            got = yield _choose(role, is_entry and self._is_again, is_admission)
             if isinstance(got, RefusalReason):
                 return got
             try:
@@ -309,9 +336,14 @@ class RequestMachine:
                 return End(EndKind.ALL_BUSY, role=role)
             tries.avoid |= {name}
 
+    @property
+    def _is_again(self) -> bool:
+        """Whether it was admitted before."""
+        return self._has_begun or bool(self.tries.retries or self.tries.avoid)
+
     def _waits_for_room(self) -> bool:
-        """Return whether full workers are tried again: by the rest of a stream, within the request's time."""
-        return self._has_begun and self._now_s() < self.deadline_s
+        """Return whether full workers are tried again: by a begun stream, within its time."""
+        return not CAPACITY.binds(begun=self._has_begun) and self._now_s() < self.waits_until_s
 
     def _prefilled(self, assignment: Assignment[Any]) -> _Way:
         if assignment.role is Role.DECODE:
@@ -390,41 +422,56 @@ class RequestMachine:
     # -- after a failure ------------------------------------------------------------------------------
 
     def _after(self, failure: FailedTry) -> Generator[Asked, Any, End | None]:
-        """Return once the request may be tried again, or the rest of its stream; else its end."""
-        is_rest = self._has_begun
+        """Return once the request may be tried again, or its stream continued; else its end."""
         self.deaths += failure.reason == BROKEN and self._has_killed(failure.workers)
-        self._speaks = False
         is_query_of_death = self.deaths >= MAX_DEATHS
         if is_query_of_death:
             self.steps.append(QueryOfDeath(self.deaths))
-        if is_rest:
-            why = self._lost_by(failure)
-            if not why:
-                rest = yield ReadRest()
-                if rest is Rest.NOTHING:
-                    return _SERVED
-                why = "" if rest is Rest.READY else "said"
-            if why:
-                self.steps.append(Lost(why, failure.reason))
-                return End(EndKind.FAILED, failure)
-            # The rest has the retries of a request of its own, whatever came before the first token.
-            self.tries.retries = 0
-            if failure.reason == MOVED:
-                # It is no retry: nothing has failed.
-                self.tries.avoid |= {each.name for each in failure.workers}
-                self.continuations += 1
-                yield Retry(MOVED, 0, is_rest=True)
-                return None
-        elif is_query_of_death:
+        if self._has_begun:
+            return (yield from self._after_beginning(failure))
+        if is_query_of_death:
             return End(EndKind.FAILED, failure)
         now_s = self._now_s()
         pauses = self.rules.retry(self.tries, failure, now_s, left_s=self.deadline_s - now_s)
         if pauses is None:
-            if is_rest:
-                self.steps.append(Lost("limit", failure.reason))
             return End(EndKind.FAILED, failure)
-        self.continuations += is_rest
-        yield Retry(failure.reason, pauses, is_rest)
+        yield Retry(failure.reason, pauses, is_rest=False)
+        return None
+
+    def _after_beginning(self, failure: FailedTry) -> Generator[Asked, Any, End | None]:
+        """Return once a begun stream may ask the next worker; else its end.
+
+        Where no worker was there to answer, it has not continued: it waits for one, which `waits_until_s` bounds.
+        """
+        has_spoken, self._speaks = self._speaks, False
+        is_moved = failure.reason == MOVED
+        counts = has_spoken or failure.scope is RetryScope.ELSEWHERE or failure.is_timeout
+        now_s = self._now_s()
+        if has_spoken:
+            self._waits_since_s = now_s
+        why = self._lost_by(failure, now_s, counts=counts and not is_moved)
+        if has_spoken and not why:
+            rest = yield ReadRest()
+            if rest is Rest.NOTHING:
+                return _SERVED
+            why = "" if rest is Rest.READY else "said"
+        if why:
+            self.steps.append(Lost(why, failure.reason))
+            return End(EndKind.FAILED, failure)
+        if has_spoken:
+            # Its tries before the first token, or before this break, say nothing of the workers that it may ask now.
+            self.tries.retries = 0
+        if is_moved:
+            # It is no retry: nothing has failed.
+            self.tries.avoid |= {each.name for each in failure.workers}
+            self.moves += 1
+            yield Retry(MOVED, 0, is_rest=True)
+            return None
+        left_s = self.waits_until_s - now_s
+        pauses = self.rules.retry(self.tries, failure, now_s, left_s=left_s, begun=True)
+        assert pauses is not None  # noqa: S101 - its own limits were asked before
+        self.continuations += counts
+        yield Retry(failure.reason, pauses, is_rest=has_spoken)
         return None
 
     def _has_killed(self, workers: Iterable[Worker]) -> bool:
@@ -438,10 +485,27 @@ class RequestMachine:
             return False
         return all(each.fell_s is not None and now_s - each.fell_s <= SUDDENLY_S for each in workers)
 
-    def _lost_by(self, failure: FailedTry) -> str:
-        """Return why a broken stream ends here; empty: its rest may be asked for."""
+    def _lost_by(self, failure: FailedTry, now_s: float, *, counts: bool) -> str:
+        """Return why a begun stream ends here, the limit's name where it is one; empty: another worker may be asked."""
         if not self._may_go_on:
             return "request"
-        if failure.scope is RetryScope.NOWHERE or self.continuations >= self._plan.max_continuations:
-            return "limit"
-        return "deaths" if self.deaths >= MAX_DEATHS else ""
+        if self.deaths >= MAX_DEATHS:
+            return "deaths"
+        if failure.reason == TOTAL_TIMEOUT or now_s >= self.deadline_s:
+            return REQUEST_TIME.name
+        if failure.scope is RetryScope.NOWHERE:
+            return "worker_refusal"
+        if counts and self.continuations >= self._plan.max_continuations:
+            return CONTINUATIONS.name
+        return WORKER_WAIT.name if now_s >= self.waits_until_s else ""
+
+
+def _end_of(came: _Refused) -> End:
+    if isinstance(came, End):
+        return came
+    return End(EndKind.REFUSED if isinstance(came, RefusalReason) else EndKind.SATURATED)
+
+
+def _refusal_of(came: _Refused) -> str:
+    """Return the reason of a try for which there was no worker, no room at one or no connection."""
+    return (came.kind if isinstance(came, End) else came).name.lower()

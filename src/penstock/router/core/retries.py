@@ -19,6 +19,7 @@ from typing import Any, Final, Generic, TypeVar
 from penstock.api import Role
 from penstock.api.lease_rules import DISPATCH_FRACTION
 from penstock.api.router_workers import RetriesConfig
+from penstock.router.core.limits import RETRIES, RETRY_BUDGET
 from penstock.router.core.worker import Worker, WorkerPool
 
 T = TypeVar("T")
@@ -293,6 +294,10 @@ class RetryBudget:
         return False
 
 
+MOST_PAUSES: Final = 20
+"""Chosen: a begun stream asks a worker that is away once a second, without a bound on how often."""
+
+
 class RetryScope(Enum):
     """Where a request that failed before its first byte may be tried again."""
 
@@ -341,29 +346,36 @@ class RetryRules:
         self._max_per_request = config.max_per_request
         self.budget = RetryBudget(config, now_s)
 
-    def retry(self, tries: RequestTries, failure: FailedTry, now_s: float, *, left_s: float) -> int | None:
+    def retry(
+        self, tries: RequestTries, failure: FailedTry, now_s: float, *, left_s: float, begun: bool = False
+    ) -> int | None:
         """Return how many back-off pauses to wait before the next try; None: the failure is final.
 
-        That is 0 where another worker can take it, else the number of retries including the next one. The failure is of
-        the request's last try, before its first byte; ``left_s`` is what is left of its time, simulated seconds.
+        That is 0 where another worker can take it, else the number of retries including the next one, at most
+        `MOST_PAUSES`. The failure is of the request's last try, before its first byte, or of a ``begun`` stream;
+        ``left_s`` is what is left of its time, simulated seconds.
         """
         tries.timeouts += failure.is_timeout
         if failure.unproven is not None:
             tries.unproven = (*tries.unproven, failure.unproven)
         avoid = tries.avoid | _to_avoid(tries, failure)
         has_others = any(self._others(each, avoid, now_s) for each in failure.workers)
-        if (
-            failure.scope is RetryScope.NOWHERE
-            or (failure.scope is RetryScope.ELSEWHERE and not has_others)
+        if failure.scope is RetryScope.NOWHERE or left_s <= 0:
+            return None
+        if RETRIES.binds(begun=begun) and (
+            (failure.scope is RetryScope.ELSEWHERE and not has_others)
             or tries.retries >= self._max_per_request
             or (failure.is_timeout and tries.timeouts > 1)
-            or left_s <= 0
-            or not (self._leaves_the_failing(failure, avoid, now_s) or self.budget.take(now_s))
+        ):
+            return None
+        if RETRY_BUDGET.binds(begun=begun) and not (
+            self._leaves_the_failing(failure, avoid, now_s) or self.budget.take(now_s)
         ):
             return None
         tries.retries += 1
         tries.avoid = avoid
-        return tries.retries if failure.workers and not has_others else 0
+        waits = not has_others and (begun or bool(failure.workers))
+        return min(tries.retries, MOST_PAUSES) if waits else 0
 
     def served(self, tries: RequestTries, worker: Worker, now_s: float) -> None:
         """Prove the failures that other workers of a role had with a request: this one has served it."""

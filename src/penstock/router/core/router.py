@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 from penstock.api import Role
 from penstock.router.core.deflection import PrefillDeflection
 from penstock.router.core.dispatch_queue import DispatchQueue
+from penstock.router.core.limits import NO_WORKER, SHEDDING, THRESHOLDS
 from penstock.router.core.retries import Assignment, Effects, RefusalReason, Refuse, RunningAt
 from penstock.router.core.tiers import FirstStage, TierControl
 from penstock.router.core.waiting import RejectionCounter, WakeTimes
@@ -312,28 +313,36 @@ class RouterCore(Generic[T]):
     def _refusal(
         self, item: T, role: Role, arrival: Arrival, now_s: float, *, is_new: bool
     ) -> Refuse[T] | None:
-        if self.tiers is not None and is_new:
+        begun = arrival.is_rest
+        if self.tiers is not None and is_new and SHEDDING.binds(begun=begun):
             tokens = self.entry_queue.prompt_tokens.expected(arrival.tokens)
             self.tiers.asked(arrival.tier, tokens, self._first_stage(now_s), now_s)
             shed = self.tiers.arrived(arrival.tier)
             if shed is not None:
                 recover_s = self.tiers.monitor.tiers.shedding.recover_seconds
                 return Refuse(item, role, RefusalReason.SHED, shed, recover_s)
-        if self.wake is None or role is not self.entry:
-            for each in self._needed(role):
-                if not self.pool.routable(each, now_s) and not self.pool.expects(each):
-                    message = f"no {each} worker can take the request; retry later"
-                    return Refuse(item, each, RefusalReason.NO_WORKER, message)
-        elif is_new:
-            late = self._too_late(item, arrival, self.wake, now_s)
-            if late is not None:
-                return late
+        if NO_WORKER.binds(begun=begun):
+            unserved = self._unserved(item, role, arrival, now_s, is_new=is_new)
+            if unserved is not None:
+                return unserved
         full = self.full_stage(role, now_s, is_new=is_new)
-        if full is None or arrival.is_rest:
+        if full is None or not THRESHOLDS.binds(begun=begun):
             return None
         if self.tiers and (not is_new or self._waits_its_turn(self.tiers, arrival, full, now_s)):
             return None
         return Refuse(item, full, RefusalReason.ALL_BUSY, ALL_BUSY, self.busy[full].free_in_s())
+
+    def _unserved(
+        self, item: T, role: Role, arrival: Arrival, now_s: float, *, is_new: bool
+    ) -> Refuse[T] | None:
+        """Refuse a request for which no worker serves, and none is expected in time; None: it may wait for one."""
+        if self.wake is not None and role is self.entry:
+            return self._too_late(item, arrival, self.wake, now_s) if is_new else None
+        for each in self._needed(role):
+            if not self.pool.routable(each, now_s) and not self.pool.expects(each):
+                message = f"no {each} worker can take the request; retry later"
+                return Refuse(item, each, RefusalReason.NO_WORKER, message)
+        return None
 
     def _too_late(self, item: T, arrival: Arrival, wake: WakeTimes, now_s: float) -> Refuse[T] | None:
         """Refuse a request whose deadline passes before even the fastest start ends; None: it may wait.

@@ -8,6 +8,7 @@ from enum import IntEnum
 from math import inf
 
 from penstock.api import QueueOrder, Tier, TiersConfig
+from penstock.router.core.limits import MAX_WORKER_WAIT_S, QUEUE_WAIT, TIER_TARGET, Limit
 from penstock.router.policy.tiers import slo_of
 
 _RESERVED_SLOTS = 1 / 8
@@ -38,6 +39,8 @@ class QueueSettings:
         max_wake_s: Longest wait while a stage has no worker that may be chosen, but never below `max_wait_s`, which counts
             from when all have one; less once `WakeTimes` knows how long workers take. Simulated seconds; None:
             `max_wait_s` alone, whatever the workers.
+        wait_limit: The limit that `max_wait_s` and `max_wake_s` are.
+        begun_wait_s: Longest wait of a begun stream that `wait_limit` does not bind, simulated seconds.
         order: Who is next in a worker's queue; the central queue is first in, first out.
         slo_s: TTFT that rebalancing and the deadline-aware order aim for, simulated seconds.
         tiers: How tiers share; None: requests are ordered as if all were of one tier.
@@ -49,6 +52,8 @@ class QueueSettings:
     max_requests: int | None = None
     max_wait_s: float | None = None
     max_wake_s: float | None = None
+    wait_limit: Limit = QUEUE_WAIT
+    begun_wait_s: float = MAX_WORKER_WAIT_S
     order: QueueOrder = QueueOrder.ARRIVAL
     slo_s: float = 5.0
     tiers: TiersConfig | None = None
@@ -74,35 +79,50 @@ class QueueSettings:
         """Return the TTFT that the deadline-aware order aims for; None: any is in time."""
         return self.slo_s if self.tiers is None else slo_of(self.tiers, tier).ttft_seconds
 
-    def longest_wait_s(self, tier: Tier) -> float:
-        """Return how long a request may wait for workers that serve.
+    def longest_wait_s(self, tier: Tier, *, begun: bool = False) -> float:
+        """Return how long a request, or a begun stream, may wait for workers that serve.
 
-        After its tier's end-to-end target waiting on is of no use.
+        After its tier's end-to-end target waiting on is of no use to a request without an answer.
         """
-        return min(self._most_s, self._useful_s(tier))
+        if not self.wait_limit.binds(begun=begun):
+            return self.begun_wait_s
+        return min(self._most_s, self._useful_s(tier, begun=begun))
 
-    def deadline_s(self, tier: Tier, since_s: float, *, served_s: float = -inf, hold_s: float = inf) -> float:
+    def deadline_s(
+        self,
+        tier: Tier,
+        since_s: float,
+        *,
+        begun: bool = False,
+        served_s: float = -inf,
+        hold_s: float = inf,
+    ) -> float:
         """Return until when a request may wait, simulated seconds.
 
         Args:
             tier: Of the request.
             since_s: When it began to wait.
+            begun: It is a begun stream.
             served_s: Since when every stage has had a worker that may be chosen; inf: one has none now.
             hold_s: Longest wait for workers that is worth it, as far as `max_wake_s` allows; see `WakeTimes`.
         """
+        if not self.wait_limit.binds(begun=begun):
+            return since_s + self.begun_wait_s
         if self.max_wake_s is None:
             own_s = since_s + self._most_s
         elif served_s == inf:
             own_s = since_s + max(min(hold_s, self.max_wake_s), self._most_s)
         else:
             own_s = max(since_s, served_s) + self._most_s
-        return min(own_s, since_s + self._useful_s(tier))
+        return min(own_s, since_s + self._useful_s(tier, begun=begun))
 
     @property
     def _most_s(self) -> float:
         return inf if self.max_wait_s is None else self.max_wait_s
 
-    def _useful_s(self, tier: Tier) -> float:
+    def _useful_s(self, tier: Tier, *, begun: bool) -> float:
+        if not TIER_TARGET.binds(begun=begun):
+            return inf
         e2e_s = None if self.tiers is None else slo_of(self.tiers, tier).end_to_end_seconds
         return inf if e2e_s is None else e2e_s
 

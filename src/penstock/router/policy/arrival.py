@@ -119,16 +119,22 @@ IsLate = Callable[[QueuedRequest[T]], bool]
 class Lane(Generic[T]):
     """Requests of one tier and tenant, or all of them where there are no tiers.
 
+    Begun streams wait apart, the one that has waited longest first, and take turns with the others: a worker's death may bring
+    hundreds of them at once, which must neither hold up every new request nor wait behind all of them.
+
     Attributes:
+        begun: Begun streams that wait.
         late: Requests that wait and were found unable to be in time.
         late_tokens: Uncached tokens of the late ones.
     """
 
-    __slots__ = ("_late_turns", "late", "late_tokens", "queue")
+    __slots__ = ("_late_turns", "_was_begun", "begun", "late", "late_tokens", "queue")
     has_tiers = False
 
     def __init__(self) -> None:
         self.queue: dict[T, QueuedRequest[T]] = {}
+        self.begun: dict[T, QueuedRequest[T]] = {}
+        self._was_begun = False
         self.late: dict[T, QueuedRequest[T]] = {}
         self.late_tokens = 0
         self._late_turns = 0
@@ -138,36 +144,42 @@ class Lane(Generic[T]):
         return 0
 
     def __bool__(self) -> bool:
-        return bool(self.queue or self.late)
+        return bool(self.queue or self.late or self.begun)
 
     def __iter__(self) -> Iterator[QueuedRequest[T]]:
+        yield from self.begun.values()
         yield from self.late.values()
         yield from self.queue.values()
 
     @property
     def oldest_s(self) -> float | None:
         """Return when the request that has waited longest was queued; None when none waits."""
-        firsts = [next(iter(each.values())).since_s for each in (self.late, self.queue) if each]
+        firsts = [next(iter(each.values())).since_s for each in (self.begun, self.late, self.queue) if each]
         return min(firsts, default=None)
 
     def put(self, queued: QueuedRequest[T], *, is_first: bool = False) -> None:
-        """Add a request, behind or before all others."""
-        if is_first:
+        """Add a request, behind or before all others; a begun stream behind the other ones."""
+        if queued.arrival.is_rest:
+            self.begun[queued.item] = queued
+        elif is_first:
             self.queue = {queued.item: queued, **self.queue}
         else:
             self.queue[queued.item] = queued
 
     def pull(self, queued: QueuedRequest[T]) -> None:
         """Take a request out."""
-        if self.queue.pop(queued.item, None) is None:
+        if queued.arrival.is_rest:
+            del self.begun[queued.item]
+        elif self.queue.pop(queued.item, None) is None:
             del self.late[queued.item]
             self.late_tokens -= queued.uncached
 
     def charge(self, queued: QueuedRequest[T]) -> None:
-        """Count nothing: a single lane shares with no other."""
+        """Count whose turn it was; a single lane shares tokens with no other."""
+        self._was_begun = queued.arrival.is_rest
 
     def in_order(self, *, hit_first: bool) -> Iterator[QueuedRequest[T]]:
-        """Iterate over the queue in the order in which it is served; late ones are left out."""
+        """Iterate over the queue in the order in which it is served; begun streams and late ones are left out."""
         queue = self.queue.values()
         return iter(sorted(queue, key=_hit_order) if hit_first else queue)
 
@@ -187,6 +199,8 @@ class Lane(Generic[T]):
             is_late: Late requests let all others of their lane go first, except each `_LATE_TURN`-th time.
             urgent: Of system and premium alone; see `TierQueue.next_up`.
         """
+        if self.begun and not (self._was_begun and (self.queue or self.late)):
+            return next(iter(self.begun.values()))
         while (queued := self._first(hit_first=hit_first)) is not None:
             if is_late is None or not is_late(queued):
                 break

@@ -139,7 +139,7 @@ class TierQueue(Generic[T]):
         tier, tokens = queued.arrival.tier, max(1, queued.uncached)
         if tier in self._credits:
             self._credits[tier] -= tokens
-        self._tiers[tier].charge(queued.arrival.tenant, tokens)
+        self._tiers[tier].charge(queued, tokens)
 
     def in_order(self, *, hit_first: bool) -> Iterator[QueuedRequest[T]]:
         """Iterate over the requests in time, tier by tier."""
@@ -229,7 +229,10 @@ class _TenantLanes(Generic[T]):
         if not lane:
             del self.lanes[tenant]
 
-    def charge(self, tenant: str, tokens: int) -> None:
+    def charge(self, queued: QueuedRequest[T], tokens: int) -> None:
+        tenant = queued.arrival.tenant
+        if tenant in self.lanes:
+            self.lanes[tenant].charge(queued)
         served = self._tags.get(tenant, self._now)
         self._now = max(self._now, served)
         self._tags[tenant] = served + tokens

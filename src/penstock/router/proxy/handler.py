@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from math import inf
 from typing import Any, ClassVar
 
 from penstock.api import Role
@@ -51,7 +52,7 @@ from penstock.router.core.request_steps import (
     Send,
     TurnedAway,
 )
-from penstock.router.core.retries import FailedTry, RetryRules, RetryScope
+from penstock.router.core.retries import FailedTry, RefusalReason, RetryRules, RetryScope
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.completion import CompletionRequest, RequestRefused
 from penstock.router.proxy.decode_alone import decode_alone
@@ -73,6 +74,7 @@ from penstock.router.proxy.moves import StreamMoves
 from penstock.router.proxy.query_of_death import QueriesOfDeath
 from penstock.router.proxy.rest import StreamRests
 from penstock.router.proxy.stream import RelayMeter
+from penstock.router.proxy.wait_comments import WaitComments
 
 log = get_logger(__name__)
 
@@ -103,24 +105,28 @@ class CompletionHandler:
         self._entry = context.admission.core.entry
         self._transfers = transfers
         self._metrics = context.metrics
-        most, lease_s = settings.config.retries.max_continuations, settings.lease_s
+        retries = settings.config.retries
         # A KV transfer carries the blocks of one prompt; several are computed where they are decoded.
         kv_transfer, is_split = settings.kv_transfer, self._entry is Role.PREFILL
         self._plans = {
             is_single: RequestPlan(
-                self._entry, is_single and is_split, kv_transfer.is_concurrent, lease_s, most
+                self._entry,
+                is_single and is_split,
+                kv_transfer.is_concurrent,
+                settings.lease_s,
+                retries.max_continuations,
+                settings.worker_wait_s,
             )
             for is_single in (False, True)
         }
         self._needs_prefill = is_split and not kv_transfer.decodes_alone
         self._carries = kv_transfer.paths
-        self._retries = RetryRules(context.admission.core.pool, settings.config.retries, clock.now_s())
+        self._retries = RetryRules(context.admission.core.pool, retries, clock.now_s())
         self.queries_of_death = QueriesOfDeath(clock.now_s)
-        self._rests = StreamRests(
-            settings.config.retries, settings.graph, context.metrics, self.queries_of_death
-        )
+        self._rests = StreamRests(retries, settings.graph, context.metrics, self.queries_of_death)
         self._reads_rest = asyncio.Lock()
         self.moves = StreamMoves(context, self._rests)
+        self._wait_comments = WaitComments()
         self._exchanges = self.exchanges_type(
             context,
             may_go_on=self.may_go_on,
@@ -192,6 +198,7 @@ class CompletionHandler:
             if call.begun is not None:
                 call.begun.kept.drop()
                 self.moves.end(call)
+                self._wait_comments.end(call)
 
     def may_go_on(self, call: CompletionCall) -> bool:
         """Return whether another worker could go on with a stream that begins, and keep what that takes."""
@@ -291,6 +298,7 @@ class CompletionHandler:
     async def _retry(self, call: CompletionCall, step: Retry) -> None:
         if step.is_rest:
             self._rests.go_on(call, step.reason)
+            self._wait_comments.begin(call)
         else:
             self._metrics.retries[step.reason] += 1
         if step.pauses:
@@ -316,10 +324,13 @@ class CompletionHandler:
                 admission.check_capacity(role)
             unpaired = self._transfers.unpaired(role, call.transfer)
             arrival = call.arrival(role, unpaired, self._prompt_costs.bytes_per_token)
-            assignment = await admission.wait(role, arrival, again=step.again)
+            async with asyncio.timeout(self._wait_left_real_s(call)):
+                assignment = await admission.wait(role, arrival, again=step.again)
         except AdmissionError as exc:
             call.refusal = refusal(exc)
             return exc.reason
+        except TimeoutError:
+            return RefusalReason.QUEUE_TIMEOUT
         call.assignment, call.refusal, call.problem = assignment, None, None
         call.queued_s += assignment.queued_s
         if call.trace is not None:
@@ -333,6 +344,11 @@ class CompletionHandler:
         else:
             call.worker = assignment.worker.name
         return assignment
+
+    def _wait_left_real_s(self, call: CompletionCall) -> float | None:
+        """Return how long a begun stream may still wait for a worker, real seconds; None: queues alone bound the wait."""
+        until_s = call.machine.waits_until_s
+        return None if until_s == inf else max(0.0, self._clock.to_real_s(until_s - self._clock.now_s()))
 
     # ------------------------------------------------------------------ responses
 
@@ -360,6 +376,7 @@ class CompletionHandler:
         )
         observe = meter.observe if begun is None else self._rests.follow(begun, meter, call.ttft_s)
         self.moves.follow(call, meter)
+        self._wait_comments.end(call)
         try:
             if not responder.started:
                 responder.start(200, content_type=EVENT_STREAM, headers=call.headers)

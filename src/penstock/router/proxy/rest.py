@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from penstock.api import GraphSpec
 from penstock.api.router_workers import RetriesConfig
 from penstock.core.http.streaming import Observe
 from penstock.core.logs import get_logger
+from penstock.router.core.limits import LIMITS as ROUTER_LIMITS
 from penstock.router.core.moves import StreamLeft
 from penstock.router.core.request_steps import Lost, QueryOfDeath, Rest
 from penstock.router.metrics import RouterMetrics
@@ -31,6 +32,8 @@ from penstock.router.proxy.stream import RelayMeter
 from penstock.router.proxy.stream_record import RecordedBytes, StreamRecord
 
 log = get_logger(__name__)
+
+_LIMIT_BY_NAME: Final = {each.name: each for each in ROUTER_LIMITS}
 
 
 class StreamRests:
@@ -115,16 +118,25 @@ class StreamRests:
         log.info("stream goes on elsewhere", reason=reason, left=call.worker, tokens=seam.tokens)
 
     def lose(self, call: CompletionCall, step: Lost) -> None:
-        """Count a stream that ends without its rest, and say why."""
-        words = step.reason
-        if step.why == "request":
-            words = refusal_of(call.request)
-            words = words or ("a gateway relays it" if self._most else "retries.maxContinuations is 0")
-        elif step.why == "said":
+        """Count a stream that ends without its rest, and log what ended it and the last failure before that."""
+        why = step.why
+        if why == "request":
+            why = refusal_of(call.request)
+            why = why or ("a gateway relays it" if self._most else "retries.maxContinuations is 0")
+        elif why == "said":
             begun = _begun(call)
-            words = refusal_of_stream(begun.kept, begun.said) or str(ENDING)
+            why = refusal_of_stream(begun.kept, begun.said) or str(ENDING)
+        elif why in _LIMIT_BY_NAME:
+            limit = _LIMIT_BY_NAME[why]
+            why = f"{limit.name}: {limit.key}"
         self._metrics.lost_streams[step.why] += 1
-        log.warning("stream broken off", worker=call.worker, why=words)
+        log.warning(
+            "stream broken off",
+            worker=call.worker,
+            why=why,
+            cause=step.reason,
+            continuations=call.machine.continuations,
+        )
 
     def refuse(self, call: CompletionCall, step: QueryOfDeath) -> None:
         """Refuse a request for a while, and name it."""

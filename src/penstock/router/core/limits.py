@@ -1,0 +1,140 @@
+"""Every limit of the router, and whether it binds new requests, begun streams, or both. Pure.
+
+A begun stream is one whose client has the beginning of the answer and whose worker is gone: the router has admitted it and
+delivered half of it. The limits that protect the router from new work do not apply to it. Every place that enforces a limit
+asks the limit here, so that no two places differ; docs/router.md shows the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.api.router_workers import RetriesConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One limit.
+
+    Attributes:
+        name: One word for metrics and logs.
+        key: Where it is configured, below ``spec``; a sentence where it has no key.
+        does: What happens to a request that reaches it.
+        new: It binds requests of which the client has nothing yet.
+        begun: It binds begun streams.
+    """
+
+    name: str
+    key: str
+    does: str
+    new: bool
+    begun: bool
+
+    def binds(self, *, begun: bool) -> bool:
+        """Return whether it binds a begun stream, or else a new request."""
+        return self.begun if begun else self.new
+
+
+SHEDDING: Final = Limit("shedding", "router.tiers.shedding", "refused", new=True, begun=False)
+NO_WORKER: Final = Limit(
+    "no_worker", "no worker serves and none is expected", "refused", new=True, begun=False
+)
+THRESHOLDS: Final = Limit(
+    "thresholds",
+    "router.admission thresholds at every worker",
+    "refused, or waits its tier's turn",
+    new=True,
+    begun=False,
+)
+CAPACITY: Final = Limit(
+    "capacity", "every worker answers `worker at capacity`", "refused", new=True, begun=False
+)
+QUEUE_LENGTH: Final = Limit(
+    "queue_length", "router.prefillQueue.maxRequests", "refused", new=True, begun=False
+)
+TENANT_SHARE: Final = Limit(
+    "tenant_share", "router.tiers.shares, router.tiers.maxTenantShare", "refused", new=True, begun=False
+)
+QUEUE_WAIT: Final = Limit(
+    "queue_wait",
+    "router.prefillQueue.maxWaitSeconds, router.prefillQueue.maxWakeSeconds",
+    "refused",
+    new=True,
+    begun=False,
+)
+TIER_TARGET: Final = Limit(
+    "tier_target", "router.tiers.slo end-to-end targets", "waits no longer", new=True, begun=False
+)
+RETRIES: Final = Limit("retries", "router.retries.maxPerRequest", "fails", new=True, begun=False)
+RETRY_BUDGET: Final = Limit(
+    "retry_budget",
+    "router.retries.budgetFraction, router.retries.minPerSecond",
+    "fails",
+    new=True,
+    begun=False,
+)
+CONNECTIONS: Final = Limit(
+    "connections", "the router has no connection left for a worker", "refused", new=True, begun=False
+)
+CONTINUATIONS: Final = Limit(
+    "continuations", "router.retries.maxContinuations", "ends", new=False, begun=True
+)
+WORKER_WAIT: Final = Limit(
+    "worker_wait", "router.retries.continuationWaitSeconds", "ends", new=False, begun=True
+)
+REQUEST_TIME: Final = Limit(
+    "request_time", "router.limits.requestTimeoutSeconds", "ends", new=True, begun=True
+)
+LEASE_WAIT: Final = Limit(
+    "lease_wait",
+    "router.decodeQueue.maxWaitSeconds, or 0.8 of the prompt's lease",
+    "the prompt is computed again",
+    new=True,
+    begun=True,
+)
+WORKER_ROOM: Final = Limit(
+    "worker_room",
+    "router.prefillQueue.workerTokens, a worker's requests",
+    "waits in the queue",
+    new=True,
+    begun=True,
+)
+
+LIMITS: Final = (
+    SHEDDING,
+    NO_WORKER,
+    THRESHOLDS,
+    CAPACITY,
+    QUEUE_LENGTH,
+    TENANT_SHARE,
+    QUEUE_WAIT,
+    TIER_TARGET,
+    RETRIES,
+    RETRY_BUDGET,
+    CONNECTIONS,
+    CONTINUATIONS,
+    WORKER_WAIT,
+    REQUEST_TIME,
+    LEASE_WAIT,
+    WORKER_ROOM,
+)
+"""In the order of the table in docs/router.md."""
+
+MAX_WORKER_WAIT_S: Final = 600.0
+"""Chosen: longer than a worker's restart, whose own limit is 600 s by default, and as long as clients wait for a byte;
+simulated seconds."""
+
+
+def worker_wait_s(config: RetriesConfig, startup_s: Iterable[float] = ()) -> float:
+    """Return how long a begun stream waits for a worker that continues it, simulated seconds.
+
+    Args:
+        config: Its own value goes first.
+        startup_s: ``startupTimeoutSeconds`` of the graph's workers, the longest of which is waited for, at most
+            `MAX_WORKER_WAIT_S`; empty: that.
+    """
+    if config.continuation_wait_seconds is not None:
+        return config.continuation_wait_seconds
+    return min(MAX_WORKER_WAIT_S, max(startup_s, default=MAX_WORKER_WAIT_S))
