@@ -7,10 +7,11 @@ drawing with one warning, and the planner goes on.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import yaml
@@ -23,6 +24,7 @@ from penstock_planner.dashboard_runs import NOTES, Runs
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Decision
 from penstock_planner.learnt import memory_in_words
+from penstock_planner.ledger import FormerChange
 from penstock_planner.observers import View
 from penstock_planner.series import EXPECTED, points
 from penstock_planner.stats import PlannerStats
@@ -34,6 +36,7 @@ NEWEST = 20
 """Decisions in the text tab. TensorBoard keeps a sample of a long text's steps, and always the last: that one names them all."""
 
 Charts = dict[str, list[Any]]
+Draw = Callable[[Callable[[], object]], object]
 
 log = get_logger(__name__)
 
@@ -41,7 +44,18 @@ log = get_logger(__name__)
 class Dashboard:
     """An observer that draws in ``folder``, TensorBoard's ``--logdir``, which is made with the first point."""
 
-    def __init__(self, folder: Path, config: DecideConfig, graph: GraphDeployment | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: DecideConfig,
+        graph: GraphDeployment | None = None,
+        *,
+        draw: Draw | None = None,
+    ) -> None:
+        """Prepare; ``draw`` runs what computes a picture, without a disk, now or later; None: it runs at once."""
+        self._run_drawing = draw or _run_now
+        self._drawn: SimpleQueue[tuple[str, bytes, View]] = SimpleQueue()
+        self._is_drawing = self._has_last = False
         self._config, self._graph = config, graph
         self._period_s = config.adjustment_interval_s / POINTS_PER_INTERVAL
         self._drawn_s = self._pictured_s = self._remembered_s = float("-inf")
@@ -54,7 +68,13 @@ class Dashboard:
 
     @classmethod
     def of(
-        cls, log_folder: Path, config: DecideConfig, graph: GraphDeployment | None, *, is_chosen: bool
+        cls,
+        log_folder: Path,
+        config: DecideConfig,
+        graph: GraphDeployment | None,
+        *,
+        is_chosen: bool,
+        draw: Draw | None = None,
     ) -> Dashboard | None:
         """Return the dashboard of a planner that keeps its ledger in a folder; None: it has none.
 
@@ -68,14 +88,15 @@ class Dashboard:
         run = f"{datetime.now().astimezone():%Y-%m-%d_%H-%M-%S}"
         folder = log_folder if is_chosen else log_folder / "runs" / run
         log.info("dashboard", folder=str(folder))
-        return cls(folder, config, graph)
+        return cls(folder, config, graph, draw=draw)
 
     def tick(self, view: View) -> None:
         """Draw the newest numbers, a few times per adjustment interval."""
         self._stats.tick(view)
         is_moment = self._history.tick(view)
-        if is_moment and view.wall_s - self._pictured_s >= PICTURE_S:
-            self._write(lambda: self._draw_pictures(view))
+        self._write(self._write_pictures)
+        if is_moment and view.wall_s - self._pictured_s >= PICTURE_S and not self._is_drawing:
+            self._draw_pictures(view)
         if view.at_s - self._drawn_s < self._period_s or not view.pools:
             return
         self._drawn_s = view.at_s
@@ -94,9 +115,7 @@ class Dashboard:
         self._stats.decided(decision, view)
         self._history.decided(decision, view)
         step = _step(view)
-        lines = [f"* {role.sentence} (`{role.reason.value}`)" for role in decision.roles]
-        prefix = "not acted on: no-operation\n" if decision.no_operation else ""
-        self._newest.appendleft(f"**{decision.id}** at {step} s\n{prefix}\n" + "\n".join(lines))
+        self._newest.appendleft(_text_of(decision, f"at {step} s"))
         text = "\n\n".join(self._newest)
         self._write(lambda: self._runs.write_text("decisions", text, wall_s=view.wall_s, step=step))
         found = points(self._stats, is_decided=True)
@@ -104,12 +123,30 @@ class Dashboard:
         if view.wall_s - self._remembered_s >= PICTURE_S:
             self._write(lambda: self._write_memory(view))
 
+    def fill(self, changes: Sequence[FormerChange], view: View) -> None:
+        """Take over the changes of former runs, oldest first: the text and the pictures of this one begin with them."""
+        for each in changes:
+            if each.origin_s == view.origin_s:
+                self._newest.appendleft(
+                    _text_of(each.decision, f"at {round(each.decision.at_s - each.origin_s)} s")
+                )
+                self._history.fill(each.decision, each.decision.at_s - each.origin_s)
+            else:
+                self._newest.appendleft(_text_of(each.decision, "on an earlier timeline"))
+
+    def draw_last(self) -> None:
+        """Draw what the last picture lacks; `close` follows."""
+        if self._view is not None and not self._has_last:
+            self._has_last = True
+            self._draw_pictures(self._view)
+
     def close(self) -> None:
-        """Draw what the last picture lacks, and close the files."""
+        """Write what was drawn last, and close the files."""
+        self.draw_last()
         view = self._view
         if view is not None:
             self._write(lambda: self._runs.end_session(wall_s=view.wall_s))
-            self._write(lambda: self._draw_pictures(view))
+            self._write(self._write_pictures)
             self._write(lambda: self._write_memory(view))
         self._runs.close()
 
@@ -146,14 +183,30 @@ class Dashboard:
         self._runs.write_text("memory", text, wall_s=view.wall_s, step=_step(view))
 
     def _draw_pictures(self, view: View) -> None:
-        slo_s = self._config.ttft_slo_s
-        for name, last_s in (("last hour", HOUR_S), ("last day", DAY_S)):
-            moments, changes = self._history.of(last_s)
-            if len(moments) > 1 and can_draw():
-                self._pictured_s = view.wall_s
-                png = picture(moments, changes, f"{name}, mode {self._config.mode}", slo_s)
-                tag = f"overview/{name}"
-                self._runs.write_picture(tag, png, wall_s=view.wall_s, step=_step(view))
+        """Have the pictures drawn of what is known now; `_write_pictures` writes them once they are."""
+        found = [
+            (name, *self._history.of(last_s)) for name, last_s in (("last hour", HOUR_S), ("last day", DAY_S))
+        ]
+        found = [each for each in found if len(each[1]) > 1]
+        if not found or not can_draw():
+            return
+        self._pictured_s, self._is_drawing = view.wall_s, True
+
+        def draw() -> None:
+            try:
+                for name, moments, changes in found:
+                    title = f"{name}, mode {self._config.mode}"
+                    png = picture(moments, changes, title, self._config.ttft_slo_s)
+                    self._drawn.put((f"overview/{name}", png, view))
+            finally:
+                self._is_drawing = False
+
+        self._run_drawing(draw)
+
+    def _write_pictures(self) -> None:
+        while not self._drawn.empty():
+            tag, png, view = self._drawn.get()
+            self._runs.write_picture(tag, png, wall_s=view.wall_s, step=_step(view))
 
     def _draw(self, found: dict[tuple[str, str], float], view: View, *, at_s: float | None = None) -> None:
         compared = {("", name): found[curve] for curve, name in _COMPARED.items() if curve in found}
@@ -167,6 +220,16 @@ class Dashboard:
         except OSError as exc:
             self._is_stopped = True
             log.warning("dashboard stopped; planning goes on", error=repr(exc))
+
+
+def _run_now(work: Callable[[], object]) -> None:
+    work()
+
+
+def _text_of(decision: Decision, when: str) -> str:
+    lines = [f"* {role.sentence} (`{role.reason.value}`)" for role in decision.roles]
+    prefix = "not acted on: no-operation\n" if decision.no_operation else ""
+    return f"**{decision.id}** {when}\n{prefix}\n" + "\n".join(lines)
 
 
 def _step(view: View, at_s: float | None = None) -> int:

@@ -107,9 +107,13 @@ class History:
 
     def decided(self, decision: Decision, view: View) -> None:
         """Keep a decision that changes a number."""
+        self.fill(decision, view.at_s - view.origin_s)
+
+    def fill(self, decision: Decision, at_s: float) -> None:
+        """Keep a decision of that time, simulated seconds from the origin, if it changes a number."""
         words = [role.sentence for role in decision.roles if role.desired != role.current]
         if words:
-            self._changes.append(Change(view.at_s - view.origin_s, decision.id, "; ".join(words)))
+            self._changes.append(Change(at_s, decision.id, "; ".join(words)))
 
     def of(self, last_s: float) -> tuple[list[Moment], list[Change]]:
         """Return what the last simulated seconds hold, oldest first."""

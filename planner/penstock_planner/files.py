@@ -1,6 +1,7 @@
 """The files that show the planner: ``state.json`` and the dashboard, written by a separate thread.
 
-A disk that hangs delays no decision for them. The planner decides by none of them; it goes on with the changes shown.
+A disk that hangs delays no decision for them. The planner decides by none of them. Ticks may be dropped where writing is slow;
+a decision that changes something never is. After a restart both are filled again from the ledger.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
@@ -20,6 +22,7 @@ from penstock.core.local_state import PLANNER_STATE_FILE
 from penstock.core.logs import get_logger
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Decision
+from penstock_planner.ledger import FormerChange, FormerChanges
 from penstock_planner.observers import Observers, View
 from penstock_planner.problems import ProblemTracker
 from penstock_planner.served_shares import shares_of
@@ -36,44 +39,109 @@ MIN_PERIOD_S = 0.2
 """Real seconds between two writes. Chosen: faster than people read, slow against a disk."""
 
 QUEUED = 30
-"""Chosen: half a minute of ticks of one graph; what a slower disk misses is counted."""
+"""Ticks that wait to be shown. Chosen: half a minute of one graph's; those that a slower disk misses are counted and shown."""
+
+DROPPED_SHOWN_S: Final = 60.0
+"""Real seconds for which dropped ticks are shown as a problem. Chosen: as long as the live page's minute."""
 
 _SHOWN = ("action", "reason", "current", "desired", "sentence")
 
-CLOSE_S = 2.0
-"""Real seconds that a process waits at its end for what is queued. Chosen: a busy disk takes some of it, one that hangs
-takes all."""
+LATE_S = 2.0
+"""Real seconds after which a write is late, at the end of a process. Chosen: a busy disk takes some of it, one that hangs takes
+all."""
+
+CLOSE_S = 20.0
+"""Real seconds that a process waits at its end for what is queued while writes are not late. Chosen: below the 30 s that
+Kubernetes and supervisors give a process by default."""
 
 log = get_logger(__name__)
 
 
 class FileThread:
-    """Runs file operations in order; one for all graphs of a process."""
+    """Runs file operations in order; one for all graphs of a process. Pictures are drawn by another thread, and delay none."""
 
     def __init__(self) -> None:
         self._works: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        # A thread that a disk holds must not hold the process.
+        self._drawings: deque[Callable[[], object]] = deque()
+        # A thread that a disk holds must not hold the process: it is left in a call of the operating system.
         self._thread = threading.Thread(target=self._run, name="planner files", daemon=True)
         self._thread.start()
+        # One that computes in a library must not be left: the interpreter's end would abort the process. So the interpreter
+        # waits for it, and it ends where there is nothing to draw.
+        self._artist: threading.Thread | None = None
+        self._lock = threading.Lock()
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Run it after all earlier ones; it must not raise."""
+        """Run it after all earlier ones."""
         self._works.put(work)
 
+    def draw(self, work: Callable[[], object]) -> None:
+        """Run what computes and touches no disk, after all earlier drawings."""
+        with self._lock:
+            self._drawings.append(work)
+            if self._artist is None:
+                self._artist = threading.Thread(target=self._run_drawings, name="planner pictures")
+                self._artist.start()
+
     def close(self) -> None:
-        """Wait for the queue to empty, `CLOSE_S` at most."""
+        """Wait until everything is written, `CLOSE_S` at most, and not for a disk that does not answer."""
+        if not self._thread.is_alive():
+            return
+        until_s = time.monotonic() + CLOSE_S
+        is_written = self._wait(until_s)
+        artist = self._artist
+        if artist is not None:
+            artist.join()
+            is_written = is_written and self._wait(until_s)
         self._works.put(None)
-        self._thread.join(CLOSE_S)
-        if self._thread.is_alive():
-            log.warning("files of the planner not finished: the disk does not answer", waited_s=CLOSE_S)
+        if is_written:
+            self._thread.join(LATE_S)
+
+    def _wait(self, until_s: float) -> bool:
+        """Return whether all that was submitted is done; False, and a warning, where that takes too long.
+
+        A thread that uses no processor time at all, while this one runs, stands in a call of the operating system.
+        """
+        ident = self._thread.ident
+        assert ident is not None  # noqa: S101 - it was started
+        clock, is_done = time.pthread_getcpuclockid(ident), threading.Event()
+        self._works.put(is_done.set)
+        used_s, since_s = time.clock_gettime(clock), time.monotonic()
+        while not is_done.wait(0.05):
+            now_s, now_used_s = time.monotonic(), time.clock_gettime(clock)
+            if now_used_s != used_s:
+                used_s, since_s = now_used_s, now_s
+            elif now_s - since_s >= LATE_S:
+                log.warning("files of the planner not finished: the disk does not answer", waited_s=LATE_S)
+                return False
+            if now_s >= until_s:
+                log.warning("files of the planner not finished in time", left=self._works.qsize())
+                return False
+        return True
 
     def _run(self) -> None:
         while (work := self._works.get()) is not None:
-            work()
+            _run(work)
+
+    def _run_drawings(self) -> None:
+        while True:
+            with self._lock:
+                if not self._drawings:
+                    self._artist = None
+                    return
+                work = self._drawings.popleft()
+            _run(work)
+
+
+def _run(work: Callable[[], object]) -> None:
+    try:
+        work()
+    except Exception as exc:  # noqa: BLE001 - root of the thread, which others need
+        log.warning("the planner is not shown: a write failed", error=repr(exc))
 
 
 class FileObservers:
-    """Shows one planner in its files; what a slow disk dropped is counted in ``stats``."""
+    """Shows one planner in its files; ticks that a slow disk dropped are counted in ``stats``."""
 
     def __init__(
         self,
@@ -84,41 +152,78 @@ class FileObservers:
         stats: PlannerStats,
     ) -> None:
         self._dashboard = dashboard
+        self._snapshots = SnapshotWriter(folder, config, now_s=time.monotonic, stats=stats)
         written = [] if dashboard is None else [dashboard]
-        self._observers = Observers([SnapshotWriter(folder, config, now_s=time.monotonic), *written])
+        self._observers = Observers([self._snapshots, *written])
         self._thread = thread
         self._stats = stats
         self._slots = threading.Semaphore(QUEUED)
+        # Up to here: what this run adds comes by `decided`.
+        self._former: FormerChanges | None = FormerChanges.before_now(folder)
 
     def tick(self, view: View) -> None:
-        """Show a tick, unless the disk queue is full."""
-        self._submit(lambda: self._observers.tick(view))
+        """Show a tick, unless many wait."""
+        if self._slots.acquire(blocking=False):
+            self._submit(lambda: self._observers.tick(view), view, is_tick=True)
+        else:
+            self._stats.dropped_updates += 1
 
     def decided(self, decision: Decision, view: View) -> None:
-        """Show a decision, unless the disk queue is full."""
-        self._submit(lambda: self._observers.decided(decision, view))
+        """Show a decision; one that changes nothing may be dropped, as a tick."""
+        if any(role.desired != role.current for role in decision.roles):
+            self._submit(lambda: self._observers.decided(decision, view), view, is_tick=False)
+        elif self._slots.acquire(blocking=False):
+            self._submit(lambda: self._observers.decided(decision, view), view, is_tick=True)
+        else:
+            self._stats.dropped_updates += 1
 
     def close(self) -> None:
-        """Close the dashboard after all earlier writes."""
-        if self._dashboard is not None:
-            self._thread.submit(self._dashboard.close)
+        """Close the dashboard after all earlier writes, with a last picture."""
+        dashboard, thread = self._dashboard, self._thread
+        if dashboard is not None:
 
-    def _submit(self, show: Callable[[], None]) -> None:
-        if not self._slots.acquire(blocking=False):
-            self._stats.dropped_updates += 1
-            return
+            def draw_last() -> None:
+                dashboard.draw_last()
+                thread.draw(lambda: thread.submit(dashboard.close))
 
+            thread.submit(draw_last)
+
+    def _submit(self, show: Callable[[], None], view: View, *, is_tick: bool) -> None:
         def write() -> None:
-            show()
-            self._slots.release()
+            try:
+                self._fill(view)
+                show()
+            finally:
+                if is_tick:
+                    self._slots.release()
 
         self._thread.submit(write)
+
+    def _fill(self, view: View) -> None:
+        """Show, before anything else, what runs before this one have changed."""
+        former, self._former = self._former, None
+        if former is None:
+            return
+        changes = former.read(SHOWN_CHANGES)
+        self._snapshots.fill(changes, view)
+        if self._dashboard is not None:
+            self._dashboard.fill(changes, view)
 
 
 class SnapshotWriter:
     """Replaces ``state.json``, atomically, at ticks and decisions."""
 
-    def __init__(self, folder: Path, config: DecideConfig, *, now_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: DecideConfig,
+        *,
+        now_s: Callable[[], float],
+        stats: PlannerStats | None = None,
+    ) -> None:
+        """Prepare; ``stats`` count the ticks that were dropped, None: none are."""
+        self._stats = stats
+        self._drops = deque([(now_s(), 0 if stats is None else stats.dropped_updates)])
         self._path = folder / PLANNER_STATE_FILE
         self._now_s = now_s
         self._rules = {
@@ -133,8 +238,18 @@ class SnapshotWriter:
         self._problems: tuple[str, ...] = ()
         self._pull_s = config.metric_pulling_interval_s
         self._written_s = float("-inf")
-        self._changes, self._origin_s = shown_changes(self._path)
+        self._changes: list[dict[str, Any]] = []
+        self._origin_s: float | None = None
         self._newest: dict[str, Any] | None = None
+
+    def fill(self, changes: Sequence[FormerChange], view: View) -> None:
+        """Take over the changes of former runs, oldest first; on another timeline nothing says how long ago they were."""
+        self._origin_s = view.origin_s
+        for each in changes:
+            is_same = each.origin_s == view.origin_s
+            at_s = each.decision.at_s - each.origin_s if is_same else None
+            self._changes.append(_shown(each.decision, at_s, each.wall_s))
+        del self._changes[:-SHOWN_CHANGES]
 
     def tick(self, view: View) -> None:
         """Write, unless the last write is too recent."""
@@ -144,17 +259,7 @@ class SnapshotWriter:
 
     def decided(self, decision: Decision, view: View) -> None:
         """Keep the decision, for long if it changes replicas, and write at once."""
-        shares = shares_of(decision)
-        self._newest = {
-            "served": None if shares is None else (shares.served, shares.predicted),
-            "id": decision.id,
-            "at_s": decision.at_s - view.origin_s,
-            "wall_s": view.wall_s,
-            "no_operation": decision.no_operation,
-            "roles": {
-                role.role.value: {name: getattr(role, name) for name in _SHOWN} for role in decision.roles
-            },
-        }
+        self._newest = _shown(decision, decision.at_s - view.origin_s, view.wall_s)
         if decision.changes:
             self._changes.append(self._newest)
             del self._changes[:-SHOWN_CHANGES]
@@ -170,25 +275,32 @@ class SnapshotWriter:
                 each["at_s"] = each["at_s"] if each is self._newest else None
         content = {field.name: getattr(view, field.name) for field in fields(view) if field.name != "latency"}
         content |= {"pid": os.getpid(), "elapsed_s": view.at_s - view.origin_s, "pull_s": self._pull_s}
-        content |= {"problems": self._problems}
+        content |= {"problems": (*self._problems, *self._dropped())}
         content |= {"decisions": self._changes, "newest": self._newest, "rules": self._rules}
         temporary = self._path.with_name(self._path.name + ".tmp")
         temporary.write_bytes(orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS))
         temporary.replace(self._path)
 
+    def _dropped(self) -> list[str]:
+        """Return in words what the last minute's view lacks."""
+        if self._stats is None:
+            return []
+        now_s, total = self._now_s(), self._stats.dropped_updates
+        drops = self._drops
+        drops.append((now_s, total))
+        while now_s - drops[1][0] > DROPPED_SHOWN_S:
+            drops.popleft()
+        number = total - drops[0][1]
+        return [f"{number} ticks of the last minute are not shown: writing takes too long"] if number else []
 
-def shown_changes(path: Path) -> tuple[list[dict[str, Any]], float | None]:
-    """Return the changes that a planner before this one showed, oldest first, and the origin of their times.
 
-    None and no changes where there was none, or its file cannot be read; a pipe or a device is none.
-    """
-    try:
-        if not path.is_file():
-            return [], None
-        found = orjson.loads(path.read_bytes())
-        changes = [
-            each for each in found["decisions"] if isinstance(each, dict) and each["roles"] and "at_s" in each
-        ]
-        return changes[-SHOWN_CHANGES:], float(found["origin_s"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return [], None
+def _shown(decision: Decision, at_s: float | None, wall_s: float | None) -> dict[str, Any]:
+    shares = shares_of(decision)
+    return {
+        "served": None if shares is None else (shares.served, shares.predicted),
+        "id": decision.id,
+        "at_s": at_s,
+        "wall_s": wall_s,
+        "no_operation": decision.no_operation,
+        "roles": {role.role.value: {name: getattr(role, name) for name in _SHOWN} for role in decision.roles},
+    }

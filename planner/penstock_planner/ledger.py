@@ -26,7 +26,9 @@ from penstock.core.files import open_file
 from penstock.core.logs import get_logger
 from penstock_planner.core.following import LedgerFollower
 from penstock_planner.core.records import ANCHORS, MALFORMED, SCHEMA, Record
+from penstock_planner.decide.codec import from_plain
 from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import Decision
 
 FILE_NAME: Final = "ledger.jsonl"
 
@@ -50,6 +52,72 @@ class LedgerFile:
     records: tuple[Record, ...]
     lines: tuple[int, ...]
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FormerChange:
+    """A decision of a former run that changes something.
+
+    Attributes:
+        origin_s: When the first run of its timeline began, simulated seconds.
+        wall_s: When it was recorded, real seconds since 1970; None in a ledger of an older version.
+    """
+
+    decision: Decision
+    origin_s: float
+    wall_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class FormerChanges:
+    """Where the changes of former runs stand: in a ledger up to some bytes, and in the file before its last rotation."""
+
+    path: Path
+    end: int
+
+    @classmethod
+    def before_now(cls, folder: Path) -> FormerChanges:
+        """Return the place of what is recorded so far."""
+        path = folder / FILE_NAME
+        try:
+            return cls(path, path.stat().st_size)
+        except OSError:
+            return cls(path, 0)
+
+    def read(self, newest: int) -> list[FormerChange]:
+        """Return the newest changes, oldest first; what cannot be read is left out."""
+        found: list[FormerChange] = []
+        for path, end in ((self.path, self.end), (self.path.with_name(OLDER_NAME), None)):
+            try:
+                with open_file(path) as file:
+                    size = os.fstat(file.fileno()).st_size
+                    for line in _lines_backward(file.fileno(), size if end is None else min(end, size)):
+                        change = _change_of(line)
+                        if change is not None:
+                            found.append(change)
+                        if len(found) == newest:
+                            return found[::-1]
+            except OSError:
+                continue
+        return found[::-1]
+
+
+def _change_of(line: bytes) -> FormerChange | None:
+    """Return the change that a line records; None: it records none, or cannot be read."""
+    if not line.startswith(_DECISION):
+        return None
+    try:
+        record = orjson.loads(line)
+        decision = from_plain(Decision, record["decision"], skips_unknown=True)
+        wall_s = record.get("wall_s")
+        change = FormerChange(decision, float(record["origin_s"]), None if wall_s is None else float(wall_s))
+    except (*MALFORMED, PenstockError):
+        return None
+    return change if decision.changes else None
+
+
+_DECISION: Final = b'{"type":"decision"'
+"""How the record of a decision begins."""
 
 
 def read_ledger(path: Path, *, newest: int | None = None) -> LedgerFile:

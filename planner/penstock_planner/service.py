@@ -174,7 +174,7 @@ def recording(
     ``graph`` and ``is_chosen`` as of `Dashboard.of`, ``rotate_bytes`` as of `Ledger`; ``stats`` follow the loop.
     """
     stats.begin(config)
-    dashboard = Dashboard.of(folder, config, graph, is_chosen=is_chosen)
+    dashboard = Dashboard.of(folder, config, graph, is_chosen=is_chosen, draw=thread.draw)
     files = FileObservers(folder, config, dashboard, thread, stats)
     ledger = Ledger(folder / FILE_NAME, rotate_bytes=rotate_bytes)
     try:

@@ -13,6 +13,7 @@ from penstock_planner.core.phase import PlannerPhase
 from penstock_planner.decide.observation import summarise
 from penstock_planner.decide.reading import missing
 from penstock_planner.files import SnapshotWriter
+from penstock_planner.ledger import FormerChanges
 from penstock_planner.observers import View
 from penstock_planner.problems import ProblemTracker
 
@@ -110,7 +111,7 @@ async def test_a_full_disk_is_said_until_there_is_room(world, monkeypatch):
 
 
 async def test_changes_are_still_shown_after_a_restart(world, view):
-    """The next process goes on with them; on another timeline their times are unknown, not wrong."""
+    """The next process takes them from the ledger; on another timeline their times are unknown, not wrong."""
     world.watch(SnapshotWriter(world.folder, world.config, now_s=lambda: world.time.at_s))
     world.load.kv = lambda _now, _workers: 0.95
     await world.run_until(35)
@@ -118,19 +119,14 @@ async def test_changes_are_still_shown_after_a_restart(world, view):
     file = orjson.loads(path.read_bytes())
     (before,) = file["decisions"]
     assert before["at_s"] == 30.0
-    view = replace(view, origin_s=file["origin_s"])
-    after = SnapshotWriter(world.folder, world.config, now_s=lambda: 1e9)
-    after.tick(view)
-    assert orjson.loads(path.read_bytes())["decisions"] == [before]
-    elsewhere = SnapshotWriter(world.folder, world.config, now_s=lambda: 2e9)
-    elsewhere.tick(replace(view, origin_s=view.origin_s + 7))
-    assert orjson.loads(path.read_bytes())["decisions"] == [{**before, "at_s": None}]
+    path.unlink()
+    former = FormerChanges.before_now(world.folder).read(20)
+    for origin_s, at_s in ((file["origin_s"], 30.0), (file["origin_s"] + 7, None)):
+        after = SnapshotWriter(world.folder, world.config, now_s=lambda: 1e9)
+        now = replace(view, origin_s=origin_s)
+        after.fill(former, now)
+        after.tick(now)
+        (shown,) = orjson.loads(path.read_bytes())["decisions"]
+        assert shown | {"wall_s": 0} == before | {"at_s": at_s, "wall_s": 0}
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"decisions": [1]}', '{"decisions": null, "origin_s": 1}'])
-async def test_a_state_file_that_cannot_be_read_shows_no_changes(world, content):
-    """A torn file of another version is no reason not to start."""
-    (world.folder / "state.json").write_text(content)
-    world.watch(SnapshotWriter(world.folder, world.config, now_s=lambda: world.time.at_s))
-    await world.run_until(5)
-    assert orjson.loads((world.folder / "state.json").read_bytes())["decisions"] == []
