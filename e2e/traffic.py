@@ -11,10 +11,10 @@ from typing import Any
 from kube import Graph, say, wait_for
 from openai import OpenAI
 
-CLIENT = Path(__file__).with_name("client.py")
+CLIENTS = Path(__file__).parents[1] / "tests/support/clients.py"
 IMAGE = "localhost/penstock:e2e"
 STREAMING = "every client streams"
-"""What client.py prints once."""
+"""What the clients print once."""
 
 
 def client_of(url: str) -> OpenAI:
@@ -69,7 +69,7 @@ class Load:
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {"name": name},
-            "data": {"client.py": CLIENT.read_text()},
+            "data": {"clients.py": CLIENTS.read_text()},
         }
         container = {
             "name": "client",
@@ -77,7 +77,7 @@ class Load:
             "imagePullPolicy": "Never",
             "command": [
                 "python",
-                "/client/client.py",
+                "/client/clients.py",
                 url,
                 model,
                 *map(str, (concurrency, max_tokens, silence_s)),

@@ -22,6 +22,7 @@ from penstock.cli import fields, option
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag, time_scale
 from penstock.core.http import loop
+from penstock.core.http.given_socket import given_socket
 from penstock.core.http.tls import NO_FILES, TlsFiles, files_of
 from penstock.core.tracing import open_tracing
 from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE, WORKER_AUTH_FOLDER
@@ -136,7 +137,9 @@ def serve(**given: Any) -> None:
     Also /workers (with drain and undrain), /busy_threshold, /ready, /health and /metrics. SIGTERM finishes the requests
     under way and exits 0. Routers of one graph know each other by PENSTOCK_GRAPH_SECRET, the same in all of them.
     """
-    server = RouterServer(_settings(given), open_tracing("penstock-router"))
+    settings = _settings(given)
+    held = given_socket(os.environ, settings.port)
+    server = RouterServer(settings, open_tracing("penstock-router"), held=held)
     loop.run(server.serve)
 
 
@@ -164,7 +167,8 @@ def pick(ext_proc: int | None, **given: Any) -> None:
         ) from exc
     tracing, settings = open_tracing("penstock-router"), _settings(given)
     port = settings.config.gateway.port if ext_proc is None else ext_proc
-    server = GatewayPicker(settings, tracing, ext_proc_port=port)
+    held = given_socket(os.environ, settings.port)
+    server = GatewayPicker(settings, tracing, ext_proc_port=port, held=held)
     loop.run(server.serve)
 
 

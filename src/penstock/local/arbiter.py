@@ -22,6 +22,7 @@ from pathlib import Path
 from penstock.core import logs
 from penstock.core.errors import ConfigError, NotFoundError, PenstockError
 from penstock.local import liveness, watchdog_child
+from penstock.local.held_sockets import HeldSockets
 from penstock.local.launcher import Launcher
 from penstock.local.statefile import StateFile, from_json
 from penstock.local.store import (
@@ -45,9 +46,12 @@ _END_S = 2.0
 class Watchdog:
     """The process, from the arbiter's side."""
 
-    def __init__(self, successor: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Name what follows the arbiter; nothing is started yet."""
+    def __init__(
+        self, successor: Sequence[str], environment: Mapping[str, str], held: HeldSockets | None = None
+    ) -> None:
+        """Name what follows the arbiter, and what that takes over; nothing is started yet."""
         self._successor = list(successor)
+        self._held = HeldSockets() if held is None else held
         self._environment = dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -60,11 +64,14 @@ class Watchdog:
         """Start it."""
         if self._process is not None:
             self._process.communicate()  # it has died
+        descriptors = self._held.descriptors
+        given = [f"--held={each}" for each in descriptors]
         self._process = subprocess.Popen(  # noqa: S603 - this interpreter, a module of this package
-            [sys.executable, "-I", "-S", watchdog_child.__file__, *self._successor],
+            [sys.executable, "-I", "-S", watchdog_child.__file__, *self._successor, *given],
             stdin=subprocess.PIPE,
             env=self._environment,
             start_new_session=True,
+            pass_fds=descriptors,
         )
 
     async def keep(self) -> None:
@@ -165,14 +172,14 @@ def end_unrecorded(store: StateStore, state: StateFile, watchdog: Watchdog) -> N
 
 
 async def supervise(
-    store: StateStore, state: StateFile, watchdog: Watchdog, early: Sequence[int] = ()
+    store: StateStore, state: StateFile, watchdog: Watchdog, held: HeldSockets, early: Sequence[int] = ()
 ) -> None:
     """Run the graph of a claimed statefile until it is stopped; leave neither processes nor file behind.
 
     ``early`` are signals to stop that have come before this handles them.
     """
     launcher = Launcher(endpoint=state.arbiter.endpoint, pubsub_endpoint=state.arbiter.pubsub_endpoint)
-    supervisor = Supervisor(store, launcher, state)
+    supervisor = Supervisor(store, launcher, state, held)
     loop = asyncio.get_running_loop()
     for number in _DRAIN_SIGNALS:
         loop.add_signal_handler(number, supervisor.request_stop)
@@ -200,6 +207,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="penstock-arbiter", description="Background process of one graph.")
     parser.add_argument("statefile", type=Path, help="Statefile to own; its first content comes on stdin.")
     parser.add_argument("--resume", action="store_true", help="Take over from an arbiter that was killed.")
+    parser.add_argument(
+        "--held", type=int, action="append", default=[], help="File descriptor of a socket that it held."
+    )
     options = parser.parse_args(argv)
     logs.configure()
     early: list[int] = []  # a stop between the claim and the supervisor must not leave the claim behind
@@ -215,11 +225,14 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     try:
         successor = [sys.executable, "-m", liveness.ARBITER_MODULE, str(store.path), "--resume"]
-        watchdog = Watchdog(successor, {**os.environ, liveness.MARK_VARIABLE: str(store.path)})
+        held = HeldSockets()
+        held.take_over(options.held)
+        held.hold(state.entries.values())
+        watchdog = Watchdog(successor, {**os.environ, liveness.MARK_VARIABLE: str(store.path)}, held)
         watchdog.start()
         if options.resume:
             end_unrecorded(store, state, watchdog)
-        asyncio.run(supervise(store, state, watchdog, early))
+        asyncio.run(supervise(store, state, watchdog, held, early))
     except (PenstockError, OSError):
         _log.exception("arbiter failed")
         return 1

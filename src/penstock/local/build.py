@@ -256,6 +256,7 @@ def _entry(spec: ProcessSpec, router_port: int) -> ProcessEntry:
         startup_s=spec.startup_s,
         liveness_s=spec.liveness_s,
         stall_s=spec.stall_s,
+        takes_socket=spec.takes_socket,
     )
 
 

@@ -9,6 +9,7 @@ break with the arbiter under processes that live on.
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import signal
 import sys
@@ -63,6 +64,8 @@ class Launcher:
         self._ended: list[Ended] = []
         self._processes: dict[str, ProcessId] = {}
         self._adopted: dict[str, ProcessId] = {}
+        self._entries: dict[str, str] = {}
+        """Which entry the process of a watcher serves; circus renames none."""
         self._orphaned: dict[str, float] = {}
         """When a group was found whose leader has ended, real monotonic seconds."""
         kept = {number: signal.getsignal(number) for number in _CIRCUS_SIGNALS}
@@ -87,12 +90,19 @@ class Launcher:
             raise ClusterError(f"circus cannot bind its endpoints: {exc}") from exc
         self._arbiter.on_quit = on_quit
 
-    async def start(self, name: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -> ProcessId:
-        """Start one process that writes to ``log``."""
-        child = ["-I", "-S", exec_child.__file__, str(log), *argv]
+    async def start(
+        self, name: str, argv: Sequence[str], env: Mapping[str, str], log: Path, *, held: int | None = None
+    ) -> ProcessId:
+        """Start one process that writes to ``log``; it is given the listening socket ``held``, a file descriptor."""
+        socket = "-" if held is None else str(held)
+        child = ["-I", "-S", exec_child.__file__, str(log), socket, *argv]
+        if held is not None:
+            os.set_inheritable(held, True)
+        watched_as = name if name not in self._entries else f"{name}-{time.monotonic_ns()}"
+        self._entries[watched_as] = name
         try:
             watcher = self._arbiter.add_watcher(
-                name,
+                watched_as,
                 shlex.quote(sys.executable),
                 args=child,
                 numprocesses=1,
@@ -102,10 +112,14 @@ class Launcher:
                 copy_env=True,
                 env=dict(env),
                 hooks={"after_reap": (self._note_exit, True)},
+                use_sockets=held is not None,
             )
             await watcher.start()
         except CircusConflictError as exc:
             raise ConflictError(f"{name}: circus is busy: {exc}") from exc
+        finally:
+            if held is not None:
+                os.set_inheritable(held, False)
         pids = watcher.get_active_pids()
         found = identify(pids[0]) if pids else None
         if found is None:
@@ -118,6 +132,15 @@ class Launcher:
         """Take charge of a process that a killed arbiter started and recorded; it may have ended since."""
         self._processes[name] = process
         self._adopted[name] = process
+
+    def rename(self, name: str, after: str) -> None:
+        """Know a process by another name, so that its successor can have its own."""
+        for processes in (self._processes, self._adopted):
+            if name in processes:
+                processes[after] = processes.pop(name)
+        for watched_as, entry in self._entries.items():
+            if entry == name:
+                self._entries[watched_as] = after
 
     def send(self, name: str, number: signal.Signals) -> None:
         """Signal a process; SIGKILL reaches its entire group. Does nothing once it has ended."""
@@ -166,12 +189,14 @@ class Launcher:
 
     async def forget(self, name: str) -> None:
         """Remove the watcher of a process that has ended."""
-        with contextlib.suppress(KeyError):
-            self._arbiter.get_watcher(name)
-            try:
-                await self._arbiter.rm_watcher(name)
-            except CircusConflictError as exc:
-                raise ConflictError(f"{name}: circus is busy: {exc}") from exc
+        for watched_as in [each for each, entry in self._entries.items() if entry == name]:
+            with contextlib.suppress(KeyError):
+                self._arbiter.get_watcher(watched_as)
+                try:
+                    await self._arbiter.rm_watcher(watched_as)
+                except CircusConflictError as exc:
+                    raise ConflictError(f"{name}: circus is busy: {exc}") from exc
+            del self._entries[watched_as]
 
     async def close(self) -> None:
         """Kill what still runs, release the endpoints. Never fails."""
@@ -183,7 +208,7 @@ class Launcher:
         self._context.destroy(linger=0)
 
     def _note_exit(self, *, watcher: Watcher, process_pid: int, exit_code: int | None, **_: object) -> bool:
-        self._ended.append(Ended(watcher.name, process_pid, exit_code))
+        self._ended.append(Ended(self._entries.get(watcher.name, watcher.name), process_pid, exit_code))
         return True
 
 

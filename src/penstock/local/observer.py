@@ -68,6 +68,11 @@ class ProcessObserver:
         if pending is not None:
             pending.cancel()
 
+    def let_go(self, entry: ProcessEntry) -> None:
+        """Keep no connection to a process that is to end: it waits for its clients."""
+        if entry.url is not None:
+            self._probes.let_go(entry.url)
+
     def probe(self, state: StateFile) -> None:
         """Begin to probe every process that is due."""
         now_s = time.monotonic()
@@ -86,6 +91,9 @@ class ProcessObserver:
     async def _health(self, name: str, entry: ProcessEntry, state: StateFile) -> None:
         known, planner_dir = self._observed[name], state.arbiter.planner_log_dir
         fault = _stopped(known, entry)
+        if fault is None and _has_left(known, entry):
+            self._note(name, is_leaving=True)
+            return
         if fault is not None:  # a partly stopped group may still answer
             healthy = False
         elif entry.url is not None and entry.health_path is not None:
@@ -204,6 +212,14 @@ def _stopped(known: ObservedProcess, entry: ProcessEntry) -> ProcessFault | None
     leader = None if known.pid is None or known.healthy_s is None else identify(known.pid)
     problem = None if leader is None else stopped_in_group(leader)
     return None if problem is None else ProcessFault(problem, min(entry.liveness_s, LIVENESS_S))
+
+
+def _has_left(known: ObservedProcess, entry: ProcessEntry) -> bool:
+    """Return whether a router that served has stopped accepting: somebody told it to end, and it finishes its streams."""
+    if entry.role != Role.ROUTER or known.healthy_s is None or known.pid is None or entry.port is None:
+        return False
+    process = identify(known.pid)
+    return process is not None and holds_port(process, entry.port) is False
 
 
 def _is_own(known: ObservedProcess, entry: ProcessEntry) -> bool:

@@ -30,6 +30,9 @@ class ProcessStep(Enum):
     CUT = "send SIGTERM to a worker that drains for longer than its pool lets it, and record that"
     KILL = "send SIGKILL to the process and its group; the reason becomes the cause of its exit"
     SWITCH = "write the role that a drained worker takes; it is ready again once it answers its health check"
+    SUCCEED = (
+        "let a router that accepts no more connections finish under another name, and start its successor"
+    )
     RETIRE = "take out the entry, whose process has ended for good; the base entry becomes stopped"
     FORGET = "drop what is remembered about a name that is no longer in the file"
 
@@ -117,6 +120,7 @@ class ObservedProcess:
         failures: Unwanted exits in a row.
         healthy_s: When its newest process last answered its health check and had no fault, or None.
         is_cut: Its drain was cut: it gets no more than the floor to end.
+        is_leaving: It served, and accepts no more connections: it finishes those that it has.
         port_taken: Another process answered on the port of its newest process, which does not listen there.
     """
 
@@ -128,6 +132,7 @@ class ObservedProcess:
     healthy_s: float | None = None
     fault: ProcessFault | None = None
     port_taken: bool = False
+    is_leaving: bool = False
     drain: Drain | None = None
     terminated_s: float | None = None
     is_cut: bool = False
@@ -198,6 +203,8 @@ def _watch(
 ) -> ProcessAction | None:
     if known.verdict is not None:
         return None
+    if known.is_leaving:
+        return ProcessAction(ProcessStep.SUCCEED, name)
     if known.healthy_s is not None:
         return _watch_served(name, entry, known, now_s - known.healthy_s)
     if known.port_taken:

@@ -125,6 +125,11 @@ class Probes:
             async with asyncio.timeout(_CLOSE_S):
                 await self._pool.close()
 
+    def let_go(self, url: str) -> None:
+        """Keep no connection to a process that is to end."""
+        with contextlib.suppress(ConfigError):  # an address that is none has no connections
+            self._pool.close_idle(url)
+
     async def health(self, url: str) -> str | None:
         """Return what is wrong with the answer to ``GET url``; None: it is 200."""
         answer = await self.ask("GET", url)

@@ -107,6 +107,7 @@ class ProcessEntry:
         stall_s: A worker with requests that makes no token for this long, real seconds, is killed.
         served: It has been ready once since it was requested.
         order: Rises with every requested replica; the newest has the largest.
+        takes_socket: The arbiter holds the socket on which it listens, and gives it to each of its processes.
         takes: The role that it takes once it has drained, with its process and GPUs; None: it keeps its own.
     """
 
@@ -134,6 +135,7 @@ class ProcessEntry:
     reason: str | None = None
     order: int = 0
     takes: str | None = None
+    takes_socket: bool = False
 
     @property
     def process(self) -> ProcessId | None:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from penstock.api import Role
 from penstock.core import logs
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ClusterError, ConfigError, ConflictError, NotFoundError, PenstockError
@@ -21,6 +22,7 @@ from penstock.core.local_state import EntryState
 from penstock.gpu_pool.reclaim import cut_sentence
 from penstock.local import process_log
 from penstock.local.build import argv_of, environment_of, ports_for
+from penstock.local.held_sockets import HeldSockets
 from penstock.local.launcher import Ended, Launcher
 from penstock.local.observer import ProcessObserver
 from penstock.local.plan import (
@@ -133,6 +135,20 @@ class StatefileRecord:
         self._edit(edit)
         return sentence
 
+    def leaves(self, name: str, after: str) -> None:
+        """Write that the process of a router finishes as ``after``, and that another one starts in its place."""
+
+        def edit(state: StateFile) -> StateFile:
+            entry = state.entries.get(name)
+            if entry is None or not entry.is_replica:
+                return state
+            state = state.with_entry(after, replace(entry, state=EntryState.DRAINING, served=False))
+            return state.change(
+                name, state=EntryState.STARTING, pid=None, started=None, restarts=entry.restarts + 1
+            )
+
+        self._edit(edit)
+
     def retired(self, name: str) -> None:
         """Take out an entry whose process has ended."""
         self._edit(lambda state: retire(state, name))
@@ -185,8 +201,11 @@ LOG_CHECK_S = 5.0
 class Supervisor:
     """Keeps the processes of one statefile as the file wants them."""
 
-    def __init__(self, store: StateStore, launcher: Launcher, state: StateFile) -> None:
-        """Take charge of a statefile that has just been written."""
+    def __init__(
+        self, store: StateStore, launcher: Launcher, state: StateFile, held: HeldSockets | None = None
+    ) -> None:
+        """Take charge of a statefile that has just been written, and of the sockets that are held for its routers."""
+        self._held = HeldSockets() if held is None else held
         self._record = StatefileRecord(store, state)
         self._launcher = launcher
         self._observed: dict[str, ObservedProcess] = {}
@@ -206,7 +225,13 @@ class Supervisor:
             if (process := entry.process) is not None:
                 self._launcher.adopt(name, process)
                 healthy_s = now_s if entry.state is EntryState.READY else None
-                self._observed[name] = ObservedProcess(pid=process.pid, started_s=now_s, healthy_s=healthy_s)
+                has_left = entry.role == Role.ROUTER and entry.state is EntryState.DRAINING
+                self._observed[name] = ObservedProcess(
+                    pid=process.pid,
+                    started_s=now_s,
+                    healthy_s=healthy_s,
+                    terminated_s=now_s if has_left else None,  # a second SIGTERM would cut its streams
+                )
                 log = process_log.log_path(self._record.state.arbiter.log_dir, name)
                 self._log_starts[name] = process_log.size_of(log)
         _log.info("processes adopted", names=list(self._observed))
@@ -254,6 +279,7 @@ class Supervisor:
         await self._collect_exits(now_s)
         for action in plan_stop(self._record.state, self._observed, now_s, force=self._is_forced):
             await self._act(action, now_s)
+            self._release(action.name)
         if not self._record.state.arbiter.stopping:
             self._record.stopping()
 
@@ -312,6 +338,7 @@ class Supervisor:
                 self._record.change(
                     name, state=EntryState.FAILED, gpus=(), pid=None, started=None, reason=reason
                 )
+                self._release(name)
                 self._drop(name)
                 _log.error("gave up", name=name, reason=reason)
             case ProcessStep.BEGIN_DRAIN:
@@ -321,12 +348,16 @@ class Supervisor:
                 self._end(action, now_s)
             case ProcessStep.SWITCH:
                 self._switch(name, now_s)
-            case ProcessStep.RETIRE:
-                self._record.retired(name)
-                self._drop(name)
-                _log.info("replica removed", name=name)
-            case ProcessStep.FORGET:
-                self._drop(name)
+            case ProcessStep.SUCCEED:
+                self._succeed(name, now_s)
+            case ProcessStep.RETIRE | ProcessStep.FORGET:
+                self._forget(action)
+
+    def _forget(self, action: ProcessAction) -> None:
+        if action.step is ProcessStep.RETIRE:
+            self._record.retired(action.name)
+            _log.info("replica removed", name=action.name)
+        self._drop(action.name)
 
     async def _start(self, name: str, now_s: float) -> None:
         entry = self._record.claim_start(name)
@@ -341,7 +372,9 @@ class Supervisor:
         environment = environment_of(entry, str(self._record.store.path), self._cache_of(name), os.environ)
         await self._launcher.forget(name)
         try:
-            process = await self._launcher.start(name, argv_of(entry), environment, log)
+            process = await self._launcher.start(
+                name, argv_of(entry), environment, log, held=self._held.descriptor_for(entry)
+            )
         except ConflictError:
             raise
         except ClusterError as exc:
@@ -358,12 +391,25 @@ class Supervisor:
             _log.warning("drain cut", name=name, reason=self._record.cut(name))
         if action.step is not ProcessStep.KILL:
             _log.info("terminating", name=name)
+            if name in self._record.state.entries:
+                self._observer.let_go(self._record.state.entries[name])
             self._launcher.send(name, signal.SIGTERM)
             self._observed[name] = replace(self._observed[name], terminated_s=now_s)
         else:
             _log.warning("killing", name=name, reason=reason)
             self._launcher.send(name, signal.SIGKILL)
             self._observed[name] = replace(self._observed[name], verdict=reason)
+
+    def _succeed(self, name: str, now_s: float) -> None:
+        """Keep the process of a router that finishes under a name of its own, so that the next tick starts another."""
+        known = self._observed[name]
+        leaving = f"{name}-leaving-{known.pid}"
+        self._record.leaves(name, leaving)
+        self._launcher.rename(name, leaving)
+        self._observed[leaving] = replace(known, terminated_s=now_s, fault=None, is_leaving=False)
+        self._observed[name] = ObservedProcess()
+        self._observer.forget(name)
+        _log.info("router leaves, its successor starts", name=name, pid=known.pid, leaves_as=leaving)
 
     def _switch(self, name: str, now_s: float) -> None:
         """Give a drained worker its new role; one whose process has ended meanwhile starts in it."""
@@ -376,6 +422,11 @@ class Supervisor:
 
     def _cache_of(self, name: str) -> Path:
         return cache_folder(self._record.state.arbiter.namespace) / name
+
+    def _release(self, name: str) -> None:
+        """Let the clients of an entry that nobody will serve be refused, in place of waiting."""
+        if name in self._record.state.entries:
+            self._held.release(self._record.state.entries[name])
 
     def _drop(self, name: str) -> None:
         self._observed.pop(name, None)

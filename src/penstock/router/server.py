@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -81,6 +82,7 @@ class RouterServer:
         tracing: Tracing | None = None,
         *,
         narrow: Callable[[Picker, LiveCore], Picker] | None = None,
+        held: socket.socket | None = None,
     ) -> None:
         """Build all parts; nothing runs and nothing listens yet.
 
@@ -88,6 +90,7 @@ class RouterServer:
             settings: All of them.
             tracing: Makes the requests' spans; None: there are none.
             narrow: Makes of the picker one that chooses from fewer workers; None: it chooses from all.
+            held: Socket that listens already, for who started this process; None: the router listens by itself.
 
         Raises:
             ConfigError: the settings cannot work.
@@ -106,6 +109,7 @@ class RouterServer:
         self.admission = Admission(self.core, clock.now_s, picker)
         context = self.context = RouterContext(settings, clock, self.admission, discovery)
         self._settings = settings
+        self._held = held
         self._clock = clock
         self._discovery = discovery
         self.metrics = context.metrics
@@ -174,7 +178,7 @@ class RouterServer:
             if self._group is not None:
                 # What holds for the graph, such as thresholds set at run time, holds for the first request here.
                 await self._group.start()
-            await self._http.start(self._settings.host, self._settings.port)
+            await self._http.start(self._settings.host, self._settings.port, held=self._held)
         except BaseException:
             await self._stop_background()
             raise

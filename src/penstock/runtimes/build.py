@@ -69,7 +69,7 @@ def _router(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> W
     if context.followed_file is not None:
         argv += ["--follow", context.followed_file]
     argv += ["--discovery", context.discovery, "--host", context.host, "--port", "{port}"]
-    return WorkerCommand(argv=(*argv, "--speed", f"{context.speed:g}"))
+    return WorkerCommand(argv=(*argv, "--speed", f"{context.speed:g}"), takes_socket=True)
 
 
 def _planner(graph: GraphDeployment, context: RuntimeContext) -> ProcessSpec:
@@ -126,6 +126,7 @@ def _service_process(
         stall_s=spec.stall_real_s,
         metrics_path=METRICS_PATH if spec.runs_penstock(service) else spec.traits.metrics_path,
         scheme=spec.worker_scheme if service.role.is_worker else "http",
+        takes_socket=command.takes_socket,
     )
 
 

@@ -111,6 +111,7 @@ class ProcessSpec:
         grace_s: Longest time to finish requests on the way out, seconds (simulated).
         liveness_s: A process that served and gives no healthy answer for this long, real seconds, hangs.
         stall_s: A worker that has requests and makes no token for this long, real seconds, hangs.
+        takes_socket: It accepts connections at a socket that it is given, in the way of systemd.
     """
 
     name: str
@@ -133,6 +134,7 @@ class ProcessSpec:
     stall_s: float = STALL_REAL_S
     metrics_path: str = METRICS_PATH
     scheme: str = "http"
+    takes_socket: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,7 @@ class WorkerCommand:
     ports: tuple[str, ...] = (PORT,)
     env: Mapping[str, str] = field(default_factory=dict)
     health_path: str = "/health"
+    takes_socket: bool = False
 
 
 def fill(text: str, values: Mapping[str, str | int]) -> str:

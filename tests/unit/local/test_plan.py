@@ -49,6 +49,11 @@ def next_action(state_of, entry_of):
         ("starting", ObservedProcess(failures=1, restart_at_s=NOW + 0.1), None),
         ("starting", ObservedProcess(failures=1, restart_at_s=NOW), ProcessAction(ProcessStep.START, NAME)),
         ("ready", ObservedProcess(), ProcessAction(ProcessStep.START, NAME)),
+        (
+            "ready",
+            ObservedProcess(pid=1, started_s=NOW - 100, healthy_s=NOW - 90, is_leaving=True),
+            ProcessAction(ProcessStep.SUCCEED, NAME),
+        ),
         ("stopped", None, None),
         ("failed", None, None),
         ("stopped", ObservedProcess(pid=1), ProcessAction(ProcessStep.TERMINATE, NAME)),

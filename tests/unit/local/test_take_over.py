@@ -80,7 +80,7 @@ class Launcher:
         self._machine = machine
         self._processes: dict[str, ProcessId] = {}
 
-    async def start(self, name, argv, env, log):
+    async def start(self, name, argv, env, log, *, held=None):
         """Fork; the kill may come before it, or before the pid is known."""
         self._machine.step()
         process = self._machine.fork(name)
@@ -117,6 +117,9 @@ class Observer:
 
     def forget(self, name):
         """Nothing is remembered."""
+
+    def let_go(self, entry):
+        """There are no connections."""
 
     def probe(self, state):
         """Note the answers."""

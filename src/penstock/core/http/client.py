@@ -193,6 +193,11 @@ class ConnectionPool:
             self._open.clear()
             self._idle.clear()
 
+    def close_idle(self, url: str) -> None:
+        """Close the connections to a URL's host and port that have no request, so that a server that ends need not wait."""
+        for connection in tuple(self._idle.get(parse_http_url(url).origin, ())):
+            connection.close()
+
     def cut(self, url: str, reason: str, *, silent_s: float = 0.0) -> int:
         """Break every round trip to a URL's host and port, as if that process had died; return how many."""
         origin = parse_http_url(url).origin

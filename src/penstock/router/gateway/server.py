@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from math import inf
@@ -177,9 +178,14 @@ class GatewayPicker(RouterServer):
     handler_type = GatewayHandler
 
     def __init__(
-        self, settings: RouterSettings, tracing: Tracing | None = None, *, ext_proc_port: int
+        self,
+        settings: RouterSettings,
+        tracing: Tracing | None = None,
+        *,
+        ext_proc_port: int,
+        held: socket.socket | None = None,
     ) -> None:
-        super().__init__(settings, tracing, narrow=SubsetPicker)
+        super().__init__(settings, tracing, narrow=SubsetPicker, held=held)
         self.ext_proc_port = ext_proc_port
         self._grpc: grpc.aio.Server | None = None
         self._streams = 0

@@ -217,3 +217,24 @@ async def test_headers_with_line_breaks_are_refused(serve, pool):
     with pytest.raises(ValueError, match="CR, LF"):
         await pool.request("GET", url_of(server), headers=[(b"a", b"b\r\nc: d")])
     assert server.connections == 0
+
+
+async def test_idle_connections_of_one_server_are_closed_on_request(serve, pool, until):
+    """A server that ends need not wait for them; others, and those in use, stay."""
+    gate = asyncio.Event()
+
+    async def handler(request, responder):
+        if request.path == "/slow":
+            await gate.wait()
+        responder.send(200, b"done")
+
+    one, other = await serve(handler), await serve(handler)
+    urls = [f"http://127.0.0.1:{server.port}" for server in (one, other)]
+    slow = asyncio.create_task(pool.request("GET", f"{urls[0]}/slow"))
+    await until(lambda: one.handlers)
+    for url in urls:
+        await pool.request("GET", url)
+    pool.close_idle(urls[0])
+    await until(lambda: (one.connections, other.connections) == (1, 1))
+    gate.set()
+    assert (await slow).body == b"done"
