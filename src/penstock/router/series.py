@@ -116,8 +116,8 @@ SERIES: Final[Mapping[str, RouterSeries]] = {
         "Broken streams that went on at another worker, by the reason of the failure before.", "reason"
     ),
     names.ROUTER_LOST_STREAMS: _counter(
-        "Broken streams that ended in an error, by why: request or said, not continued; deaths; worker_refusal; or the limit, "
-        "continuations, worker_wait or request_time.",
+        "Broken streams that ended in an error, by why: request or said, not continued; worker_refusal; or the limit, "
+        "continuations, worker_wait, request_time or conviction.",
         "why",
     ),
     names.ROUTER_FAILED_JOBS: _counter(

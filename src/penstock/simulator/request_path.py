@@ -15,6 +15,7 @@ from penstock.router.core.request import BROKEN, RequestMachine, RequestPlan
 from penstock.router.core.request_steps import (
     Answer,
     Asked,
+    AwaitOutage,
     Began,
     Choose,
     Computed,
@@ -142,6 +143,8 @@ class RequestPath:
                     step, answer = None, Problem.AT_CAPACITY
                 case Confirm():
                     step, answer = None, True
+                case AwaitOutage():
+                    step, answer = None, None
                 case ReadRest():
                     step, answer = None, self._rest(job)
                 case Retry():
@@ -318,6 +321,9 @@ class RequestPath:
         if is_first:
             job.first_token_s = now_s
         self._go_on(job, _BEGAN)
+        if job.machine is not None and job.machine.alone_at:
+            # Nothing kills here but what a scenario says; the tokens that clear a suspect live come at once.
+            job.machine.clear()
         if is_first:
             self._router_of(job).first_token(job, now_s)
             self._frontend.first_token(job, now_s)

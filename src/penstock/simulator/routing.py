@@ -229,13 +229,28 @@ class VirtualRouter:
 
     def _arrival_at(self, job: Job, role: Role) -> Arrival:
         if role is Role.DECODE:
-            return Arrival((), job.prompt_tokens, job.tries.avoid, tier=job.tier, is_rest=job.is_rest)
+            return Arrival(
+                (),
+                job.prompt_tokens,
+                job.tries.avoid,
+                tier=job.tier,
+                is_rest=job.is_rest,
+                alone_at=_alone_at(job),
+            )
         return self._arrival(job)
 
     def _arrival(self, job: Job) -> Arrival:
         chain, parts = (job.chain, job.sub_block_keys) if self._reads_prompts else ((), 1)
         tokens, avoid = job.prompt_tokens, job.tries.avoid
-        return Arrival(chain, tokens, avoid, sub_block_keys=parts, tier=job.tier, is_rest=job.is_rest)
+        return Arrival(
+            chain,
+            tokens,
+            avoid,
+            sub_block_keys=parts,
+            tier=job.tier,
+            is_rest=job.is_rest,
+            alone_at=_alone_at(job),
+        )
 
     def _fit_caches(self) -> None:
         for worker in self.core.pool:
@@ -246,6 +261,10 @@ class VirtualRouter:
 def _assigned(job: Job) -> Assignment[Job]:
     assert job.assignment is not None  # noqa: S101 - only asked for once the job was dispatched
     return job.assignment
+
+
+def _alone_at(job: Job) -> tuple[Role, ...]:
+    return () if job.machine is None else job.machine.alone_at
 
 
 def _pass_on(adopted: Assignment[Job], verdict: Verdict, _: str) -> None:

@@ -41,6 +41,8 @@ STREAM = Began(is_stream=True, may_go_on=True)
 DONE = None
 CRASH = "crash"
 """The worker breaks off."""
+KILLED = "killed"
+"""The worker breaks off, and is seen to be gone."""
 LATER = "later"
 """The prefill goes on, until the next step that may see its end."""
 UNREACHED = "unreached"
@@ -78,7 +80,7 @@ class Driver:
         self.item = "request"
 
     def _choose(self, step):
-        arrival = Arrival((), 100, self.machine.tries.avoid)
+        arrival = Arrival((), 100, self.machine.tries.avoid, alone_at=self.machine.alone_at)
         (effect,) = self.core.acquire(self.item, step.role, arrival, 0.0, again=step.again)
         if not isinstance(effect, Assignment):
             return effect.reason
@@ -143,7 +145,7 @@ class Driver:
                 return failed
         defaults = {"Prefill": KV, "Send": STREAM, "Confirm": True, "ReadRest": Rest.READY}
         given = next(left.get(name, iter(())), defaults.get(name))
-        return self._failed(given) if given in (MOVED, UNPROVEN, CRASH, UNREACHED) else given
+        return self._failed(given) if given in (MOVED, UNPROVEN, CRASH, KILLED, UNREACHED) else given
 
     def _failed(self, how):
         """Return a try of the newest worker that failed, once its circuit has the verdict."""
@@ -152,9 +154,11 @@ class Driver:
         if how == MOVED:
             return FailedTry(MOVED, scope, workers)
         assignment.failed(0.0, how, proven=how != UNPROVEN)
+        if how == KILLED:
+            assignment.worker.health_problem = "gone"
         if how == UNPROVEN:
             return FailedTry("upstream_5xx", RetryScope.ELSEWHERE, workers, unproven=assignment)
-        return FailedTry(BROKEN if how == CRASH else CONNECT, scope, workers)
+        return FailedTry(CONNECT if how == UNREACHED else BROKEN, scope, workers)
 
     def _end_prefill(self, left):
         """Let the prefill beside decode end; return how it failed."""
@@ -197,7 +201,9 @@ SCRIPTS = {
     "no connection left": ({"Send": [Problem.SATURATED]}, EndKind.SATURATED),
     "no worker": ({"Choose": [RefusalReason.NO_WORKER]}, EndKind.REFUSED),
     "continued": ({"Relay": [CRASH]}, EndKind.SERVED),
-    "died of twice": ({"Relay": [CRASH, CRASH]}, EndKind.FAILED),
+    "at two deaths": ({"Relay": [CRASH, CRASH]}, EndKind.SERVED),
+    "killed alone": ({"Relay": [CRASH, CRASH, KILLED]}, EndKind.FAILED),
+    "broken off alone": ({"Relay": [CRASH, CRASH, CRASH]}, EndKind.SERVED),
     "left a draining worker": ({"Relay": [MOVED]}, EndKind.SERVED),
     "an error, and another serves": ({"Send": [UNPROVEN]}, EndKind.SERVED),
     "an error of each": ({"Send": [UNPROVEN] * 9}, EndKind.FAILED),

@@ -3,7 +3,16 @@
 from dataclasses import replace
 
 import pytest
-from request_driver import CRASH, KV, MEETING_SCRIPTS, SCRIPTS, SPLIT_SCRIPTS, STREAM, UNREACHED, Driver
+from request_driver import (
+    CRASH,
+    KILLED,
+    MEETING_SCRIPTS,
+    SCRIPTS,
+    SPLIT_SCRIPTS,
+    STREAM,
+    UNREACHED,
+    Driver,
+)
 
 from penstock.api import Role
 from penstock.core.kv_transfers import TransferResult
@@ -131,53 +140,69 @@ def test_a_refusal_for_lack_of_room_costs_no_retry_and_asks_each_worker_once():
     assert driver.machine.tries.retries == 0
 
 
-def test_a_stream_goes_on_elsewhere_with_retries_of_its_own_and_ends_with_the_second_death():
-    """Retries before the first token do not count against the rest; what killed two engines gets no third."""
+def test_a_stream_goes_on_elsewhere_with_retries_of_its_own():
+    """Retries before the first token do not count against the rest."""
     driver = Driver(is_split=False, workers=4, retries=1)
     end = driver.run({"Send": [CRASH], "Relay": [CRASH]})
     assert end.kind is EndKind.SERVED
     assert [each.is_rest for each in driver.of(Retry)] == [False, True]
     assert driver.machine.continuations == 1
 
-    driver = Driver(is_split=False, workers=4)
-    end = driver.run({"Relay": [CRASH, CRASH]})
-    assert (end.kind, end.failure.reason) == (EndKind.FAILED, BROKEN)
-    assert driver.of(Lost) == [Lost("deaths", BROKEN)]
-
 
 @pytest.mark.parametrize(
     ("is_split", "script", "is_deadly"),
     [
-        (False, {"Send": [CRASH, CRASH]}, True),
-        (True, {"Prefill": [CRASH, CRASH]}, True),
-        (True, {"Prefill": [CRASH], "Send": [CRASH]}, True),
-        (True, {"Prefill": [CRASH], "Relay": [CRASH]}, True),
-        (False, {"Send": [CRASH, UNREACHED]}, False),
-        (False, {"Send": [CRASH, MOVED]}, False),
-        # Both were killed at once, by something else.
-        (False, {"Relay": [CRASH], "Send": [STREAM, CRASH]}, False),
-        (True, {"Relay": [CRASH], "Prefill": [KV, CRASH]}, False),
+        (False, {"Send": [CRASH, CRASH, KILLED]}, True),
+        (False, {"Relay": [CRASH, CRASH, KILLED]}, True),
+        (True, {"Prefill": [CRASH, CRASH, KILLED]}, True),
+        (True, {"Relay": [CRASH, CRASH, KILLED]}, True),
+        (True, {"Prefill": [CRASH], "Send": [CRASH, KILLED]}, True),
+        # Its stream alone was broken off.
+        (False, {"Send": [CRASH, CRASH, CRASH]}, False),
+        (False, {"Relay": [CRASH, CRASH, CRASH]}, False),
+        # It was at two deaths, and not alone at either.
+        (False, {"Send": [CRASH, KILLED]}, False),
+        (True, {"Prefill": [CRASH], "Relay": [KILLED]}, False),
+        (False, {"Send": [CRASH, UNREACHED, MOVED]}, False),
     ],
 )
-def test_what_kills_two_workers_at_any_stage_gets_no_third(is_split, script, is_deadly):
-    """Before its first token, too: workers that had answered others, and broke off at it."""
+def test_only_what_kills_alone_is_convicted(is_split, script, is_deadly):
+    """At any stage, before its first token or after it, on workers that had answered others."""
     driver = Driver(is_split=is_split, workers=4)
     for worker in driver.core.pool:
-        worker.has_answered = True
+        worker.has_ever_answered = worker.has_answered = True
     end = driver.run(script)
     assert (end.kind is EndKind.FAILED) is is_deadly
-    assert driver.of(QueryOfDeath) == [QueryOfDeath(2)] * is_deadly
+    convicted = driver.of(QueryOfDeath)
+    assert [len(each.before) for each in convicted] == [2] * is_deadly
+    assert [each.why for each in driver.of(Lost)] == ["conviction"] * (is_deadly and "Relay" in script)
     driver.check_nothing_is_held()
 
 
-@pytest.mark.parametrize(("answered", "fell_s"), [(False, None), (False, -1.5)])
+@pytest.mark.parametrize(("answered", "fell_s"), [(False, None), (True, -1.5)])
 def test_a_worker_that_breaks_everything_off_says_nothing_of_a_request(answered, fell_s):
-    """It has answered nothing yet, or fell before; the request is tried as often as it may."""
+    """No worker of the role has ever answered, or this one fell before; the request is tried as often as it may."""
     driver = Driver(is_split=False, workers=4)
     for worker in driver.core.pool:
-        worker.has_answered, worker.fell_s = answered, fell_s
-    assert driver.run({"Send": [CRASH] * 3}).kind is EndKind.SERVED
+        worker.has_ever_answered, worker.fell_s = answered, fell_s
+    assert driver.run({"Send": [KILLED] * 3}).kind is EndKind.SERVED
+    assert driver.machine.alone_at == ()
+
+
+def test_a_suspect_that_is_cleared_is_as_any_other():
+    """Two more deaths make it a suspect again."""
+    driver = Driver(is_split=False, workers=4)
+    relay = driver._answer
+
+    def clear_third(step, left):
+        if len(driver.of(Relay)) == 3:
+            driver.machine.clear()
+        return relay(step, left)
+
+    driver._answer = clear_third
+    assert driver.run({"Relay": [CRASH, CRASH, KILLED]}).kind is EndKind.SERVED
     assert driver.of(QueryOfDeath) == []
+    assert driver.verdicts[2] == ["proved", "cleared", "failed"]
 
 
 def test_a_new_process_has_answered_nothing():
@@ -200,7 +225,7 @@ def test_a_stream_that_leaves_a_draining_worker_takes_no_retry_and_counts_no_dea
     first, second = (each.worker for each in driver.assignments)
     assert first is not second
     machine = driver.machine
-    assert (machine.deaths, machine.continuations, machine.moves, first.failures) == (0, 0, 1, 0)
+    assert (machine.alone_at, machine.continuations, machine.moves, first.failures) == ((), 0, 1, 0)
     assert driver.machine.may_move
     assert not Driver(is_split=False, most=0).machine.may_move
 

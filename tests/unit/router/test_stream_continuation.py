@@ -19,6 +19,7 @@ from penstock.engine.core.requests import FinishReason
 from penstock.engine.serve.answers import CompletionFormat, Finished
 from penstock.engine.serve.protocol import Api, parse
 from penstock.engine.serve.settings import ServeFlags, resolve
+from penstock.router.proxy import handler
 
 SETTINGS = resolve(ServeFlags("llama", served_names=("llama",)))
 APIS = {"/v1/completions": Api.COMPLETIONS, "/v1/chat/completions": Api.CHAT}
@@ -189,35 +190,67 @@ async def test_an_event_of_an_error_is_a_break(served, path):
     assert got | {"identity": expected["identity"]} == expected
 
 
-async def test_what_breaks_two_workers_off_ends_and_is_refused_for_a_while(served):
-    """A request that kills engines takes no third one, however often a client repeats it; the log and the answer name it."""
+def _dies_third(router, speakers, monkeypatch):
+    """Have the third worker that breaks off be seen to be gone, as a dead process is."""
+    monkeypatch.setattr(handler, "_OUTAGE_REAL_S", 0.0517)
+
+    async def sleep(machine_step_s, *, then=asyncio.sleep):
+        if machine_step_s == handler._OUTAGE_REAL_S:
+            assert len(speakers.seen) == 3
+            for worker in router.server.core.pool:
+                worker.outages += 1
+        await then(machine_step_s)
+
+    monkeypatch.setattr(handler.asyncio, "sleep", sleep)
+
+
+async def test_what_kills_a_worker_alone_ends_and_is_refused_for_a_while(served, monkeypatch):
+    """A request that kills engines takes three, however often a client repeats it; the log and the answer name it."""
     speakers, router = served
-    speakers.breaks = [(1500, b""), (1500, b"")]
+    await asked(router, "/v1/completions")
+    speakers.seen.clear()
+    _dies_third(router, speakers, monkeypatch)
+    speakers.breaks = [(1500, b"")] * 3
     with pytest.raises(StreamBroken):
         await asked(router, "/v1/completions")
-    assert len(speakers.seen) == 2
-    assert await router.metric("penstock_router_lost_streams_total", why="deaths") == 1
+    assert len(speakers.seen) == 3
+    assert router.server.metrics.lost_streams == {"conviction": 1}
     answer = await router.post(raw=orjson.dumps(STREAMED | ASKED["/v1/completions"]))
     assert (answer.status, orjson.loads(answer.body)["error"]["code"]) == (422, "query_of_death")
-    assert len(speakers.seen) == 2
+    assert "then alone on" in orjson.loads(answer.body)["error"]["message"]
+    assert len(speakers.seen) == 3
     assert await router.metric("penstock_router_errors_total", reason="query_of_death") == 1
     other = read(await asked(router, "/v1/completions", max_tokens=4))
     assert other["reasons"] == ["length"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_kills_two_workers_before_its_first_token_is_refused_for_a_while(served, stream):
-    """Complete answers as well; the two have answered others before, and a third is not tried."""
+async def test_what_kills_a_worker_alone_before_its_first_token_is_refused_for_a_while(
+    served, monkeypatch, stream
+):
+    """Complete answers as well; the workers have answered others before, and a fourth is not tried."""
     speakers, router = served
     for _ in range(2):
         await asked(router, "/v1/completions")
     speakers.seen.clear()
-    speakers.breaks = [(0, b""), (0, b"")]
+    _dies_third(router, speakers, monkeypatch)
+    speakers.breaks = [(0, b"")] * 3
     answers = [await router.post(prompt="kill", stream=stream) for _ in range(2)]
     assert [each.status for each in answers] == [502, 422]
     assert orjson.loads(answers[1].body)["error"]["code"] == "query_of_death"
-    assert len(speakers.seen) == 2
+    assert len(speakers.seen) == 3
     assert await router.metric("penstock_router_errors_total", reason="query_of_death") == 1
+
+
+async def test_a_stream_that_is_broken_off_three_times_on_workers_that_live_is_not_refused(
+    served, monkeypatch
+):
+    """It has killed none: it continues, and its body is taken again."""
+    speakers, router = served
+    monkeypatch.setattr(handler, "_OUTAGE_REAL_S", 0.0517)
+    speakers.breaks = [(700, b"")] * 3
+    assert read(await asked(router, "/v1/completions"))
+    assert read(await asked(router, "/v1/completions"))
 
 
 async def test_a_second_worker_gets_what_was_said_and_the_rest_of_the_limits(served):

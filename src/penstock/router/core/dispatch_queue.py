@@ -39,7 +39,8 @@ class DispatchQueue(Generic[T]):
 
     Attributes:
         moved: Requests that rebalancing has moved so far.
-        waiting: Requests that wait.
+        apart: Suspects that wait for a worker of their own; see `penstock.router.core.suspects`.
+        waiting: Requests that wait, those apart included.
         tokens: Prompt tokens of those that wait.
         occupancy: Counts those that wait by tier, where there are tiers.
     """
@@ -55,6 +56,7 @@ class DispatchQueue(Generic[T]):
         self._workers = self.workers.eligible
         self._estimates = self.workers.estimates
         self._central = self.workers.central
+        self.apart: dict[T, QueuedRequest[T]] = {}
         self.occupancy = QueueOccupancy()
         # Those that wait, without a worker in the central queue, and those that run.
         self._requests: dict[T, QueuedRequest[T]] = {}
@@ -138,13 +140,20 @@ class DispatchQueue(Generic[T]):
         waited_s: float | None = None,
         busy: frozenset[str] = frozenset(),
     ) -> bool:
-        """Queue a request, not at ``busy`` workers; False, and nothing done, when too many wait; see `RouterCore.acquire`."""
+        """Queue a request, not at ``busy`` workers; False, and nothing done, when too many wait; see `RouterCore.acquire`.
+
+        A suspect is put apart, until `start_apart`.
+        """
         is_new = not again and waited_s is None
         if is_new and not self._may_wait(arrival):
             return False
         since_s = now_s - (waited_s or 0.0)
         queued = QueuedRequest(item, arrival, since_s, uncached=arrival.tokens, is_retry=again)
-        decision = self._assign(queued, now_s, is_first=again, busy=busy)
+        decision = None
+        if arrival.alone_at:
+            self.apart[item] = self._requests[item] = queued
+        else:
+            decision = self._assign(queued, now_s, is_first=again, busy=busy)
         queued.weight = max(1, queued.uncached)
         self.waiting += 1
         if self.settings.tiers is not None:
@@ -157,6 +166,14 @@ class DispatchQueue(Generic[T]):
             self.prompt_tokens.admitted += queued.weight
         self._relieve(decision, now_s)
         return True
+
+    def start_apart(self, item: T, name: str, now_s: float, *, reason: str) -> QueuedRequest[T]:
+        """Give a worker to a suspect that waits, whatever the policy says."""
+        queued, worker = self.apart.pop(item), self._workers[name]
+        queued.reason = reason
+        worker.put(queued)
+        self._start(worker, queued, now_s)
+        return queued
 
     def dispatch(
         self, now_s: float, is_open: Callable[[str], bool] | None = None
@@ -221,7 +238,9 @@ class DispatchQueue(Generic[T]):
         queued = self._requests.get(item)
         if queued is None or queued.started_s is not None:
             return
-        if queued.worker:
+        if item in self.apart:
+            del self.apart[item]
+        elif queued.worker:
             self._workers[queued.worker].unassign(queued)
         else:
             self._central.pull(queued)

@@ -94,6 +94,13 @@ LEASE_WAIT: Final = Limit(
     new=True,
     begun=True,
 )
+CONVICTION: Final = Limit(
+    "conviction",
+    "it ran alone on a worker that died, after it was on two others that died",
+    "refused for ten minutes",
+    new=True,
+    begun=True,
+)
 WORKER_ROOM: Final = Limit(
     "worker_room",
     "router.prefillQueue.workerTokens, a worker's requests",
@@ -117,6 +124,7 @@ LIMITS: Final = (
     CONTINUATIONS,
     WORKER_WAIT,
     REQUEST_TIME,
+    CONVICTION,
     LEASE_WAIT,
     WORKER_ROOM,
 )

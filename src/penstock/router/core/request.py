@@ -7,7 +7,7 @@ that stands beside it, also when the client leaves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +21,7 @@ from penstock.router.core.limits import (
     CAPACITY,
     CONNECTIONS,
     CONTINUATIONS,
+    CONVICTION,
     MAX_WORKER_WAIT_S,
     QUEUE_WAIT,
     REQUEST_TIME,
@@ -29,6 +30,7 @@ from penstock.router.core.limits import (
 from penstock.router.core.request_steps import (
     Answer,
     Asked,
+    AwaitOutage,
     AwaitPrefill,
     Began,
     Choose,
@@ -57,6 +59,7 @@ from penstock.router.core.request_steps import (
     TurnedAway,
 )
 from penstock.router.core.retries import (
+    MOST_PAUSES,
     TRUSTED_FRACTION,
     Assignment,
     FailedTry,
@@ -66,13 +69,15 @@ from penstock.router.core.retries import (
     RetryRules,
     RetryScope,
 )
+from penstock.router.core.suspects import Suspicion, is_trial
 from penstock.router.core.worker import Worker
-
-MAX_DEATHS: Final = 2
-"""Workers that may break off at a request, after which it ends: what killed two engines would kill a third."""
 
 SUDDENLY_S: Final = 1.0
 """Within which a worker that dies breaks all its requests off. Chosen; simulated seconds."""
+
+AT_ONCE_S: Final = 0.05
+"""A worker that breaks a continued stream off so soon was dead when it got it, as after the loss of a node. Chosen: less than
+computing the prompt takes; simulated seconds."""
 
 QUEUE_TIMEOUT: Final = "queue_timeout"
 LEASE_EXPIRED: Final = "lease_expired"
@@ -141,27 +146,30 @@ class RequestMachine:
         steps: Those without an answer that come before the newest one that was returned; the driver takes them.
         rules: Whether it is tried again; another router's once that one picks.
         tries: What its tries have shown so far.
+        alone_at: Roles on whose workers it may only run alone; empty: it is no suspect, see `penstock.router.core.suspects`.
         deadline_s: After which nothing is tried again, simulated seconds; it may be moved.
-        deaths: Workers that broke off at it.
         continuations: Workers that failed it after it had begun, which `limits.CONTINUATIONS` bounds.
         moves: How often its stream has left a draining worker.
     """
 
     __slots__ = (
-        "_broken_s",
+        "_died_s",
         "_has_begun",
         "_is_kept",
         "_may_go_on",
         "_meeting",
         "_now_s",
         "_plan",
+        "_sent_s",
         "_source",
         "_speaks",
+        "_suspicion",
+        "_trials",
         "_waits_since_s",
         "_way",
+        "alone_at",
         "continuations",
         "deadline_s",
-        "deaths",
         "moves",
         "rules",
         "steps",
@@ -180,9 +188,12 @@ class RequestMachine:
         self.steps: list[Notification] = []
         self.tries = tries
         self.deadline_s = deadline_s
-        self.deaths = 0
         self.continuations = 0
         self.moves = 0
+        self.alone_at: tuple[Role, ...] = ()
+        self._suspicion: Suspicion | None = None
+        # Where it runs, or ran last, alone as a suspect, with the worker's outages then.
+        self._trials: dict[Role, tuple[Assignment[Any], int]] = {}
         self._plan = plan
         self.rules = rules
         self._now_s = now_s
@@ -192,7 +203,7 @@ class RequestMachine:
         # The share of the prefill worker that computes beside decode, until it has answered.
         self._meeting: Assignment[Any] | None = None
         self._has_begun = self._speaks = False
-        self._broken_s = self._waits_since_s = -inf
+        self._sent_s = self._died_s = self._waits_since_s = -inf
         self._may_go_on = False
         self._way = self._run()
 
@@ -290,6 +301,7 @@ class RequestMachine:
             if isinstance(got, RefusalReason):
                 return got
             self._meeting, worker = got, got.worker
+            self._note_sent(got)
             try:
                 yield _send(Role.PREFILL, reads_kv=False)
                 came = yield from self._stage(Role.DECODE, self._answered)
@@ -324,6 +336,7 @@ class RequestMachine:
             got = yield _choose(role, is_entry and self._is_again, is_admission)
             if isinstance(got, RefusalReason):
                 return got
+            self._note_sent(got)
             try:
                 came = yield from serve(got)
             finally:
@@ -423,22 +436,81 @@ class RequestMachine:
 
     def _after(self, failure: FailedTry) -> Generator[Asked, Any, End | None]:
         """Return once the request may be tried again, or its stream continued; else its end."""
-        self.deaths += failure.reason == BROKEN and self._has_killed(failure.workers)
-        is_query_of_death = self.deaths >= MAX_DEATHS
-        if is_query_of_death:
-            self.steps.append(QueryOfDeath(self.deaths))
+        died = self._died_with(failure) if failure.reason == BROKEN else None
+        is_convicted = died is not None and (yield from self._is_convicted(died))
+        if died is not None and not is_convicted:
+            self._suspicion = self._suspicion or Suspicion()
+            self._suspicion.was_at(died)
+            self.alone_at = self._suspicion.alone_at
         if self._has_begun:
-            return (yield from self._after_beginning(failure))
-        if is_query_of_death:
+            return (yield from self._after_beginning(failure, is_convicted=is_convicted))
+        if is_convicted:
             return End(EndKind.FAILED, failure)
         now_s = self._now_s()
         pauses = self.rules.retry(self.tries, failure, now_s, left_s=self.deadline_s - now_s)
         if pauses is None:
             return End(EndKind.FAILED, failure)
-        yield Retry(failure.reason, pauses, is_rest=False)
+        yield Retry(failure.reason, self._paused(pauses), is_rest=False)
         return None
 
-    def _after_beginning(self, failure: FailedTry) -> Generator[Asked, Any, End | None]:
+    # -- what it has killed ---------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """Record that a suspect has got past the place where it was broken off; does nothing for a request that is none."""
+        if self._suspicion is not None:
+            self._suspicion.clear()
+            self.alone_at = ()
+        for assignment, _ in self._trials.values():
+            assignment.clear()
+        self._trials.clear()
+
+    def _note_sent(self, assignment: Assignment[Any]) -> None:
+        self._sent_s = assignment.since_s
+        if self.alone_at and is_trial(assignment):
+            self._trials[assignment.role] = assignment, assignment.worker.outages
+
+    def _paused(self, pauses: int) -> int:
+        """Return the pauses before the next try: a suspect's is long enough that what died with its worker is known."""
+        return MOST_PAUSES if self.alone_at else pauses
+
+    def _died_with(self, failure: FailedTry) -> Worker | None:
+        """Return the worker that died while this request ran there; None: it was dead before, or not shown to work at all.
+
+        Of two workers that die at once a stream meets the second one, dead already, right after the first.
+        """
+        now_s, before_s, self._died_s = self._now_s(), self._died_s, -inf
+        is_continued = self._has_begun and not self._speaks
+        if is_continued and now_s - self._sent_s <= AT_ONCE_S and now_s - before_s <= SUDDENLY_S:
+            return None
+        worker = failure.workers[0] if failure.workers else None
+        if worker is None or not (
+            self.rules.has_worked(worker.spec.role)
+            if worker.fell_s is None
+            else now_s - worker.fell_s <= SUDDENLY_S
+        ):
+            return None
+        self._died_s = now_s
+        return worker
+
+    def _is_convicted(self, worker: Worker) -> Generator[Asked, Any, bool]:
+        """Return whether the request has killed a worker on which it ran alone, as far as that is known after a while."""
+        trial, outages = self._trials.pop(worker.spec.role, (None, 0))
+        if trial is None or trial.worker is not worker or self._suspicion is None:
+            return False
+        if worker.outages == outages:
+            yield AwaitOutage()
+        if worker.outages == outages:
+            # The worker lives: only its stream was broken off.
+            return False
+        before = [each.worker for each in self._suspicion.deaths]
+        self.steps.append(QueryOfDeath(tuple(before), worker.name))
+        return True
+
+    # -- after the first token ------------------------------------------------------------------------
+
+    def _after_beginning(
+        self, failure: FailedTry, *, is_convicted: bool
+    ) -> Generator[Asked, Any, End | None]:
         """Return once a begun stream may ask the next worker; else its end.
 
         Where no worker was there to answer, it has not continued: it waits for one, which `waits_until_s` bounds.
@@ -449,7 +521,8 @@ class RequestMachine:
         now_s = self._now_s()
         if has_spoken:
             self._waits_since_s = now_s
-        why = self._lost_by(failure, now_s, counts=counts and not is_moved)
+        why = CONVICTION.name if is_convicted else ""
+        why = why or self._lost_by(failure, now_s, counts=counts and not is_moved)
         if has_spoken and not why:
             rest = yield ReadRest()
             if rest is Rest.NOTHING:
@@ -471,26 +544,13 @@ class RequestMachine:
         pauses = self.rules.retry(self.tries, failure, now_s, left_s=left_s, begun=True)
         assert pauses is not None  # noqa: S101 - its own limits were asked before
         self.continuations += counts
-        yield Retry(failure.reason, pauses, is_rest=has_spoken)
+        yield Retry(failure.reason, self._paused(pauses), is_rest=has_spoken)
         return None
-
-    def _has_killed(self, workers: Iterable[Worker]) -> bool:
-        """Return whether workers broke off at this request.
-
-        One that breaks everything off says nothing of it, nor do two that die at once, of which a stream has met the other.
-        """
-        now_s, before_s = self._now_s(), self._broken_s
-        self._broken_s = now_s
-        if self._has_begun and not self._speaks and now_s - before_s <= SUDDENLY_S:
-            return False
-        return all(each.fell_s is not None and now_s - each.fell_s <= SUDDENLY_S for each in workers)
 
     def _lost_by(self, failure: FailedTry, now_s: float, *, counts: bool) -> str:
         """Return why a begun stream ends here, the limit's name where it is one; empty: another worker may be asked."""
         if not self._may_go_on:
             return "request"
-        if self.deaths >= MAX_DEATHS:
-            return "deaths"
         if failure.reason == TOTAL_TIMEOUT or now_s >= self.deadline_s:
             return REQUEST_TIME.name
         if failure.scope is RetryScope.NOWHERE:

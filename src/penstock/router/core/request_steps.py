@@ -53,6 +53,10 @@ class AwaitPrefill(NamedTuple):
     """Wait a moment for the prefill beside a decode that has ended; the answer is None."""
 
 
+class AwaitOutage(NamedTuple):
+    """Wait until it is known whether a worker has died that broke a stream off; the answer is None."""
+
+
 class ReadRest(NamedTuple):
     """Make a request of what a broken stream lacks; the answer is a `Rest`."""
 
@@ -122,9 +126,15 @@ class Lost(NamedTuple):
 
 
 class QueryOfDeath(NamedTuple):
-    """The request has broken as many workers off as it may, so it ends, and is refused for a while."""
+    """The request has killed a worker, so it ends, and is refused for a while.
 
-    deaths: int
+    Attributes:
+        before: Names of the workers that died while it ran there beside others.
+        worker: On which it ran alone and which died then.
+    """
+
+    before: tuple[str, ...]
+    worker: str
 
 
 class EndKind(Enum):
@@ -155,7 +165,7 @@ class End(NamedTuple):
     failed_on: tuple[str, ...] = ()
 
 
-Asked: TypeAlias = Choose | Send | Confirm | Relay | AwaitPrefill | ReadRest | Retry
+Asked: TypeAlias = Choose | Send | Confirm | Relay | AwaitPrefill | AwaitOutage | ReadRest | Retry
 Notification: TypeAlias = (
     Computed
     | Deliver

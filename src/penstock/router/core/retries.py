@@ -34,6 +34,7 @@ class Verdict(StrEnum):
     UNPROVEN = "unproven"
     CONVICTED = "convicted"
     PARDONED = "pardoned"
+    CLEARED = "cleared"
 
 
 def _ignore(verdict: Verdict, cause: str) -> None:
@@ -65,6 +66,7 @@ class Assignment(Generic[T]):
     Attributes:
         tokens: Prompt tokens, known or estimated, and what was generated so far.
         since_s: When it was dispatched, simulated seconds.
+        is_cleared: It is no suspect any more; see `penstock.router.core.suspects`.
         is_computed: Its complete answer shows that its prompt was computed; `RouterCore.release` records it.
         on_verdict: Called with each verdict and its cause; for a router whose picker is another one.
     """
@@ -79,6 +81,7 @@ class Assignment(Generic[T]):
         self.queued_s = queued_s
         self.reason = reason
         self.is_open = True
+        self.is_cleared = False
         self.is_computed = False
         self.on_verdict: Callable[[Verdict, str], None] = _ignore
         self._has_verdict = False
@@ -111,7 +114,7 @@ class Assignment(Generic[T]):
         """Record the correct beginning of an answer: a probe lets others in before the end of its stream."""
         if self._has_verdict:
             return
-        self.worker.has_answered = True
+        self.worker.has_answered = self.worker.has_ever_answered = True
         if self._probe:
             self.worker.answered(probe=True, is_complete=False)
             self._probe = False
@@ -148,6 +151,11 @@ class Assignment(Generic[T]):
             self._is_counted = False
             self.worker.breaker.pardoned(now_s, probe=self._probe)
         self.on_verdict(Verdict.PARDONED, "")
+
+    def clear(self) -> None:
+        """Record that the suspect did not kill its worker."""
+        self.is_cleared = True
+        self.on_verdict(Verdict.CLEARED, "")
 
     def end(self) -> None:
         """Give the share back; without a verdict the worker's circuit stays as it is. Does nothing the second time."""
@@ -398,6 +406,10 @@ class RetryRules:
             each.pardon(now_s)
         names = sorted({each.worker.name for each in unproven})
         return tuple(names) if len(names) > 1 else ()
+
+    def has_worked(self, role: Role) -> bool:
+        """Return whether a worker of a role has ever answered; one that breaks everything off says nothing of a request."""
+        return any(each.has_ever_answered for each in self._pool if each.spec.role is role)
 
     def _others(self, worker: Worker, avoid: Collection[str], now_s: float) -> list[Worker]:
         routable = self._pool.routable(worker.spec.role, now_s)

@@ -16,9 +16,11 @@ from penstock.router.core.deflection import PrefillDeflection
 from penstock.router.core.dispatch_queue import DispatchQueue
 from penstock.router.core.limits import NO_WORKER, SHEDDING, THRESHOLDS
 from penstock.router.core.retries import Assignment, Effects, RefusalReason, Refuse, RunningAt
+from penstock.router.core.suspects import ALONE, Ward
 from penstock.router.core.tiers import FirstStage, TierControl
 from penstock.router.core.waiting import RejectionCounter, WakeTimes
 from penstock.router.core.worker import Worker, WorkerPool, WorkerSpec
+from penstock.router.policy.arrival import QueuedRequest
 from penstock.router.policy.busy import ALL_BUSY, BusyThresholds, BusyWorkers
 from penstock.router.policy.routing_policy import Arrival, AssignTime
 
@@ -56,6 +58,9 @@ class RouterCore(Generic[T]):
         self.entry = next(iter(queues))
         self.entry_queue = queues[self.entry]
         self.turned_away = {role: RejectionCounter() for role in queues}
+        self._wards: dict[Role, Ward[T]] = {role: Ward(role) for role in queues}
+        # Suspects in the first stage that are to be alone in a later one.
+        self._gated: set[T] = set()
         self.paused: Collection[Role] = ()
         self.speed = 1.0
         self._routable: dict[Role, Sequence[Worker]] = {role: [] for role in queues}
@@ -104,6 +109,8 @@ class RouterCore(Generic[T]):
                 return deflected
         queue, busy = self.queues[role], self.busy[role]
         busy_now = busy.not_taking(self._names[role]) if busy.is_any else frozenset()
+        if self._has_suspects(role):
+            busy_now |= self._closed(role)
         moved = queue.moved
         if not queue.submit(item, arrival, now_s, again=again, waited_s=waited_s, busy=busy_now):
             message = f"{len(queue)} requests wait for {role} already; retry later"
@@ -193,6 +200,7 @@ class RouterCore(Generic[T]):
             return None
         role, queue = worker.spec.role, self.queues[worker.spec.role]
         self._follow(role, now_s)
+        is_alone = role in arrival.alone_at
         queue.adopt(item, arrival, worker, now_s, is_prefilled=stay.is_prefilled)
         if self.tiers is not None:
             is_pending = role is self.entry and not stay.is_prefilled
@@ -201,6 +209,8 @@ class RouterCore(Generic[T]):
         assignment = Assignment(
             item, worker, stay.tokens, now_s=now_s, queued_s=stay.queued_s, reason=stay.reason
         )
+        if is_alone:
+            self._wards[role].enter(assignment)
         self._load_changed(role, now_s, worker.name)
         return assignment
 
@@ -431,6 +441,8 @@ class RouterCore(Generic[T]):
     # ------------------------------------------------------------------ within
 
     def _left(self, item: T, role: Role) -> None:
+        self._wards[role].leave(item)
+        self._gated.discard(item)
         if self.tiers is not None:
             self.tiers.left(item, role)
 
@@ -459,22 +471,94 @@ class RouterCore(Generic[T]):
         for each in self._needed(role):
             if not pool.routable(each, now_s):
                 return []
-        if tiers is not None and role is self.entry and not self._lets_tiers_in(tiers, now_s):
-            return []
         effects: Effects[T] = []
+        if queue.apart:
+            effects += self._dispatch_suspects(role, now_s)
+        if tiers is not None and role is self.entry and not self._lets_tiers_in(tiers, now_s):
+            return effects
+        if any(self._is_all_closed(each) for each in self._needed(role) if each is not role):
+            return effects
         for queued in queue.dispatch(now_s, self._dispatch_check(role, now_s)):
-            worker = pool.get(queued.worker)
-            assert worker is not None  # noqa: S101 - `_follow` has named the pool's own workers
-            queued_s = max(0.0, now_s - queued.since_s)
-            if tiers is not None:
-                tiers.dispatched(queued, queued_s, is_entry=role is self.entry)
-            effects.append(
-                Assignment(
-                    queued.item, worker, queued.tokens, now_s=now_s, queued_s=queued_s, reason=queued.reason
-                )
-            )
-            self._load_changed(role, now_s, queued.worker)
+            effects.append(self._dispatched(queued, role, now_s))
         return effects
+
+    def _dispatched(self, queued: QueuedRequest[T], role: Role, now_s: float) -> Assignment[T]:
+        worker = self.pool.get(queued.worker)
+        assert worker is not None  # noqa: S101 - `_follow` has named the pool's own workers
+        queued_s = max(0.0, now_s - queued.since_s)
+        if self.tiers is not None:
+            self.tiers.dispatched(queued, queued_s, is_entry=role is self.entry)
+        assignment = Assignment(
+            queued.item, worker, queued.tokens, now_s=now_s, queued_s=queued_s, reason=queued.reason
+        )
+        self._load_changed(role, now_s, queued.worker)
+        return assignment
+
+    # ------------------------------------------------------------------ suspects
+
+    def _dispatch_suspects(self, role: Role, now_s: float) -> Effects[T]:
+        """Give workers of their own to suspects, the one that has waited longest first.
+
+        In the first stage one waits until it will have a worker of its own in the next one, so that no KV is kept for a suspect
+        that waits there.
+        """
+        queue, ward = self.queues[role], self._wards[role]
+        effects: Effects[T] = []
+        for item, queued in list(queue.apart.items()):
+            later = [each for each in queued.arrival.alone_at if each is not role and each in self.queues]
+            if role is self.entry and later and not all(self._has_free(each, now_s) for each in later):
+                break
+            is_alone = role in queued.arrival.alone_at
+            if is_alone:
+                worker = None if ward.has_uncleared else self._free(role)
+            else:
+                worker = min(self._routable[role], key=lambda each: each.inflight_tokens)
+            if worker is None:
+                break
+            if later:
+                self._gated.add(item)
+            reason = ALONE if is_alone else "a suspect of deaths at the next stage"
+            started = queue.start_apart(item, worker.name, now_s, reason=reason)
+            assignment = self._dispatched(started, role, now_s)
+            if is_alone:
+                ward.enter(assignment)
+            effects.append(assignment)
+        return effects
+
+    def _has_suspects(self, role: Role) -> bool:
+        return bool(self.queues[role].apart or self._wards[role] or self.entry_queue.apart or self._gated)
+
+    def _is_all_closed(self, role: Role) -> bool:
+        """Return whether every worker of a role is kept for suspects."""
+        return self._has_suspects(role) and self._names[role] <= self._closed(role)
+
+    def _has_free(self, role: Role, now_s: float) -> bool:
+        """Return whether a suspect that comes from the first stage would find a worker of its own at once."""
+        self._follow(role, now_s)
+        is_awaited = self._gated or self.queues[role].apart or self._wards[role].has_uncleared
+        return not is_awaited and self._free(role) is not None
+
+    def _free(self, role: Role) -> Worker | None:
+        peers = self.queues[role].workers
+        return self._wards[role].free(
+            self._routable[role], self._known(role), lambda worker: not peers.peer_tokens(worker.name)
+        )
+
+    def _closed(self, role: Role) -> frozenset[str]:
+        """Return the workers that take no request but suspects."""
+        entry = self.entry_queue
+        is_awaited = bool(self.queues[role].apart)
+        if role is not self.entry:
+            is_awaited |= bool(self._gated) or any(
+                role in each.arrival.alone_at for each in entry.apart.values()
+            )
+        return self._wards[role].closed(self._routable[role], self._known(role), is_awaited=is_awaited)
+
+    def _known(self, role: Role) -> list[Worker]:
+        """Return the workers of a role that are not about to leave, whether they serve or not."""
+        return [
+            each for each in self.pool if each.spec.role is role and not (each.spec.draining or each.drained)
+        ]
 
     def _lets_tiers_in(self, tiers: TierControl, now_s: float) -> bool:
         """Hold back the tiers that wait in the second stage already; return whether all stages have KV blocks."""
@@ -494,6 +578,8 @@ class RouterCore(Generic[T]):
         if busy.is_any and self.queues[role].policy.assigns is AssignTime.WHEN_FREE:
             closed |= busy.not_taking(self._names[role])
         needs_blocks = self.tiers is not None and role is self.entry and busy.has_thresholds
+        if self._has_suspects(role):
+            closed |= self._closed(role)
         if not (closed or needs_blocks) and pool.are_closed(role):
             return None
 

@@ -106,7 +106,9 @@ class Worker(WorkerLoad):
         speed: What it has done, by this router's count.
         lost_transfers: KV transfers to or from it that were lost, since the last that arrived.
         has_answered: Something of an answer that was right, since its last failure.
-        fell_s: When it failed after it had answered; None: it never has.
+        has_ever_answered: It has answered, in this process or in one before under the same name.
+        fell_s: When it failed after it had answered; None: it has not, since its process began or its health came back.
+        outages: How often it was seen to be gone: a new process, no health, not ready, dropped without a drain.
     """
 
     def __init__(
@@ -137,7 +139,9 @@ class Worker(WorkerLoad):
         self.last_failure = ""
         self.lost_transfers = 0
         self.has_answered = False
+        self.has_ever_answered = False
         self.fell_s: float | None = None
+        self.outages = 0
         self.speed = SpeedCounts()
         self._is_kept = False
 
@@ -148,6 +152,10 @@ class Worker(WorkerLoad):
 
     @health_problem.setter
     def health_problem(self, problem: str | None) -> None:
+        if problem is None:
+            self.fell_s = None
+        elif self._health_problem is None:
+            self.outages += 1
         self._health_problem = problem
         self._touched()
 
@@ -211,7 +219,7 @@ class Worker(WorkerLoad):
 
     def answered(self, *, probe: bool, is_complete: bool = True) -> None:
         """Record a correct answer or, while it is incomplete, the correct beginning of the probe's."""
-        self.has_answered = True
+        self.has_answered = self.has_ever_answered = True
         breaker = self.breaker
         if not (probe or breaker.failures or breaker.is_on_probation) and breaker.is_closed:
             return
@@ -316,12 +324,16 @@ class WorkerPool:
         self._touch()
         for name in [name for name in self._workers if name not in wanted]:
             self._record(WorkerChange.LEFT, name)
-            self._leaving = [*self.leaving, self._workers.pop(name)]
+            left = self._workers.pop(name)
+            left.outages += left.takes_requests
+            self._leaving = [*self.leaving, left]
         for name, spec in wanted.items():
             worker = self._workers.get(name)
             if worker is None or (worker.spec.url, worker.spec.role) != (spec.url, spec.role):
                 joined = self._workers[name] = self._new_worker(spec)
                 if worker is not None:
+                    worker.outages += 1
+                    joined.has_ever_answered = worker.has_ever_answered
                     self._leaving = [*self.leaving, worker]
                     restarted.append(joined)
                 self._record(WorkerChange.JOINED, name, role=spec.role.value, url=spec.url, ready=spec.ready)
@@ -403,6 +415,7 @@ class WorkerPool:
             worker.breaker.reset()
             worker.lost_transfers = 0
             worker.has_answered, worker.fell_s = False, None
+            worker.outages += 1
             worker.is_version_read = False
             worker.kv_engine = None
             worker.speed = SpeedCounts()
@@ -410,6 +423,7 @@ class WorkerPool:
             worker.waiting_requests = None
             worker.expired_leases = None
             worker.progress = NO_PROGRESS_KNOWN
+        worker.outages += old.ready and not (spec.ready or spec.draining)
         if spec.ready and not old.ready:
             worker.health_problem = None
             worker.failed_checks = 0

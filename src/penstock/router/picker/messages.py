@@ -56,6 +56,7 @@ class Prompt(_Struct):
     tier: Tier
     tenant: Name
     is_rest: bool = False
+    alone_at: Annotated[tuple[Role, ...], msgspec.Meta(max_length=8)] = ()
 
 
 def prompt_of(arrival: Arrival) -> Prompt:
@@ -71,6 +72,7 @@ def prompt_of(arrival: Arrival) -> Prompt:
         arrival.tier,
         arrival.tenant,
         arrival.is_rest,
+        arrival.alone_at,
     )
 
 

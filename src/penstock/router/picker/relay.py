@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Final
@@ -327,12 +327,15 @@ class RemotePicker:
 
     def _report_running(self, assignment: LiveAssignment, running: _Request) -> None:
         running.reported_tokens = assignment.tokens
+        arrival = running.arrival
+        if assignment.is_cleared:
+            arrival = replace(arrival, alone_at=())
         self._send(
             wire.InFlight(
                 running.number,
                 running.role,
                 assignment.worker.name,
-                wire.prompt_of(running.arrival),
+                wire.prompt_of(arrival),
                 running.is_prefilled,
                 assignment.tokens,
             )

@@ -191,6 +191,8 @@ class Session:
             case Verdict.PARDONED:
                 self._unsettled.forget(message.number)
                 assignment.pardon(now_s)
+            case Verdict.CLEARED:
+                assignment.clear()
 
     def _release(self, message: wire.Release) -> None:
         request = self.requests.pop(message.number, None)

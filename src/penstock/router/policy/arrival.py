@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import InitVar, dataclass, field
 from typing import Final, Generic, TypeVar
 
-from penstock.api import Tier
+from penstock.api import Role, Tier
 from penstock.router.policy.prefixes import BLOCK_TOKENS, Prefix
 
 _RANKS: Final = {tier: rank for rank, tier in enumerate(Tier)}
@@ -28,6 +28,7 @@ class Arrival:
         is_non_streaming: Its answer comes in one piece, so nothing shows when its prompt was computed.
         tenant: Whose it is; empty: no tenant's.
         is_rest: Its client has the beginning of the answer, so that it waits for room where others are refused.
+        alone_at: Roles on whose workers it may only run alone, because it may have killed some.
         packed: The chain as bytes, where it came so; else it is packed here.
         rank: The tier's place, 0 is the highest.
     """
@@ -42,6 +43,7 @@ class Arrival:
     tier: Tier = Tier.STANDARD
     tenant: str = ""
     is_rest: bool = False
+    alone_at: tuple[Role, ...] = ()
     packed: InitVar[bytes | None] = None
     prefix: Prefix = field(init=False, repr=False, compare=False)
     rank: int = field(init=False, repr=False, compare=False)

@@ -164,6 +164,7 @@ class CompletionCall:
                 tier=tier,
                 tenant=tenant,
                 is_rest=self.is_rest,
+                alone_at=self.machine.alone_at,
             )
         return Arrival(
             keyed.chain,
@@ -177,6 +178,7 @@ class CompletionCall:
             tier=tier,
             tenant=tenant,
             is_rest=self.is_rest,
+            alone_at=self.machine.alone_at,
         )
 
     def age_real_s(self) -> float:

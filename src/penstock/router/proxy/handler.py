@@ -22,7 +22,7 @@ from penstock.core.errors import (
 )
 from penstock.core.http.anthropic import in_form_of
 from penstock.core.http.messages import EVENT_STREAM, JSON
-from penstock.core.http.streaming import relay
+from penstock.core.http.streaming import Observe, relay
 from penstock.core.logs import get_logger
 from penstock.router.admission import AdmissionError
 from penstock.router.context import RouterContext
@@ -30,6 +30,7 @@ from penstock.router.core.request import BROKEN, MOVED, RequestMachine, RequestP
 from penstock.router.core.request_steps import (
     Answer,
     Asked,
+    AwaitOutage,
     AwaitPrefill,
     Choose,
     Computed,
@@ -53,6 +54,7 @@ from penstock.router.core.request_steps import (
     TurnedAway,
 )
 from penstock.router.core.retries import FailedTry, RefusalReason, RetryRules, RetryScope
+from penstock.router.core.suspects import CLEARED_TOKENS
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.completion import CompletionRequest, RequestRefused
 from penstock.router.proxy.decode_alone import decode_alone
@@ -81,6 +83,8 @@ log = get_logger(__name__)
 _BACKOFF_REAL_S = 0.05
 """Chosen: the pause before the same worker is tried again, times the number of retries so far; a worker
 that has just been replaced listens within a few of these."""
+_OUTAGE_REAL_S = 5.0
+"""Chosen: three health checks in a row take so long, after which a worker that died is known to be gone."""
 _ONE_PROMPT = (
     "n, best_of, several prompts, prompt_logprobs, echo with logprobs, use_beam_search, /v1/responses, /v1/messages: decode workers of this "
     "graph compute no prompts, and a KV transfer carries one prompt for one answer; send one per request, without these keys, to "
@@ -139,6 +143,7 @@ class CompletionHandler:
             Confirm: self._confirm,
             Relay: self._stream,
             AwaitPrefill: self._await_prefill,
+            AwaitOutage: self._await_outage,
             Retry: self._retry,
             ReadRest: self._read_rest,
         }
@@ -284,6 +289,9 @@ class CompletionHandler:
     async def _await_prefill(self, call: CompletionCall, _: AwaitPrefill) -> None:
         await self._exchanges.settle(call)
 
+    async def _await_outage(self, _call: CompletionCall, _: AwaitOutage) -> None:
+        await asyncio.sleep(_OUTAGE_REAL_S)
+
     def _turned_away(self, _: CompletionCall, step: TurnedAway) -> None:
         self._admission.refused_at_capacity(step.worker)
         self._metrics.retries[AT_CAPACITY] += 1
@@ -375,6 +383,8 @@ class CompletionHandler:
             may_go_on=begun is not None,
         )
         observe = meter.observe if begun is None else self._rests.follow(begun, meter, call.ttft_s)
+        if call.machine.alone_at:
+            observe = partial(_observe_suspect, call, meter, observe)
         self.moves.follow(call, meter)
         self._wait_comments.end(call)
         try:
@@ -439,3 +449,13 @@ class CompletionHandler:
         headers = call.headers if wait is None else (*call.headers, (b"retry-after", wait))
         body = in_form_of(call.request.path, response.status, response.body)
         call.responder.send(response.status, body, headers=headers)
+
+
+def _observe_suspect(
+    call: CompletionCall, meter: RelayMeter, observe: Observe, data: bytes, at: int = 0
+) -> bytes:
+    """Take one read of a suspect's stream, and clear it once it has run alone for long enough."""
+    sent = observe(data, at)
+    if call.machine.alone_at and meter.tokens >= CLEARED_TOKENS:
+        call.machine.clear()
+    return sent

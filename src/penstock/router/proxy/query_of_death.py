@@ -1,8 +1,12 @@
-"""Queries of death: a request that broke workers off is refused for a while, so that its retries do not break the next ones."""
+"""Queries of death: a request that killed a worker is refused for a while, so that its retries do not kill the next ones.
+
+`penstock.router.core.suspects` says which one did.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import xxhash
 
@@ -18,33 +22,48 @@ REMEMBERED = 1024
 QUERY_OF_DEATH = "query_of_death"
 
 
+@dataclass(frozen=True, slots=True)
+class _Conviction:
+    """Until when a body is refused, simulated seconds, and what is known of it."""
+
+    until_s: float
+    facts: str
+
+
 class QueriesOfDeath:
     """The bodies that one router refuses, by their hash."""
 
     def __init__(self, now_s: Callable[[], float], *, most: int = REMEMBERED) -> None:
         self._now_s = now_s
-        self._until_s: LruCache[str, float] = LruCache(most)
+        self._convicted: LruCache[str, _Conviction] = LruCache(most)
 
-    def add(self, body: bytes) -> str:
-        """Refuse a body from now on; return the hash that names it in the log and to clients."""
+    def add(self, body: bytes, before: Sequence[str], worker: str) -> str:
+        """Refuse a body from now on; return the hash that names it in the log and to clients.
+
+        Args:
+            body: The client's.
+            before: Workers that died while it ran there beside others.
+            worker: On which it ran alone and which died then.
+        """
         digest = xxhash.xxh3_64_hexdigest(body)
-        self._until_s.put(digest, self._now_s() + REFUSED_S)
+        facts = f"ran on {' and '.join(before)} when they died, then alone on {worker}, which died too"
+        self._convicted.put(digest, _Conviction(self._now_s() + REFUSED_S, facts))
         return digest
 
     def check(self, body: bytes) -> None:
-        """Raise `RequestRefused` for a body that broke workers off lately; costs nothing where none has."""
-        if not self._until_s:
+        """Raise `RequestRefused` for a body that killed a worker lately; costs nothing where none has."""
+        if not self._convicted:
             return
         digest = xxhash.xxh3_64_hexdigest(body)
-        until_s = self._until_s.get(digest)
-        if until_s is None:
+        conviction = self._convicted.get(digest)
+        if conviction is None:
             return
-        left_s = until_s - self._now_s()
+        left_s = conviction.until_s - self._now_s()
         if left_s <= 0:
-            self._until_s.forget(digest)
+            self._convicted.forget(digest)
             return
         message = (
-            f"request {digest} broke off every worker that had it; it is refused for another {left_s:.0f} s, so that it does not "
-            "break off more; change it, or see the workers' logs"
+            f"request {digest} {conviction.facts}; it is refused for another {left_s:.0f} s, so that it does not kill more "
+            "workers; change it, or see the workers' logs"
         )
         raise RequestRefused(422, message, code=QUERY_OF_DEATH)

@@ -140,10 +140,12 @@ class StreamRests:
 
     def refuse(self, call: CompletionCall, step: QueryOfDeath) -> None:
         """Refuse a request for a while, and name it."""
-        digest = self._queries_of_death.add((call.request if call.begun is None else call.begun.request).raw)
+        raw = (call.request if call.begun is None else call.begun.request).raw
+        digest = self._queries_of_death.add(raw, step.before, step.worker)
         log.warning(
-            "request refused that broke workers off",
-            workers=step.deaths,
+            "request refused that killed a worker",
+            worker=step.worker,
+            before=step.before,
             body=digest,
             refused_s=REFUSED_S,
         )
