@@ -213,11 +213,13 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     logs.configure()
     early: list[int] = []  # a stop between the claim and the supervisor must not leave the claim behind
-    for number in (*_DRAIN_SIGNALS, signal.SIGQUIT):
-        signal.signal(number, lambda received, _frame: early.append(received))
     store = StateStore(options.statefile)
     try:
-        state = resume(store, early) if options.resume else claim(store, _initial_state())
+        # Nothing is claimed while it waits for its first state: a signal ends it at once.
+        first = None if options.resume else _initial_state()
+        for number in (*_DRAIN_SIGNALS, signal.SIGQUIT):
+            signal.signal(number, lambda received, _frame: early.append(received))
+        state = resume(store, early) if first is None else claim(store, first)
         if state.arbiter.discovery_folder is not None:
             make_folder(Path(state.arbiter.discovery_folder))
     except PenstockError as exc:
