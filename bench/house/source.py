@@ -134,7 +134,7 @@ class Source:
             name: {each for each in _imports(self.trees[path], names) if each != name}
             for name, path in names.items()
         }
-        return sorted(sorted(group) for group in _components(edges) if len(group) > 1)
+        return sorted(sorted(group) for group in components(edges) if len(group) > 1)
 
 
 def _doubles(node: ast.AST) -> bool:
@@ -200,22 +200,32 @@ def _imports(tree: ast.Module, names: dict[str, Path]) -> Iterator[str]:
                 yield below if below in names else node.module
 
 
-def _components(edges: dict[str, set[str]]) -> list[set[str]]:
-    """Return the strongly connected components: nodes that reach each other."""
-    reached = {start: _reachable(start, edges) for start in edges}
-    left, found = set(edges), []
+def components(edges: dict[str, set[str]]) -> list[set[str]]:
+    """Return the strongly connected components: nodes that reach each other. Source: Kosaraju's algorithm."""
+    backwards: dict[str, set[str]] = {node: set() for node in edges}
+    for node, targets in edges.items():
+        for each in targets:
+            backwards[each].add(node)
+    order: list[str] = []
+    left = set(edges)
     while left:
-        start = left.pop()
-        group = {start, *(each for each in reached[start] if start in reached[each])}
-        left -= group
-        found.append(group)
+        order += _finished(next(iter(left)), edges, left)
+    left = set(edges)
+    return [set(_finished(node, backwards, left)) for node in reversed(order) if node in left]
+
+
+def _finished(start: str, edges: dict[str, set[str]], left: set[str]) -> list[str]:
+    """Return the nodes of ``left`` that are reached, each behind those that it reaches; take them out of ``left``."""
+    found: list[str] = []
+    left.discard(start)
+    walk = [(start, iter(edges[start]))]
+    while walk:
+        node, targets = walk[-1]
+        following = next((each for each in targets if each in left), None)
+        if following is None:
+            found.append(node)
+            walk.pop()
+        else:
+            left.discard(following)
+            walk.append((following, iter(edges[following])))
     return found
-
-
-def _reachable(start: str, edges: dict[str, set[str]]) -> set[str]:
-    seen, waiting = set(), [start]
-    while waiting:
-        for each in edges[waiting.pop()] - seen:
-            seen.add(each)
-            waiting.append(each)
-    return seen

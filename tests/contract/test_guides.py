@@ -29,6 +29,7 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_new_field_reaches_the_crd_and_validate(tmp_path: Path) -> None:
     """With its description and bounds; no other file is touched."""
     model = tmp_path / "penstock" / "api" / "router_workers.py"

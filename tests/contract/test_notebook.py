@@ -10,6 +10,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pytest
 
+pytestmark = pytest.mark.slow  # its cells simulate for several seconds
 DOCS = Path(__file__).parents[2] / "docs"
 
 

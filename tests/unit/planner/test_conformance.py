@@ -20,13 +20,23 @@ MISSED = {
 waits for every change: it may learn, and must not forget."""
 
 OWN = (Mode.LOAD, Mode.ADAPTIVE, Mode.SLA)
+FIRST = {each.group: each for each in reversed(SCENARIOS)}
+HOUR = ("decode-flap", "prefill-flap")
+"""Scenarios that last for an hour of decisions."""
+
+
+def _cases():
+    """Each scenario in every mode; by day in mode adaptive, without those of an hour, and one of each group in mode sla."""
+    for scenario in SCENARIOS:
+        for mode in OWN:
+            is_short = not scenario.name.startswith(HOUR)
+            by_day = is_short if mode is Mode.ADAPTIVE else mode is Mode.SLA and scenario in FIRST.values()
+            marks = () if by_day else pytest.mark.nightly
+            yield pytest.param(scenario, mode, id=f"{scenario.name}-{mode}", marks=marks)
 
 
 @pytest.mark.no_cover  # the tracer would double a tenth of the suite's time, for lines that other tests reach
-@pytest.mark.parametrize(
-    "mode", [pytest.param(each, marks=pytest.mark.nightly if each is Mode.LOAD else ()) for each in OWN]
-)
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize(("scenario", "mode"), list(_cases()))
 def test_own_modes_do_what_is_expected(scenario, mode):
     """Except where the mode's own document has it otherwise."""
     if scenario.name in MISSED.get(mode, ()):

@@ -177,6 +177,7 @@ def test_a_burst_that_came_again_is_waited_for_longer_than_it_lasted():
     assert _served([0.0] * 1400, again).most == 1
 
 
+@settings(max_examples=25)
 @given(
     st.lists(
         st.tuples(st.sampled_from([0.0, 0.3, 2.0, 6.0, 14.0]), st.integers(1, 120)), min_size=1, max_size=25

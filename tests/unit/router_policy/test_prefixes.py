@@ -184,7 +184,15 @@ def test_flat_arrays_say_what_a_plain_dict_says(capacity, fan_out, longest, shif
 
 
 @pytest.mark.no_cover  # Coverage's own records would count as the index's memory.
-@pytest.mark.parametrize("blocks", [(1,), (2,), (4,), (24,), (1, 2), (1, 4), (24, 1)], ids=str)
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        (1,),
+        (24, 1),
+        *(pytest.param(each, marks=pytest.mark.nightly) for each in ((2,), (4,), (24,), (1, 2), (1, 4))),
+    ],
+    ids=str,
+)
 def test_a_full_index_takes_at_most_64_bytes_a_block(blocks):
     """All memory told, from prompts of one new block on, and where their length changes once it is full."""
     rng = random.Random(1)

@@ -40,6 +40,7 @@ def _figures(scenario):
     return score(Simulation(scenario, workload.requests).run(), workload, scenario)
 
 
+@pytest.mark.slow
 def test_no_fixed_fleet_serves_as_well_for_as_little(base):
     """Twelve GPUs all day serve as well for more; ten keep too few in time, however split, and so does the HPA for more.
 

@@ -79,6 +79,7 @@ def test_a_changed_profile_takes_nothing_from_a_journal(tmp_path):
     assert set(keys).isdisjoint(Cell(figures_of, spec).key for spec in plan(profile=str(own)).runs)
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_survived(tmp_path):
     """Processes are started again, and what they ran is run again: the same bytes, and each run once in the journal."""
     expected = to_json(run_plan(plan(), processes=1))
@@ -101,6 +102,7 @@ def die(_spec):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_cell_that_always_kills_its_process_ends_the_sweep():
     """It is not sent for ever, and the error says what to do."""
     pool = Processes(1)

@@ -112,28 +112,35 @@ def test_a_share_of_the_starts_fails_by_the_seed(split_world):
     assert len({ready(0.5, seed) for seed in range(4)}) > 1
 
 
-def test_a_start_is_awaited_as_long_as_the_graph_says_and_no_longer_than_demand(split_world):
-    """Busy for 150 s, with a start that hangs: it goes within two minutes more. Busy on, with 700 s to start: it goes then."""
-    for seconds, deadline_s, gone, reason in (
+@pytest.mark.parametrize(
+    ("seconds", "deadline_s", "gone", "reason"),
+    [
         (150, None, (155, 270), Reason.SPARE_CAPACITY),
-        (720, 700.0, (700, 745), Reason.NEVER_READY),
-    ):
-        source = f"step:rate=0.1,peak=30,step_s=0,step_length_s={seconds},duration_s={seconds + 120},output_tokens=10"
-        world, _ = planned(
-            split_world,
-            on(Fault.NEVER_READY, 0, 2000),
-            source=f"{source},input_tokens=8000,length_cv=0",
-            mode=Mode.ADAPTIVE,
-            budget=3,
-            patience=PlannerPatience(deadline_s),
-        )
-        shrunk = [
-            (at_s, role.reason)
-            for at_s, role in decisions(world)
-            if role.role is Role.PREFILL and role.desired < role.current
-        ]
-        assert [reason for _, reason in shrunk] == [reason]
-        assert gone[0] <= shrunk[0][0] <= gone[1]
+        pytest.param(720, 700.0, (700, 745), Reason.NEVER_READY, marks=pytest.mark.slow),
+    ],
+)
+def test_a_start_is_awaited_as_long_as_the_graph_says_and_no_longer_than_demand(
+    split_world, seconds, deadline_s, gone, reason
+):
+    """Busy for 150 s, with a start that hangs: it goes within two minutes more. Busy on, with 700 s to start: it goes then."""
+    source = (
+        f"step:rate=0.1,peak=30,step_s=0,step_length_s={seconds},duration_s={seconds + 120},output_tokens=10"
+    )
+    world, _ = planned(
+        split_world,
+        on(Fault.NEVER_READY, 0, 2000),
+        source=f"{source},input_tokens=8000,length_cv=0",
+        mode=Mode.ADAPTIVE,
+        budget=3,
+        patience=PlannerPatience(deadline_s),
+    )
+    shrunk = [
+        (at_s, role.reason)
+        for at_s, role in decisions(world)
+        if role.role is Role.PREFILL and role.desired < role.current
+    ]
+    assert [each for _, each in shrunk] == [reason]
+    assert gone[0] <= shrunk[0][0] <= gone[1]
 
 
 def test_a_replica_without_a_node_is_withdrawn_after_15_seconds(split_world):
@@ -196,7 +203,10 @@ def test_a_restart_costs_an_autoscaler_without_one_its_memory(split_world):
     assert not restarted
 
 
-@pytest.mark.parametrize("mode", policy_names())
+@pytest.mark.parametrize(
+    "mode",
+    [pytest.param(each, marks=pytest.mark.nightly if "oracle" in each else ()) for each in policy_names()],
+)
 def test_every_mode_lives_through_every_fault(split_world, mode):
     """Nothing raises, and the budget holds."""
     requests = prepare(WorkloadSpec(BUSY.replace("duration_s=200", "duration_s=90")), seed=0).requests

@@ -279,7 +279,7 @@ def driven(script):
     return virtual
 
 
-@hypothesis.settings(max_examples=15, deadline=None)
+@hypothesis.settings(max_examples=5, deadline=None)
 @hypothesis.given(scripts())
 def test_both_drivers_decide_the_same(script):
     """Readings, refused changes, an absent backend, late replicas and restarts: equal decisions, calls and ticks."""

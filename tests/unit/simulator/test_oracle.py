@@ -31,10 +31,9 @@ AIM = ScheduleTarget(0.75, 0.8)
 FREE, ONE_STEP = Mode.ORACLE, Mode.ORACLE_ONE_STEP
 
 
-def steady(rate, **more):
+def steady(rate, duration_s=300):
     """Equal prompts of 8,000 tokens, 0.532 s each, at equal gaps."""
-    keys = "".join(f",{key}={value}" for key, value in more.items())
-    text = f"constant:rate={rate},duration_s=300,input_tokens=8000,output_tokens=100,length_cv=0{keys}"
+    text = f"constant:rate={rate},duration_s={duration_s},input_tokens=8000,output_tokens=100,length_cv=0"
     return prepare(WorkloadSpec(text), seed=0).requests
 
 
@@ -119,7 +118,8 @@ def test_a_fleet_can_be_held(oracle_world):
     assert one_step == ((0.0, 2), (ADAPTIVE_INTERVAL_S, 3), (2 * ADAPTIVE_INTERVAL_S, 4))
 
 
-@pytest.mark.parametrize("mode", [pytest.param(FREE, marks=pytest.mark.nightly), ONE_STEP])
+@pytest.mark.nightly
+@pytest.mark.parametrize("mode", [FREE, ONE_STEP])
 def test_an_oracle_serves_a_step_that_it_foresaw(oracle_world, mode):
     """Nearly all in time, through the planner itself, by one replica per decision where that is the rule."""
     scenario = foreseen(oracle_world(mode, cold_start_s=30.0), tripled())
@@ -134,11 +134,11 @@ def test_an_oracle_serves_a_step_that_it_foresaw(oracle_world, mode):
 
 def test_what_a_search_found_is_what_a_run_shows(oracle_world):
     """Share in time and GPU-seconds are the simulated ones of its schedule."""
-    scenario = oracle_world()
-    found = search(scenario, steady(3))
+    scenario, requests = oracle_world(), steady(3, duration_s=40)
+    found = search(scenario, requests)
 
-    known = with_schedule(scenario, steady(3), found.target)
-    recording = Simulation(known, steady(3)).run()
+    known = with_schedule(scenario, requests, found.target)
+    recording = Simulation(known, requests).run()
 
     assert recording.gpu_s == found.gpu_s
     assert measures(recording, known)["in_time"]["both"] == found.in_time >= 0.99

@@ -39,7 +39,7 @@ def graph(requests, *, guaranteed=2, mode=Mode.ADAPTIVE, **terms):
     return PooledGraph(scenario, requests, guaranteed, **terms)
 
 
-@pytest.fixture(scope="module", params=[Mode.ADAPTIVE, Mode.SLA])
+@pytest.fixture(scope="module", params=[Mode.ADAPTIVE, pytest.param(Mode.SLA, marks=pytest.mark.nightly)])
 def evening(request):
     """A crowd at the first graph, then one at the second, whose priority is higher; each is more than the pool can serve."""
     graphs = {
@@ -109,6 +109,7 @@ def waited(run):
     return sum(each.held["owner"] < min(6, each.grants["owner"].wanted) for each in run.samples)
 
 
+@pytest.mark.slow
 def test_a_drain_that_lasts_longer_than_the_pool_waits_is_cut():
     """The owner has its GPU earlier than streams of a minute and more let it; those of the worker go on at another."""
     drained = PoolSimulation(TERMS, long_streams()).run()

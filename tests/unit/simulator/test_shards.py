@@ -56,6 +56,7 @@ def laid_out(objects, folder):
     return pod
 
 
+@pytest.mark.slow
 def test_the_rendered_pods_end_with_the_bytes_of_one_process(folder):
     """Each pod runs its share; the last one writes and prints the result, and no run is done twice."""
     given = ("--manifest", "graph.yaml", "--trace", "own/trace.jsonl", *SWEEP)

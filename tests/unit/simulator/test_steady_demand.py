@@ -10,6 +10,7 @@ from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
 from penstock_planner.decide.config import DecideConfig, Mode
 
+pytestmark = pytest.mark.slow  # half an hour of traffic
 SETTLED_S = 600.0
 STEADY = "poisson:rate=2.4,duration_s=3600,input_tokens=8000,output_tokens=300,max_tokens=24000"
 """One decode worker is filled to 0.3 by it on average, and for moments to 0.7."""
