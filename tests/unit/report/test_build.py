@@ -197,6 +197,7 @@ def _naming(ledger, graph_file):
     return ledger
 
 
+@pytest.mark.slow
 def test_the_graph_that_the_ledger_names_is_simulated_on_other_fleets(make_run, ledger_file, tmp_path):
     """Nothing else has to be given; the effort can be bounded."""
     path = tmp_path / "graph.yaml"

@@ -116,6 +116,7 @@ def _written(write_run, write_ledger, tmp_path_factory):
     return orjson.loads(ended.stdout), folder
 
 
+@pytest.mark.slow
 def test_a_report_of_mode_sla_shows_them_in_page_text_and_json(written):
     """The targets are the ledger's where none are given; the page names the profile and does not print its tables."""
     found, folder = written

@@ -81,7 +81,7 @@ ARRIVAL = {"prefillQueue": {"order": "arrival"}}
 
 
 @pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ["prefix-cost", pytest.param("least-loaded", marks=pytest.mark.nightly)])
 def test_accepted_requests_keep_their_ttft_under_twice_the_load(policy, split):
     """Two workers get a request each 0.033 s for 60 s; without rejection TTFT grows to the end."""
     shape = {"split": split, "section": ARRIVAL}
@@ -157,7 +157,12 @@ def of_tier(jobs, tier):
 
 
 @pytest.mark.parametrize(
-    ("split", "policy"), [(True, "prefix-cost"), (False, "prefix-cost"), (True, "least-loaded")]
+    ("split", "policy"),
+    [
+        (True, "prefix-cost"),
+        pytest.param(False, "prefix-cost", marks=pytest.mark.nightly),
+        pytest.param(True, "least-loaded", marks=pytest.mark.nightly),
+    ],
 )
 def test_premium_keeps_its_ttft_where_a_single_queue_grows(split, policy):
     """Alike, all wait longer and longer; with tiers premium is ten times as fast, and background is shed."""
@@ -250,9 +255,21 @@ def premium_and_standard_are_served(found):
 
 
 @pytest.mark.parametrize("factor", [2, pytest.param(3, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("thresholds", [DEFAULTS, BusyThresholds(0.9, 8000), BusyThresholds(0.9, 1000)])
 @pytest.mark.parametrize(
-    ("policy", "is_split"), [("prefix-cost", False), ("least-loaded", False), ("prefix-cost", True)]
+    "thresholds",
+    [
+        DEFAULTS,
+        pytest.param(BusyThresholds(0.9, 8000), marks=pytest.mark.nightly),
+        BusyThresholds(0.9, 1000),
+    ],
+)
+@pytest.mark.parametrize(
+    ("policy", "is_split"),
+    [
+        ("prefix-cost", False),
+        pytest.param("least-loaded", False, marks=pytest.mark.nightly),
+        ("prefix-cost", True),
+    ],
 )
 def test_tiers_inside_their_shares_are_not_rejected(policy, is_split, thresholds, factor):
     """Background alone is, however low the threshold, and gets the 30% that is left, and what waits at the end."""
@@ -262,7 +279,7 @@ def test_tiers_inside_their_shares_are_not_rejected(policy, is_split, thresholds
     assert found[Tier.BACKGROUND][1] > 0.5
 
 
-@pytest.mark.parametrize("factor", [1, 2, 5])
+@pytest.mark.parametrize("factor", [1, pytest.param(2, marks=pytest.mark.nightly), 5])
 def test_a_tier_beyond_its_share_keeps_the_ttft_that_the_threshold_allows(factor):
     """Standard asks for 40% of the capacity, of which 35% is its share: who is admitted waits for a prompt of each tier.
 

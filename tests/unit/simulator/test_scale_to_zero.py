@@ -43,7 +43,7 @@ def world_of(shape, mode, requests, faults=None, **router):
     return Simulation(scenario, requests)
 
 
-@pytest.mark.parametrize("mode", [Mode.ADAPTIVE, Mode.SLA])
+@pytest.mark.parametrize("mode", [Mode.ADAPTIVE, pytest.param(Mode.SLA, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_idle_means_zero_gpus_and_the_first_request_is_served_after_one_start(shape, mode, request_at):
     """Two requests half an hour apart: GPUs are held for a fraction of it, and both are answered."""
@@ -67,6 +67,7 @@ def test_without_a_wait_that_covers_the_start_the_request_is_refused(request_at)
     assert [job.outcome for job in world.jobs] == [JobOutcome.OK, JobOutcome.REJECTED]
 
 
+@pytest.mark.slow
 def test_the_wait_for_a_start_is_learnt_and_ends_where_none_comes(request_at):
     """Three starts of 40 s: then a request waits twice that, not the two minutes allowed, before it is refused."""
     times_s = [0.0, 2000.0, 4000.0, 6000.0, 8000.0]
