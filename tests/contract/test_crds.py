@@ -128,7 +128,10 @@ def test_a_new_object_says_that_no_operator_has_observed_it():
         if "observedGeneration" in status["properties"]:
             reported[each["spec"]["names"]["kind"]] = status["default"]
 
-    assert reported == {key: {"observedGeneration": -1} for key in ("GraphDeployment", "ProfileRequest", "GpuPool", "ClusterGpuPool")}
+    assert reported == {
+        key: {"observedGeneration": -1}
+        for key in ("GraphDeployment", "ProfileRequest", "GpuPool", "ClusterGpuPool")
+    }
 
 
 def test_no_key_of_a_definition_is_a_directive_of_a_merge_patch():

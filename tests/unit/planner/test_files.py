@@ -11,6 +11,7 @@ import time
 
 import orjson
 import pytest
+from patience import LIMIT_S
 
 from penstock_planner import files
 from penstock_planner.dashboard import Dashboard
@@ -181,7 +182,7 @@ def test_a_process_ends_in_order_while_a_picture_is_drawn(ends):
     """Whenever it ends, its code is its own: the interpreter's end would abort a thread within a library."""
     for wait_s in (0.0, 0.3, 0.6):
         ended = subprocess.run(
-            [sys.executable, "-c", ENDS, str(wait_s), ends], check=False, timeout=120, capture_output=True
+            [sys.executable, "-c", ENDS, str(wait_s), ends], check=False, timeout=LIMIT_S, capture_output=True
         )
         assert (ended.returncode, ended.stderr) == (5, b"")
 

@@ -128,5 +128,3 @@ async def test_changes_are_still_shown_after_a_restart(world, view):
         after.tick(now)
         (shown,) = orjson.loads(path.read_bytes())["decisions"]
         assert shown | {"wall_s": 0} == before | {"at_s": at_s, "wall_s": 0}
-
-
