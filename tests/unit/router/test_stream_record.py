@@ -39,7 +39,10 @@ def event_of(path, text, *, is_ascii=False, **more):
 
 @given(
     st.sampled_from(PATHS[:2]),
-    st.lists(st.tuples(TEXTS, st.sampled_from(["", "", "", "ascii", "logprobs", "comment"])), max_size=40),
+    st.lists(
+        st.tuples(TEXTS, st.sampled_from(["", "", "ascii", "logprobs", "comment", *("ids",) * 4])),
+        max_size=40,
+    ),
     st.lists(st.booleans(), min_size=1, max_size=7),
     st.fixed_dictionaries(
         {"temperature": st.sampled_from([0, 0.7])},
@@ -51,9 +54,12 @@ def test_a_record_is_the_same_whatever_its_batches(path, said, reads, fields, ha
     """Read after each event, or in runs: one text, one count, one place to cut, and the same rest is asked for."""
     request = asked(path, **fields)
     batched, single = (StreamRecord(request, RecordedBytes(), tokens_per_event=3) for _ in range(2))
-    events = []
+    events, ids = [], []
     for text, kind in said:
         more = {"logprobs": {"content": [{}]}} if kind == "logprobs" else {}
+        if kind == "ids":
+            more = {"token_ids": [len(text), 7] if text.startswith("a") else [len(events)]}
+            ids += more["token_ids"]
         event = b": ping\n\n" if kind == "comment" else event_of(path, text, is_ascii=kind == "ascii", **more)
         events.append(event)
     if has_end:
@@ -66,6 +72,7 @@ def test_a_record_is_the_same_whatever_its_batches(path, said, reads, fields, ha
             batched.read()
     ours, plain = said_of(batched), said_of(single)
     assert ours == plain
+    assert list(batched.token_ids) == list(single.token_ids) == ids
     assert ours.shown == "".join(text for text, kind in said if kind != "comment")
     if not has_end:
         assert rest_of(request, ours) == rest_of(request, plain)

@@ -9,6 +9,9 @@ from test_stream_continuation import ASKED, PATIENT, STREAMED, Speakers, answer_
 from test_stream_record import UNKNOWN_CHUNKS
 
 from penstock.core.errors import StreamBroken
+from penstock.router.proxy.continuation import Said
+from penstock.router.proxy.kv_transfer import read_usage, with_cached_tokens
+from penstock.router.proxy.response_seam import ResponseSeam
 from penstock.router.proxy.stream import RelayMeter
 from penstock.router.server import TickJobs
 
@@ -61,7 +64,6 @@ async def test_a_break_after_an_unknown_form_ends_in_an_error_event(harness, cap
 
 
 JOINED = {
-    "a text that is a number",
     "a second answer",
     "ids that are a number",
     "ids that are texts",
@@ -161,3 +163,37 @@ async def test_a_tick_goes_on_where_one_of_its_jobs_fails(harness, monkeypatch):
     monkeypatch.setitem(router.server.tick_jobs, "queues", lambda: (queues(), ran.append(1)))
     await router.until(lambda: len(ran) > 3)
     assert await router.metric("penstock_router_failed_tick_jobs_total", job="moves") > 1
+
+
+RESPONSE_CHUNKS = (
+    {"type": "response.output_text.delta", "delta": 5},
+    {"type": "response.output_text.delta"},
+    {"type": "response.output_text.done", "text": None},
+    {"type": "response.content_part.done", "part": 5},
+    {"type": "response.content_part.done", "part": {"type": "output_text"}},
+    {"type": "response.output_item.done", "item": [1]},
+    {"type": "response.completed", "response": None},
+    {"type": "response.completed", "response": {"output": [1]}},
+    {"type": "response.completed", "response": {"output": 5, "usage": {"input_tokens": "a"}}},
+)
+
+
+@pytest.mark.parametrize("chunk", RESPONSE_CHUNKS)
+def test_the_seam_of_a_response_passes_unknown_forms(chunk):
+    """As they came; the numbers of those that follow have no gap."""
+    said = Said(text="The", shown="The", tokens=1, head={"id": "r", "item_id": "i", "sequence_number": 4})
+    seam = ResponseSeam(said, None)
+    event = b"event: response.x\ndata: " + orjson.dumps(chunk) + b"\n\n"
+    assert seam.join(event) == event
+    known = {"type": "response.output_text.delta", "delta": " sea", "item_id": "other", "sequence_number": 9}
+    joined = seam.join(b"event: response.x\ndata: " + orjson.dumps(known) + b"\n\n")
+    assert orjson.loads(joined.split(b"data: ")[1]) == known | {"item_id": "i", "sequence_number": 5}
+
+
+@pytest.mark.parametrize("cached", ["a", None, [1], {"a": 1}, True, 2.5])
+def test_counts_of_an_unknown_form_are_not_added(cached):
+    """Anthropic's usage counts cached tokens apart; what is no number is none."""
+    usage = {"input_tokens": 5, "cache_read_input_tokens": cached, "output_tokens": 2}
+    assert read_usage(usage) == (5, 2, None)
+    assert with_cached_tokens(usage, 3) is None
+    assert usage == {"input_tokens": 2, "cache_read_input_tokens": 3, "output_tokens": 2}

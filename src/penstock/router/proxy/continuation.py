@@ -66,8 +66,14 @@ class Repeated:
     def __init__(self, said: Said) -> None:
         self._left = said.shown[len(said.text) :]
 
-    def new(self, text: str) -> str:
-        """Return a text without what the client has; what differs from that is all new."""
+    def new(self, text: Any) -> str:
+        """Return a text without what the client has; what differs from that is all new.
+
+        Raises:
+            TypeError: it is no text.
+        """
+        if not isinstance(text, str):
+            raise TypeError(f"a text is a {type(text).__name__}")
         if not self._left:
             return text
         both = zip(self._left, text, strict=False)

@@ -65,7 +65,7 @@ def read_usage(usage: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return all prompt tokens of a usage, which counts cached ones apart, and the cached ones; None: not said."""
     total = usage.get("input_tokens")
     if type(total) is int:
-        total += sum(usage.get(key) or 0 for key in _CACHE_KEYS)
+        total += sum(cached for key in _CACHE_KEYS if type(cached := usage.get(key)) is int)
     return total, usage.get(_CACHE_KEYS[0])
 
 

@@ -98,12 +98,12 @@ class StreamRecord:
         "_end",
         "_held",
         "_id_bytes",
+        "_middle",
         "_new_texts",
         "_problem",
         "_recorded_bytes",
         "_run",
         "_runs",
-        "_separator",
         "_start",
         "_texts",
         "_tokens_per_event",
@@ -146,7 +146,7 @@ class StreamRecord:
         self._runs: deque[_Run] = deque()
         self._run: _Run | None = None
         self._new_texts: list[str] = []
-        self._start = self._end = self._separator = b""
+        self._start = self._middle = self._end = b""
         self.tokens = self.characters = 0
         self.head: dict[str, Any] = {}
         self.finish_reason: str | None = None
@@ -216,28 +216,48 @@ class StreamRecord:
                 self._read_event(event)
 
     def _read_run(self, data: bytes) -> bool:
-        """Record events that differ in their text alone; return False, and record nothing, where others are among them.
+        """Record events that differ in their text and its ids alone; return False, and record nothing, where others come.
 
         What lies between the texts is the same each time. Replaced by what separates the items of a list, it makes one list
-        of texts of the events; a text that is no string, or has another key behind it, makes none, or a longer one.
+        of the texts of all events; a text that is no string, or has another key behind it, makes none, or a longer one.
         """
         start, end = self._start, self._end
         if not start or not self.tokens or not (data.startswith(start) and data.endswith(end)):
             return False
-        bodies = data[len(start) : -len(end)]
         # `split` prepares itself for separators of this length, which takes longer than the search.
-        parts = bodies.rsplit(self._separator)
+        parts = data[len(start) : -len(end)].rsplit(end + start)
+        if self._middle:
+            return self._read_with_ids(parts)
         try:
             texts = orjson.loads(b'["' + b'","'.join(parts) + b'"]')
         except orjson.JSONDecodeError:
             return False
         if len(texts) != len(parts) or set(map(type, texts)) != {str}:
             return False
-        self._add(texts, self._tokens_per_event)
+        self._add(texts, 0)
+        return True
+
+    def _read_with_ids(self, parts: Sequence[bytes]) -> bool:
+        """Record texts with their ids, likewise; ``_middle`` lies between the two."""
+        joined = b'",['.join(b'],"'.join(parts).rsplit(self._middle))
+        try:
+            items = orjson.loads(b'["' + joined + b"]]")
+        except orjson.JSONDecodeError:
+            return False
+        texts, ids = items[::2], items[1::2]
+        if len(items) != 2 * len(parts) or {*map(type, texts)} != {str} or {*map(type, ids)} != {list}:
+            return False
+        self.token_ids.extend(_checked_ids([*chain.from_iterable(ids)]))
+        counts = {*map(len, ids)}
+        if len(counts) == 1:
+            self._add(texts, counts.pop())
+        else:
+            for text, each in zip(texts, ids, strict=True):
+                self._add([text], len(each))
         return True
 
     def _learn_usual(self, event: bytes, chunk: Any) -> None:
-        """Remember how an event begins and ends around its text: most of a stream's events differ in that alone."""
+        """Remember how an event begins and ends around its text and ids: most of a stream's events differ in these alone."""
         self._start = b""
         choice = chunk["choices"][0]
         shown = choice.get("delta", choice)
@@ -249,11 +269,19 @@ class StreamRecord:
         body = _STRING_BODY.match(event, begin)
         if body is None:
             return
-        start, end = event[:begin], event[body.end() :]
-        # The text is where it was looked for if another one there is all that changes.
-        shown["content" if "delta" in choice else "text"] = "?"
-        if orjson.loads(start[6:] + b"?" + end) == chunk:
-            self._start, self._end, self._separator = start, end, end + start
+        start, middle, end = event[:begin], b"", event[body.end() :]
+        shown["content" if "delta" in choice else "text"], probe = "?", start[6:] + b"?" + end
+        if choice.get("token_ids"):
+            before, ids_key, after = end.partition(b'"token_ids":[')
+            middle, end = before + ids_key, after[after.find(b"]") :]
+            choice["token_ids"], probe = [7], start[6:] + b"?" + middle + b"7" + end
+        # Text and ids are where they were looked for if others there are all that changes.
+        try:
+            is_found = orjson.loads(probe) == chunk
+        except orjson.JSONDecodeError:
+            is_found = False
+        if is_found:
+            self._start, self._middle, self._end = start, middle, end
 
     def _read_event(self, event: bytes) -> None:
         data = payload(event)
@@ -273,7 +301,7 @@ class StreamRecord:
         self.has_usage |= not choices and bool(usage)
         for choice in choices:
             text = self._read_choice(choice)
-            if text and len(choices) == 1 and not (choice.get("token_ids") or choice.get("logprobs")):
+            if text and len(choices) == 1 and not choice.get("logprobs"):
                 self._learn_usual(event, chunk)
 
     def _read_choice(self, choice: Any) -> str:
@@ -385,7 +413,7 @@ def _check(is_known: bool) -> None:  # noqa: FBT001 - the one thing it takes
 
 
 def _checked_ids(ids: list[Any]) -> list[int]:
-    _check(set(map(type, ids)) == {int} and min(ids) >= 0)
+    _check(not ids or (set(map(type, ids)) == {int} and min(ids) >= 0))
     return ids
 
 
