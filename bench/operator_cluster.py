@@ -28,8 +28,9 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / each) for each in ("cluster", "support")]
 
-from apiserver import ControlPlane, free_port, missing_assets  # noqa: E402
+from apiserver import ControlPlane, missing_assets  # noqa: E402
 from options import read_options  # noqa: E402
+from reserved_ports import reserved_port  # noqa: E402
 
 from penstock.core.http.loop import run  # noqa: E402
 from penstock.kube.client import KubeClient  # noqa: E402
@@ -70,7 +71,7 @@ def operator(plane: ControlPlane) -> Iterator[int]:
     """Run the operator; give its process id."""
     command = [sys.executable, "-m", "penstock.cli", "--log-level", "warning", "operator", "run"]
     command += ["--all-namespaces", "--kubeconfig", str(plane.kubeconfig), "--no-leader-election"]
-    process = subprocess.Popen([*command, "--host", "127.0.0.1", "--metrics-port", str(free_port())])
+    process = subprocess.Popen([*command, "--host", "127.0.0.1", "--metrics-port", str(reserved_port())])
     try:
         yield process.pid
     finally:

@@ -25,6 +25,7 @@ from typing import Any, Self
 import yaml
 from certificates import pem, write_certificates
 from cryptography.hazmat.primitives.asymmetric import rsa
+from reserved_ports import reserved_port
 
 CRDS = Path(__file__).parents[2] / "crds"
 ASSETS = "KUBEBUILDER_ASSETS"
@@ -89,13 +90,6 @@ def own_address() -> str | None:
     return None if address.startswith("127.") else address
 
 
-def free_port() -> int:
-    """Return a port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class ControlPlane:
     """One API server with its etcd; a context manager.
 
@@ -111,8 +105,8 @@ class ControlPlane:
         self._extra_flags = extra_flags
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._tokens: dict[str, str] = {}
-        self.port = free_port()
-        self._etcd_port = free_port()
+        self.port = reserved_port()
+        self._etcd_port = reserved_port()
 
     def __enter__(self) -> Self:
         try:
@@ -205,7 +199,7 @@ class ControlPlane:
             [
                 *common,
                 *limits,
-                f"--secure-port={free_port()}",
+                f"--secure-port={reserved_port()}",
                 f"--service-account-private-key-file={self.folder}/sa.key",
                 f"--root-ca-file={self.folder}/ca.crt",
                 # Only what the tests look at; the rest costs processor time.
@@ -215,7 +209,7 @@ class ControlPlane:
                 "--node-monitor-grace-period=1h",
             ],
         )
-        self._spawn("kube-scheduler", [*common, *limits, f"--secure-port={free_port()}"])
+        self._spawn("kube-scheduler", [*common, *limits, f"--secure-port={reserved_port()}"])
 
     def start_kwok(self) -> None:
         """Start kwok, once: it keeps nodes ready and lets scheduled pods run, become ready and end."""
@@ -334,7 +328,7 @@ class ControlPlane:
             )
 
     def _start_etcd(self) -> None:
-        peers = f"http://127.0.0.1:{free_port()}"
+        peers = f"http://127.0.0.1:{reserved_port()}"
         clients = f"http://127.0.0.1:{self._etcd_port}"
         self._spawn(
             "etcd",

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from apiserver import free_port
+from reserved_ports import reserved_port
 
 ENVOY = shutil.which("envoy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 NAMESPACE = "default"
@@ -64,18 +64,18 @@ def controller(plane, folder):
     for each in os.environ["GATEWAY_CRDS"].split(":"):
         files = [file for file in sorted(Path(each).glob("*.yaml")) if "vap_" not in file.name]
         plane.install_crds(*files)
-    port = free_port()
+    port = reserved_port()
     flags = [
         f"--kubeconfig={plane.kubeconfig}",
         f"--grpcAddr=127.0.0.1:{port}",
         "--httpsAddr=",
         "--secureGRPCAddr=",
     ]
-    flags += [f"--{each}=127.0.0.1:{free_port()}" for each in ("httpAddr", "monitoringAddr")]
+    flags += [f"--{each}=127.0.0.1:{reserved_port()}" for each in ("httpAddr", "monitoringAddr")]
     mesh = folder / "mesh.yaml"
     mesh.write_text("enableAutoMtls: false\n")  # there is no agent that would fetch certificates
     flags.append(f"--meshConfig={mesh}")
-    argv = [os.environ["ISTIO_DISCOVERY"], "discovery", *flags, f"--ctrlz_port={free_port()}"]
+    argv = [os.environ["ISTIO_DISCOVERY"], "discovery", *flags, f"--ctrlz_port={reserved_port()}"]
     with _running(argv, folder / "istiod.log", **_ISTIO):
         yield port
 
@@ -83,7 +83,7 @@ def controller(plane, folder):
 @contextlib.contextmanager
 def gateway(plane, folder, xds_port, address, *, pool):
     """Make a Gateway and a route to an InferencePool, and run its Envoy at an address; give its URL."""
-    port = free_port()
+    port = reserved_port()
     service = {
         "apiVersion": "v1",
         "kind": "Service",

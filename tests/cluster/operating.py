@@ -10,8 +10,8 @@ import urllib.error
 import urllib.request
 from contextlib import asynccontextmanager, contextmanager, suppress
 
-import pytest
-from apiserver import free_port
+from patience import LIMIT_S, until_asked
+from reserved_ports import reserved_port
 
 from penstock.core.errors import ClusterError
 from penstock.kube.informer import Informer
@@ -133,7 +133,7 @@ async def running(client, namespace, *, loads=None, limits=None, resync_s=300.0,
 @contextmanager
 def process(kubeconfig, namespace, *options):
     """Run `penstock operator run`; give the process and its metrics port."""
-    port = free_port()
+    port = reserved_port()
     command = [sys.executable, "-m", "penstock.cli", "operator", "run", "--namespace", namespace]
     command += ["--kubeconfig", str(kubeconfig), "--host", "127.0.0.1", "--metrics-port", str(port), *options]
     environment = {**os.environ, "POD_NAME": f"operator-{port}"}
@@ -168,18 +168,12 @@ def says(port, path, text=""):
     return check
 
 
-async def until(check, what, *, timeout_s=30.0):
-    """Wait until ``check()`` returns something true, and return it."""
-    found = None
-    try:
-        async with asyncio.timeout(timeout_s):
-            while not found:
-                found = await check()
-                if not found:
-                    await asyncio.sleep(0.05)
-    except TimeoutError:
-        pytest.fail(f"waited {timeout_s} s for: {what}")
-    return found
+async def until(check, what, *, timeout_s=0.0):
+    """Wait until ``check()`` returns something true, and return it.
+
+    It fails after `LIMIT_S`, or after ``timeout_s`` where an idle machine may need longer.
+    """
+    return await until_asked(check, what, limit_s=max(timeout_s, LIMIT_S))
 
 
 async def edit(client, namespace, spec, *, name="g", kind=GRAPH_DEPLOYMENT, manager="test"):
@@ -248,7 +242,7 @@ async def at_rest(client, namespace, made=None, *, by=None, **options):
     """Create a graph and run an operator, through the client ``by``; give it once all children are there and settled."""
     await client.create(made or graph(namespace), field_manager="test")
     async with running(by or client, namespace, **options) as operator:
-        await until(lambda: all_children(client, namespace), "all children", timeout_s=90)
+        await until(lambda: all_children(client, namespace), "all children")
         await settled(client, namespace, operator)
         yield operator
 

@@ -11,6 +11,7 @@ import itertools
 import os
 
 from operating import edit, set_status
+from patience import LIMIT_S
 
 from penstock.core.errors import ClusterError
 from penstock.core.http.server import HttpServer
@@ -23,8 +24,6 @@ from penstock_planner.ledger import read_ledger
 INTERVAL_S = 1
 """Adjustment interval of every graph."""
 
-WAIT_S = 30.0
-"""Longest wait for a process to end."""
 
 _numbers = itertools.count(2)
 
@@ -194,7 +193,7 @@ class World:
             yield task
         finally:
             stop.set()
-            await asyncio.wait_for(task, WAIT_S)
+            await asyncio.wait_for(task, LIMIT_S)
 
     def ledger(self, graph="llama"):
         """Return what a graph's ledger holds."""

@@ -47,10 +47,10 @@ async def die_at_each_step(client, operating, moved):
             async def ended(dying=dying):
                 return dying.died.is_set() or await moved()
 
-            await until(ended, "the next death, or the end", timeout_s=60)
+            await until(ended, "the next death, or the end")
         if not dying.died.is_set():
             break
         deaths += 1
     async with operating(client):
-        await until(moved, "the KV transfer", timeout_s=90)
+        await until(moved, "the KV transfer")
     return deaths

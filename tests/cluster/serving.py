@@ -105,7 +105,7 @@ async def served(plane, client, folder, *, load=None, **changes):
         agent = await stack.enter_async_context(NodeAgent(plane, client, free, folder).on(gpus=16))
         operator, port = stack.enter_context(process(plane.kubeconfig, NAMESPACE))
         serving = Serving(client, clients, operator)
-        await until(says(port, "/readyz"), "an operator", timeout_s=90)
+        await until(says(port, "/readyz"), "an operator")
         await client.create(manifest(**changes), field_manager="test")
         await until(serving.rests, "a graph that serves", timeout_s=ROLLED_S)
         await stack.enter_async_context(clients.on())

@@ -18,7 +18,7 @@ from penstock.kube.kinds import DEPLOYMENT, POD, SCALING_ADAPTER
 from penstock_operator.plan.drain import PodLoad
 from penstock_operator.plan.pods import pod_view
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster]
 
 GROUP = "external.metrics.k8s.io"
 TARGET = 10
@@ -149,7 +149,7 @@ class _Decode:
         found = await self.client.list(POD, namespace=self.namespace, labels=labels)
         return [each for each in map(pod_view, found.items) if each.alive]
 
-    async def becomes(self, desired, ready, *, timeout_s=90):
+    async def becomes(self, desired, ready):
         """Wait until the number is wanted, and so many pods are ready and no more there than wanted."""
 
         async def check():
@@ -158,7 +158,7 @@ class _Decode:
                 [each for each in pods if not each.gated]
             )
 
-        await until(check, f"{desired} wanted, {ready} ready", timeout_s=timeout_s)
+        await until(check, f"{desired} wanted, {ready} ready")
 
 
 async def test_an_hpa_scales_its_role_up_and_down_within_the_budget(
@@ -177,7 +177,7 @@ async def test_an_hpa_scales_its_role_up_and_down_within_the_budget(
         assert budget.most == 4
         loads.busy = {each.name: PodLoad(1, 0, 0.2) for each in await decode.pods()}
         metrics.value = TARGET
-        await until(lambda: _is(decode.desired(), 1), "the HPA lowers the number", timeout_s=60)
+        await until(lambda: _is(decode.desired(), 1), "the HPA lowers the number")
         await asyncio.sleep(5)
         deployment = await client.get(DEPLOYMENT, "g-decode", namespace=namespace)
         assert (deployment["spec"]["replicas"], len(await decode.pods())) == (3, 3)

@@ -12,7 +12,7 @@ from pooling import die_at_each_step
 from penstock.core.errors import NotFoundError
 from penstock.kube.kinds import CLUSTER_GPU_POOL, GPU_POOL, GRAPH_DEPLOYMENT, NAMESPACE, SCALING_ADAPTER
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster]
 
 CLASS = "everywhere"
 """Of these tests' graphs and pools, so that their operator leaves what other tests have left in the cluster."""
@@ -119,19 +119,17 @@ async def test_graphs_of_two_namespaces_lend_and_give_back(world, crds, make_nam
     await world.client.create(world.graph(namespace=stranger), field_manager="test")
     among = {world.ours, world.theirs}
     async with BudgetWatch(world.client, None, among=among).on() as watch, world.operating():
-        await until(world.adapters, "adapters", timeout_s=60)
-        await until(world.has("held", 2, 2), "two each", timeout_s=60)
+        await until(world.adapters, "adapters")
+        await until(world.has("held", 2, 2), "two each")
         await world.ask(world.ours, 2, 2)
-        await until(world.has("held", 4, 2), "four borrowed", timeout_s=60)
+        await until(world.has("held", 4, 2), "four borrowed")
         await world.ask(world.theirs, 2, 2)
         holds = f"{world.ours}/chat holds 4 (guaranteed 2)"
-        await until(world.share(world.theirs, holds), "who holds what it lacks", timeout_s=60)
+        await until(world.share(world.theirs, holds), "who holds what it lacks")
         await world.guarantee(2, 4)
-        await until(world.has("held", 2, 4), "given back", timeout_s=90)
+        await until(world.has("held", 2, 4), "given back")
         for namespace, reason in ((world.ours, "GpusReclaimed"), (world.theirs, "GpusGranted")):
-            told = await until(
-                lambda at=namespace, why=reason: events(world.client, at, why), reason, timeout_s=60
-            )
+            told = await until(lambda at=namespace, why=reason: events(world.client, at, why), reason)
             assert f"ClusterGpuPool {world.name} grants" in told[0]["message"]
         live = await world.live()
         assert {each["type"]: each["status"] for each in live["status"]["conditions"]} == {
@@ -155,9 +153,9 @@ async def test_an_operator_that_dies_at_each_step_never_exceeds_a_clusters_pool(
     moved, among = world.has("held", 2, 4), {world.ours, world.theirs}
     async with BudgetWatch(world.client, None, among=among).on() as watch:
         async with world.operating():
-            await until(world.adapters, "adapters", timeout_s=60)
+            await until(world.adapters, "adapters")
             await world.ask(world.ours, 2, 2)
-            await until(world.has("held", 4, 2), "four borrowed", timeout_s=60)
+            await until(world.has("held", 4, 2), "four borrowed")
         await world.guarantee(2, 4)
         await world.ask(world.theirs, 2, 2)
         deaths = await die_at_each_step(world.client, world.operating, moved)
@@ -173,19 +171,19 @@ async def test_of_two_pools_the_older_one_counts_and_a_deleted_one_leaves_its_gr
         spec={"gpus": 3, "graphs": [entry], "operatorClass": CLASS, "holdSeconds": 0},
     )
     async with world.operating():
-        await until(world.has("held", 2, 2), "two each", timeout_s=60)
+        await until(world.has("held", 2, 2), "two each")
         await world.client.create(own, field_manager="test")
-        await until(world.share(world.ours, "GpuPool own matches it too"), "on the graph", timeout_s=60)
+        await until(world.share(world.ours, "GpuPool own matches it too"), "on the graph")
 
         async def told():
             live = await world.client.get(GPU_POOL, "own", namespace=world.ours)
             conditions = live.get("status", {}).get("conditions", ())
             return any(f"draws from ClusterGpuPool {world.name}" in each["message"] for each in conditions)
 
-        await until(told, "on the younger pool", timeout_s=60)
+        await until(told, "on the younger pool")
         await world.client.delete(CLUSTER_GPU_POOL, world.name, namespace=None)
         gone = f"ClusterGpuPool {world.name} is gone"
-        kept = await until(world.share(world.theirs, gone), "an orphan", timeout_s=60)
+        kept = await until(world.share(world.theirs, gone), "an orphan")
         assert kept["grantedGpus"] == 2
 
         async def moved():
@@ -193,20 +191,20 @@ async def test_of_two_pools_the_older_one_counts_and_a_deleted_one_leaves_its_gr
             keys = ("kind", "name", "grantedGpus", "guaranteedGpus")
             return [said[key] for key in keys] == ["GpuPool", "own", 2, 2]
 
-        await until(moved, "its own pool", timeout_s=60)
+        await until(moved, "its own pool")
 
 
 async def test_a_pool_of_another_class_is_another_operators(world):
     """It is not touched: two operators that shared one pool out would each give what the other's graph holds."""
     async with world.operating():
-        await until(world.has("held", 2, 2), "two each", timeout_s=60)
+        await until(world.has("held", 2, 2), "two each")
     spec = {"gpus": 6, "graphs": entries(world.ours, world.theirs), "operatorClass": "another"}
     other = f"{world.name}-another"
     await world.client.create(CLUSTER_GPU_POOL.of({"name": other}, spec=spec), field_manager="test")
     try:
         async with world.operating():
             await world.guarantee(3, 2)
-            await until(world.has("guaranteed", 3, 2), "its own pool's edit", timeout_s=60)
+            await until(world.has("guaranteed", 3, 2), "its own pool's edit")
             untouched = await world.client.get(CLUSTER_GPU_POOL, other)
             assert untouched["status"] == {"observedGeneration": -1}
     finally:
@@ -232,13 +230,13 @@ async def test_an_entry_selects_namespaces_by_labels(world):
     await edit(world.client, None, {"graphs": [ours, theirs]}, name=world.name, kind=CLUSTER_GPU_POOL)
     async with BudgetWatch(world.client, None, among={world.ours, world.theirs}).on() as watch:
         async with world.operating():
-            await until(draws(world.ours), "one graph", timeout_s=60)
-            await until(world.adapters, "adapters", timeout_s=60)
+            await until(draws(world.ours), "one graph")
+            await until(world.adapters, "adapters")
             await label(world.name)
-            await until(world.has("held", 2, 2), "two each", timeout_s=60)
+            await until(world.has("held", 2, 2), "two each")
         async with world.operating():
             await world.ask(world.theirs, 2, 2)
-            await until(world.has("held", 2, 4), "what nobody else wants", timeout_s=60)
+            await until(world.has("held", 2, 4), "what nobody else wants")
             await label(None)
-            await until(draws(world.ours), "one graph again", timeout_s=60)
+            await until(draws(world.ours), "one graph again")
     assert watch.most == 6

@@ -16,7 +16,7 @@ from penstock.kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT, KINDS, POD, SCALIN
 from penstock.kube.objects.names import BUDGET_GATE
 from penstock_operator.plan.pods import pod_view
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster]
 
 LABEL = "deny"
 POLICY = "hands-off"
@@ -216,14 +216,14 @@ async def live_through(client, operator_client, namespace, denied):
             await make_pod(client, namespace, f"decode-{number}", "decode")
 
         if denied == "UPDATE.graphdeployments":  # without its finalizer nothing of a graph is made
-            await until(told(client, namespace), f"{denied}: an Event", timeout_s=60)
+            await until(told(client, namespace), f"{denied}: an Event")
             return
 
         async def begun():
             live = (await client.list(DEPLOYMENT, namespace=namespace)).items
             return denied == "CREATE.deployments" or len(live) == 4
 
-        await until(begun, f"{denied}: the Deployments", timeout_s=90)
+        await until(begun, f"{denied}: the Deployments")
         with suppress(NotFoundError):  # the adapter may be what is denied
             await scale(client, namespace, "decode", 2)
         for kind, own in CREATED.items():  # a hand changes a label
@@ -241,7 +241,7 @@ async def live_through(client, operator_client, namespace, denied):
         await edit(client, namespace, {"services": services})
         but = excused(denied)
         try:
-            await until(happened(client, namespace, but=but), f"{denied}: all else", timeout_s=90)
+            await until(happened(client, namespace, but=but), f"{denied}: all else")
         except pytest.fail.Exception:
             wrong = [name for name, each in (await facts(client, namespace)).items() if not each]
             pytest.fail(f"{denied}: {wrong}, of which {sorted(but)} may be wrong")

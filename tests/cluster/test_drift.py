@@ -137,7 +137,6 @@ async def edits(client, want):
     return found, wrong
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("stem", "only"),
     [

@@ -28,10 +28,7 @@ from penstock.kube.kinds import GRAPH_DEPLOYMENT, KINDS, SCALING_ADAPTER
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(240),
 ]
-
-WAIT_S = 90.0
 
 
 async def uids(client, namespace):
@@ -60,7 +57,7 @@ async def test_random_faults_delay_and_break_nothing(kwok, make_node, client, sh
     proxy.play(*EVERY_FAULT, rate=0.2, seconds=3.0)
     await client.create(graph(namespace), field_manager="test")
     async with running(shaky, namespace) as operator:
-        await until(there(client, namespace), "all children", timeout_s=WAIT_S)
+        await until(there(client, namespace), "all children")
         before = await uids(client, namespace)
         rng = random.Random(3)
         for number in range(30):
@@ -81,7 +78,7 @@ async def test_random_faults_delay_and_break_nothing(kwok, make_node, client, sh
             ready = {name: services[name]["ready"] for name in ("prefill", "decode")}
             return ready == {"prefill": 1, "decode": 3} and live["status"]["phase"] == "Ready"
 
-        await until(right, "one prefill and three decode workers", timeout_s=WAIT_S)
+        await until(right, "one prefill and three decode workers")
         await settled(client, namespace, operator, quiet_s=2)
         assert await has_round(client, namespace, last)
         mark = len(proxy.carried)
@@ -114,7 +111,7 @@ async def test_a_server_that_answers_nobody_changes_nothing(crds, client, shaky,
         await pause(8.0)
         assert await uids(client, namespace) == before
         proxy.heal()
-        await until(lambda: has_round(client, namespace, "late"), "the change", timeout_s=WAIT_S)
+        await until(lambda: has_round(client, namespace, "late"), "the change")
         await settled(client, namespace, operator)
         assert operator.cluster.problem() is None
     assert await uids(client, namespace) == before
@@ -141,9 +138,9 @@ async def test_other_writers_storm_and_the_graph_converges(crds, client, namespa
     tasks = [asyncio.create_task(storm()) for _ in range(3)]
     async with running(client, namespace) as operator:
         try:
-            await until(there(client, namespace), "all children", timeout_s=WAIT_S)
+            await until(there(client, namespace), "all children")
             await set_round(client, namespace, "storm")
-            await until(lambda: has_round(client, namespace, "storm"), "the change", timeout_s=WAIT_S)
+            await until(lambda: has_round(client, namespace, "storm"), "the change")
             await pause(2.0)
         finally:
             stop.set()

@@ -6,17 +6,16 @@ import asyncio
 
 import pytest
 from operating import CHILDREN, all_children, at_rest, condition, graph, names, running, settled, until
+from patience import LIMIT_S
 
 from penstock.core.errors import ClusterError
 from penstock.kube.kinds import SCALING_ADAPTER
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(240),
 ]
 
 NAMESPACE = "default"
-WAIT_S = 90.0
 ADAPTERS = "scalingadapters.penstock.dev"
 GRAPHS = "graphdeployments.penstock.dev"
 
@@ -45,10 +44,10 @@ async def test_adapters_without_their_kind_cost_no_child_and_come_back(own):
             words = ("ScalingAdapter g-", "is its CustomResourceDefinition installed?")
             return found.get("reason") == "ApplyFailed" and all(each in found["message"] for each in words)
 
-        await until(told, "the condition", timeout_s=WAIT_S)
+        await until(told, "the condition")
         assert await names(client, "Deployment", NAMESPACE) == CHILDREN["Deployment"]
         await asyncio.to_thread(plane.install_crds)
-        await until(there(client), "the adapters", timeout_s=WAIT_S)
+        await until(there(client), "the adapters")
         await settled(client, NAMESPACE, operator)
         assert (await condition(client, NAMESPACE, "Degraded"))["status"] == "False"
         adapter = await client.get(SCALING_ADAPTER, "g-decode", namespace=NAMESPACE)
@@ -63,7 +62,7 @@ async def test_an_operator_without_the_graphs_kind_ends_and_the_next_waits_for_i
         async with at_rest(client, NAMESPACE) as operator:
             await asyncio.to_thread(plane.kubectl, "delete", "crd", GRAPHS, "--timeout=50s")
             assert await names(client, "Deployment", NAMESPACE) == set()
-            await asyncio.wait({operator.task}, timeout=WAIT_S)
+            await asyncio.wait({operator.task}, timeout=LIMIT_S)
 
     with pytest.raises(ClusterError, match="kopf ended"):
         await operate()
@@ -75,9 +74,9 @@ async def test_an_operator_without_the_graphs_kind_ends_and_the_next_waits_for_i
         async def problem():
             return "graphdeployments" in (operator.problem() or "")
 
-        await until(problem, "the operator to be unready in words", timeout_s=WAIT_S)
+        await until(problem, "the operator to be unready in words")
         await asyncio.to_thread(plane.install_crds)
         await client.create(graph(NAMESPACE), field_manager="test")
-        await until(there(client), "all children of the new graph", timeout_s=WAIT_S)
+        await until(there(client), "all children of the new graph")
         await settled(client, NAMESPACE, operator)
         assert operator.problem() is None

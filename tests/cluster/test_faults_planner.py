@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from apiserver import free_port
 from faulty import EVERY_FAULT, Fault
 from operating import page, says, until
 from planning import is_now
+from reserved_ports import reserved_port
 
 from penstock.kube.kinds import SCALING_ADAPTER
 from penstock_planner.replay import replay
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(240),
 ]
 
 BUDGET = 5
@@ -123,7 +122,7 @@ async def test_a_storm_of_writes_to_an_adapter_does_not_stop_scaling(world):
 async def test_without_prometheus_nothing_is_scaled_and_the_status_says_so(world):
     """Nor is it while its backups know nothing; they, or it, being back is enough."""
     world.kv = None
-    metrics = {"source": "prometheus", "prometheusUrl": f"http://127.0.0.1:{free_port()}"}
+    metrics = {"source": "prometheus", "prometheusUrl": f"http://127.0.0.1:{reserved_port()}"}
     await world.make_graph(metrics=metrics)
     await world.edit("decode", 2)
     async with world.planning():
@@ -145,7 +144,7 @@ async def test_it_is_ready_without_metrics_and_not_without_the_api_server(world,
     """As is one on standby. Ready again by itself."""
     world.kv = None
     await world.make_graph()
-    ports = [free_port(), free_port()]
+    ports = [reserved_port(), reserved_port()]
     direct, world.client = world.client, shaky
     async with world.planning(metrics_port=ports[0]):
         world.client = direct
@@ -159,7 +158,7 @@ async def test_it_is_ready_without_metrics_and_not_without_the_api_server(world,
                 status, body = await asyncio.to_thread(page, ports[0], "/readyz")
                 return status == 503 and "not_ready" in body
 
-            await until(is_unready, "not ready without the API server", timeout_s=90)
+            await until(is_unready, "not ready without the API server")
             assert await says(ports[1], "/readyz")(), "the other one goes on"
             proxy.heal()
-            await until(says(ports[0], "/readyz", "ok"), "ready again", timeout_s=90)
+            await until(says(ports[0], "/readyz", "ok"), "ready again")

@@ -17,7 +17,6 @@ from penstock.kube.kinds import INFERENCE_POOL, POD
 pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 
 NAMESPACE = gateway_controller.NAMESPACE
-STARTED_S = 120.0
 JSON = ((b"content-type", b"application/json"),)
 
 
@@ -72,7 +71,7 @@ async def behind(own, tmp_path):
         xds = stack.enter_context(gateway_controller.controller(plane, tmp_path))
         await stack.enter_async_context(NodeAgent(plane, client, free, tmp_path).on(gpus=16))
         _, port = stack.enter_context(process(plane.kubeconfig, NAMESPACE))
-        await until(says(port, "/readyz"), "an operator", timeout_s=90)
+        await until(says(port, "/readyz"), "an operator")
         worker = {"gpusPerReplica": 1, "terminationGracePeriodSeconds": 30, "scaling": {}}
         made = graph(
             NAMESPACE,
@@ -95,7 +94,7 @@ async def behind(own, tmp_path):
         async def serves():
             return await found.status() == 200
 
-        await until(serves, "a request through the gateway", timeout_s=STARTED_S)
+        await until(serves, "a request through the gateway")
         yield found
 
 
@@ -145,5 +144,5 @@ async def test_a_new_picker_is_asked(behind):
     async def serves():
         return await behind.status() == 200
 
-    await until(is_replaced, "another picker", timeout_s=STARTED_S)
-    await until(serves, "a request through the gateway", timeout_s=STARTED_S)
+    await until(is_replaced, "another picker")
+    await until(serves, "a request through the gateway")

@@ -31,7 +31,6 @@ CANDIDATES = 2
 """That stand at once. One that froze and goes on stands again: whichever of them leads next is right."""
 
 LEADS = "penstock_operator_leader 1.0"
-WAIT_S = 120.0
 BUDGETS = (2, 3, 4, 6)
 
 
@@ -95,12 +94,12 @@ async def test_leaders_change_while_spec_budget_and_rollouts_do(crds, kwok, make
     async with watch.on():
         with contextlib.ExitStack() as stack:
             candidates = [stack.enter_context(process(crds.kubeconfig, namespace))]
-            leader = await until(lambda: leading(candidates), "the first leader", timeout_s=WAIT_S)
-            await until(lambda: pods_of(client, namespace, "decode"), "a worker", timeout_s=WAIT_S)
+            leader = await until(lambda: leading(candidates), "the first leader")
+            await until(lambda: pods_of(client, namespace, "decode"), "a worker")
             for number in range(LEADERS):
                 while len(candidates) < CANDIDATES:
                     candidates.append(stack.enter_context(process(crds.kubeconfig, namespace)))
-                    await until(says(candidates[-1][1], "/healthz"), f"candidate {number}", timeout_s=WAIT_S)
+                    await until(says(candidates[-1][1], "/healthz"), f"candidate {number}")
                 for _ in range(rng.randint(1, 4)):
                     await edits.make()
                 how = rng.choice((signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP))
@@ -109,9 +108,7 @@ async def test_leaders_change_while_spec_budget_and_rollouts_do(crds, kwok, make
                 await edits.make()
                 before, leader = (
                     leader,
-                    await until(
-                        lambda: leading(candidates), f"leader {number} after {how.name}", timeout_s=WAIT_S
-                    ),
+                    await until(lambda: leading(candidates), f"leader {number} after {how.name}"),
                 )
                 if how == signal.SIGSTOP:  # it stands again, as any other
                     before[0].send_signal(signal.SIGCONT)
@@ -130,7 +127,7 @@ async def test_leaders_change_while_spec_budget_and_rollouts_do(crds, kwok, make
                     is_current and live["status"]["phase"] == "Ready" and found == {"prefill": 1, "decode": 3}
                 )
 
-            await until(right, "what was asked for last", timeout_s=WAIT_S)
+            await until(right, "what was asked for last")
             assert await has_round(client, namespace, edits.number + 1)
     assert watch.excess == []
     assert watch.seen > LEADERS

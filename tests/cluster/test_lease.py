@@ -156,4 +156,4 @@ async def test_the_lease_goes_with_the_last_holders_pod_and_not_before(controlle
         await asyncio.sleep(3)
         assert not await is_gone()
     await client.delete(POD, "second", namespace=namespace, grace_s=0)
-    await eventually(is_gone, "the Lease is gone", timeout_s=30)
+    await eventually(is_gone, "the Lease is gone")

@@ -13,7 +13,7 @@ from penstock.kube.informer import Informer
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, NAMESPACE
 from penstock_operator.plan.drain import PodLoad
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.usefixtures("crds", "kwok")]
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("crds", "kwok")]
 
 
 @asynccontextmanager
@@ -56,13 +56,13 @@ async def test_a_namespace_goes_while_a_worker_drains_and_nothing_is_left(
     loads = Loads()
     await client.create(graph(namespace), field_manager="test")
     async with running(client, namespace, loads=loads) as operator:
-        await until(is_ready(client, namespace), "readiness", timeout_s=90)
+        await until(is_ready(client, namespace), "readiness")
         await scale(client, namespace, "decode", 2)
 
         async def two():
             return [each for each in await pods_of(client, namespace, "decode") if each.ready]
 
-        workers = await until(lambda: _count(two, 2), "two decode workers", timeout_s=60)
+        workers = await until(lambda: _count(two, 2), "two decode workers")
         for each in workers:
             loads.busy[each.name] = PodLoad(3, 900, 0.5)
         await scale(client, namespace, "decode", 1)
@@ -75,7 +75,7 @@ async def test_a_namespace_goes_while_a_worker_drains_and_nothing_is_left(
         await until(draining, "a worker to drain")
         async with statuses(client, namespace) as seen:
             await client.delete(NAMESPACE, namespace, namespace=None)
-            await until(is_gone(client, namespace), "the namespace to go", timeout_s=120)
+            await until(is_gone(client, namespace), "the namespace to go")
         assert not operator.task.done()
     told = {reason for kind, reason, _ in seen if kind in {"Ready", "Degraded"}}
     assert told & {"Deleting", "NamespaceTerminating"}, seen

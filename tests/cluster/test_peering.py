@@ -12,14 +12,14 @@ from collections import defaultdict
 
 import pytest
 from accounts import EVERYTHING, account
-from apiserver import free_port
 from operating import graph, has_round, no_graph, says, set_round, until
+from reserved_ports import reserved_port
 
 from penstock.engine.profiles.performance import graph_performance
 from penstock.kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT, LEASE
 from penstock_planner.cluster.service import ClusterService, run_until_stopped
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster]
 
 
 class Installation:
@@ -37,7 +37,7 @@ class Installation:
     def start(self):
         """Start the process, again if need be."""
         self.close()
-        self.port = free_port()
+        self.port = reserved_port()
         command = [sys.executable, "-m", "penstock.cli", "operator", "run", *self._scope]
         command += ["--kubeconfig", str(self._kubeconfig), "--host", "127.0.0.1"]
         command += ["--metrics-port", str(self.port)]
@@ -118,7 +118,7 @@ async def test_each_class_has_its_own_installation(crds, client, homes, install)
     await client.create(graph(home), field_manager="test")
     await client.create(graph(home, name="r", operatorClass="research"), field_manager="test")
     for name in ("g", "r"):
-        await until(lambda name=name: has_children(client, home, name), f"{name}'s children", timeout_s=90)
+        await until(lambda name=name: has_children(client, home, name), f"{name}'s children")
     await set_round(client, home, "1")
     await until(lambda: has_round(client, home, "1"), "the edit")
     finalizers = {
@@ -128,7 +128,7 @@ async def test_each_class_has_its_own_installation(crds, client, homes, install)
     assert finalizers == {"g": ["penstock.dev/drain"], "r": ["penstock.dev/drain-research"]}
     for name in ("g", "r"):
         await client.delete(GRAPH_DEPLOYMENT, name, namespace=home)
-    await until(no_graph(client, home), "both graphs to go", timeout_s=90)
+    await until(no_graph(client, home), "both graphs to go")
     by_graph = defaultdict(set)
     for each in crds.audit_writes(after=mark):
         about = each.get("objectRef") or {}
@@ -143,12 +143,12 @@ async def test_a_leader_that_was_frozen_writes_nothing_when_it_wakes(crds, clien
     (home,) = homes(1)
     first = install(home, "first", cluster_wide=False)
     await client.create(graph(home), field_manager="test")
-    await until(lambda: has_children(client, home), "the children", timeout_s=90)
+    await until(lambda: has_children(client, home), "the children")
     second = install(home, "second", cluster_wide=False)
-    await until(second.says("/readyz", "standby for"), "the other one to stand by", timeout_s=60)
+    await until(second.says("/readyz", "standby for"), "the other one to stand by")
     await set_round(client, home, "1")
     first.process.send_signal(signal.SIGSTOP)
-    await until(second.says("/metrics", "penstock_operator_leader 1.0"), "another leader", timeout_s=60)
+    await until(second.says("/metrics", "penstock_operator_leader 1.0"), "another leader")
     await set_round(client, home, "2")
     await until(lambda: has_round(client, home, "2"), "its work")
     mark = crds.audit_mark()
@@ -179,7 +179,7 @@ async def test_each_class_has_its_own_planner(crds, client, homes, tmp_path):
     async with asyncio.TaskGroup() as group:
         for service, stop in zip(services, stops, strict=True):
             group.create_task(run_until_stopped(service, client, stop))
-        await until(is_planned, "both graphs to be planned", timeout_s=60)
+        await until(is_planned, "both graphs to be planned")
         for each in stops:
             each.set()
     assert [[each.parent.name for each in folder.rglob("ledger.jsonl")] for folder in folders] == [

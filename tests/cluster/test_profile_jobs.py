@@ -10,7 +10,7 @@ from operating import BudgetWatch, graph, running, set_status, until
 from penstock.core.errors import NotFoundError
 from penstock.kube.kinds import JOB, POD, PROFILE_REQUEST
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster]
 
 POOL = {"gpu": {"gpuResourceName": "nvidia.com/gpu"}}
 
@@ -62,9 +62,7 @@ async def test_a_pod_without_a_node_is_told_in_the_schedulers_words(crds, contro
     await client.create(request(namespace), field_manager="test")
     watch = BudgetWatch(client, namespace, "penstock.dev/profile")
     async with watch.on(), running(client, namespace):
-        await until(
-            says(client, namespace, "Profiling", "Unschedulable"), "the scheduler's word", timeout_s=60
-        )
+        await until(says(client, namespace, "Profiling", "Unschedulable"), "the scheduler's word")
         [pod] = await until(pods_are(client, namespace, 1), "one pod")
         limits = pod["spec"]["containers"][0]["resources"]["limits"]
         assert limits == {"nvidia.com/gpu": "2"}
@@ -81,7 +79,7 @@ async def test_a_pod_without_a_node_is_told_in_the_schedulers_words(crds, contro
         async def replaced():
             return [each for each in await pods_of(client, namespace) if each["metadata"]["name"] != name]
 
-        await until(replaced, "the second try", timeout_s=90)
+        await until(replaced, "the second try")
     assert watch.most == 2
 
 
@@ -89,10 +87,10 @@ async def test_wrong_options_are_not_tried_again(crds, controllers, client, name
     """Exit code 2 ends the Job at once, though it might try twice; the words are the pod's."""
     await client.create(request(namespace, retries=2), field_manager="test")
     async with running(client, namespace):
-        [pod] = await until(pods_are(client, namespace, 1), "the pod", timeout_s=60)
+        [pod] = await until(pods_are(client, namespace, 1), "the pod")
         await fail(client, namespace, pod["metadata"]["name"], 2, "Error: --isl: too long; lower it")
         check = says(client, namespace, "Failed", "PodFailurePolicy")
-        message = await until(check, "the end", timeout_s=60)
+        message = await until(check, "the end")
     assert "Error: --isl: too long; lower it" in message
     assert len(await pods_of(client, namespace)) == 1
 
@@ -108,22 +106,20 @@ async def test_a_job_that_a_quota_refuses_waits_for_it(crds, controllers, client
     await until(is_counted, "the quota")
     await client.create(request(namespace), field_manager="test")
     async with running(client, namespace):
-        message = await until(
-            says(client, namespace, "Pending", "QuotaExceeded"), "the refusal", timeout_s=60
-        )
+        message = await until(says(client, namespace, "Pending", "QuotaExceeded"), "the refusal")
         assert "exceeded quota: none" in message
         with pytest.raises(NotFoundError):
             await client.get(JOB, "fast-profile", namespace=namespace)
     controllers.kubectl("delete", "quota", "none", "-n", namespace)
     async with running(client, namespace):
-        await until(pods_are(client, namespace, 1), "the pod", timeout_s=60)
+        await until(pods_are(client, namespace, 1), "the pod")
 
 
 async def test_a_deleted_request_leaves_nothing(crds, controllers, client, namespace):
     """The Job's pod included; a new request of that name waits for that and is measured."""
     await client.create(request(namespace), field_manager="test")
     async with running(client, namespace):
-        [pod] = await until(pods_are(client, namespace, 1), "the pod", timeout_s=60)
+        [pod] = await until(pods_are(client, namespace, 1), "the pod")
         await client.delete(PROFILE_REQUEST, "fast", namespace=namespace)
         await client.create(request(namespace, isl=1000), field_manager="test")
 
@@ -134,7 +130,7 @@ async def test_a_deleted_request_leaves_nothing(crds, controllers, client, names
                 return None
             return " ".join(found[0]["spec"]["containers"][0]["args"])
 
-        assert "--isl 1000" in await until(renewed, "the new request's pod", timeout_s=90)
+        assert "--isl 1000" in await until(renewed, "the new request's pod")
         await client.delete(PROFILE_REQUEST, "fast", namespace=namespace)
         kinds = "jobs,pods,configmaps,serviceaccounts,roles,rolebindings,networkpolicies"
 
@@ -142,4 +138,4 @@ async def test_a_deleted_request_leaves_nothing(crds, controllers, client, names
             selector = "--selector=penstock.dev/profile=fast"
             return not controllers.kubectl("get", kinds, "-n", namespace, selector, "-o", "name").strip()
 
-        await until(nothing, "nothing left", timeout_s=60)
+        await until(nothing, "nothing left")

@@ -12,7 +12,7 @@ from penstock.kube.kinds import ENDPOINT_SLICE, EVENT, POD
 from penstock_operator.plan.drain import PodLoad
 from penstock_operator.plan.pods import pod_view
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster]
 
 
 def switchable(namespace):
@@ -51,8 +51,8 @@ async def test_a_drained_prefill_worker_becomes_a_decode_worker(crds, kwok, make
     loads = Loads()
     budget = BudgetWatch(client, namespace, "penstock.dev/role in (prefill, decode)")
     async with budget.on(), running(client, namespace, loads=loads) as operator:
-        await until(is_ready(client, namespace), "readiness", timeout_s=90)
-        before = await until(has_ready(client, namespace, prefill=2, decode=1), "the workers", timeout_s=60)
+        await until(is_ready(client, namespace), "readiness")
+        before = await until(has_ready(client, namespace, prefill=2, decode=1), "the workers")
         loads.busy = {each.name: PodLoad(1, 0, 0.2) for each in await pods_of(client, namespace, "prefill")}
         await scale(client, namespace, "decode", 2)
         await scale(client, namespace, "prefill", 1)
@@ -65,7 +65,7 @@ async def test_a_drained_prefill_worker_becomes_a_decode_worker(crds, kwok, make
             "it finishes its requests first"
         )
         loads.busy = {}
-        after = await until(has_ready(client, namespace, prefill=1, decode=2), "the switch", timeout_s=60)
+        after = await until(has_ready(client, namespace, prefill=1, decode=2), "the switch")
         await settled(client, namespace, operator)
     assert after["decode"] == before["decode"] | {victim.uid}
     assert after["prefill"] == before["prefill"] - {victim.uid}
@@ -148,8 +148,8 @@ async def test_an_operator_that_dies_after_every_write_ends_the_switch(
     make_node(gpus=8)
     await client.create(switchable(namespace), field_manager="test")
     async with running(client, namespace, loads=Loads()) as operator:
-        await until(is_ready(client, namespace), "readiness", timeout_s=90)
-        before = await until(has_ready(client, namespace, prefill=2, decode=1), "the workers", timeout_s=60)
+        await until(is_ready(client, namespace), "readiness")
+        before = await until(has_ready(client, namespace, prefill=2, decode=1), "the workers")
         await settled(client, namespace, operator)
     await scale(client, namespace, "decode", 2)
     await scale(client, namespace, "prefill", 1)

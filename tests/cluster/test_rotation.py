@@ -21,15 +21,13 @@ from penstock.kube.informer import Informer
 from penstock.kube.kinds import CONFIG_MAP, GRAPH_DEPLOYMENT, LEASE
 from penstock.kube.objects.names import DRAIN_FINALIZER
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster]
 
 LEASES = {
     "apiGroups": ["coordination.k8s.io"],
     "resources": ["leases"],
     "verbs": ["create", "get", "update", "patch"],
 }
-REFUSED_S = 60.0
-"""The API server takes a token that it knows for 10 s more; a busy machine needs longer."""
 
 
 class Token:
@@ -100,14 +98,14 @@ async def test_an_operator_takes_the_next_token_when_the_last_is_refused(crds, c
     token = Token(crds, namespace, "operator")
     await client.create(graph(namespace), field_manager="test")
     with process(token.kubeconfig, namespace) as (running, port):
-        await until(lambda: all_children(client, namespace), "all children", timeout_s=90)
+        await until(lambda: all_children(client, namespace), "all children")
         mark = crds.audit_mark()
         token.renew()
         token.revoke()
-        await until(refused(crds, mark, "/leases/"), "the old token is refused", timeout_s=REFUSED_S)
+        await until(refused(crds, mark, "/leases/"), "the old token is refused")
         await until(says(port, "/metrics", "penstock_operator_leader 1.0"), "it leads on")
         await client.create(graph(namespace, "second"), field_manager="test")
-        await until(carried_out(client, namespace, "second"), "a new graph", timeout_s=60)
+        await until(carried_out(client, namespace, "second"), "a new graph")
         made = await client.get(GRAPH_DEPLOYMENT, "second", namespace=namespace)
         assert made["metadata"]["finalizers"] == [DRAIN_FINALIZER]
         assert running.poll() is None
@@ -120,12 +118,12 @@ async def test_an_operator_without_a_valid_token_says_so_and_goes_on_once_it_has
     token = Token(crds, namespace, "operator")
     await client.create(graph(namespace), field_manager="test")
     with process(token.kubeconfig, namespace) as (running, port):
-        await until(lambda: all_children(client, namespace), "all children", timeout_s=90)
+        await until(lambda: all_children(client, namespace), "all children")
         token.revoke()
-        await until(unready(port, running, "token"), "it says why it is not ready", timeout_s=REFUSED_S)
+        await until(unready(port, running, "token"), "it says why it is not ready")
         await edit(client, namespace, {"router": {"policy": "round-robin"}})
         token.renew()
-        await until(carried_out(client, namespace), "the edit", timeout_s=60)
+        await until(carried_out(client, namespace), "the edit")
         await until(says(port, "/readyz"), "readiness")
         assert running.poll() is None
 
@@ -135,11 +133,11 @@ async def test_an_operator_goes_on_with_a_new_certificate_authority(own):
     plane, client = own
     await client.create(graph("default"), field_manager="test")
     with process(plane.kubeconfig, "default") as (running, _):
-        await until(lambda: all_children(client, "default"), "all children", timeout_s=90)
+        await until(lambda: all_children(client, "default"), "all children")
         write_certificates(plane.folder)
         plane.restart_api_server()
         plane.apply(graph("default", "second"))
-        await until(carried_out(client, "default", "second"), "a new graph", timeout_s=90)
+        await until(carried_out(client, "default", "second"), "a new graph")
         assert running.poll() is None
 
 
@@ -170,13 +168,13 @@ async def test_a_planner_goes_on_once_it_has_a_valid_token(crds, client, namespa
             return lease["spec"].get("renewTime", "") > past
 
     with planner(token.kubeconfig, namespace, tmp_path) as running:
-        await until(lambda: renewed_after(""), "a leader", timeout_s=90)
+        await until(lambda: renewed_after(""), "a leader")
         mark = crds.audit_mark()
         token.revoke()
-        await until(refused(crds, mark, "/leases/"), "the token is refused", timeout_s=REFUSED_S)
+        await until(refused(crds, mark, "/leases/"), "the token is refused")
         lease = await client.get(LEASE, "penstock-planner", namespace=namespace)
         token.renew()
-        await until(lambda: renewed_after(lease["spec"]["renewTime"]), "a leader again", timeout_s=60)
+        await until(lambda: renewed_after(lease["spec"]["renewTime"]), "a leader again")
         assert running.poll() is None
 
 
@@ -203,12 +201,12 @@ async def test_a_watch_goes_on_with_the_next_token(crds, client, namespace, monk
         await make("one")
         await until(view.synced.wait, "the first list")
         token.revoke()
-        problem = await until(has_problem, "the watch is refused", timeout_s=REFUSED_S)
+        problem = await until(has_problem, "the watch is refused")
         assert "token" in problem
         assert set(view.objects) == {(namespace, "one")}
         await make("two")
         token.renew()
-        await until(is_fresh, "the view is fresh", timeout_s=60)
+        await until(is_fresh, "the view is fresh")
     finally:
         task.cancel()
         await asyncio.wait([task])

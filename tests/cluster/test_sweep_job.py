@@ -12,7 +12,7 @@ from operating import until
 from penstock.cli.main import cli
 from penstock.kube.kinds import POD
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster]
 
 SAMPLE = Path(__file__).parents[2] / "manifests/samples/disaggregated.yaml"
 

@@ -11,10 +11,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from endpoint import LEASE_S, Process
+from reserved_ports import reserved_port
 
 from penstock.api.enums import Environment
 from penstock.api.manifests import load_graph
-from penstock.local.ports import unused_port
 from penstock.runtimes import RuntimeContext, filled_env, process_specs
 from penstock.runtimes.protocol import SIDE_CHANNEL_PORT
 
@@ -72,7 +72,7 @@ class Deployment:
                     continue
                 vllm, *flags = spec.argv
                 assert vllm == "vllm"
-                environment = filled_env(spec, {SIDE_CHANNEL_PORT: unused_port()})
+                environment = filled_env(spec, {SIDE_CHANNEL_PORT: reserved_port()})
                 argv = [os.environ["PENSTOCK_VLLM"], *_joined(flags, connector)]
                 started[spec.role] = self.start(f"{manifest.stem}-{spec.role}", argv, **environment)
         for worker in started.values():
@@ -115,7 +115,7 @@ def deployment(vllm, tmp_path_factory):
 
 def _events():
     return {
-        "kvEventsPort": unused_port(),
+        "kvEventsPort": reserved_port(),
         "tokenizer": f"{os.environ['PENSTOCK_VLLM_MODEL']}/tokenizer.json",
     }
 

@@ -9,8 +9,7 @@ import urllib.request
 
 import openai
 import orjson
-
-from penstock.local.ports import unused_port
+from reserved_ports import reserved_port
 
 STARTUP_S = 1800
 """Two idle cores import and start a vLLM in one to two minutes, loaded ones in ten and more."""
@@ -90,7 +89,7 @@ class Process(Endpoint):
 
     def __init__(self, name, argv, folder, **environment):
         self.log = folder / f"{name}.log"
-        port = unused_port()
+        port = reserved_port()
         super().__init__(f"http://127.0.0.1:{port}")
         argv = [each.replace("{port}", str(port)) for each in argv]
         environment = {**os.environ, **ENVIRONMENT, **environment}

@@ -14,8 +14,7 @@ import openai
 import orjson
 import pytest
 from endpoint import GREEDY, SENTENCE, text_of
-
-from penstock.local.ports import unused_port
+from reserved_ports import reserved_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
@@ -64,7 +63,7 @@ class Graph:
         kind = {"apiVersion": "penstock.dev/v1alpha1", "kind": "GraphDeployment", "metadata": {"name": name}}
         self.folder, self.name = folder, name
         (folder / "graph.json").write_bytes(orjson.dumps({**kind, "spec": spec}))
-        self.run("up", "graph.json", "--port", str(unused_port()))
+        self.run("up", "graph.json", "--port", str(reserved_port()))
         self.url = next(each["url"] for each in self.state().values() if each.get("role") == "router")
 
     def run(self, *words):
@@ -103,7 +102,7 @@ class Graph:
 @pytest.fixture(scope="module")
 def aggregated(sglang, tmp_path_factory):
     """One server for both stages."""
-    router = {"kvEventsPort": unused_port()}
+    router = {"kvEventsPort": reserved_port()}
     graph = Graph(tmp_path_factory.mktemp("one"), sglang, "one", router, aggregated=1)
     yield graph
     graph.run("down", "--namespace", "one")

@@ -10,8 +10,7 @@ from pathlib import Path
 import openai
 import yaml
 from endpoint import STARTUP_S
-
-from penstock.local.ports import unused_port
+from reserved_ports import reserved_port
 
 SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "vllm-cpu.yaml"
 
@@ -23,7 +22,7 @@ class UpGraph:
         self.statefile = folder / "state" / "tiny.json"
         self._folder = folder
         self._environment = {**os.environ, "PENSTOCK_LOCAL_STATE_DIR": str(folder / "state")}
-        self.url = f"http://127.0.0.1:{unused_port()}"
+        self.url = f"http://127.0.0.1:{reserved_port()}"
 
     def run(self, *words, timeout_s=60):
         """Run a `penstock` command; return what it prints."""

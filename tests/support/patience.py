@@ -7,6 +7,7 @@ reaches it, and it grows with the slowness of the machine, which is measured onc
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -45,7 +46,8 @@ SLOWNESS: Final = measured_slowness()
 LIMIT_S: Final = min(480.0, 120.0 * SLOWNESS)
 """Real seconds after which what is waited for will never come. Chosen: an idle machine needs a tenth of it for the
 slowest start of a graph, and pytest's own limit of a test comes later, so that the failure names the event."""
-_LOOK_S = 0.02
+_LOOK_S, _OWN_LOOK_S = 0.02, 0.002
+"""Between two looks at other processes, and at the state of the tests' own, which changes fast and costs nothing to see."""
 
 
 def within(seconds: float) -> float:
@@ -53,31 +55,43 @@ def within(seconds: float) -> float:
     return seconds * SLOWNESS
 
 
-def eventually(condition: Callable[[], Any], what: object = "the condition") -> Any:
-    """Return the first true value of ``condition``; fail after `LIMIT_S` and name what was waited for."""
+def eventually(condition: Callable[[], Any], what: object = None) -> Any:
+    """Return the first true value of ``condition``; fail after `LIMIT_S` and name what was waited for, by default its source."""
     deadline_s = time.monotonic() + LIMIT_S
     while not (value := condition()):
-        assert time.monotonic() < deadline_s, f"not within {LIMIT_S:g} s: {what}"
+        assert time.monotonic() < deadline_s, f"not within {LIMIT_S:g} s: {_named(condition, what)}"
         time.sleep(_LOOK_S)
     return value
 
 
-async def until_asked(condition: Callable[[], Awaitable[Any]], what: object = "the condition") -> Any:
-    """Return the first true value that ``condition`` awaits; fail after `LIMIT_S` and name what was waited for."""
-    deadline_s = time.monotonic() + LIMIT_S
+def _named(condition: Callable[..., object], what: object) -> object:
+    """Return what a failure names: ``what``, or the source of the condition."""
+    if what is not None:
+        return what
+    try:
+        return inspect.getsource(condition).strip()
+    except (OSError, TypeError):
+        return condition
+
+
+async def until_asked(
+    condition: Callable[[], Awaitable[Any]], what: object = None, *, limit_s: float = LIMIT_S
+) -> Any:
+    """Return the first true value that ``condition`` awaits; fail after the limit and name what was waited for."""
+    deadline_s = time.monotonic() + limit_s
     while not (value := await condition()):
-        assert time.monotonic() < deadline_s, f"not within {LIMIT_S:g} s: {what}"
+        assert time.monotonic() < deadline_s, f"not within {limit_s:g} s: {_named(condition, what)}"
         await asyncio.sleep(_LOOK_S)
     return value
 
 
-async def until(condition: Callable[[], Any], what: object = "the condition", *, blocks: bool = False) -> Any:
+async def until(condition: Callable[[], Any], what: object = None, *, blocks: bool = False) -> Any:
     """Return the first true value of ``condition``; fail after `LIMIT_S` and name what was waited for.
 
     It is asked on the event loop; in a thread if it ``blocks``, because it reads files or asks a server.
     """
-
-    async def ask() -> Any:
-        return await asyncio.to_thread(condition) if blocks else condition()
-
-    return await until_asked(ask, what)
+    deadline_s = time.monotonic() + LIMIT_S
+    while not (value := await asyncio.to_thread(condition) if blocks else condition()):
+        assert time.monotonic() < deadline_s, f"not within {LIMIT_S:g} s: {_named(condition, what)}"
+        await asyncio.sleep(_LOOK_S if blocks else _OWN_LOOK_S)
+    return value

@@ -6,6 +6,7 @@ import os
 
 import orjson
 from fake_workers import DONE, PARAMS, Answers, FakeWorker, token_event
+from patience import until
 
 from penstock.api import Role, RouterConfig
 from penstock.core.errors import StreamBroken
@@ -132,8 +133,7 @@ class Router:
 
     async def until(self, condition):
         """Wait for a condition."""
-        while not condition():  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.005)
+        await until(condition)
 
     async def post(self, path="/v1/completions", *, headers=_JSON, raw=None, **body):
         """Send a request and return the whole answer."""

@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack, suppress
 
 import pytest
 import uvloop
+from patience import until
 
 from penstock.core.http.client import ConnectionPool
 from penstock.core.http.server import HttpServer, ServerLimits
@@ -56,15 +57,10 @@ def pool(make_pool):
     return make_pool()
 
 
-@pytest.fixture
-def until():
+@pytest.fixture(name="until")
+def until_fixture():
     """Return a coroutine function that waits for a predicate."""
-
-    async def wait(predicate):
-        while not predicate():  # noqa: ASYNC110 - the state of both ends has no event to wait for
-            await asyncio.sleep(0.001)
-
-    return wait
+    return until
 
 
 @pytest.fixture
