@@ -76,7 +76,8 @@ async def behind(own, tmp_path):
         made = graph(
             NAMESPACE,
             model={"name": "tiny", "servedName": "s", "contextTokens": 8192},
-            router={"gateway": {"enabled": True}},
+            # Istio speaks plain text with a picker unless a DestinationRule says otherwise.
+            router={"gateway": {"enabled": True, "tls": {"enabled": False}}},
             services={
                 "frontend": {"role": "router", "terminationGracePeriodSeconds": 30},
                 "prefill": {"role": "prefill", "replicas": 1, **worker},

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from penstock.api import Environment, GraphDeployment, Role
+from penstock.api import Environment, GraphDeployment, Role, RouterConfig
 from penstock.api.planner import DEFAULT_GPU_BUDGET
 from penstock.api.runtimes import RuntimeTraits
 from penstock.core.errors import InvalidSpecError, ManifestProblem
@@ -19,6 +19,7 @@ from penstock.kube.objects.names import (
     BUDGET_GATE,
     CONFIG_ANNOTATION,
     EXT_PROC_PORT,
+    GATEWAY_TLS_FOLDER,
     GPUS_ANNOTATION,
     GRAPH_FILE,
     GRAPH_SECRET_VARIABLE,
@@ -114,6 +115,9 @@ def volumes(graph: GraphDeployment, service: str) -> list[Mounted]:
     if router.tiers.enabled and router.tiers.keys_secret is not None:
         keys = {"secretName": router.tiers.keys_secret}
         found.append(read_only("tier-keys", TIER_KEYS_FOLDER, secret=keys))
+    if _has_gateway_secret(router):
+        secret = {"secretName": router.gateway.tls.secret}
+        found.append(read_only("gateway-tls", GATEWAY_TLS_FOLDER, secret=secret))
     return found
 
 
@@ -409,7 +413,14 @@ def _key_args(graph: GraphDeployment, role: Role) -> list[str]:
     args = [] if router.auth.api_keys_secret is None else ["--api-keys-file", API_KEYS_FOLDER]
     if router.tiers.enabled and router.tiers.keys_secret is not None:
         args += ["--tier-keys-file", TIER_KEYS_FOLDER]
+    if _has_gateway_secret(router):
+        args += ["--ext-proc-tls", GATEWAY_TLS_FOLDER]
     return args
+
+
+def _has_gateway_secret(router: RouterConfig) -> bool:
+    gateway = router.gateway
+    return gateway.enabled and gateway.tls.enabled and gateway.tls.secret is not None
 
 
 def _resources(graph: GraphDeployment, service: str, context: BuildContext) -> dict[str, Any]:

@@ -75,6 +75,22 @@ class LimitsConfig(SpecModel):
     request_timeout_seconds: WholeSeconds = entry(900, "Longest request from arrival to last byte; seconds.")
 
 
+class GatewayTlsConfig(SpecModel):
+    """TLS between a Gateway's Envoy and the endpoint picker."""
+
+    enabled: Flag = entry(
+        True, "Answer Envoy by TLS, as Envoy AI Gateway and kgateway require; false: in plain text."
+    )
+    secret: Text | None = entry(
+        None,
+        "Secret with the picker's certificate tls.crt and its key tls.key, read again when it changes; on Kubernetes. null: each picker "
+        "makes a certificate for itself when it starts.",
+    )
+    folder: Text | None = entry(
+        None, "Folder with the same two files; for local processes. null: as with secret."
+    )
+
+
 class GatewayConfig(SpecModel):
     """The router as the endpoint picker of a Gateway, which relays the requests in its place; needs penstock[gateway]."""
 
@@ -82,6 +98,7 @@ class GatewayConfig(SpecModel):
         False, "Answer a Gateway's Envoy; on Kubernetes also make the InferencePool that an HTTPRoute names."
     )
     port: Port = entry(9002, "TCP port on which Envoy asks, by ext_proc.")
+    tls: GatewayTlsConfig = entry(GatewayTlsConfig(), "How Envoy's connections to the picker are encrypted.")
     failure_mode: GatewayFailureMode = entry(
         GatewayFailureMode.CLOSE,
         "Without the picker, FailClose refuses requests and FailOpen sends them to any worker, as far as the "

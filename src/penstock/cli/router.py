@@ -18,6 +18,7 @@ from penstock.api import (
     TiersConfig,
 )
 from penstock.api.manifests import load_graph
+from penstock.api.router import GatewayTlsConfig
 from penstock.cli import fields, option
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag, time_scale
@@ -147,12 +148,18 @@ def serve(**given: Any) -> None:
 @click.option(
     "--ext-proc",
     type=click.IntRange(0, 65535),
-    help="TCP port on which the gateway's Envoy asks by ext_proc, in plain gRPC; 0 takes a free one.  "
+    help="TCP port on which the gateway's Envoy asks by ext_proc; 0 takes a free one.  "
     "[default: the graph's, or 9002]",
+)
+@click.option(
+    "--ext-proc-tls",
+    metavar="own|none|FOLDER",
+    help="Certificate of that port: own, one that is made at the start; none, plain text; or the folder of tls.crt and tls.key, "
+    "which are read again when they change.  [default: the graph's, or own]",
 )
 @fields.options(RouterFlags)
 @option.admission()
-def pick(ext_proc: int | None, **given: Any) -> None:
+def pick(ext_proc: int | None, ext_proc_tls: str | None, **given: Any) -> None:
     """Choose workers for a Gateway, whose Envoy relays the requests: its endpoint picker.
 
     It speaks the protocol of the Gateway API Inference Extension. All else is as with `serve`, whose HTTP API stays on
@@ -160,16 +167,31 @@ def pick(ext_proc: int | None, **given: Any) -> None:
     """
     try:
         # An extra of the distribution; only those who run a Gateway need it.
+        from penstock.router.gateway.certificate import credentials  # noqa: PLC0415
         from penstock.router.gateway.server import GatewayPicker  # noqa: PLC0415
     except ModuleNotFoundError as exc:
         raise ConfigError(
             f"penstock router pick: {exc.name} is not installed; pip install 'penstock[gateway]'"
         ) from exc
     tracing, settings = open_tracing("penstock-router"), _settings(given)
-    port = settings.config.gateway.port if ext_proc is None else ext_proc
-    held = given_socket(os.environ, settings.port)
-    server = GatewayPicker(settings, tracing, ext_proc_port=port, held=held)
+    gateway = settings.config.gateway
+    port = gateway.port if ext_proc is None else ext_proc
+    is_tls, folder = _gateway_tls(gateway.tls, ext_proc_tls)
+    server = GatewayPicker(
+        settings,
+        tracing,
+        ext_proc_port=port,
+        credentials=credentials(folder) if is_tls else None,
+        held=given_socket(os.environ, settings.port),
+    )
     loop.run(server.serve)
+
+
+def _gateway_tls(tls: GatewayTlsConfig, given: str | None) -> tuple[bool, Path | None]:
+    """Return whether Envoy is answered by TLS, and the certificate's folder; None: the picker's own certificate."""
+    if given is not None:
+        return given != "none", None if given in {"own", "none"} else Path(given)
+    return tls.enabled, None if tls.folder is None else Path(tls.folder)
 
 
 def _settings(given: dict[str, Any]) -> RouterSettings:

@@ -168,7 +168,11 @@ def missing_extras(graph: GraphDeployment, *, with_planner: bool = True) -> list
         "planner.metrics.prometheusUrl": (is_read, "prometheus", ("prometheus_api_client",)),
         "router.tokenizer": (has_tokenizer, "tokenizer", ("jinja2", "tokenizers")),
         "router.kvEventsPort": (has_events, "kv-events", ("zmq",)),
-        "router.gateway.enabled": (has_router and router.gateway.enabled, "gateway", ("grpc", "envoy")),
+        "router.gateway.enabled": (
+            has_router and router.gateway.enabled,
+            "gateway",
+            ("grpc", "envoy", "cryptography"),
+        ),
     }
     problems = []
     for path, (is_needed, extra, modules) in needs.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sla_load import ADAPTIVE, NO_LOAD, SERVED, decided_after, pull_of, step_of
@@ -211,6 +212,21 @@ def test_calm_after_a_burst_does_not_show_that_a_replica_helps():
     assert (as_before.tried, as_before.helped, as_before.floor) == (3, True, 3)
 
 
+@pytest.mark.parametrize(("per_s", "floor"), [(30.0, 7), (20.0, 7), (18.0, 7), (10.0, 4), (1.0, 1)])
+def test_what_a_trial_found_scales_with_the_load_that_it_was_found_at(per_s, floor):
+    """The seventh replica helped at 20 requests/s. At half of them four are kept, at a twentieth one, and seven again at 20."""
+    late = _watched(Trial(), 60, ready=6, late=8.0, first=200.0)
+    begun = _watched(late, 120, ready=6, starting=1, late=8.0, first=200.0)
+    helped = _watched(begun, 60, ready=7, first=200.0)
+    assert (helped.helped, helped.floor) == (True, 7)
+
+    later = _watched(helped, 1800, ready=7, first=10.0 * per_s)
+
+    assert later.floor == floor
+    again = _watched(_watched(later, 60, ready=floor, first=10.0 * per_s), 900, ready=7, first=200.0)
+    assert again.floor == 7
+
+
 def test_a_start_that_is_rolled_back_is_no_trial():
     """What never served says nothing: another may be asked for."""
     late = _watched(Trial(), 300, ready=2, late=5.0)
@@ -248,6 +264,6 @@ def test_whatever_is_seen_one_trial_goes_on_at_a_time(windows):
         trial = trial.followed(PoolCounts(ready, starting), Lateness(10.0, first, min(first, late)), 0.01)
         if not before.is_over and trial.tried > before.tried:
             raise AssertionError("a second trial began")
-        assert trial.floor in {0, trial.tried}
+        assert 0 <= trial.floor <= trial.tried
         assert 0.0 <= trial.share <= 1.0 or trial.first == 0.0
         assert replace(trial, first=min(trial.first, ENOUGH - 1)).is_late(0.01) is False

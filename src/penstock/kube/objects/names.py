@@ -133,6 +133,9 @@ WORKER_TLS_FOLDER: Final = "/etc/penstock-worker-tls"
 WORKER_AUTH_FOLDER: Final = "/etc/penstock-worker-auth"
 """Where router pods find the token that workers take, under its key of the workers' Secret."""
 
+GATEWAY_TLS_FOLDER: Final = "/etc/penstock-gateway-tls"
+"""Where router pods find the certificate of the endpoint picker and its key."""
+
 TIER_KEYS_FOLDER: Final = "/etc/penstock-tier-keys"
 """Where router pods find the Secret of keys that carry tiers, likewise."""
 

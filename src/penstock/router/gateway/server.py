@@ -183,10 +183,13 @@ class GatewayPicker(RouterServer):
         tracing: Tracing | None = None,
         *,
         ext_proc_port: int,
+        credentials: grpc.ServerCredentials | None = None,
         held: socket.socket | None = None,
     ) -> None:
+        """Make it; ``credentials`` are those of `penstock.router.gateway.certificate`, None for plain text."""
         super().__init__(settings, tracing, narrow=SubsetPicker, held=held)
         self.ext_proc_port = ext_proc_port
+        self._credentials = credentials
         self._grpc: grpc.aio.Server | None = None
         self._streams = 0
 
@@ -205,14 +208,22 @@ class GatewayPicker(RouterServer):
         host = self._settings.host
         address = f"{f'[{host}]' if ':' in host else host}:{self.ext_proc_port}"
         try:
-            self.ext_proc_port = server.add_insecure_port(address)
+            if self._credentials is None:
+                self.ext_proc_port = server.add_insecure_port(address)
+            else:
+                self.ext_proc_port = server.add_secure_port(address, self._credentials)
         except RuntimeError as exc:
             await super().close()
             raise PortInUseError(f"--ext-proc {address}: cannot be listened on; choose another port") from exc
         await server.start()
         for key, words in ignored_keys(self._settings.config):
             log.warning("setting not heeded", key=key, problem=words)
-        log.info("endpoint picker listening", host=self._settings.host, port=self.ext_proc_port)
+        log.info(
+            "endpoint picker listening",
+            host=self._settings.host,
+            port=self.ext_proc_port,
+            tls=self._credentials is not None,
+        )
 
     async def _drain(self, grace_real_s: float) -> None:
         """Let the requests of both entrances finish within the same time."""

@@ -164,19 +164,20 @@ def test_workers_wait_for_the_budget_only_where_there_is_one(template, planner):
 
 
 @pytest.mark.parametrize(
-    ("router", "name"),
+    ("router", "name", "flag"),
     [
-        ({"auth": {"apiKeysSecret": "of-a-user"}}, "api-keys"),
-        ({"tiers": {"enabled": True, "keysSecret": "of-a-user"}}, "tier-keys"),
+        ({"auth": {"apiKeysSecret": "of-a-user"}}, "api-keys", "--api-keys-file"),
+        ({"tiers": {"enabled": True, "keysSecret": "of-a-user"}}, "tier-keys", "--tier-keys-file"),
+        ({"gateway": {"enabled": True, "tls": {"secret": "of-a-user"}}}, "gateway-tls", "--ext-proc-tls"),
     ],
 )
-def test_keys_are_mounted_not_read(template, router, name):
+def test_keys_are_mounted_not_read(template, router, name, flag):
     """The Secret is a folder in routers, given by its flag before the user's own; workers do not see it."""
     changes = {"router": router, "services": {"frontend": {"args": ["--x"]}}}
     spec = template("frontend", **changes)["spec"]
     assert {"name": name, "secret": {"secretName": "of-a-user"}} in spec["volumes"]
     (container,) = spec["containers"]
-    assert container["args"][-3:] == [f"--{name}-file", f"/etc/penstock-{name}", "--x"]
+    assert container["args"][-3:] == [flag, f"/etc/penstock-{name}", "--x"]
     mount = {"name": name, "mountPath": f"/etc/penstock-{name}", "readOnly": True}
     assert mount in container["volumeMounts"]
     assert "of-a-user" not in json.dumps(template("decode", **changes))
