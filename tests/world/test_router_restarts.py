@@ -133,6 +133,34 @@ async def test_an_arbiter_that_takes_over_lets_a_leaving_router_finish(world, st
     world.down()
 
 
+def test_restart_takes_over_edits_of_the_router_and_refuses_others(world):
+    """Clients that ask without a pause notice nothing; the next kill starts with the edited manifest, too."""
+    manifest = world.manifest()
+    world.up(manifest, speed=SPEED, flags=("--no-planner",))
+    log, before = world.log_dir / f"{ROUTER}.log", pid_of(world)
+    over = threading.Event()
+    settings = Settings(world.url, "m", 16, LIMIT_S)
+    results, threads = start_clients(settings, 4, over.is_set)
+    eventually(lambda: not results.silent, "every client streams")
+    world.manifest(router="{policy: round-robin}")
+    done = world.run("restart", "--namespace", "world")
+    assert (done.returncode, "with router.policy" in done.stdout) == (0, True), done.stdout + done.stderr
+    assert pid_of(world) != before
+    assert "policy='round-robin'" in log.read_text()
+    answered = results.answered
+    eventually(lambda: results.answered > answered + 20, "requests continue")
+    over.set()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert results.lost == []
+    world.manifest(router="{policy: round-robin}", decode=2)
+    done = world.run("restart", "--namespace", "world")
+    assert done.returncode != 0
+    assert "services.decode.replicas" in done.stderr
+    assert "penstock down" in done.stderr
+    world.down()
+
+
 def test_a_graph_that_stops_refuses_at_once(world):
     """Once the router is told to end for good, clients are refused, in place of waiting for nobody."""
     world.up(world.manifest(), speed=SPEED, flags=("--no-planner",))

@@ -32,6 +32,7 @@ from penstock.local.edits import waiting_edits
 from penstock.local.probes import Probes
 from penstock.local.process_log import ARBITER, log_path, tail
 from penstock.local.recurring import TAIL_BYTES, recurring
+from penstock.local.restart import only_for_router
 from penstock.local.statefile import ArbiterInfo, ProcessId, StateFile
 from penstock.local.status import LocalGraphStatus, ProcessStatus, StatusReader
 from penstock.local.store import StateStore, namespaces
@@ -242,10 +243,10 @@ def edit_findings(arbiter: ArbiterInfo) -> Iterator[Finding]:
         return
     if keys:
         message = f"{arbiter.graph} was edited since the start, and these keys wait for the next one: {', '.join(keys)}"
+        anew = f"penstock down --namespace {arbiter.namespace}, then penstock up {arbiter.graph}"
+        is_for_router = only_for_router(arbiter, keys)
         yield warning(
-            subject,
-            message,
-            f"penstock down --namespace {arbiter.namespace}, then penstock up {arbiter.graph}",
+            subject, message, f"penstock restart --namespace {arbiter.namespace}" if is_for_router else anew
         )
 
 

@@ -32,6 +32,7 @@ from penstock.local.build import UpOptions, model_warnings
 from penstock.local.down import Stopped, await_start, choose_namespace
 from penstock.local.down import down as stop_graph
 from penstock.local.render import render
+from penstock.local.restart import restart as restart_router
 from penstock.local.statefile import StateFile
 from penstock.local.status import StatusReader
 from penstock.local.store import StateStore
@@ -269,6 +270,25 @@ async def _watch(namespace: str, interval_s: float, *, with_unchanged: bool) -> 
             while True:
                 await asyncio.sleep(interval_s)
                 live.update(render(await reader.read()), refresh=True)
+
+
+@click.command()
+@click.option("--namespace", help=_NAMESPACE_HELP)
+@option.as_json("Print what was done as JSON.")
+def restart(namespace: str | None, as_json: bool) -> None:
+    """Restart the router of a graph, which takes over edits of `router` in the manifest; no request is lost.
+
+    The old router finishes its streams while the new one serves. Edits of anything else need `down` and `up`.
+    """
+    with Terminal(stderr=True).status("restarting the router"):
+        restarted = restart_router(choose_namespace(namespace))
+    if as_json:
+        say_json(asdict(restarted), is_indented=False)
+        return
+    took_over = f", with {', '.join(restarted.edits)}" if restarted.edits else ""
+    say(
+        f"{restarted.namespace}: router restarted in {restarted.took_s:.1f} s, pid {restarted.pid}{took_over}"
+    )
 
 
 @click.command()

@@ -21,6 +21,10 @@ from penstock.local.beginning import Beginning
 _SUBCOMMANDS = {
     "up": ("penstock.cli.local:up", "Start a graph's processes on this machine."),
     "load": ("penstock.cli.load:load", "Replay a trace against a running graph."),
+    "restart": (
+        "penstock.cli.local:restart",
+        "Restart a graph's router with its edited settings; no request is lost.",
+    ),
     "status": ("penstock.cli.local:status", "Show workers, GPUs, queues and the last decisions."),
     "down": ("penstock.cli.local:down", "Drain and stop a graph started by `up`."),
     "pool": ("penstock.cli.pool:pool", "Show who of a GPU pool holds, wants and waits."),

@@ -31,7 +31,7 @@ class ProcessStep(Enum):
     KILL = "send SIGKILL to the process and its group; the reason becomes the cause of its exit"
     SWITCH = "write the role that a drained worker takes; it is ready again once it answers its health check"
     SUCCEED = (
-        "let a router that accepts no more connections finish under another name, and start its successor"
+        "let a router that is to end, or was told to, finish under another name, and start its successor"
     )
     RETIRE = "take out the entry, whose process has ended for good; the base entry becomes stopped"
     FORGET = "drop what is remembered about a name that is no longer in the file"
@@ -203,7 +203,7 @@ def _watch(
 ) -> ProcessAction | None:
     if known.verdict is not None:
         return None
-    if known.is_leaving:
+    if known.is_leaving or (entry.renew and known.healthy_s is not None):
         return ProcessAction(ProcessStep.SUCCEED, name)
     if known.healthy_s is not None:
         return _watch_served(name, entry, known, now_s - known.healthy_s)

@@ -108,6 +108,7 @@ class ProcessEntry:
         served: It has been ready once since it was requested.
         order: Rises with every requested replica; the newest has the largest.
         takes_socket: The arbiter holds the socket on which it listens, and gives it to each of its processes.
+        renew: Its process is to finish, and another one to start; for a router.
         takes: The role that it takes once it has drained, with its process and GPUs; None: it keeps its own.
     """
 
@@ -136,6 +137,7 @@ class ProcessEntry:
     order: int = 0
     takes: str | None = None
     takes_socket: bool = False
+    renew: bool = False
 
     @property
     def process(self) -> ProcessId | None:

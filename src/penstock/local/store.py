@@ -343,3 +343,14 @@ class StateStore:
 
     def _replace(self, state: StateFile) -> None:
         replace_file(self.path, json.dumps(to_json(state), indent=2) + "\n")
+
+
+def keep_text(text: str, kept: Path) -> Path:
+    """Write a manifest for this user alone, and return where."""
+    make_folder(kept.parent)
+    try:
+        with os.fdopen(os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE), "w") as stream:
+            stream.write(text)
+    except OSError as exc:
+        raise ConfigError(unwritable(str(kept), exc)) from exc
+    return kept

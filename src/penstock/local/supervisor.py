@@ -20,7 +20,7 @@ from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ClusterError, ConfigError, ConflictError, NotFoundError, PenstockError
 from penstock.core.local_state import EntryState
 from penstock.gpu_pool.reclaim import cut_sentence
-from penstock.local import process_log
+from penstock.local import liveness, process_log
 from penstock.local.build import argv_of, environment_of, ports_for
 from penstock.local.held_sockets import HeldSockets
 from penstock.local.launcher import Ended, Launcher
@@ -83,7 +83,7 @@ class StatefileRecord:
         if name in entries:
             ports = ports_for(entries[name], entries.values())
             url = f"{entries[name].scheme}://127.0.0.1:{ports[PORT]}" if PORT in ports else None
-            self.change(name, state=EntryState.STARTING, ports=ports, url=url)
+            self.change(name, state=EntryState.STARTING, ports=ports, url=url, renew=False)
         entry = self.state.entries.get(name)
         return entry if entry is not None and entry.is_replica else None
 
@@ -144,7 +144,12 @@ class StatefileRecord:
                 return state
             state = state.with_entry(after, replace(entry, state=EntryState.DRAINING, served=False))
             return state.change(
-                name, state=EntryState.STARTING, pid=None, started=None, restarts=entry.restarts + 1
+                name,
+                state=EntryState.STARTING,
+                pid=None,
+                started=None,
+                restarts=entry.restarts + (not entry.renew),
+                renew=False,
             )
 
         self._edit(edit)
@@ -225,12 +230,18 @@ class Supervisor:
             if (process := entry.process) is not None:
                 self._launcher.adopt(name, process)
                 healthy_s = now_s if entry.state is EntryState.READY else None
-                has_left = entry.role == Role.ROUTER and entry.state is EntryState.DRAINING
+                # A second SIGTERM would cut the streams of a router that has got one.
+                has_left = (
+                    entry.role == Role.ROUTER
+                    and entry.state is EntryState.DRAINING
+                    and entry.port is not None
+                    and liveness.holds_port(process, entry.port) is False
+                )
                 self._observed[name] = ObservedProcess(
                     pid=process.pid,
                     started_s=now_s,
                     healthy_s=healthy_s,
-                    terminated_s=now_s if has_left else None,  # a second SIGTERM would cut its streams
+                    terminated_s=now_s if has_left else None,
                 )
                 log = process_log.log_path(self._record.state.arbiter.log_dir, name)
                 self._log_starts[name] = process_log.size_of(log)
@@ -406,6 +417,9 @@ class Supervisor:
         leaving = f"{name}-leaving-{known.pid}"
         self._record.leaves(name, leaving)
         self._launcher.rename(name, leaving)
+        if not known.is_leaving:
+            self._observer.let_go(self._record.state.entries[name])
+            self._launcher.send(leaving, signal.SIGTERM)
         self._observed[leaving] = replace(known, terminated_s=now_s, fault=None, is_leaving=False)
         self._observed[name] = ObservedProcess()
         self._observer.forget(name)

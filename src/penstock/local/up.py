@@ -30,7 +30,7 @@ from penstock.local.ports import is_free
 from penstock.local.probes import Probes, frontend_of
 from penstock.local.starts import starting
 from penstock.local.statefile import ProcessEntry, StateFile, to_json
-from penstock.local.store import FILE_MODE, StateStore, log_root, make_folder
+from penstock.local.store import FILE_MODE, StateStore, keep_text, log_root, make_folder
 from penstock.runtimes import PLANNER_ROLE, RuntimeContext, runtime_of
 from penstock.runtimes.build import missing_extras
 from penstock_planner.learnt import LEARNING, former_run, former_run_in_words, start_from
@@ -89,17 +89,7 @@ def kept_file(file: Path, options: UpOptions) -> Path:
     graph = load_graph(text if "\n" in text else f"{text}\n")
     namespace = options.namespace or graph.name
     StateStore.of(namespace).refuse_running()  # whose router would follow the new text
-    return _keep(text, kept_path(_log_dir(options, namespace), namespace))
-
-
-def _keep(text: str, kept: Path) -> Path:
-    make_folder(kept.parent)
-    try:
-        with os.fdopen(os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE), "w") as stream:
-            stream.write(text)
-    except OSError as exc:
-        raise ConfigError(unwritable(str(kept), exc)) from exc
-    return kept
+    return keep_text(text, kept_path(_log_dir(options, namespace), namespace))
 
 
 def _log_dir(options: UpOptions, namespace: str) -> Path:
@@ -192,7 +182,7 @@ async def start(file: Path, options: UpOptions, progress: Progress) -> StartedGr
         raise PortInUseError(
             f"--port: 127.0.0.1:{options.port} is in use by another process; stop it or choose another --port"
         )
-    _keep(read_text(file), kept_path(Path(state.arbiter.log_dir), store.path.stem))
+    keep_text(read_text(file), kept_path(Path(state.arbiter.log_dir), store.path.stem))
     began_s = time.monotonic()
     arbiter = _spawn_arbiter(store, state)
     try:

@@ -65,6 +65,14 @@ def test_what_is_wanted_is_started_and_marked(next_action, entry_state, observed
     assert next_action(entry_state, observed) == expected
 
 
+@pytest.mark.parametrize("healthy_s", [None, NOW])
+def test_a_router_that_is_to_be_renewed_leaves_once_it_serves(next_action, healthy_s):
+    """One that has not served yet has just been started with the new settings, or cannot hold anything."""
+    observed = ObservedProcess(pid=1, started_s=NOW - 1, healthy_s=healthy_s)
+    expected = None if healthy_s is None else ProcessAction(ProcessStep.SUCCEED, NAME)
+    assert next_action("ready", observed, renew=True) == expected
+
+
 @pytest.mark.parametrize(
     ("failures", "ran_s", "was_ready", "expected"),
     [
