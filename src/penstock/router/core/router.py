@@ -59,7 +59,8 @@ class RouterCore(Generic[T]):
         self.entry_queue = queues[self.entry]
         self.turned_away = {role: RejectionCounter() for role in queues}
         self._wards: dict[Role, Ward[T]] = {role: Ward(role) for role in queues}
-        # Suspects in the first stage that are to be alone in a later one.
+        # Suspects that wait or run in a stage, and those of them in the first one that are to be alone in a later one.
+        self._suspects: set[tuple[Role, T]] = set()
         self._gated: set[T] = set()
         self.paused: Collection[Role] = ()
         self.speed = 1.0
@@ -109,10 +110,13 @@ class RouterCore(Generic[T]):
                 return deflected
         queue, busy = self.queues[role], self.busy[role]
         busy_now = busy.not_taking(self._names[role]) if busy.is_any else frozenset()
-        if self._has_suspects(role):
+        if arrival.alone_at:
+            self._suspects.add((role, item))
+        if self._suspects:
             busy_now |= self._closed(role)
         moved = queue.moved
         if not queue.submit(item, arrival, now_s, again=again, waited_s=waited_s, busy=busy_now):
+            self._suspects.discard((role, item))
             message = f"{len(queue)} requests wait for {role} already; retry later"
             full = Refuse(item, role, RefusalReason.QUEUE_FULL, message, self._wake_left_s(now_s))
             return [self._refuse(full, now_s)]
@@ -210,6 +214,7 @@ class RouterCore(Generic[T]):
             item, worker, stay.tokens, now_s=now_s, queued_s=stay.queued_s, reason=stay.reason
         )
         if is_alone:
+            self._suspects.add((role, item))
             self._wards[role].enter(assignment)
         self._load_changed(role, now_s, worker.name)
         return assignment
@@ -441,8 +446,10 @@ class RouterCore(Generic[T]):
     # ------------------------------------------------------------------ within
 
     def _left(self, item: T, role: Role) -> None:
-        self._wards[role].leave(item)
-        self._gated.discard(item)
+        if self._suspects:
+            self._suspects.discard((role, item))
+            self._wards[role].leave(item)
+            self._gated.discard(item)
         if self.tiers is not None:
             self.tiers.left(item, role)
 
@@ -476,7 +483,9 @@ class RouterCore(Generic[T]):
             effects += self._dispatch_suspects(role, now_s)
         if tiers is not None and role is self.entry and not self._lets_tiers_in(tiers, now_s):
             return effects
-        if any(self._is_all_closed(each) for each in self._needed(role) if each is not role):
+        if self._suspects and any(
+            self._is_all_closed(each) for each in self._needed(role) if each is not role
+        ):
             return effects
         for queued in queue.dispatch(now_s, self._dispatch_check(role, now_s)):
             effects.append(self._dispatched(queued, role, now_s))
@@ -525,12 +534,9 @@ class RouterCore(Generic[T]):
             effects.append(assignment)
         return effects
 
-    def _has_suspects(self, role: Role) -> bool:
-        return bool(self.queues[role].apart or self._wards[role] or self.entry_queue.apart or self._gated)
-
     def _is_all_closed(self, role: Role) -> bool:
         """Return whether every worker of a role is kept for suspects."""
-        return self._has_suspects(role) and self._names[role] <= self._closed(role)
+        return self._names[role] <= self._closed(role)
 
     def _has_free(self, role: Role, now_s: float) -> bool:
         """Return whether a suspect that comes from the first stage would find a worker of its own at once."""
@@ -578,7 +584,7 @@ class RouterCore(Generic[T]):
         if busy.is_any and self.queues[role].policy.assigns is AssignTime.WHEN_FREE:
             closed |= busy.not_taking(self._names[role])
         needs_blocks = self.tiers is not None and role is self.entry and busy.has_thresholds
-        if self._has_suspects(role):
+        if self._suspects:
             closed |= self._closed(role)
         if not (closed or needs_blocks) and pool.are_closed(role):
             return None

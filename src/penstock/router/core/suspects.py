@@ -89,9 +89,6 @@ class Ward(Generic[T]):
         """Record that it has left; does nothing for a request that is not inside."""
         self._inside.pop(item, None)
 
-    def __bool__(self) -> bool:
-        return bool(self._inside)
-
     @property
     def has_uncleared(self) -> bool:
         """Whether a suspect runs that is not cleared yet."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
-from math import inf
 from typing import Any, ClassVar
 
 from penstock.api import Role
@@ -24,7 +23,7 @@ from penstock.core.http.anthropic import in_form_of
 from penstock.core.http.messages import EVENT_STREAM, JSON
 from penstock.core.http.streaming import Observe, relay
 from penstock.core.logs import get_logger
-from penstock.router.admission import AdmissionError
+from penstock.router.admission import AdmissionError, LiveAssignment
 from penstock.router.context import RouterContext
 from penstock.router.core.request import BROKEN, MOVED, RequestMachine, RequestPlan
 from penstock.router.core.request_steps import (
@@ -332,8 +331,8 @@ class CompletionHandler:
                 admission.check_capacity(role)
             unpaired = self._transfers.unpaired(role, call.transfer)
             arrival = call.arrival(role, unpaired, self._prompt_costs.bytes_per_token)
-            async with asyncio.timeout(self._wait_left_real_s(call)):
-                assignment = await admission.wait(role, arrival, again=step.again)
+            waiting = admission.wait(role, arrival, again=step.again)
+            assignment = await (waiting if call.begun is None else self._wait_in_time(call, waiting))
         except AdmissionError as exc:
             call.refusal = refusal(exc)
             return exc.reason
@@ -353,10 +352,17 @@ class CompletionHandler:
             call.worker = assignment.worker.name
         return assignment
 
-    def _wait_left_real_s(self, call: CompletionCall) -> float | None:
-        """Return how long a begun stream may still wait for a worker, real seconds; None: queues alone bound the wait."""
-        until_s = call.machine.waits_until_s
-        return None if until_s == inf else max(0.0, self._clock.to_real_s(until_s - self._clock.now_s()))
+    async def _wait_in_time(
+        self, call: CompletionCall, waiting: Coroutine[Any, Any, LiveAssignment]
+    ) -> LiveAssignment:
+        """Wait for a begun stream's next worker, as long as the stream may.
+
+        Raises:
+            TimeoutError: it came too late, or not at all.
+        """
+        left_s = call.machine.waits_until_s - self._clock.now_s()
+        async with asyncio.timeout(max(0.0, self._clock.to_real_s(left_s))):
+            return await waiting
 
     # ------------------------------------------------------------------ responses
 
