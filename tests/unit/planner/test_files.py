@@ -81,7 +81,7 @@ async def test_a_picture_delays_no_file(world, thread, monkeypatch):
             shown.tick(view)
             written = threading.Event()
             thread.submit(written.set)
-            assert written.wait(30)
+            assert written.wait()
             ticks.append(view.at_s)
 
         def decided(self, decision, view):
