@@ -1,7 +1,12 @@
-"""What a drain costs the router: counts for each stream, and the reading of those alone that are about to move."""
+"""What a drain and a dead worker cost the router: it reads the streams alone that are about to move, and few at a time."""
+
+import asyncio
+from collections import Counter
+from functools import partial
 
 import orjson
 import pytest
+from test_stream_continuation import PATIENT, answer_to, asked, text_of
 
 from penstock.api import Role
 from penstock.api.router_workers import RetriesConfig
@@ -115,3 +120,42 @@ def test_prompts_are_looked_up_where_what_is_cached_decides_and_few_at_a_time(ca
         for _ in range(STREAMS // MAX_LOOKUPS - 1):
             drain.moves.tick()
         assert drain.lookups == STREAMS
+
+
+async def test_the_streams_of_a_dead_worker_are_read_one_a_turn_of_the_loop(harness, monkeypatch):
+    """Forty break at once; between two of them everything else has its turn."""
+    *workers, router = await harness.served("aggregated", "aggregated", config=PATIENT)
+    dies, began, turns, turn = asyncio.Event(), [], [], 0
+
+    async def speak(serial, request, responder):
+        whole = answer_to(request.path, request.body, serial)
+        responder.start(200)
+        if dies.is_set():
+            responder.write(whole)
+            responder.end()
+            return
+        responder.write(whole[:1500])
+        began.append(serial)
+        await dies.wait()
+        responder.break_off()
+
+    async def count_turns():
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    read = StreamRests.read
+    monkeypatch.setattr(StreamRests, "read", lambda self, call: (turns.append(turn), read(self, call))[1])
+    for serial, worker in enumerate(workers):
+        worker.otherwise = partial(speak, serial)
+    asking = [asyncio.create_task(asked(router, "/v1/completions", user=str(each))) for each in range(40)]
+    await router.until(lambda: len(began) == len(asking))
+    counting = asyncio.create_task(count_turns())
+    dies.set()
+    got = await asyncio.gather(*asking)
+    counting.cancel()
+    assert len({text_of(each) for each in got}) == 1
+    assert len(turns) == len(asking)
+    # One before and one after the counter may see the same turn.
+    assert max(Counter(turns).values()) <= 2
