@@ -1,18 +1,25 @@
 """Workers whose streams hold events of unknown forms: clients get them as they came, and every break ends in an error event."""
 
+import contextlib
+import json
 import logging
 from collections import Counter
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from test_stream_continuation import ASKED, PATIENT, STREAMED, Speakers, answer_to
-from test_stream_record import UNKNOWN_CHUNKS
+from test_stream_record import PATHS, UNKNOWN_CHUNKS
+from test_stream_record import asked as asked_for
 
-from penstock.core.errors import StreamBroken
-from penstock.router.proxy.continuation import Said
-from penstock.router.proxy.kv_transfer import read_usage, with_cached_tokens
+from penstock.core.errors import StreamBroken, UpstreamError
+from penstock.router.metrics import RouterMetrics
+from penstock.router.proxy.continuation import Said, Seam, said_of
+from penstock.router.proxy.kv_transfer import PrefillAnswer, read_usage, with_cached_tokens
 from penstock.router.proxy.response_seam import ResponseSeam
 from penstock.router.proxy.stream import RelayMeter
+from penstock.router.proxy.stream_record import RecordedBytes, StreamRecord
 from penstock.router.server import TickJobs
 
 
@@ -197,3 +204,96 @@ def test_counts_of_an_unknown_form_are_not_added(cached):
     assert read_usage(usage) == (5, 2, None)
     assert with_cached_tokens(usage, 3) is None
     assert usage == {"input_tokens": 2, "cache_read_input_tokens": 3, "output_tokens": 2}
+
+
+KEYS = st.sampled_from(
+    [
+        "id",
+        "choices",
+        "index",
+        "text",
+        "delta",
+        "content",
+        "role",
+        "finish_reason",
+        "token_ids",
+        "prompt_token_ids",
+        "logprobs",
+        "tokens",
+        "usage",
+        "prompt_tokens",
+        "completion_tokens",
+        "total_tokens",
+        "prompt_tokens_details",
+        "cached_tokens",
+        "input_tokens",
+        "output_tokens",
+        "cache_read_input_tokens",
+        "type",
+        "response",
+        "item",
+        "part",
+        "output",
+        "item_id",
+        "sequence_number",
+        "message",
+        "error",
+    ]
+)
+NAMES = (
+    b"",
+    b"event: message_start\n",
+    b"event: message_delta\n",
+    b"event: content_block_delta\n",
+    b"event: response.created\n",
+    b"event: response.output_text.delta\n",
+    b"event: response.completed\n",
+)
+
+
+class Assigned:
+    """Takes what a stream's assignment does."""
+
+    def grow(self, tokens, gap_s=None):
+        """Count nothing."""
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**65), 2**65)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=5),
+    max_leaves=12,
+)
+CHUNKS = st.fixed_dictionaries(
+    {},
+    optional={
+        key: st.just([{"index": 0, "text": "a"}]) | JSON for key in ("choices", "usage", "message", "type")
+    },
+)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(NAMES), CHUNKS | JSON), max_size=6),
+    st.sampled_from(PATHS),
+    st.booleans(),
+)
+def test_no_event_of_any_form_fails_the_relay_its_record_or_its_seam(events, path, has_prefill):
+    """A worker may send what it likes: the router passes it on, or blames the worker."""
+    request = asked_for(path)
+    record = StreamRecord(request, RecordedBytes())
+    prefilled = PrefillAnswer(None, 3, 2, None) if has_prefill else None
+    metrics, assignment = RouterMetrics(), Assigned()
+    meter = RelayMeter(metrics, assignment, lambda: None, 0.0, 0.0, 1.0, prefilled, record, may_go_on=True)
+    said = Said("a", "ab", 1, 2, {"id": "r", "item_id": "i", "sequence_number": 4})
+    seams = [ResponseSeam(said, None), Seam(said)]
+    for name, content in events:
+        event = name + b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
+        with contextlib.suppress(UpstreamError):
+            meter.observe(event)
+        for seam in seams:
+            seam.join(event)
+    read_usage(meter.usage)
+    said_of(record)
