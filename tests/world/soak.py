@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,11 +92,83 @@ class Findings:
         )
 
 
-class Client:
-    """One request over a connection of its own, read without any of the product's code."""
+REST_S = 30.0
+"""A kept connection is not used again after so long without a request; the router closes it after 75 s."""
 
-    def __init__(self, port: int, slow_port: int, rng: random.Random, findings: Findings) -> None:
+
+@dataclass
+class Connection:
+    """One connection to the router, read without any of the product's code."""
+
+    port: int
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    rested_since_s: float = 0.0
+
+    async def head(self) -> tuple[str, bytes]:
+        """Return the status and the header lines, in lower case, of the next response."""
+        status = (await self.reader.readline()).split(b" ")
+        lines = b""
+        while (line := await self.reader.readline()) not in {b"\r\n", b""}:
+            lines += line.lower()
+        return status[1].decode() if len(status) > 1 else "none", lines
+
+    async def body(self, head: bytes, most: int) -> AsyncIterator[bytes]:
+        """Yield the body of that response in pieces of at most ``most`` bytes, up to its end."""
+        if b"transfer-encoding: chunked" not in head:
+            (length,) = (line[15:] for line in head.splitlines() if line.startswith(b"content-length:"))
+            async for piece in self._exactly(int(length), most):
+                yield piece
+            return
+        while size := int((await self.reader.readuntil(b"\r\n")), 16):
+            async for piece in self._exactly(size, most):
+                yield piece
+            await self.reader.readexactly(2)
+        await self.reader.readexactly(2)
+
+    async def _exactly(self, size: int, most: int) -> AsyncIterator[bytes]:
+        while size:
+            if not (piece := await self.reader.read(min(size, most))):
+                raise asyncio.IncompleteReadError(b"", size)
+            size -= len(piece)
+            yield piece
+
+
+class Connections:
+    """Connections that rest between two requests: half of the clients keep theirs, as proxies and SDKs do."""
+
+    def __init__(self) -> None:
+        self._resting: list[Connection] = []
+
+    async def take(self, port: int) -> Connection:
+        """Return the connection that rests for the shortest time, or a new one."""
+        while found := [each for each in self._resting if each.port == port]:
+            self._resting.remove(found[-1])
+            is_fresh = time.monotonic() - found[-1].rested_since_s < REST_S
+            if is_fresh and not found[-1].reader.at_eof():
+                return found[-1]
+            found[-1].writer.close()
+        return Connection(port, *await asyncio.open_connection("127.0.0.1", port))
+
+    def give_back(self, connection: Connection) -> None:
+        """Let a connection rest."""
+        connection.rested_since_s = time.monotonic()
+        self._resting.append(connection)
+
+    def close(self) -> None:
+        """Close those that rest."""
+        for connection in self._resting:
+            connection.writer.close()
+
+
+class Client:
+    """One request, half of them over a kept connection."""
+
+    def __init__(
+        self, port: int, slow_port: int, rng: random.Random, findings: Findings, connections: Connections
+    ) -> None:
         self._port, self._slow_port, self._rng, self._findings = port, slow_port, rng, findings
+        self._connections = connections
 
     async def send(self) -> None:
         """Send a request of a kind drawn by its share, and count how it ended."""
@@ -155,36 +228,43 @@ class Client:
         body = json.dumps(asked).encode()
         path = "chat/completions" if chat else "completions"
         port = self._slow_port if kind == "far" else self._port
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        keeps = rng.random() < 0.5
+        connection = await self._connections.take(port)
+        ends = True
         try:
             sent_s = time.monotonic()
             head = f"POST /v1/{path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-            writer.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
+            head += "" if keeps else "connection: close\r\n"
+            connection.writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
             if kind == "left":
                 await asyncio.sleep(rng.expovariate(5))
-                writer.transport.abort()
+                connection.writer.transport.abort()
                 return "left"
-            return await self._read(reader, kind, tokens, sent_s)
+            code, received = await connection.head()
+            outcome = await self._read(connection, (code, received), kind, tokens, sent_s)
+            ends = not keeps or b"connection: close" in received
+            return outcome
         finally:
-            writer.close()
+            if ends:
+                connection.writer.close()
+            else:
+                self._connections.give_back(connection)
 
-    async def _read(self, reader: asyncio.StreamReader, kind: str, tokens: int, sent_s: float) -> str:
-        status = (await reader.readline()).split(b" ")
-        code = status[1].decode() if len(status) > 1 else "none"
-        head = b""
-        while (line := await reader.readline()) not in {b"\r\n", b""}:
-            head += line.lower()
-        if code in {"429", "503"}:
-            return "refused" if b"retry-after" in head else f"failed: {code} without retry-after"
-        if code != "200":
-            return f"failed: status {code}"
+    async def _read(
+        self, connection: Connection, answer: tuple[str, bytes], kind: str, tokens: int, sent_s: float
+    ) -> str:
+        code, head = answer
         text = b""
-        while piece := await reader.read(512 if kind == "slow" else 65536):
+        async for piece in connection.body(head, 512 if kind == "slow" else 65536):
             if not text and kind == "whole" and b"event-stream" in head:
                 self._findings.ttft_s.append(time.monotonic() - sent_s)
             text += piece
             if kind == "slow":
                 await asyncio.sleep(0.02)
+        if code in {"429", "503"}:
+            return "refused" if b"retry-after" in head else f"failed: {code} without retry-after"
+        if code != "200":
+            return f"failed: status {code}"
         if b'"error"' in text:
             error = text[text.index(b'"error"') :][:120]
             return f"failed: {error!r}"
@@ -224,7 +304,7 @@ async def load(port: int, rng: random.Random, findings: Findings, until_s: float
     """Send requests at a rate that rises and falls over ten minutes, with a burst now and then."""
     began_s = time.monotonic()
     link = await asyncio.start_server(SlowNetwork(port, random.Random(rng.random())).connect, "127.0.0.1", 0)
-    slow_port = link.sockets[0].getsockname()[1]
+    slow_port, connections = link.sockets[0].getsockname()[1], Connections()
     async with link, asyncio.TaskGroup() as group:
         while (now_s := time.monotonic()) < until_s:
             phase = (now_s - began_s) % 600 / 600
@@ -233,9 +313,10 @@ async def load(port: int, rng: random.Random, findings: Findings, until_s: float
                 rate = 1.5 * peak_rps
             await asyncio.sleep(rng.expovariate(rate))
             if findings.in_flight < 600:  # a stopped router must not make the client the sick one
-                group.create_task(Client(port, slow_port, rng, findings).send())
+                group.create_task(Client(port, slow_port, rng, findings, connections).send())
             else:
                 findings.outcomes["not sent"] += 1
+    connections.close()
 
 
 class Faults:
