@@ -3,6 +3,7 @@
 import asyncio
 import os
 import stat
+from importlib.metadata import version
 
 import orjson
 import pytest
@@ -238,6 +239,22 @@ async def test_shutdown_lets_streams_finish(harness):
 
     assert await stream.read(limit_bytes=100) == harness.done
     await closing
+
+
+async def test_probes_that_were_written_for_vllm_are_answered(harness):
+    """By either method where vLLM takes both; the load counts streams under way, and no probe."""
+    worker, router = await harness.served("aggregated")
+    for method in ("GET", "POST"):
+        assert (await harness.client.request(method, router.url + "/ping")).status == 200
+    assert (await harness.client.request("POST", router.url + "/version")).status == 405
+    assert orjson.loads((await router.get("/version")).body) == {"version": version("penstock")}
+    assert orjson.loads((await router.get("/load")).body) == {"server_load": 0}
+    end = worker.hold_stream()
+    stream = await router.begun_stream()
+    assert orjson.loads((await router.get("/load")).body) == {"server_load": 1}
+    end.set()
+    await stream.read(limit_bytes=100)
+    await router.until(lambda: router.server.app.load == 0)
 
 
 async def test_shutdown_is_bounded(harness):

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Collection
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import orjson
@@ -65,7 +66,9 @@ _CLIENT_LEFT = 499
 """nginx's code for it; the client sees none."""
 _OVERLOADED = (429, 503)
 """Answers to those for whom there is no room."""
-_WATCHED = frozenset({"/metrics", "/health", "/ready", "/ui", PICKER_PATH})
+_WATCHED = frozenset({"/metrics", "/health", "/ping", "/ready", "/version", "/load", "/ui", PICKER_PATH})
+_POSTED_TOO = "/ping"
+"""SageMaker's probe, which vLLM answers to either method."""
 _JSON_TYPE = (b"content-type", b"application/json")
 
 
@@ -75,6 +78,7 @@ class RouterApp:
 
     Attributes:
         is_stopping: The router takes no more requests, and is not ready.
+        load: Requests of the APIs that have arrived and are not answered.
     """
 
     context: RouterContext
@@ -89,6 +93,7 @@ class RouterApp:
     tiers: LiveTiers | None
     tracing: Tracing | None
     is_stopping: bool = False
+    load: int = 0
 
     def __post_init__(self) -> None:
         """Make what follows from the settings."""
@@ -107,6 +112,7 @@ class RouterApp:
         origins = settings.config.cors_allowed_origins
         self._cors = Cors(origins) if origins else None
         self._session_header = (settings.config.session_header or "").lower().encode()
+        self._version = orjson.dumps({"version": version("penstock")})
         self._model_card = {
             "id": settings.model,
             "object": "model",
@@ -149,6 +155,7 @@ class RouterApp:
         own_id = headers[0][1].decode()
         bind_task(request_id=own_id)
         call: CompletionCall | None = None
+        self.load += 1
         try:
             if not request.body:
                 # Of a request that is refused, no body was read: see `wants_body`.
@@ -178,6 +185,7 @@ class RouterApp:
                 call.error = "internal_error"
             raise
         finally:
+            self.load -= 1
             self._record(PATHS[path], own_id, call, responder, arrived_real_s)
 
     def _check(self, request: Request) -> None:
@@ -336,7 +344,8 @@ class RouterApp:
             elif path == "/busy_threshold":
                 responder.send(200, await self._thresholds(request), headers=headers)
             elif path in _WATCHED or path.startswith("/ui/"):
-                _require(request, "GET")
+                if path != _POSTED_TOO or request.method != "POST":
+                    _require(request, "GET")
                 await self._answer_watcher(path, request, responder)
                 return
             else:
@@ -355,8 +364,12 @@ class RouterApp:
             accept = b"" if self.tracing is None else request.headers.get(b"accept", b"")
             page, content_type = self.page.render(accept.decode("latin-1"))
             responder.send(200, page, content_type=content_type)
-        elif path == "/health":
+        elif path in {"/health", "/ping"}:
             responder.send(200, b'{"status":"ok"}')
+        elif path == "/version":
+            responder.send(200, self._version)
+        elif path == "/load":
+            responder.send(200, orjson.dumps({"server_load": self.load}))
         elif path == "/ready":
             reasons = self._reasons_not_ready()
             status = "not ready" if reasons else "ready"
