@@ -76,7 +76,7 @@ def _is_possible(row):
 CASES = [Case(*row) for row in AllPairs(list(FACTORS.values()), filter_func=_is_possible)]
 SOON = [
     Case(1, "all die", "on", 1, 60, "chat/completions", "new"),
-    Case(3, "two die in turn", "rejection", 1, 12, "completions", "restarted"),
+    Case(3, "two die in turn", "rejection", 1, 24, "completions", "restarted"),
 ]
 """The part that runs with the slow tests."""
 
@@ -299,7 +299,8 @@ async def test_no_begun_stream_is_lost(world, case):
     begun = [each for each in streams if each not in refused]
     # Under rejection or shedding a request may be refused, before its first token.
     assert case.tiers in {"rejection", "shedding"} or not refused
-    assert not [each.problem for each in begun if each.is_over]
+    speaking = [each for each in begun if not each.is_over]
+    assert len(speaking) > case.streams / 3, "too many streams ended before the last one began"
     await graph.disturb(begun)
     await asyncio.gather(*tasks)
 
@@ -318,4 +319,5 @@ async def test_no_begun_stream_is_lost(world, case):
     await asyncio.gather(*(each.read() for each in again))
     assert [each.problem for each in again if each.problem] == [], world.logs()
     await graph.check_books()
-    print(f"{case}: {len(begun) - len(lost)} of {len(begun)} begun streams complete")  # noqa: T201 - the table of a night
+    complete = sum(not each.problem for each in speaking)
+    print(f"{case}: {complete} of {len(speaking)} begun streams complete")  # noqa: T201 - the table of a night
