@@ -37,9 +37,9 @@ demo: $(VENV)/.demo ## Serve a graph of simulated workers, replay a real trace, 
 # Keep compiled bytecode even where the environment disables it: tests start hundreds of processes with the same imports.
 export PYTHONDONTWRITEBYTECODE =
 
-# Fast tests share the cores, one process on each. Slow ones start processes and mostly wait: two files side by side.
+# Fast tests share the cores, one process on each. Slow ones start processes and mostly wait: two side by side.
 FAST = tests/unit tests/contract tests/fuzz -m "not slow and not nightly" -n logical --dist worksteal
-SLOW = tests -m "slow and not cluster and not nightly" -n 2 --dist loadfile
+SLOW = tests -m "slow and not cluster and not nightly" -n 2 --dist worksteal
 
 test: test-fast test-slow ## Run the tests, fast and slow ones; CI runs the fast ones as `make coverage`
 

@@ -10,6 +10,7 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -45,8 +46,12 @@ def main() -> int:
             hog = subprocess.Popen([sys.executable, "-c", HOG])
             stack.callback(hog.wait)
             stack.callback(hog.kill)
-        command = [*PYTEST, "-q", "--times", str(options.times), "-n", options.workers, "--dist", "worksteal"]
-        status = subprocess.run([*command, *names], cwd=ROOT, check=False).returncode
+        listed = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "chosen"
+        listed.write_text("\n".join(names), encoding="utf-8")
+        command = [*PYTEST, "-q", "--repeat", str(listed), "--times", str(options.times)]
+        command += ["-n", options.workers, "--dist", "worksteal"]
+        files = sorted({name.partition("::")[0] for name in names})
+        status = subprocess.run([*command, *files], cwd=ROOT, check=False).returncode
     print(f"{time.monotonic() - began_s:.0f} s, load {' '.join(f'{each:.1f}' for each in os.getloadavg())}")
     return status
 

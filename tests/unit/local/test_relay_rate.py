@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import LIMIT_S, until_asked
 
 from penstock.cli import demo
 from penstock.cli.terminal import Terminal
@@ -54,13 +55,15 @@ async def test_the_demo_says_why_its_speed_is_lower(monkeypatch, capsys, rate, s
 
 
 async def test_a_process_relays_events():
-    """Each is counted once it has come through both sockets; every stream has one at least."""
+    """Each is counted once it has come through both sockets."""
     assert await relay_rate.relay_rate(0.0) == 0
-    assert await relay_rate.relay_rate(0.02) > 0
+    # A busy machine may let the time go by before the first one.
+    assert await until_asked(lambda: relay_rate.relay_rate(0.02)) > 0
 
 
 async def test_a_machine_is_measured_on_every_core_or_not_at_all(monkeypatch):
     """Rates add up; a process that fails leaves the machine unknown, which is not slow."""
-    assert await relay_rate.machine_rate(0.02) > 0
+    monkeypatch.setattr(relay_rate, "_EXIT_REAL_S", LIMIT_S)
+    assert await until_asked(lambda: relay_rate.machine_rate(0.02)) > 0
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert await relay_rate.machine_rate(0.02) is None
