@@ -6,6 +6,7 @@ from pathlib import Path
 import anthropic
 import orjson
 import pytest
+from patience import LIMIT_S
 
 from penstock.core.http.client import ConnectionPool
 
@@ -33,7 +34,7 @@ async def router(request):
 async def client(router):
     """A client of it."""
     url = f"http://127.0.0.1:{router.port}"
-    async with anthropic.AsyncAnthropic(base_url=url, api_key=KEY, max_retries=0, timeout=20) as opened:
+    async with anthropic.AsyncAnthropic(base_url=url, api_key=KEY, max_retries=0, timeout=LIMIT_S) as opened:
         yield opened
 
 

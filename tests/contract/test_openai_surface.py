@@ -10,6 +10,7 @@ from typing import Any
 
 import openai
 import pytest
+from patience import LIMIT_S
 
 from penstock.api import Role, RouterConfig
 from penstock.core.http.server import HttpServer
@@ -39,7 +40,7 @@ async def client(request):
     roles = ["aggregated"] if request.param == "aggregated" else ["prefill", "decode"]
     async with simulated_graph(*roles) as router:
         url = f"http://127.0.0.1:{router.port}/v1"
-        async with openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=20) as opened:
+        async with openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=LIMIT_S) as opened:
             yield opened
 
 
