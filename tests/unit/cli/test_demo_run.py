@@ -21,7 +21,7 @@ def on_signal(number, frame):
     sys.exit(1)
 signal.signal(signal.SIGTERM, on_signal)
 print("ready", flush=True)
-time.sleep(60)
+time.sleep(3600)
 """
 
 

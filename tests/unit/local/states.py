@@ -20,12 +20,12 @@ spec:
     frontend: {role: router}
     worker: {role: aggregated}
 """
-SLEEP = "import time; time.sleep(60)"
+SLEEP = "import time; time.sleep(3600)"
 LEADER = f"""
 import subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", {SLEEP!r}], env={{}})
 print(child.pid, flush=True)
-time.sleep(60)
+time.sleep(3600)
 """
 """A leader like vLLM's: the child's environment is blank, so it carries no mark."""
 

@@ -63,9 +63,9 @@ import subprocess, sys, time
 from multiprocessing import resource_tracker, shared_memory
 memory = shared_memory.SharedMemory(create=True, size=16)
 fd = resource_tracker.getfd()
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], pass_fds=[fd])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], pass_fds=[fd])
 print(memory.name, child.pid, flush=True)
-time.sleep(60)
+time.sleep(3600)
 """
 """A leader like vLLM's: a child holds the tracker's pipe, and the tracker removes the segment once it is closed."""
 
@@ -130,7 +130,7 @@ def test_leftovers_are_the_recorded_and_the_marked(spawn, state_of, entry_of):
 def test_sigterm_comes_first_and_sigkill_after_the_grace(spawn):
     """What ignores SIGTERM is killed; both are gone afterwards."""
     stubborn = spawn(
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(3600)"
     )
     stubborn.stdout.readline()
     polite = spawn()
@@ -211,7 +211,7 @@ def test_what_a_recorded_process_starts_is_no_stranger(disk, spawn, entry_of, mo
     """A child in a session of its own, and one that is started while the successor looks, belong to it."""
     mark = {MARK_VARIABLE: str(disk.path)}
     leader = spawn(
-        "import subprocess, sys\nfor line in sys.stdin: print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
+        "import subprocess, sys\nfor line in sys.stdin: print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)'],"
         " start_new_session=line.strip() == 'own').pid, flush=True)",
         **mark,
     )

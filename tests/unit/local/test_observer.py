@@ -23,12 +23,12 @@ SERVER = """
 import socket, time
 server = socket.create_server(("127.0.0.1", 0))
 print(server.getsockname()[1], flush=True)
-time.sleep(60)
+time.sleep(3600)
 """
 PARENT = f"""
 import subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", {SERVER!r}], env={{}})
-time.sleep(60)
+time.sleep(3600)
 """
 
 

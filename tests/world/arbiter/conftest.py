@@ -35,7 +35,7 @@ async def main():
     parser.add_argument("--child", type=pathlib.Path)
     options = parser.parse_args()
     if options.child is not None:  # as vLLM's engine core: its environment is blank
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"], env={})
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], env={})
         options.child.write_text(str(child.pid))
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
