@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import urlsplit
 
 from penstock.core import metric_names as names
 from penstock.core.clock import SimulatedClock
@@ -206,8 +207,19 @@ class PrometheusSource:
     def _guarded(self, promql: str) -> list[dict[str, Any]]:
         try:
             return list(self._client.custom_query(promql))
+        except _no_connection() as exc:
+            place = urlsplit(self._client.url).netloc.rpartition("@")[2]
+            raise ObservationError(
+                f"prometheus: nothing answers at {place}; start it, or correct planner.metrics.prometheusUrl"
+            ) from exc
         except Exception as exc:  # the library raises its own, requests' and json's errors
             raise ObservationError(f"prometheus: {type(exc).__name__}: {exc}") from exc
+
+
+def _no_connection() -> type[Exception]:
+    from requests import ConnectionError as NoConnection  # noqa: PLC0415 - comes with the extra
+
+    return NoConnection
 
 
 def require_client() -> None:

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from penstock.local.status import DecisionStatus, LocalGraphStatus, ProcessStatus
+from penstock.local.status import DecisionStatus, LocalGraphStatus, PlannerView, ProcessStatus
 from penstock.local.troubles import troubles
 
 _STYLES = {
@@ -121,20 +121,28 @@ def _summary(status: LocalGraphStatus) -> Text:
         if status.queue.requests:
             text.append(f" (oldest {status.queue.oldest_s:.1f} s)")
     if status.planner is not None:
-        text.append(f"   planner {status.planner.phase}")
-        if status.planner.next_decision_s is not None:
-            text.append(f" (decides in {status.planner.next_decision_s:.0f} s)")
-        if status.planner.scheduled:
-            text.append(f"   schedule {'; '.join(status.planner.scheduled)}")
-        if status.planner.served is not None:
-            served, predicted = status.planner.served
-            text.append(f", served {served:.1%} in time (predicted {predicted:.1%})")
+        _add_planner(text, status.planner)
     for name, lag_s in status.lag_p99_s.items():
         late = lag_s >= _LATE_S
         text.append(f"   {name} lag p99 {lag_s:.3f} s", style="bold yellow" if late else "dim")
     if status.planner is not None and status.planner.memory:
         text.append(f"\n{status.planner.memory}", style="dim")
     return text
+
+
+def _add_planner(text: Text, planner: PlannerView) -> None:
+    """Add what the planner does; of one that is silent, that alone: what it wrote last is over."""
+    if planner.silent_real_s is not None:
+        text.append(f"   planner silent for {planner.silent_real_s:,.0f} s (real)", style="bold red")
+    else:
+        text.append(f"   planner {planner.phase}")
+        if planner.next_decision_s is not None:
+            text.append(f" (decides in {planner.next_decision_s:.0f} s)")
+    if planner.scheduled:
+        text.append(f"   schedule {'; '.join(planner.scheduled)}")
+    if planner.served is not None:
+        served, predicted = planner.served
+        text.append(f", served {served:.1%} in time (predicted {predicted:.1%})")
 
 
 def _decisions(decisions: tuple[DecisionStatus, ...]) -> Table:

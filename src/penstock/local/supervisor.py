@@ -142,7 +142,7 @@ class StatefileRecord:
             entry = state.entries.get(name)
             if entry is None or not entry.is_replica:
                 return state
-            state = state.with_entry(after, replace(entry, state=EntryState.DRAINING, served=False))
+            state = state.with_entry(after, replace(entry, state=EntryState.DRAINING, served=False, url=None))
             return state.change(
                 name,
                 state=EntryState.STARTING,

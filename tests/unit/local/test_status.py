@@ -90,6 +90,17 @@ def test_at_80_columns_a_reason_is_readable_and_no_figure_is_cut(state, entry_of
     assert len([line for line in text.splitlines() if "CUDA" in line]) == 2
 
 
+def test_of_a_silent_planner_only_the_silence_is_shown(state):
+    """What it wrote before it hung, such as when it decides next, contradicts it."""
+    planner = PlannerView("observing", 1.0, None, silent_real_s=53.0)
+    status = summarise(state, running=True, router=None, planner=planner, decisions=())
+    page = io.StringIO()
+    Console(width=200, file=page).print(render(status))
+    assert "planner silent for 53 s (real)" in page.getvalue()
+    assert "observing" not in page.getvalue()
+    assert "decides in" not in page.getvalue()
+
+
 def record(number, sentence="decode 1 -> 2: KV 0.93 > 0.90", desired=2):
     """Return one decision's ledger line."""
     role = {

@@ -233,6 +233,14 @@ async def test_without_a_router_prometheus_asks_for_the_workers_queues(prometheu
     assert (readings.queue.value, readings.queue.why) == (value, why)
 
 
+async def test_a_prometheus_that_is_away_is_named_with_the_setting(prometheus):
+    """Its place and the key stand for the library's chain of exceptions."""
+    with pytest.raises(
+        ObservationError, match=r"nothing answers at 127\.0\.0\.1:9; .*planner\.metrics\.prometheusUrl"
+    ):
+        await prometheus("http://127.0.0.1:9").read(QUERY)
+
+
 @pytest.mark.parametrize(
     ("page", "status"), [("{}", 200), ("<html>", 200), ('{"status":"error"}', 400), ("", 500), ("", None)]
 )

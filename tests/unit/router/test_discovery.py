@@ -38,6 +38,14 @@ def test_states_of_the_statefile(state, ready, draining, supervised):
     assert (spec.name, spec.role, spec.url) == ("w", Role.DECODE, "http://127.0.0.1:9")
 
 
+def test_a_worker_that_does_not_serve_has_its_supervisors_cause():
+    """The live page says the same as `penstock status`; without a cause there is the state."""
+    why = "it is stopped by a signal or a debugger"
+    for reason, shown in ((why, why), (None, "starting")):
+        (spec,), _ = parse_statefile(json.dumps({"w": _entry(state="starting", reason=reason)}).encode())
+        assert spec.reason == shown
+
+
 REPLAYS = '{"endpoint": "tcp://127.0.0.1:5", "replay_endpoint": "tcp://127.0.0.1:{kv_replay_port}"}'
 PUBLISHES = ["vllm", "--kv-events-config", '{"endpoint": "ipc:///state/g.{kv_events_port}.kv"}']
 

@@ -121,13 +121,12 @@ def slow_workers(speeds: Mapping[str, WorkerSpeed]) -> dict[str, str]:
 
 def _slow_decode(own: WorkerSpeed, others: Sequence[WorkerSpeed]) -> Iterable[str]:
     theirs = _median(each.itl_s for each in others)
-    rate = _median(each.output_tokens_per_s for each in others)
-    if own.itl_s is None or own.output_tokens_per_s is None or not theirs or rate is None:
+    if own.itl_s is None or not theirs:
         return
     if own.itl_s >= SLOW * theirs:
         yield (
-            f"{own.itl_s / theirs:.1f} times as slow as its equals: ITL {own.itl_s * 1000:,.1f} ms beside "
-            f"{theirs * 1000:,.1f} ms, {own.output_tokens_per_s:,.0f} output tokens/s beside {rate:,.0f}"
+            f"{own.itl_s / theirs:.1f} times as slow as its equals: ITL {own.itl_s * 1000:,.1f} ms instead of "
+            f"{theirs * 1000:,.1f} ms"
         )
 
 

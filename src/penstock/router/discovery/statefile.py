@@ -159,12 +159,18 @@ def _worker(name: str, entry: dict[str, Any]) -> list[WorkerSpec]:
         draining=state == EntryState.DRAINING,
         supervised=state != EntryState.DRAINING,
         incarnation=f"{entry.get('pid')}/{entry.get('started')}/{entry.get('restarts')}",
-        reason="" if state in {EntryState.READY, EntryState.DRAINING} else str(state),
+        reason="" if state in {EntryState.READY, EntryState.DRAINING} else _why(entry, str(state)),
         kv_events=kv_events,
         kv_replay=kv_replay,
         side_channel_port=_side_channel_port(entry),
     )
     return [spec]
+
+
+def _why(entry: dict[str, Any], state: str) -> str:
+    """Return why an entry does not serve: the cause that its supervisor found, else its state."""
+    reason = entry.get("reason")
+    return reason if isinstance(reason, str) and reason else state
 
 
 def _side_channel_port(entry: dict[str, Any]) -> int | None:
