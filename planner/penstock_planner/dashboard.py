@@ -19,12 +19,21 @@ from tensorboardX import summary
 
 from penstock.api import GraphDeployment, Role
 from penstock.core.logs import get_logger
-from penstock_planner.dashboard_picture import DAY_S, HOUR_S, PICTURE_S, History, can_draw, picture
+from penstock_planner.dashboard_picture import (
+    DAY_S,
+    HOUR_S,
+    PICTURE_S,
+    History,
+    can_draw,
+    former_gap_s,
+    picture,
+)
 from penstock_planner.dashboard_runs import NOTES, Runs
+from penstock_planner.decide.bounds import existing_gpus
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Decision
 from penstock_planner.learnt import memory_in_words
-from penstock_planner.ledger import FormerChange
+from penstock_planner.ledger import FormerChange, FormerRuns
 from penstock_planner.observers import View
 from penstock_planner.series import EXPECTED, points
 from penstock_planner.stats import PlannerStats
@@ -123,8 +132,10 @@ class Dashboard:
         if view.wall_s - self._remembered_s >= PICTURE_S:
             self._write(lambda: self._write_memory(view))
 
-    def fill(self, changes: Sequence[FormerChange], view: View) -> None:
-        """Take over the changes of former runs, oldest first: the text and the pictures of this one begin with them."""
+    def fill(self, former: FormerRuns, changes: Sequence[FormerChange], view: View) -> None:
+        """Take over former runs, with their changes, oldest first: the text and the pictures of this one begin with them."""
+        for pull in former.pulls(view.origin_s, former_gap_s):
+            self._history.pulled(pull, view.origin_s, existing_gpus(pull.pools, self._config))
         for each in changes:
             if each.origin_s == view.origin_s:
                 self._newest.appendleft(

@@ -8,13 +8,15 @@ from __future__ import annotations
 import importlib.util
 import io
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from math import inf
 from typing import TYPE_CHECKING, Final
 
+from penstock.api import Role
 from penstock_planner.decide.decision import Decision
-from penstock_planner.decide.observation import Demand
+from penstock_planner.decide.observation import Demand, PoolCounts, Pull
 from penstock_planner.observers import View
 
 if TYPE_CHECKING:
@@ -77,30 +79,44 @@ class History:
         self._moments: deque[Moment] = deque(maxlen=MOMENTS)
         self._changes: deque[Change] = deque(maxlen=CHANGES)
         self._demands: list[Demand] = []
-        self._last: View | None = None
+        self._last_s: float | None = None
         self._gpu_s = 0.0
 
     def tick(self, view: View) -> bool:
         """Take a tick; return whether it became a moment."""
-        if self._last is not None:
-            self._gpu_s += view.gpus * max(0.0, view.at_s - self._last.at_s)
-        self._last = view
-        if view.pull is not None and view.pull.demand is not None:
-            self._demands.append(view.pull.demand)
-        at_s = view.at_s - view.origin_s
-        if not view.pools or (self._moments and at_s - self._moments[-1].at_s < MOMENT_S):
+        demand = None if view.pull is None else view.pull.demand
+        return self._take(view.at_s - view.origin_s, view.pools, view.gpus, demand, view.scheduled)
+
+    def pulled(self, pull: Pull, origin_s: float, gpus: int) -> None:
+        """Take a pull of a former run."""
+        self._take(pull.at_s - origin_s, pull.pools, gpus, pull.demand, ())
+
+    def _take(
+        self,
+        at_s: float,
+        pools: Mapping[Role, PoolCounts],
+        gpus: int,
+        demand: Demand | None,
+        scheduled: tuple[str, ...],
+    ) -> bool:
+        if self._last_s is not None:
+            self._gpu_s += gpus * max(0.0, at_s - self._last_s)
+        self._last_s = at_s
+        if demand is not None:
+            self._demands.append(demand)
+        if not pools or (self._moments and at_s - self._moments[-1].at_s < MOMENT_S):
             return False
         demands, self._demands = self._demands, []
         period_s = sum(each.period_s for each in demands)
         self._moments.append(
             Moment(
                 at_s,
-                {role.value: pool.ready for role, pool in view.pools.items()},
-                view.gpus,
+                {role.value: pool.ready for role, pool in pools.items()},
+                gpus,
                 self._gpu_s,
                 sum(each.arrivals for each in demands) / period_s if period_s else None,
                 max((each.oldest_wait_s or 0.0 for each in demands), default=None),
-                view.scheduled,
+                scheduled,
             )
         )
         return True
@@ -122,6 +138,17 @@ class History:
             [each for each in self._moments if each.at_s >= since_s],
             [each for each in self._changes if each.at_s >= since_s],
         )
+
+
+def former_gap_s(age_s: float) -> float:
+    """Return the least seconds between two pulls of former runs, by the age of the later one; infinite beyond a day.
+
+    The last hour is drawn as finely as that of this run, the day before by a thousand moments, which take a tenth of a second
+    to read.
+    """
+    if age_s >= DAY_S:
+        return inf
+    return MOMENT_S if age_s < HOUR_S else DAY_S / 1000
 
 
 def can_draw() -> bool:

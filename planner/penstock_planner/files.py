@@ -22,7 +22,7 @@ from penstock.core.local_state import PLANNER_STATE_FILE
 from penstock.core.logs import get_logger
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Decision
-from penstock_planner.ledger import FormerChange, FormerChanges
+from penstock_planner.ledger import FormerChange, FormerRuns
 from penstock_planner.observers import Observers, View
 from penstock_planner.problems import ProblemTracker
 from penstock_planner.served_shares import shares_of
@@ -51,8 +51,8 @@ LATE_S = 2.0
 all."""
 
 CLOSE_S = 20.0
-"""Real seconds that a process waits at its end for what is queued while writes are not late. Chosen: below the 30 s that
-Kubernetes and supervisors give a process by default."""
+"""Real seconds that a process waits at its end for what is queued, and again for what was drawn meanwhile, where writes are not
+late. Chosen: below the 30 s that Kubernetes gives a process by default."""
 
 log = get_logger(__name__)
 
@@ -84,21 +84,20 @@ class FileThread:
                 self._artist.start()
 
     def close(self) -> None:
-        """Wait until everything is written, `CLOSE_S` at most, and not for a disk that does not answer."""
+        """Wait until everything is drawn and written, and not for a disk that does not answer."""
         if not self._thread.is_alive():
             return
-        until_s = time.monotonic() + CLOSE_S
-        is_written = self._wait(until_s)
+        is_written = self._wait()
         artist = self._artist
         if artist is not None:
             artist.join()
-            is_written = is_written and self._wait(until_s)
+        is_written = is_written and self._wait()
         self._works.put(None)
         if is_written:
             self._thread.join(LATE_S)
 
-    def _wait(self, until_s: float) -> bool:
-        """Return whether all that was submitted is done; False, and a warning, where that takes too long.
+    def _wait(self) -> bool:
+        """Return whether all that was submitted is done; False, and a warning, where that takes longer than `CLOSE_S`.
 
         A thread that uses no processor time at all, while this one runs, stands in a call of the operating system.
         """
@@ -107,6 +106,7 @@ class FileThread:
         clock, is_done = time.pthread_getcpuclockid(ident), threading.Event()
         self._works.put(is_done.set)
         used_s, since_s = time.clock_gettime(clock), time.monotonic()
+        until_s = since_s + CLOSE_S
         while not is_done.wait(0.05):
             now_s, now_used_s = time.monotonic(), time.clock_gettime(clock)
             if now_used_s != used_s:
@@ -159,7 +159,7 @@ class FileObservers:
         self._stats = stats
         self._slots = threading.Semaphore(QUEUED)
         # Up to here: what this run adds comes by `decided`.
-        self._former: FormerChanges | None = FormerChanges.before_now(folder)
+        self._former: FormerRuns | None = FormerRuns.before_now(folder)
 
     def tick(self, view: View) -> None:
         """Show a tick, unless many wait."""
@@ -204,10 +204,10 @@ class FileObservers:
         former, self._former = self._former, None
         if former is None:
             return
-        changes = former.read(SHOWN_CHANGES)
+        changes = former.changes(SHOWN_CHANGES)
         self._snapshots.fill(changes, view)
         if self._dashboard is not None:
-            self._dashboard.fill(changes, view)
+            self._dashboard.fill(former, changes, view)
 
 
 class SnapshotWriter:

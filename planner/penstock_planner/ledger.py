@@ -14,8 +14,11 @@ import errno
 import fcntl
 import mmap
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from math import inf
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -29,6 +32,7 @@ from penstock_planner.core.records import ANCHORS, MALFORMED, SCHEMA, Record
 from penstock_planner.decide.codec import from_plain
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision
+from penstock_planner.decide.observation import Pull
 
 FILE_NAME: Final = "ledger.jsonl"
 
@@ -69,14 +73,14 @@ class FormerChange:
 
 
 @dataclass(frozen=True, slots=True)
-class FormerChanges:
-    """Where the changes of former runs stand: in a ledger up to some bytes, and in the file before its last rotation."""
+class FormerRuns:
+    """Where former runs stand: in a ledger up to some bytes, and in the file before its last rotation."""
 
     path: Path
     end: int
 
     @classmethod
-    def before_now(cls, folder: Path) -> FormerChanges:
+    def before_now(cls, folder: Path) -> FormerRuns:
         """Return the place of what is recorded so far."""
         path = folder / FILE_NAME
         try:
@@ -84,22 +88,64 @@ class FormerChanges:
         except OSError:
             return cls(path, 0)
 
-    def read(self, newest: int) -> list[FormerChange]:
+    def changes(self, newest: int) -> list[FormerChange]:
         """Return the newest changes, oldest first; what cannot be read is left out."""
-        found: list[FormerChange] = []
+        found = (_change_of(line) for line in self._lines())
+        return list(islice((each for each in found if each is not None), newest))[::-1]
+
+    def pulls(self, origin_s: float, gap_s: Callable[[float], float]) -> list[Pull]:
+        """Return pulls of a timeline, oldest first, some time apart; those of a run that has another origin end it.
+
+        Args:
+            origin_s: When the timeline's first run began, simulated seconds.
+            gap_s: Least seconds between two pulls, by how long before the newest the later one was; infinite: no more.
+        """
+        found: list[Pull] = []
+        accepted, newest_s, due_s = 0, None, inf
+        for line in self._lines():
+            if line.startswith(_HEADER):
+                if _origin_of(line) != origin_s:
+                    break
+                accepted = len(found)
+                if due_s == -inf:
+                    break
+            at = _PULL.match(line)
+            if at is None:
+                continue
+            at_s = float(at[1])
+            newest_s = at_s if newest_s is None else newest_s
+            if at_s > due_s:
+                continue
+            pull = _pull_of(line)
+            if pull is not None:
+                found.append(pull)
+            due_s = at_s - gap_s(newest_s - at_s)
+        return found[:accepted][::-1]
+
+    def _lines(self) -> Iterator[bytes]:
+        """Return the lines, the newest first, as far as they can be read."""
         for path, end in ((self.path, self.end), (self.path.with_name(OLDER_NAME), None)):
             try:
                 with open_file(path) as file:
                     size = os.fstat(file.fileno()).st_size
-                    for line in _lines_backward(file.fileno(), size if end is None else min(end, size)):
-                        change = _change_of(line)
-                        if change is not None:
-                            found.append(change)
-                        if len(found) == newest:
-                            return found[::-1]
+                    yield from _lines_backward(file.fileno(), size if end is None else min(end, size))
             except OSError:
                 continue
-        return found[::-1]
+
+
+def _origin_of(line: bytes) -> float | None:
+    """Return the origin of a header's timeline; None: it cannot be read."""
+    try:
+        return float(orjson.loads(line)["origin_s"])
+    except MALFORMED:
+        return None
+
+
+def _pull_of(line: bytes) -> Pull | None:
+    try:
+        return from_plain(Pull, orjson.loads(line)["pull"], skips_unknown=True)
+    except (*MALFORMED, PenstockError):
+        return None
 
 
 def _change_of(line: bytes) -> FormerChange | None:
@@ -117,7 +163,9 @@ def _change_of(line: bytes) -> FormerChange | None:
 
 
 _DECISION: Final = b'{"type":"decision"'
-"""How the record of a decision begins."""
+_HEADER: Final = b'{"type":"header"'
+_PULL: Final = re.compile(rb'\{"type":"pull","at_s":([-0-9.e+]+),')
+"""How records begin: most lines are not needed, and parsing them all would take seconds."""
 
 
 def read_ledger(path: Path, *, newest: int | None = None) -> LedgerFile:

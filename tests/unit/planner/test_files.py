@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from math import inf
 
 import orjson
 import pytest
@@ -15,8 +16,9 @@ from patience import LIMIT_S
 
 from penstock_planner import files
 from penstock_planner.dashboard import Dashboard
+from penstock_planner.dashboard_picture import DAY_S
 from penstock_planner.files import QUEUED, FileObservers, FileThread
-from penstock_planner.ledger import FormerChanges
+from penstock_planner.ledger import FormerRuns
 from penstock_planner.stats import PlannerStats
 
 
@@ -48,7 +50,7 @@ async def test_a_held_thread_costs_ticks_and_no_change(world, thread, monkeypatc
     shown.close()
     thread.close()
     state = state_of(world)
-    recorded = FormerChanges.before_now(world.folder).read(100)
+    recorded = FormerRuns.before_now(world.folder).changes(100)
     assert len(recorded) > 3
     assert [each["id"] for each in state["decisions"]] == [each.decision.id for each in recorded][-20:]
     (problem,) = [each for each in state["problems"] if "not shown" in each]
@@ -99,10 +101,10 @@ async def test_a_picture_delays_no_file(world, thread, monkeypatch):
 
 
 async def test_a_restarted_planner_shows_what_the_ledger_has(world):
-    """Page and text begin with the changes of the runs before, each once, whatever became of the state file."""
+    """Page, text and picture begin with the runs before, each change once, whatever became of the state file."""
     world.load.kv = lambda now_s, _workers: 0.95 if now_s % 240 < 120 else 0.01
     await world.run_until(400)
-    recorded = [each.decision.id for each in FormerChanges.before_now(world.folder).read(100)]
+    recorded = [each.decision.id for each in FormerRuns.before_now(world.folder).changes(100)]
     assert recorded
     thread, stats = FileThread(), PlannerStats()
     board = Dashboard(world.folder / "board", world.config, draw=thread.draw)
@@ -111,9 +113,29 @@ async def test_a_restarted_planner_shows_what_the_ledger_has(world):
     await world.run_until(800)
     shown.close()
     thread.close()
-    later = [each.decision.id for each in FormerChanges.before_now(world.folder).read(100)]
+    moments, changes = board._history.of(DAY_S)
+    times = [each.at_s for each in moments]
+    assert times == sorted(times)
+    # While an adjustment is under way nothing is pulled.
+    assert sum(each < 400 for each in times) >= 20
+    assert {each.decision_id for each in changes} >= set(recorded)
+    later = [each.decision.id for each in FormerRuns.before_now(world.folder).changes(100)]
     assert len(later) > len(recorded)
     assert [each["id"] for each in state_of(world)["decisions"]] == later[-20:]
+
+
+async def test_pulls_of_another_timeline_are_not_taken(world):
+    """Their times say nothing of this one's."""
+    await world.run_until(100)
+    former = FormerRuns.before_now(world.folder)
+    (origin_s,) = {each["origin_s"] for each in world.records("header")}
+    found = [each.at_s for each in former.pulls(origin_s, lambda _: 10.0)]
+    assert found == sorted(found)
+    assert len(found) >= 9
+    assert former.pulls(origin_s + 7, lambda _: 10.0) == []
+    assert [each.at_s for each in former.pulls(origin_s, lambda age_s: 10.0 if age_s < 50 else inf)] == found[
+        -6:
+    ]
 
 
 def test_a_busy_process_waits_for_its_last_files_and_blames_no_disk(caplog, monkeypatch):

@@ -13,7 +13,7 @@ from penstock_planner.core.phase import PlannerPhase
 from penstock_planner.decide.observation import summarise
 from penstock_planner.decide.reading import missing
 from penstock_planner.files import SnapshotWriter
-from penstock_planner.ledger import FormerChanges
+from penstock_planner.ledger import FormerRuns
 from penstock_planner.observers import View
 from penstock_planner.problems import ProblemTracker
 
@@ -120,7 +120,7 @@ async def test_changes_are_still_shown_after_a_restart(world, view):
     (before,) = file["decisions"]
     assert before["at_s"] == 30.0
     path.unlink()
-    former = FormerChanges.before_now(world.folder).read(20)
+    former = FormerRuns.before_now(world.folder).changes(20)
     for origin_s, at_s in ((file["origin_s"], 30.0), (file["origin_s"] + 7, None)):
         after = SnapshotWriter(world.folder, world.config, now_s=lambda: 1e9)
         now = replace(view, origin_s=origin_s)
