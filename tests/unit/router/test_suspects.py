@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.api import Role, RouterConfig
 from penstock.router.core.build import TOGETHER, build_router
-from penstock.router.core.request import BROKEN, RequestMachine, RequestPlan
+from penstock.router.core.request import BROKEN, CONNECT, RequestMachine, RequestPlan
 from penstock.router.core.request_steps import (
     AwaitOutage,
     Began,
@@ -37,6 +37,8 @@ from penstock.router.policy.arrival import Arrival
 TICK_S = 0.1
 TOKENS = 40
 RESTART_TICKS = 30
+NOTICED_TICKS = 3
+"""Until the router knows that a worker is gone, to which it may send more until then."""
 PATIENCE_TICKS = 20_000
 
 
@@ -75,6 +77,8 @@ class Fleet:
         self.now_s = 0.0
         self.incarnations = {f"w{n}": 0 for n in range(workers)}
         self.away = {}
+        self.noticed = {}
+        self.closing = set()
         self._apply()
         for worker in self.core.pool:
             worker.has_ever_answered = worker.has_answered = True
@@ -93,7 +97,9 @@ class Fleet:
             self.go_on(each, None)
         for tick in range(PATIENCE_TICKS):
             self.now_s = tick * TICK_S
+            self.closing.clear()
             self._restart(tick)
+            self._notice(tick)
             self._kill_outside(tick)
             while self.due and self.due[0][0] <= self.now_s:
                 self.go_on(heappop(self.due)[2], None)
@@ -129,7 +135,7 @@ class Fleet:
                 Role.AGGREGATED,
                 f"http://{name}",
                 supervised=True,
-                ready=name not in self.away,
+                ready=name not in self.away or name in self.noticed,
                 incarnation=str(number),
             )
             for name, number in self.incarnations.items()
@@ -142,6 +148,14 @@ class Fleet:
             del self.away[name]
             self.incarnations[name] += 1
         if back:
+            self.apply(self._apply())
+
+    def _notice(self, tick):
+        """Have discovery report what has died some ticks ago."""
+        gone = [name for name, at in self.noticed.items() if at <= tick]
+        for name in gone:
+            del self.noticed[name]
+        if gone:
             self.apply(self._apply())
 
     def _kill_outside(self, tick):
@@ -162,20 +176,19 @@ class Fleet:
 
     def die(self, name, tick):
         """End a worker, and all that runs there."""
-        self.away[name] = tick + RESTART_TICKS
+        self.away[name], self.noticed[name] = tick + RESTART_TICKS, tick + NOTICED_TICKS
         worker = self.core.pool.get(name)
         victims = [
             each
             for each in self.requests
             if each.assignment and each.assignment.is_open and each.assignment.worker is worker
         ]
+        self.closing |= {name for _ in victims}
         for each in victims:
             each.assignment.failed(self.now_s, "broke off")
-        effects = self._apply()
         failure = FailedTry(BROKEN, RetryScope.ANYWHERE, (worker,))
         for each in victims:
             self.go_on(each, failure)
-        self.apply(effects)
 
     def _generate(self, each, tick):
         if each.state not in {"sent", "speaks"} or each.assignment.since_s >= self.now_s:
@@ -226,6 +239,14 @@ class Fleet:
                     effects += self.core.acquire(each, step.role, arrival, self.now_s, again=step.again)
                 case Send():
                     each.state = "sent"
+                    worker = each.assignment.worker
+                    if worker.name in self.away:
+                        # A connection that is being closed breaks; later, and at one that was idle, none opens.
+                        reason = BROKEN if worker.name in self.closing else CONNECT
+                        each.assignment.failed(self.now_s, reason)
+                        answer = FailedTry(reason, RetryScope.ANYWHERE, (worker,))
+                        self.apply(effects)
+                        continue
                 case Relay():
                     each.state, each.has_begun = "speaks", True
                 case ReadRest():
@@ -297,7 +318,9 @@ def test_a_request_is_alone_where_it_was_at_a_death():
     """After two of them; cleared, it is as any other."""
     suspicion, fleet = Suspicion(), Fleet(2, [], [])
     for worker, alone_at in zip(fleet.core.pool, [(), (Role.AGGREGATED,)], strict=True):
-        suspicion.was_at(worker)
+        for _ in range(2):
+            # The second time it was sent to a worker that is dead already.
+            suspicion.was_at(worker)
         assert suspicion.alone_at == alone_at
     suspicion.clear()
     assert suspicion.alone_at == ()

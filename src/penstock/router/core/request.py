@@ -166,6 +166,7 @@ class RequestMachine:
         "_suspicion",
         "_trials",
         "_waits_since_s",
+        "_was_trial",
         "_way",
         "alone_at",
         "continuations",
@@ -193,6 +194,7 @@ class RequestMachine:
         self.alone_at: tuple[Role, ...] = ()
         self._suspicion: Suspicion | None = None
         # Where it runs, or ran last, alone as a suspect, with the worker's outages then.
+        self._was_trial = False
         self._trials: dict[Role, tuple[Assignment[Any], int]] = {}
         self._plan = plan
         self.rules = rules
@@ -436,6 +438,7 @@ class RequestMachine:
 
     def _after(self, failure: FailedTry) -> Generator[Asked, Any, End | None]:
         """Return once the request may be tried again, or its stream continued; else its end."""
+        self._was_trial = False
         died = self._died_with(failure) if failure.reason == BROKEN else None
         is_convicted = died is not None and (yield from self._is_convicted(died))
         if died is not None and not is_convicted:
@@ -497,8 +500,9 @@ class RequestMachine:
         trial, outages = self._trials.pop(worker.spec.role, (None, 0))
         if trial is None or trial.worker is not worker or self._suspicion is None:
             return False
+        self._was_trial = True
         if worker.outages == outages:
-            yield AwaitOutage()
+            yield AwaitOutage(worker)
         if worker.outages == outages:
             # The worker lives: only its stream was broken off.
             return False
@@ -517,7 +521,8 @@ class RequestMachine:
         """
         has_spoken, self._speaks = self._speaks, False
         is_moved = failure.reason == MOVED
-        counts = has_spoken or failure.scope is RetryScope.ELSEWHERE or failure.is_timeout
+        # A suspect's stream that breaks alone may have ended its worker unseen, so that it does not try for ever.
+        counts = has_spoken or self._was_trial or failure.scope is RetryScope.ELSEWHERE or failure.is_timeout
         now_s = self._now_s()
         if has_spoken:
             self._waits_since_s = now_s

@@ -54,7 +54,9 @@ class AwaitPrefill(NamedTuple):
 
 
 class AwaitOutage(NamedTuple):
-    """Wait until it is known whether a worker has died that broke a stream off; the answer is None."""
+    """Wait until it is known whether a worker has died that broke a request off; the answer is None."""
+
+    worker: Worker
 
 
 class ReadRest(NamedTuple):

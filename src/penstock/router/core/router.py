@@ -519,7 +519,7 @@ class RouterCore(Generic[T]):
                 break
             is_alone = role in queued.arrival.alone_at
             if is_alone:
-                worker = None if ward.has_uncleared else self._free(role)
+                worker = None if ward.has_uncleared else self._free(role, now_s)
             else:
                 worker = min(self._routable[role], key=lambda each: each.inflight_tokens)
             if worker is None:
@@ -542,12 +542,14 @@ class RouterCore(Generic[T]):
         """Return whether a suspect that comes from the first stage would find a worker of its own at once."""
         self._follow(role, now_s)
         is_awaited = self._gated or self.queues[role].apart or self._wards[role].has_uncleared
-        return not is_awaited and self._free(role) is not None
+        return not is_awaited and self._free(role, now_s) is not None
 
-    def _free(self, role: Role) -> Worker | None:
+    def _free(self, role: Role, now_s: float) -> Worker | None:
         peers = self.queues[role].workers
         return self._wards[role].free(
-            self._routable[role], self._known(role), lambda worker: not peers.peer_tokens(worker.name)
+            self._routable[role],
+            self._known(role),
+            lambda worker: not (worker.may_be_gone(now_s) or peers.peer_tokens(worker.name)),
         )
 
     def _closed(self, role: Role) -> frozenset[str]:

@@ -36,10 +36,11 @@ ALONE: Final = "alone: it was on workers that died"
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The end of a worker at which a request was present."""
+    """The end of a worker at which a request was present; ``outages`` are those that were known of it by then."""
 
     worker: str
     role: Role
+    outages: int
 
 
 class Suspicion:
@@ -62,8 +63,10 @@ class Suspicion:
         return tuple({each.role: None for each in self.deaths})
 
     def was_at(self, worker: Worker) -> None:
-        """Record that a worker died on which it ran."""
-        self.deaths = (*self.deaths, Death(worker.name, worker.spec.role))
+        """Record that a worker died on which it ran; once, though it was sent there again before that was known."""
+        death = Death(worker.name, worker.spec.role, worker.outages)
+        if death not in self.deaths:
+            self.deaths = (*self.deaths, death)
 
     def clear(self) -> None:
         """Forget the deaths: it ran alone past the place where it was broken off."""
@@ -110,18 +113,18 @@ class Ward(Generic[T]):
         return frozenset(closed)
 
     def free(
-        self, serving: Collection[Worker], known: Iterable[Worker], is_empty: Callable[[Worker], bool]
+        self, serving: Collection[Worker], known: Iterable[Worker], may_take: Callable[[Worker], bool]
     ) -> Worker | None:
         """Return a worker on which nothing runs but what is cleared, an idle one if there is; None: a suspect has to wait.
 
         Args:
             serving: The workers that may be chosen.
             known: All of the role that are not leaving, whether they serve or not.
-            is_empty: Whether no other router has requests at a worker.
+            may_take: Whether a worker is not about to be found dead, and no other router has requests there.
         """
         if not _may_spare(serving, known):
             return None
-        found = [each for each in serving if self._uncleared_at(each) == 0 and is_empty(each)]
+        found = [each for each in serving if self._uncleared_at(each) == 0 and may_take(each)]
         return min(found, key=lambda each: each.inflight_requests, default=None)
 
     def _uncleared_at(self, worker: Worker) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from penstock.api import BreakerConfig, Role
 from penstock.core.errors import NotFoundError
@@ -59,6 +60,10 @@ class WorkerSpec:
     side_channel_port: int | None = None
 
 
+OUTAGE_S: Final = 5.0
+"""Until it is known that a worker died: three health checks in a row. Chosen; simulated seconds."""
+
+
 class WorkerChange(StrEnum):
     """What happened to a worker, in the words of the log."""
 
@@ -108,6 +113,7 @@ class Worker(WorkerLoad):
         has_answered: Something of an answer that was right, since its last failure.
         has_ever_answered: It has answered, in this process or in one before under the same name.
         fell_s: When it failed after it had answered; None: it has not, since its process began or its health came back.
+        failed_at: When a request last failed there, and the outages by then; None: none has.
         outages: How often it was seen to be gone: a new process, no health, not ready, dropped without a drain.
     """
 
@@ -141,6 +147,7 @@ class Worker(WorkerLoad):
         self.has_answered = False
         self.has_ever_answered = False
         self.fell_s: float | None = None
+        self.failed_at: tuple[float, int] | None = None
         self.outages = 0
         self.speed = SpeedCounts()
         self._is_kept = False
@@ -190,6 +197,13 @@ class Worker(WorkerLoad):
         """Whether as many of its last requests failed as open a circuit; it may still be in use."""
         return self.breaker.is_failing or self.loses_transfers
 
+    def may_be_gone(self, now_s: float) -> bool:
+        """Return whether a request has just failed there, and it is not known yet whether the worker died with it."""
+        if self.failed_at is None:
+            return False
+        failed_s, outages = self.failed_at
+        return outages == self.outages and now_s - failed_s < OUTAGE_S
+
     def suspect(self, problem: str) -> None:
         """Send nothing new there until a health check succeeds; for a refused connection."""
         if self.health_problem is None:
@@ -202,6 +216,7 @@ class Worker(WorkerLoad):
         ``openings`` are those of the circuit when the request was sent; one from before the last no longer counts.
         """
         self.failures += 1
+        self.failed_at = now_s, self.outages
         if self.has_answered:
             self.has_answered, self.fell_s = False, now_s
         if openings != self.breaker.openings:

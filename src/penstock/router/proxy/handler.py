@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 from penstock.api import Role
 from penstock.core.errors import (
@@ -84,6 +85,8 @@ _BACKOFF_REAL_S = 0.05
 that has just been replaced listens within a few of these."""
 _OUTAGE_REAL_S = 5.0
 """Chosen: three health checks in a row take so long, after which a worker that died is known to be gone."""
+_ASKED_REAL_S = 0.1
+"""Chosen: a process that is gone takes longer than that to be there again."""
 _ONE_PROMPT = (
     "n, best_of, several prompts, prompt_logprobs, echo with logprobs, use_beam_search, /v1/responses, /v1/messages: decode workers of this "
     "graph compute no prompts, and a KV transfer carries one prompt for one answer; send one per request, without these keys, to "
@@ -288,8 +291,20 @@ class CompletionHandler:
     async def _await_prefill(self, call: CompletionCall, _: AwaitPrefill) -> None:
         await self._exchanges.settle(call)
 
-    async def _await_outage(self, _call: CompletionCall, _: AwaitOutage) -> None:
-        await asyncio.sleep(_OUTAGE_REAL_S)
+    async def _await_outage(self, _call: CompletionCall, step: AwaitOutage) -> None:
+        """Ask the worker's port until it refuses, which shows that the process is gone, or for as long as health checks take."""
+        worker, address = step.worker, urlsplit(step.worker.spec.url)
+        outages, until_real_s = worker.outages, time.monotonic() + _OUTAGE_REAL_S
+        while worker.outages == outages and time.monotonic() < until_real_s:
+            try:
+                async with asyncio.timeout(_OUTAGE_REAL_S):
+                    _, writer = await asyncio.open_connection(address.hostname, address.port)
+                writer.close()
+            except ConnectionRefusedError:
+                worker.suspect("refused a connection")
+            except (OSError, TimeoutError):
+                pass
+            await asyncio.sleep(_ASKED_REAL_S)
 
     def _turned_away(self, _: CompletionCall, step: TurnedAway) -> None:
         self._admission.refused_at_capacity(step.worker)
