@@ -73,6 +73,7 @@ class SimulatedWorker:
         self.ended_outputs = 0
         self.kv_usage_fraction: float | None = None
         self.scraped_tokens = 0
+        self.scraped_uncomputed_tokens = 0
         model = self.spec.model
         self.slots: RequestSlots[int] = (
             RequestSlots(model.request_limit, model.request_queue)

@@ -201,13 +201,15 @@ class VirtualRouter:
         self._fit_caches()
         return self._at(now_s).tick(now_s)
 
-    def set_usage(self, usage: Mapping[str, float], tokens: Mapping[str, int], now_s: float) -> Effects[Job]:
-        """Set the entry workers' KV usage, and the tokens in flight when it was read."""
+    def set_usage(
+        self, usage: Mapping[str, float], tokens: Mapping[str, tuple[int, int]], now_s: float
+    ) -> Effects[Job]:
+        """Set the entry workers' KV usage, and the tokens in flight when it was read: all, and those not computed yet."""
         effects: Effects[Job] = []
         for worker in list(self.core.pool):
             if worker.spec.role is self.core.entry:
                 worker.kv_usage_fraction = usage.get(worker.name)
-                worker.scraped_tokens = tokens.get(worker.name, 0)
+                worker.scraped_tokens, worker.scraped_uncomputed_tokens = tokens.get(worker.name, (0, 0))
                 worker.metrics_at_s = now_s
                 effects += self.loads_read((worker,), now_s)
         return effects

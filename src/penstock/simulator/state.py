@@ -71,6 +71,7 @@ class Scrapes:
             if worker is not None:
                 worker.inflight_requests, worker.inflight_tokens = len(each.jobs), self._tokens_on(each)
                 worker.kv_usage_fraction, worker.scraped_tokens = each.kv_usage_fraction, each.scraped_tokens
+                worker.scraped_uncomputed_tokens = each.scraped_uncomputed_tokens
                 worker.metrics_at_s = self._state.kernel.now_s
                 server = each.server
                 if isinstance(server, SimulatedEngine):
@@ -87,33 +88,39 @@ class Scrapes:
     def _scrape(self) -> None:
         """Read the workers' gauges; the picker knows them ``propagation_delay_s`` later."""
         now_s, delay_s = self._state.kernel.now_s, self._state.scenario.routers.propagation_delay_s
+        router = self._state.routers[-1]
+        uncomputed = {each.name: router.core.uncomputed_tokens(each, now_s) for each in router.core.pool}
         usage = {}
         for worker in self._state.fleet.of(Role.DECODE, State.READY, State.DRAINING, State.SWITCHING):
             usage[worker.name] = (
                 worker.incarnation,
                 worker.server.kv_usage_fraction(now_s),
                 self._tokens_on(worker),
+                uncomputed.get(worker.name, 0),
             )
         self._state.kernel.at(now_s + delay_s, Order.MESSAGE, self._propagate, usage)
-        router = self._state.routers[-1]
         if router.reads_usage:
             entry = self._state.fleet.of(self._state.scenario.entry_role, State.READY)
             gauges = {worker.name: worker.server.kv_usage_fraction(now_s) for worker in entry}
-            tokens = router.core.entry_queue.workers.inflight_tokens()
+            tokens = {
+                each.name: (router.core.inflight_tokens(each), uncomputed[each.name])
+                for each in router.core.pool
+            }
             self._state.kernel.at(now_s + delay_s, Order.MESSAGE, self._report_usage, router, gauges, tokens)
         self._apply(router.tick(now_s))
         self._state.kernel.at(now_s + SCRAPE_S, Order.MESSAGE, self._scrape)
 
     def _report_usage(
-        self, router: VirtualRouter, usage: Mapping[str, float], tokens: Mapping[str, int]
+        self, router: VirtualRouter, usage: Mapping[str, float], tokens: Mapping[str, tuple[int, int]]
     ) -> None:
         self._apply(router.set_usage(usage, tokens, self._state.kernel.now_s))
 
-    def _propagate(self, usage: Mapping[str, tuple[int, float, int]]) -> None:
-        for name, (incarnation, fraction, tokens) in usage.items():
+    def _propagate(self, usage: Mapping[str, tuple[int, float, int, int]]) -> None:
+        for name, (incarnation, fraction, tokens, uncomputed) in usage.items():
             worker = self._state.fleet.get(name)
             if worker is not None and worker.incarnation == incarnation:
                 worker.kv_usage_fraction, worker.scraped_tokens = fraction, tokens
+                worker.scraped_uncomputed_tokens = uncomputed
         thresholds = busy_thresholds(self._state.scenario.router.admission)
         if self._state.scenario.is_disaggregated and thresholds.is_set:
             router = self._state.routers[-1]

@@ -173,14 +173,15 @@ class Stage:
         worker.kv_usage_fraction, worker.kv_ranks = usage, ranks
         worker.kv_total_blocks, worker.kv_capacity_tokens = total_blocks, total_blocks * block_tokens
         worker.scraped_tokens, worker.metrics_at_s = worker.inflight_tokens, self.now_s
+        worker.scraped_uncomputed_tokens = self.core.uncomputed_tokens(worker, self.now_s)
         self.note(self.core.load_read(worker, self.now_s))
 
-    def ask(self, tokens=100, *, again=False, tier=Tier.STANDARD, role=None):
+    def ask(self, tokens=100, *, again=False, tier=Tier.STANDARD, role=None, is_rest=False):
         """A request arrives; returns its worker's name, "waits", or its refusal."""
         self.count += 1
         item = self.count
         self.tokens[item] = tokens
-        arrival = Arrival((item,), tokens, tier=tier)
+        arrival = Arrival((item,), tokens, tier=tier, is_rest=is_rest)
         effects = self.core.acquire(item, role or self.core.entry, arrival, self.now_s, again=again)
         self.note(effects)
         refused = [each for each in effects if isinstance(each, Refuse) and each.item == item]

@@ -189,19 +189,98 @@ def test_each_tier_fills_its_part_of_the_threshold_whatever_others_have_there(po
     assert stage.ask(10, tier=Tier.BACKGROUND).reason is RefusalReason.ALL_BUSY
 
 
-@pytest.mark.parametrize("policy", ["prefix-cost", "least-loaded"])
-def test_out_of_kv_blocks_the_next_room_is_premiums(policy):
-    """Background holds the blocks: its next request is rejected, premium's waits, and goes once blocks are free."""
+def test_a_prompt_that_was_not_computed_at_the_reading_counts_until_it_is():
+    """It waits in the engine without blocks: 0.7 were in use by others, and 320 tokens more make 0.9."""
+    stage = Stage("a", activePrefillTokensThreshold=None)
+    assert stage.ask(320) == "a"
+    stage.read("a", 0.7)
+    assert stage.ask(1).reason is RefusalReason.ALL_BUSY
+    stage.computed(1, 0.0)
+    stage.read("a", 0.7)
+    assert stage.ask(1) == "a"
+
+
+URGENT = {
+    Tier.SYSTEM: "a",
+    Tier.PREMIUM: "a",
+    Tier.STANDARD: "waits",
+    Tier.BACKGROUND: RefusalReason.ALL_BUSY,
+}
+"""What becomes of a request while background holds the KV blocks."""
+
+
+def outcome(answer):
+    """Return a refusal's reason, and anything else as it is."""
+    return answer.reason if isinstance(answer, Refuse) else answer
+
+
+@pytest.mark.parametrize("policy", ["prefix-cost", "least-loaded", "dualmap"])
+@pytest.mark.parametrize(("tier", "expected"), URGENT.items())
+def test_above_the_threshold_of_kv_blocks_those_go_on_that_would_not_wait_for_them(policy, tier, expected):
+    """Premium overtakes or preempts background in the engine; standard waits here until blocks are free."""
     stage = Stage("a", policy=policy, tiers={})
     stage.read("a", 0.5)
     assert stage.ask(100, tier=Tier.BACKGROUND) == "a"
     stage.read("a", 0.95)
-    assert stage.ask(100, tier=Tier.BACKGROUND).reason is RefusalReason.ALL_BUSY
-    assert stage.ask(100, tier=Tier.PREMIUM) == "waits"
-    stage.note(stage.core.tick(0.0))
-    assert list(stage.held) == [1]
-    stage.read("a", 0.5)
-    assert list(stage.held) == [1, 3]
+    assert outcome(stage.ask(100, tier=tier)) == expected
+    if expected == "waits":
+        stage.note(stage.core.tick(0.0))
+        assert list(stage.held) == [1]
+        stage.read("a", 0.5)
+        assert list(stage.held) == [1, 2]
+
+
+@pytest.mark.parametrize("policy", ["prefix-cost", "least-loaded"])
+def test_a_begun_stream_of_any_tier_goes_on_above_the_threshold_of_kv_blocks(policy):
+    """No threshold binds it; the worker's slot does, as for all of its tier."""
+    stage = Stage("a", policy=policy, tiers={}, slot_tokens=150)
+    stage.read("a", 0.95)
+    assert stage.ask(100, tier=Tier.STANDARD, is_rest=True) == "a"
+    assert stage.ask(100, tier=Tier.BACKGROUND, is_rest=True) == "a"
+    assert stage.ask(100, tier=Tier.STANDARD) == "waits"
+    assert stage.ask(100, tier=Tier.BACKGROUND, is_rest=True) == "waits"
+    stage.computed(1, 0.0)
+    assert list(stage.held) == [1, 2, 4]
+
+
+@pytest.mark.parametrize("policy", ["prefix-cost", "least-loaded"])
+def test_premium_beyond_a_burst_of_its_share_waits_for_blocks_in_its_turn(policy):
+    """Eight rounds of its half of 8,192 tokens go at once, not a stream of them; others then have their turn."""
+    stage = Stage("a", policy=policy, tiers={}, activePrefillTokensThreshold=None)
+    stage.read("a", 0.5, total_blocks=100_000)
+    assert stage.ask(100, tier=Tier.BACKGROUND) == "a"
+    stage.read("a", 0.95, total_blocks=100_000)
+    assert stage.ask(100, tier=Tier.STANDARD) == "waits"
+    assert [stage.ask(4096, tier=Tier.PREMIUM) for _ in range(8)] == ["a"] * 8
+    for item in range(3, 11):
+        stage.computed(item, 0.0)
+    assert stage.ask(4000, tier=Tier.PREMIUM) == "waits"
+    stage.read("a", 0.5, total_blocks=100_000)
+    assert list(stage.held)[-2:] == [2, 11]
+
+
+@pytest.mark.parametrize("policy", ["prefix-cost", "least-loaded"])
+def test_premium_waits_for_no_turn_where_it_waits_alone(policy):
+    """However much of it there was: no other tier is there to be served first."""
+    stage = Stage("a", policy=policy, tiers={}, activePrefillTokensThreshold=None)
+    stage.read("a", 0.5, total_blocks=100_000)
+    assert stage.ask(100, tier=Tier.BACKGROUND) == "a"
+    stage.read("a", 0.95, total_blocks=100_000)
+    for item in range(2, 22):
+        assert stage.ask(4096, tier=Tier.PREMIUM) == "a"
+        stage.computed(item, 0.0)
+
+
+def test_a_worker_with_blocks_is_preferred_where_all_are_busy():
+    """Prompts of lower tiers keep it busy, and premium overtakes them there; elsewhere it would have to preempt."""
+    stage = Stage(
+        "full", "free", policy="prefix-cost", tiers={}, slot_tokens=100, activePrefillTokensThreshold=500
+    )
+    stage.read("full", 0.95)
+    stage.read("free", 0.1)
+    assert [stage.ask(300, tier=Tier.BACKGROUND) for _ in range(2)] == ["free", "waits"]
+    assert stage.core.busy[Role.AGGREGATED].none_takes(frozenset({"full", "free"}))
+    assert stage.ask(300, tier=Tier.PREMIUM) == "free"
 
 
 def test_a_full_decode_stage_rejects_at_the_frontend():
@@ -212,17 +291,34 @@ def test_a_full_decode_stage_rejects_at_the_frontend():
     assert stage.ask(10, role=Role.DECODE) == "d"
 
 
-def test_a_full_decode_stage_keeps_prompts_in_tiers_at_the_frontend():
-    """Background's answers hold the blocks: premium waits for them in the first stage, background is rejected."""
+def full_decode_stage():
+    """Return a stage of which background's answers hold the decode worker's blocks."""
     stage = Stage("p", "d", is_split=True, tiers={})
     assert stage.ask(10, tier=Tier.BACKGROUND, role=Role.DECODE) == "d"
     stage.read("d", 0.95)
-    assert stage.ask(10, tier=Tier.BACKGROUND).reason is RefusalReason.ALL_BUSY
+    return stage
+
+
+@pytest.mark.parametrize(("tier", "expected"), {**URGENT, Tier.SYSTEM: "p", Tier.PREMIUM: "p"}.items())
+def test_a_full_decode_stage_keeps_prompts_in_tiers_at_the_frontend(tier, expected):
+    """Premium goes on, as it will not wait for blocks there; standard waits in the first stage until some are free."""
+    stage = full_decode_stage()
+    assert outcome(stage.ask(10, tier=tier)) == expected
+    if expected == "waits":
+        stage.worker("d").kv_usage_fraction = 0.1
+        stage.core.busy[Role.DECODE].keep_only((), 0.0)
+        stage.leave(1)
+        assert list(stage.held) == [2]
+
+
+def test_a_decode_stage_at_capacity_keeps_every_tier_at_the_frontend():
+    """It has refused a request: a prefilled prompt would only hold blocks for it."""
+    stage = full_decode_stage()
+    stage.core.refused_at_capacity(stage.worker("d"), 0.0)
     assert stage.ask(10, tier=Tier.PREMIUM) == "waits"
-    stage.worker("d").kv_usage_fraction = 0.1
-    stage.core.busy[Role.DECODE].keep_only((), 0.0)
-    stage.leave(1)
-    assert list(stage.held) == [3]
+    stage.now_s = 1.0
+    stage.note(stage.core.tick(stage.now_s))
+    assert list(stage.held) == [1, 2]
 
 
 def test_one_tier_alone_keeps_the_threshold():
@@ -287,6 +383,7 @@ def test_retry_after_of_kv_blocks_is_how_long_answers_stay():
     stage.now_s = 60.0
     for _ in range(10):
         stage.ask(1000, again=True)
+        stage.computed(stage.count, 60.0)
     stage.read("a", 1.0, total_blocks=625)
     assert stage.ask(100).retry_after_s == pytest.approx(0.5)
 
@@ -352,5 +449,6 @@ def is_free(stage, worker):
     usage = worker.kv_usage_fraction
     used = None
     if usage is not None:
-        used = usage + (worker.inflight_tokens - worker.scraped_tokens) / worker.kv_capacity_tokens
+        had_blocks = worker.scraped_tokens - worker.scraped_uncomputed_tokens
+        used = usage + (worker.inflight_tokens - had_blocks) / worker.kv_capacity_tokens
     return not (waiting + pending > 900 or (used is not None and used > 0.85))

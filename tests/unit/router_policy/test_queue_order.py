@@ -4,6 +4,7 @@ import pytest
 from placement import PACE, Arrival, arrival, placement, send
 
 from penstock.api import QueueOrder
+from penstock.router.core.waiting import Headroom
 from penstock.router.policy.policies import LeastLoaded, LeastPending, RoundRobin
 from penstock.router.policy.routing_policy import WorkerLoad
 
@@ -120,8 +121,9 @@ def test_a_closed_worker_is_sent_nothing():
     """Circuits are asked for each dispatch."""
     queue = queue_of("a", "b")
     queue.submit(1, Arrival((), 1), 0.0)
+    limits = {"a": Headroom.NONE, "b": Headroom.ANY}
 
-    assert [each.worker for each in queue.dispatch(0.0, lambda name: name == "b")] == ["b"]
+    assert [each.worker for each in queue.dispatch(0.0, limits.__getitem__)] == ["b"]
 
 
 # ---------------------------------------------------------------------- deadlines

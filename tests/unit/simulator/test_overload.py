@@ -314,6 +314,70 @@ def test_a_deadline_that_has_passed_does_not_make_a_worker_look_empty():
     assert found["in-time-first"] < 1.2 * found["arrival"]
 
 
+TOGETHER = ProfiledModel(
+    "a100-llama-70b-bf16-tp8",
+    kv_tokens=49_152,
+    block_size=16,
+    max_num_batched_tokens=512,
+    preemption=PreemptionFlag(),
+)
+"""3,072 KV blocks, which 50 requests of 700 + 300 tokens fill, and which are what it runs out of first."""
+
+
+@cache
+def premium_and_tokens(factor, workers, *, rejects, shape=("prefix-cost", False)):
+    """Return premium's p99 TTFT and part rejected, and the output tokens/s of all tiers that end while requests come."""
+    policy, is_split = shape
+    seconds = 60.0
+    requests = traffic(factor, rate=4.5 * workers, prompt_tokens=700, output_tokens=300, seconds=seconds)
+    thresholds = DEFAULTS if rejects else NO_THRESHOLDS
+    jobs = ran(
+        policy,
+        requests,
+        thresholds=thresholds,
+        split=is_split,
+        model=TOGETHER,
+        workers=workers,
+        router=bounded(),
+    )
+    premium = of_tier(jobs, Tier.PREMIUM)
+    ended = sum(job.request.output_tokens for job in jobs if job.outcome is OK and job.ended_s <= seconds)
+    return ttft_p99_s(premium), count(premium, REJECTED), ended / seconds
+
+
+@pytest.mark.parametrize(
+    ("factor", "workers"),
+    [
+        (2, 2),
+        *(
+            pytest.param(f, n, marks=pytest.mark.nightly)
+            for f in (1, 2, 3, 5)
+            for n in (1, 2, 4)
+            if (f, n) != (2, 2)
+        ),
+    ],
+)
+def test_rejection_does_not_delay_premium(factor, workers):
+    """With thresholds premium's p99 TTFT is that without, and the workers generate as many tokens.
+
+    Where every tier waited for a worker above its threshold of KV blocks it was 7.6 s, and 0.3 s without.
+    """
+    alone_s, _, alone_tokens = premium_and_tokens(factor, workers, rejects=False)
+    p99_s, rejected, tokens = premium_and_tokens(factor, workers, rejects=True)
+    assert p99_s < 1.2 * alone_s < 1.0
+    assert rejected == 0
+    assert tokens > 0.97 * alone_tokens
+
+
+@pytest.mark.parametrize("shape", [("least-loaded", False), ("dualmap", False), ("prefix-cost", True)])
+def test_rejection_does_not_delay_premium_whatever_the_policy(shape):
+    """Also where the decode workers are the ones without blocks."""
+    alone_s, *_ = premium_and_tokens(2, 2, rejects=False, shape=shape)
+    p99_s, rejected, _ = premium_and_tokens(2, 2, rejects=True, shape=shape)
+    assert p99_s < 1.2 * alone_s < 1.0
+    assert rejected == 0
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_slots_of_workers_with_a_request_limit_go_by_tier(policy):
     """Four requests a worker: what is beyond waits by tier in the router, and premium gets no 503 behind background.

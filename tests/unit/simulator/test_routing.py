@@ -120,7 +120,7 @@ def test_least_loaded_looks_at_the_gauges_that_it_was_told():
     assert router.reads_usage
     servers = [Server("a", Role.PREFILL), Server("b", Role.PREFILL), Server("d", Role.DECODE)]
     router.set_workers(servers, 0.0)
-    router.set_usage({"a": 0.5, "b": 0.0}, router.core.entry_queue.workers.inflight_tokens(), 0.0)
+    router.set_usage({"a": 0.5, "b": 0.0}, {"a": (0, 0), "b": (0, 0)}, 0.0)
     request = TraceRequest(0.0, 1000, 10, None, 1)
     for index in range(2):
         job = Job(index, request, (1, 2))

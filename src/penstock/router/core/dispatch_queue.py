@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from penstock.api import QueueOrder, Tier, TiersConfig
 from penstock.router.core.known_workers import KnownWorkers
-from penstock.router.core.limits import QUEUE_LENGTH, TENANT_SHARE
+from penstock.router.core.limits import QUEUE_LENGTH, TENANT_SHARE, THRESHOLDS
 from penstock.router.core.tiers import QueueOccupancy
 from penstock.router.core.waiting import Headroom, QueueSettings
 from penstock.router.policy.arrival import Lane, PromptTokenCounts, QueuedRequest
@@ -32,6 +32,8 @@ from penstock.router.policy.routing_policy import (
 )
 
 T = TypeVar("T")
+
+PREMIUM_RANK = list(Tier).index(Tier.PREMIUM)
 
 
 class DispatchQueue(Generic[T]):
@@ -176,15 +178,15 @@ class DispatchQueue(Generic[T]):
         return queued
 
     def dispatch(
-        self, now_s: float, is_open: Callable[[str], bool] | None = None
+        self, now_s: float, limit: Callable[[str], Headroom] | None = None
     ) -> Iterator[QueuedRequest[T]]:
         """Iterate over the requests to dispatch now, and count them as running; the caller counts each before the next.
 
-        ``is_open`` returns whether a worker may be sent one more request at this moment; None: all may.
+        ``limit`` returns whose requests may be sent to a worker at this moment, as far as its slots allow; None: all.
         """
         if self.policy.assigns is AssignTime.WHEN_FREE:
-            return self._dispatch_central(now_s, is_open)
-        return self._dispatch_assigned(now_s, is_open)
+            return self._dispatch_central(now_s, limit)
+        return self._dispatch_assigned(now_s, limit)
 
     def prefilled(
         self, item: T, now_s: float, *, cached_tokens: int | None = None, measured: bool = True
@@ -339,6 +341,14 @@ class DispatchQueue(Generic[T]):
         peers = worker.peer_tokens if self.policy.assigns is AssignTime.ON_ARRIVAL else 0
         return worker.queued_tokens + self.prompt_tokens.pending.get(name, 0) + peers
 
+    def uncomputed_tokens(self, name: str, now_s: float) -> int:
+        """Return the uncached prompt tokens that a worker was given and has probably not computed yet, tokens >= 0."""
+        pending, worker = self.prompt_tokens.pending.get(name, 0), self._workers.get(name)
+        if not pending or worker is None or self.policy.assigns is AssignTime.WHEN_FREE:
+            return pending
+        self._estimates.now_s = now_s
+        return max(0, pending - self._estimates.computed_tokens(worker))
+
     def prompts_at(self, name: str) -> list[int]:
         """Return the uncached tokens of each prompt that a worker was given or that waits for it, the oldest first."""
         worker = self._workers.get(name)
@@ -393,13 +403,13 @@ class DispatchQueue(Generic[T]):
             self.rebalance(now_s, (decision.worker, decision.other))
 
     def _dispatch_central(
-        self, now_s: float, is_open: Callable[[str], bool] | None
+        self, now_s: float, limit: Callable[[str], Headroom] | None
     ) -> Iterator[QueuedRequest[T]]:
         while (queued := self._central.next_up(now_s)) is not None:
-            free = self._free_for(queued, Headroom.ANY, is_open)
+            free = self._free_for(queued, Headroom.ANY, limit)
             if not free and self.settings.tiers is not None:
-                queued = self._central.next_up(now_s, urgent=True)
-                free = {} if queued is None else self._free_for(queued, Headroom.URGENT, is_open)
+                queued = self._central.next_up(now_s, urgent=True, begun=not THRESHOLDS.binds(begun=True))
+                free = {} if queued is None else self._free_for(queued, Headroom.URGENT, limit)
             if queued is None or not free:
                 return
             self._estimates.now_s = now_s
@@ -413,40 +423,51 @@ class DispatchQueue(Generic[T]):
             yield queued
 
     def _free_for(
-        self, queued: QueuedRequest[T], headroom: Headroom, is_open: Callable[[str], bool] | None
+        self, queued: QueuedRequest[T], headroom: Headroom, limit: Callable[[str], Headroom] | None
     ) -> Mapping[str, WorkerQueue[T]]:
-        if not (queued.arrival.avoid or is_open is not None or self._has_slots):
+        """Return the workers to which a request may go for which they have room and ``limit`` at least ``headroom``."""
+        if not (queued.arrival.avoid or limit is not None or self._has_slots):
             return self._workers
+        # A begun stream passes the thresholds, and needs a slot as all of its tier.
+        room = Headroom.ANY if queued.arrival.rank > PREMIUM_RANK else headroom
         return {
             each.name: each
             for each in eligible(self._workers, queued.arrival.avoid)
-            if self._headroom(each) >= headroom and (is_open is None or is_open(each.name))
+            if self._headroom(each) >= room and (limit is None or limit(each.name) >= headroom)
         }
 
     def _dispatch_assigned(
-        self, now_s: float, is_open: Callable[[str], bool] | None
+        self, now_s: float, limit: Callable[[str], Headroom] | None
     ) -> Iterator[QueuedRequest[T]]:
         dirty, self._dirty = self._dirty, {}
         for name in dirty:
             worker = self._workers.get(name)
             while worker is not None and worker.line and (headroom := self._headroom(worker)):
-                if is_open is not None and not is_open(name):
+                most = headroom if limit is None else limit(name)
+                if most < headroom:
+                    # It may rise without an event of this queue.
                     self._dirty[name] = None
+                if most is Headroom.NONE:
                     break
-                queued = self._next_up(worker, now_s, urgent=headroom is Headroom.URGENT)
+                begun = headroom is Headroom.ANY and not THRESHOLDS.binds(begun=True)
+                queued = self._next_up(
+                    worker, now_s, urgent=min(most, headroom) is Headroom.URGENT, begun=begun
+                )
                 if queued is None:
                     break
                 self._start(worker, queued, now_s)
                 yield queued
 
-    def _next_up(self, worker: WorkerQueue[T], now_s: float, *, urgent: bool) -> QueuedRequest[T] | None:
+    def _next_up(
+        self, worker: WorkerQueue[T], now_s: float, *, urgent: bool, begun: bool
+    ) -> QueuedRequest[T] | None:
         order, line = self.settings.order, worker.line
         if isinstance(line, Lane) and len(line.queue) == 1 and not (line.late or line.begun):
             # The only one is next, late or not.
             return next(iter(line.queue.values()))
         token_s = self._estimates.seconds(worker, 1) if order is QueueOrder.IN_TIME_FIRST else None
         if token_s is None:
-            return line.next_up(now_s, hit_first=order is QueueOrder.HIT_FIRST, urgent=urgent)
+            return line.next_up(now_s, hit_first=order is QueueOrder.HIT_FIRST, urgent=urgent, begun=begun)
         self._estimates.now_s = now_s
         ahead = worker.running_tokens - self._estimates.computed_tokens(worker) + worker.peer_tokens
 
@@ -454,7 +475,7 @@ class DispatchQueue(Generic[T]):
             slo_s = self.settings.ttft_slo_s(queued.arrival.tier)
             return slo_s is not None and now_s - queued.since_s + (ahead + queued.uncached) * token_s > slo_s
 
-        return line.next_up(now_s, is_late=is_late, urgent=urgent)
+        return line.next_up(now_s, is_late=is_late, urgent=urgent, begun=begun)
 
     def _start(self, worker: WorkerQueue[T], queued: QueuedRequest[T], now_s: float) -> None:
         worker.start(queued, now_s)

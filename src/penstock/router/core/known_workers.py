@@ -144,10 +144,6 @@ class KnownWorkers(Generic[T]):
         self.estimates.now_s = now_s
         return self.estimates.pending_tokens(worker), worker.throughput.tokens_per_s
 
-    def inflight_tokens(self) -> dict[str, int]:
-        """Return the tokens in flight at each worker, those of other routers included."""
-        return {name: each.inflight_tokens for name, each in self.eligible.items()}
-
     def queued_tokens(self, name: str) -> int:
         """Return the uncached tokens that wait for one worker."""
         worker = self.eligible.get(name)

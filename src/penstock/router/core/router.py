@@ -18,7 +18,7 @@ from penstock.router.core.limits import NO_WORKER, SHEDDING, THRESHOLDS
 from penstock.router.core.retries import Assignment, Effects, RefusalReason, Refuse, RunningAt
 from penstock.router.core.suspects import ALONE, Ward
 from penstock.router.core.tiers import FirstStage, TierControl
-from penstock.router.core.waiting import RejectionCounter, WakeTimes
+from penstock.router.core.waiting import Headroom, RejectionCounter, WakeTimes
 from penstock.router.core.worker import Worker, WorkerPool, WorkerSpec
 from penstock.router.policy.arrival import QueuedRequest
 from penstock.router.policy.busy import ALL_BUSY, BusyThresholds, BusyWorkers
@@ -109,13 +109,16 @@ class RouterCore(Generic[T]):
             if deflected:
                 return deflected
         queue, busy = self.queues[role], self.busy[role]
-        busy_now = busy.not_taking(self._names[role]) if busy.is_any else frozenset()
+        names, passed_over = self._names[role], frozenset[str]()
+        if busy.is_any:
+            # Where all are busy, those with KV blocks are better.
+            passed_over = busy.not_taking(names) or busy.full(names)
         if arrival.alone_at:
             self._suspects.add((role, item))
         if self._suspects:
-            busy_now |= self._closed(role)
+            passed_over |= self._closed(role)
         moved = queue.moved
-        if not queue.submit(item, arrival, now_s, again=again, waited_s=waited_s, busy=busy_now):
+        if not queue.submit(item, arrival, now_s, again=again, waited_s=waited_s, busy=passed_over):
             self._suspects.discard((role, item))
             message = f"{len(queue)} requests wait for {role} already; retry later"
             full = Refuse(item, role, RefusalReason.QUEUE_FULL, message, self._wake_left_s(now_s))
@@ -260,6 +263,11 @@ class RouterCore(Generic[T]):
         queue = self.queues.get(worker.spec.role)
         return worker.inflight_tokens + (0 if queue is None else queue.workers.peer_tokens(worker.name))
 
+    def uncomputed_tokens(self, worker: Worker, now_s: float) -> int:
+        """Return the prompt tokens in flight at a worker that it has probably not computed yet."""
+        queue = self.queues.get(worker.spec.role)
+        return 0 if queue is None else queue.uncomputed_tokens(worker.name, now_s)
+
     def active_prefill_tokens(self, worker: Worker) -> int:
         """Return the prompt tokens that a worker has still to compute; a decode worker computes none."""
         role = worker.spec.role
@@ -284,6 +292,7 @@ class RouterCore(Generic[T]):
         for role in self.queues:
             self._follow(role, now_s)
             self._loads_changed(role, now_s)
+        for role in self.queues:
             effects += self._dispatch(role, now_s)
         return effects
 
@@ -310,7 +319,8 @@ class RouterCore(Generic[T]):
         if now_s - self._rebalanced_s >= REBALANCE_S:
             self._rebalanced_s = now_s
             queue.rebalance(now_s)
-        queue.assume_prefilled(now_s)
+        for each in self.queues.values():
+            each.assume_prefilled(now_s)
         if self.tiers is not None:
             self.tiers.tick(now_s, queue.uncomputed_requests)
         return self.workers_changed(now_s)
@@ -481,13 +491,13 @@ class RouterCore(Generic[T]):
         effects: Effects[T] = []
         if queue.apart:
             effects += self._dispatch_suspects(role, now_s)
-        if tiers is not None and role is self.entry and not self._lets_tiers_in(tiers, now_s):
-            return effects
+        if tiers is not None and role is self.entry and Role.DECODE in self.queues:
+            queue.hold(tiers.held_back(self._names[Role.DECODE], now_s))
         if self._suspects and any(
             self._is_all_closed(each) for each in self._needed(role) if each is not role
         ):
             return effects
-        for queued in queue.dispatch(now_s, self._dispatch_check(role, now_s)):
+        for queued in queue.dispatch(now_s, self._dispatch_limit(role, now_s)):
             effects.append(self._dispatched(queued, role, now_s))
         return effects
 
@@ -568,33 +578,44 @@ class RouterCore(Generic[T]):
             each for each in self.pool if each.spec.role is role and not (each.spec.draining or each.drained)
         ]
 
-    def _lets_tiers_in(self, tiers: TierControl, now_s: float) -> bool:
-        """Hold back the tiers that wait in the second stage already; return whether all stages have KV blocks."""
-        if Role.DECODE in self.queues:
-            self.entry_queue.hold(tiers.held_back(self._names[Role.DECODE], now_s))
-        return all(self.busy[each].have_blocks(self._names[each]) for each in self.queues)
+    def _dispatch_limit(self, role: Role, now_s: float) -> Callable[[str], Headroom] | None:
+        """Return the function that says who may be sent to a worker at this moment; None: all requests to all workers.
 
-    def _dispatch_check(self, role: Role, now_s: float) -> Callable[[str], bool] | None:
-        """Return the check whether a worker may be sent one more request at this moment; None: all may.
-
-        It keeps out those at capacity, and, where requests wait in one central queue, busy ones beside others with room.
-        What already waits for a busy worker goes there, as its own queue is part of what makes it busy; with tiers, once
-        it has KV blocks, so that the next of them goes to the tier whose turn it is.
+        Nothing goes to a worker at capacity, kept for suspects or with an open circuit, nor, where requests wait in one central
+        queue, to a busy one next to others with room. What already waits for a busy worker goes there, as its own queue is part
+        of what makes it busy. With tiers, a threshold of KV blocks keeps back those alone that would wait for blocks at the
+        worker: urgent requests, which overtake or preempt the others there, are sent all the same.
         """
         busy, pool = self.busy[role], self.pool
         closed = busy.at_capacity() if busy.is_any else frozenset()
         if busy.is_any and self.queues[role].policy.assigns is AssignTime.WHEN_FREE:
             closed |= busy.not_taking(self._names[role])
-        needs_blocks = self.tiers is not None and role is self.entry and busy.has_thresholds
         if self._suspects:
             closed |= self._closed(role)
-        if not (closed or needs_blocks) and pool.are_closed(role):
+        by_blocks = self.tiers is not None and role is self.entry and busy.has_thresholds
+        most = (
+            self._later_stages_take(role) if self.tiers is not None and role is self.entry else Headroom.ANY
+        )
+        if not (closed or by_blocks) and most is Headroom.ANY and pool.are_closed(role):
             return None
 
-        def is_open(name: str) -> bool:
+        def limit(name: str) -> Headroom:
             worker = pool.get(name)
-            if name in closed or (needs_blocks and not busy.has_blocks(name)):
-                return False
-            return worker is None or worker.breaker.is_closed or worker.breaker.allows(now_s, is_last=True)
+            is_broken = worker is not None and not (
+                worker.breaker.is_closed or worker.breaker.allows(now_s, is_last=True)
+            )
+            if name in closed or is_broken:
+                return Headroom.NONE
+            return min(most, Headroom.URGENT) if by_blocks and not busy.has_blocks(name) else most
 
-        return is_open
+        return limit
+
+    def _later_stages_take(self, role: Role) -> Headroom:
+        """Return whose requests the stages after this one have room for."""
+        most = Headroom.ANY
+        for each in self.queues:
+            names, busy = self._names[each], self.busy[each]
+            if each is role or busy.have_blocks(names):
+                continue
+            most = min(most, Headroom.NONE if busy.all_at_capacity(names) else Headroom.URGENT)
+        return most

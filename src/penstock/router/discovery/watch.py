@@ -300,7 +300,9 @@ class WorkerWatch:
         worker.kv_usage_fraction = page.kv_usage_fraction
         worker.waiting_requests = page.waiting_requests
         worker.expired_leases = page.expired_leases
-        worker.scraped_tokens = self._admission.core.inflight_tokens(worker)
+        core = self._admission.core
+        worker.scraped_tokens = core.inflight_tokens(worker)
+        worker.scraped_uncomputed_tokens = core.uncomputed_tokens(worker, worker.metrics_at_s)
         worker.kv_ranks = page.kv_ranks
         worker.kv_total_blocks, worker.kv_capacity_tokens = page.kv_total_blocks, page.kv_capacity_tokens
         self._admission.load_read(worker)

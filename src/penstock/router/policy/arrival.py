@@ -192,6 +192,7 @@ class Lane(Generic[T]):
         hit_first: bool = False,
         is_late: IsLate[T] | None = None,
         urgent: bool = False,  # noqa: ARG002 - where there are no tiers a worker has room for all or for none
+        begun: bool = False,  # noqa: ARG002 - likewise
     ) -> QueuedRequest[T] | None:
         """Return the request to be served next; None when none waits.
 
@@ -200,6 +201,7 @@ class Lane(Generic[T]):
             hit_first: The largest number of cached tokens first, then arrival, instead of arrival alone.
             is_late: Late requests let all others of their lane go first, except each `_LATE_TURN`-th time.
             urgent: Of system and premium alone; see `TierQueue.next_up`.
+            begun: Likewise, begun streams besides.
         """
         if self.begun and not (self._was_begun and (self.queue or self.late)):
             return next(iter(self.begun.values()))

@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkabl
 from penstock.router.policy.arrival import Arrival as Arrival  # noqa: PLC0414 - policies take it from here
 from penstock.router.policy.arrival import Lane, QueuedRequest
 from penstock.router.policy.prefixes import PrefixIndex
-from penstock.router.policy.tiers import TierQueue
+from penstock.router.policy.tiers import PRIORITIES, TierQueue
 
 KV_MAX_AGE_S = 10.0
 """Chosen: ten scrapes; an older KV reading is stale, so policies compare tokens instead."""
@@ -34,6 +34,7 @@ class WorkerLoad:
         inflight_tokens: Their tokens: prompts, and what was generated for them so far, >= 0.
         kv_usage_fraction: KV blocks in use when last scraped, 0-1; None: unknown.
         scraped_tokens: ``inflight_tokens`` at that scrape.
+        scraped_uncomputed_tokens: Those of them that belonged to prompts not computed yet, as far as known.
         metrics_at_s: When the worker's metrics were last read, simulated seconds; None: never.
         kv_ranks: ``kv_usage_fraction`` of each of its data-parallel ranks; empty: not distinguished.
         kv_capacity_tokens: Tokens that the KV blocks of all ranks together hold; None: unknown.
@@ -45,6 +46,7 @@ class WorkerLoad:
         self.inflight_tokens = 0
         self.kv_usage_fraction: float | None = None
         self.scraped_tokens = 0
+        self.scraped_uncomputed_tokens = 0
         self.metrics_at_s: float | None = None
         self.kv_ranks: tuple[float, ...] = ()
         self.kv_total_blocks: int | None = None
@@ -53,7 +55,9 @@ class WorkerLoad:
     def kv_ranks_now(self, inflight_tokens: int, now_s: float) -> tuple[float | None, ...]:
         """Return the KV usage of each rank, with what came and went since the scrape; None: unknown or too old.
 
-        What was sent there since counts in full, although a cache may hold some of it, and evenly for all ranks.
+        What was sent there since counts in full, although a cache may hold some of it, and evenly for all ranks. So do prompts
+        that were there and not computed yet: an engine takes their blocks when it begins with them, and one reading after
+        another would miss what waits in it for room.
         Above 1 more is on its way than there is room for. Half full of 100,000 tokens, 10,000 more since: 0.6.
         ``inflight_tokens`` are those there now, of other routers too where they are known.
         """
@@ -65,7 +69,8 @@ class WorkerLoad:
             projected = self.projected_kv_usage(inflight_tokens, now_s)
             change = 0.0 if projected is None else projected - usage
         else:
-            change = (inflight_tokens - self.scraped_tokens) / capacity
+            had_blocks = self.scraped_tokens - self.scraped_uncomputed_tokens
+            change = (inflight_tokens - had_blocks) / capacity
         return tuple(max(0.0, each + change) for each in ranks)
 
     def projected_kv_usage(self, inflight_tokens: int, now_s: float) -> float | None:
@@ -164,6 +169,7 @@ class WorkerQueue(Generic[T]):
         queued_tokens: Uncached tokens of those that wait.
         running: Requests dispatched and not computed yet.
         running_tokens: Uncached tokens of those that run.
+        running_by_rank: The same by rank of their tier, the highest first.
         running_prompt_tokens: Prompt tokens of those that run, cached or not.
         peer_tokens: Uncached tokens that other routers have there, as last reported.
         decoding_tokens: Prompt tokens of the requests that it has computed and still answers.
@@ -183,6 +189,7 @@ class WorkerQueue(Generic[T]):
         "queued_tokens",
         "relative_slowdown",
         "running",
+        "running_by_rank",
         "running_prompt_tokens",
         "running_tokens",
         "throughput",
@@ -197,6 +204,7 @@ class WorkerQueue(Generic[T]):
         self.queued_tokens = 0
         self.running: dict[T, QueuedRequest[T]] = {}
         self.running_tokens = 0
+        self.running_by_rank = [0] * len(PRIORITIES)
         self.running_prompt_tokens = 0
         self.peer_tokens = 0
         self.decoding_tokens = 0
@@ -215,11 +223,19 @@ class WorkerQueue(Generic[T]):
     def pending_for(self, arrival: Arrival) -> int:
         """Return the uncached tokens to compute before a request that comes now.
 
-        Without tiers late requests let it go first; with tiers those of lower tiers do, up to their share of one round.
+        Without tiers late requests let it go first. With tiers those of lower tiers do: the ones that wait here, up to their
+        share of one round, and the ones in the engine, except the one whose prompt is being computed.
         """
         line = self.line
         pending = self.queued_tokens - line.late_tokens + self.running_tokens + self.peer_tokens
-        return pending - line.lower_tokens(arrival.rank) if line.has_tiers else pending
+        if not line.has_tiers:
+            return pending
+        rank = arrival.rank
+        overtaken = sum(self.running_by_rank[rank + 1 :])
+        if overtaken:
+            first = next(iter(self.running.values()))
+            overtaken -= first.uncached if first.arrival.rank > rank else 0
+        return pending - line.lower_tokens(rank) - overtaken
 
     @property
     def inflight_tokens(self) -> int:
@@ -294,12 +310,14 @@ class WorkerQueue(Generic[T]):
             self.progress_s = now_s
         self.running[queued.item] = queued
         self.running_tokens += queued.uncached
+        self.running_by_rank[queued.arrival.rank] += queued.uncached
         self.running_prompt_tokens += queued.tokens
 
     def end(self, queued: QueuedRequest[T], now_s: float) -> float:
         """Take back a request; return the seconds since it was given or something was last computed here, >= 0."""
         del self.running[queued.item]
         self.running_tokens -= queued.uncached
+        self.running_by_rank[queued.arrival.rank] -= queued.uncached
         self.running_prompt_tokens -= queued.tokens
         started_s = now_s if queued.started_s is None else queued.started_s
         return max(0.0, now_s - max(started_s, self.progress_s))

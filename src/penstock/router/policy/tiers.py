@@ -154,15 +154,16 @@ class TierQueue(Generic[T]):
         hit_first: bool = False,
         is_late: IsLate[T] | None = None,
         urgent: bool = False,
+        begun: bool = False,
     ) -> QueuedRequest[T] | None:
         """Return the request to be served next; see `Lane.next_up`.
 
         An ``urgent`` one is of the system tier, or of premium while its debt is below that of a burst: beyond its share it waits
-        its turn.
+        its turn, if a request of another tier waits as well. With ``begun`` a begun stream of any tier may go, where none is urgent.
         """
         tier = self._urgent_tier() if urgent else self._next_tier(now_s)
         if tier is None:
-            return None
+            return self._oldest_begun() if begun else None
         return self._tiers[tier].next_lane().next_up(now_s, hit_first=hit_first, is_late=is_late)
 
     def _count(self, rank: int, tokens: int) -> None:
@@ -172,14 +173,26 @@ class TierQueue(Generic[T]):
     def _urgent_tier(self) -> Tier | None:
         if self._tiers[Tier.SYSTEM].lanes:
             return Tier.SYSTEM
-        is_due = self._tiers[Tier.PREMIUM].lanes and Tier.PREMIUM not in self.held
+        waiting = self._waiting()
+        if Tier.PREMIUM not in waiting:
+            return None
+        if len(waiting) == 1 and self._credits[Tier.PREMIUM] <= 0:
+            self._replenish(waiting)
         least = (1 - BURST_ROUNDS) * quantum(self._settings, Tier.PREMIUM)
-        return Tier.PREMIUM if is_due and self._credits[Tier.PREMIUM] > least else None
+        return Tier.PREMIUM if self._credits[Tier.PREMIUM] > least else None
+
+    def _oldest_begun(self) -> QueuedRequest[T] | None:
+        lanes = (lane for tier in self._tiers.values() for lane in tier.lanes.values())
+        firsts = [next(iter(lane.begun.values())) for lane in lanes if lane.begun]
+        return min(firsts, key=lambda queued: queued.since_s, default=None)
+
+    def _waiting(self) -> list[Tier]:
+        return [tier for tier in SHARED if self._tiers[tier].lanes and tier not in self.held]
 
     def _next_tier(self, now_s: float) -> Tier | None:
         if self._tiers[Tier.SYSTEM].lanes:
             return Tier.SYSTEM
-        waiting = [tier for tier in SHARED if self._tiers[tier].lanes and tier not in self.held]
+        waiting = self._waiting()
         if not waiting:
             return None
         if all(self._credits[tier] <= 0 for tier in waiting):
