@@ -33,23 +33,26 @@ from penstock.profiler.files import read_sweep
     multiple=True,
     required=True,
     metavar="PATH",
-    help="What `penstock profile` or Dynamo's profiler wrote, or the name of a latency profile of `penstock engine "
-    "profiles`; several are sizes of one model.",
+    help="Output of `penstock profile` or of Dynamo's profiler, or the name of a latency profile that "
+    "`penstock engine profiles` lists. Repeat it to compare engine sizes of one model.",
 )
 @fields.options(Targets)
 @fields.options(OfferedLoad)
-@click.option("--aggregated", is_flag=True, help="One pool prefills and decodes.  [default: as profiled]")
-@click.option("--max-gpus", type=click.IntRange(1), help="GPUs that there are.  [default: any number]")
+@click.option(
+    "--aggregated", is_flag=True, help="Plan one pool that both prefills and decodes.  [default: as profiled]"
+)
+@click.option("--max-gpus", type=click.IntRange(1), help="GPUs available.  [default: any number]")
 @click.option(
     "--gpu-hour-price",
     type=click.FloatRange(0, min_open=True),
-    help="Price of an hour of one of the GPUs, in any currency.  [default: no cost is shown]",
+    help="Price of one GPU-hour, in any currency.  [default: no cost is shown]",
 )
 @option.as_json("Print JSON.")
 def capacity(sources: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Plan how many replicas of which size carry a load within targets, and what binds.
+    """Plan how many replicas of which engine size serve a load within targets, and report what limits them.
 
-    Waiting counts: bursts of arrivals queue for prefill, and more requests than the mean decode at once.
+    Waiting times are included: bursts of arrivals queue for prefill, and at times more requests than the mean
+    decode at once.
     """
     sweep = _sweep(sources, is_aggregated=options["aggregated"])
     targets, load = fields.take(Targets, options), fields.take(OfferedLoad, options)
@@ -78,11 +81,13 @@ def _sweep(sources: tuple[str, ...], *, is_aggregated: bool) -> Sweep:
     engines = sorted((engine for sweep in sweeps for engine in sweep.engines), key=lambda each: each.gpus)
     sizes = [engine.gpus for engine in engines]
     if len(set(sizes)) != len(sizes):
-        raise ConfigError(f"--profile: sizes {', '.join(map(str, sizes))}; give each engine size once")
+        raise ConfigError(
+            f"--profile: the sizes are {', '.join(map(str, sizes))}; give each engine size once"
+        )
     models = sorted({sweep.model for sweep in sweeps})
     if len(models) > 1:
         raise ConfigError(
-            f"--profile: profiles of {len(models)} models ({', '.join(models)}); give one model's"
+            f"--profile: profiles of {len(models)} models ({', '.join(models)}); give profiles of one model"
         )
     sweep = Sweep(tuple(engines), models[0], is_aggregated or sweeps[0].is_aggregated)
     for warning in sweep_warnings(sweep):
@@ -94,8 +99,9 @@ def _over_budget(plan: CapacityPlan, most: int | None) -> str | None:
     if most is None or plan.gpus <= most:
         return None
     return (
-        f"the load takes {plan.gpus} GPUs, {plan.gpus - most} more than --max-gpus {most}: prefill is bound by"
-        f" {plan.prefill.binds}, decode by {plan.decode.binds}; raise it, lower --rps, or allow more --ttft or --itl"
+        f"the load needs {plan.gpus} GPUs, {plan.gpus - most} more than --max-gpus {most}: prefill is "
+        f"bound by {plan.prefill.binds}, decode by {plan.decode.binds}; raise it, lower --rps, or "
+        "allow more --ttft or --itl"
     )
 
 

@@ -30,9 +30,9 @@ class Connection:
     """The flags."""
 
     kubeconfig: Path | None = flag(
-        "File to connect to a cluster by.", unset="the pod's service account, else $KUBECONFIG"
+        "Kubeconfig file for the cluster.", unset="the pod's service account, otherwise $KUBECONFIG"
     )
-    context: str | None = flag("Context of the kubeconfig.", metavar="NAME", unset="its current one")
+    context: str | None = flag("Context of the kubeconfig.", metavar="NAME", unset="its current context")
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[KubeClient]:

@@ -30,11 +30,13 @@ KUBECTL_S: Final = 30.0
 @click.option(
     "--log-dir",
     type=click.Path(path_type=Path),
-    help="The planner's folder, or the parent of several.  [default: the running graph's]",
+    help="The planner's log folder, or a parent folder of several.  [default: the running graph's]",
 )
-@click.option("--namespace", help="Graph on this machine, or with --kubernetes the chart's namespace.")
-@click.option("--kubernetes", is_flag=True, help="Forward the TensorBoard that the chart runs in a cluster.")
-@click.option("--context", metavar="NAME", help="With --kubernetes: context of the kubeconfig.")
+@click.option("--namespace", help="Graph on this machine; with --kubernetes: namespace of the Helm release.")
+@click.option(
+    "--kubernetes", is_flag=True, help="Forward a port to the TensorBoard that the chart runs in a cluster."
+)
+@click.option("--context", metavar="NAME", help="With --kubernetes: context of the kubeconfig to use.")
 @click.option(
     "--port",
     type=click.IntRange(1, 65535),
@@ -70,7 +72,8 @@ def serve_command(folder: Path, port: int) -> list[str]:
         raise ConfigError("tensorboard: not installed; run pip install 'penstock[tensorboard]'")
     if next(folder.rglob("events.out.tfevents.*"), None) is None:
         raise ConfigError(
-            f"--log-dir {folder}: holds no dashboard yet; it begins with the planner's first look at its workers"
+            f"--log-dir {folder}: has no dashboard yet; the planner writes it after it has observed "
+            "its workers for the first time"
         )
     return [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder), "--port", str(port)]
 
@@ -93,7 +96,8 @@ def forward_command(namespace: str | None, context: str | None, port: int) -> li
     ]
     if not found:
         raise NotFoundError(
-            "no TensorBoard runs there; helm upgrade --reuse-values --set planner.logs.size=5Gi --set tensorboard.enabled=true"
+            "no TensorBoard runs in that namespace; enable it: helm upgrade --reuse-values --set "
+            "planner.logs.size=5Gi --set tensorboard.enabled=true"
         )
     if len(found) > 1:
         names = ", ".join(sorted(each for each, *_ in found))
@@ -107,7 +111,8 @@ def _asked(command: list[str]) -> list[dict[str, Any]]:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=KUBECTL_S)  # noqa: S603
     except subprocess.TimeoutExpired as exc:
         raise ClusterError(
-            f"kubectl: no answer within {KUBECTL_S:g} s; is the cluster up? kubectl cluster-info"
+            f"kubectl: no answer within {KUBECTL_S:g} s; check whether the cluster is up: kubectl "
+            "cluster-info"
         ) from exc
     except subprocess.CalledProcessError as exc:
         raise ClusterError(f"kubectl: {exc.stderr.strip()}") from exc

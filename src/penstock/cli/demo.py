@@ -71,7 +71,8 @@ class DemoOptions:
 
     manifest: Path
     output_dir: Path = flag(
-        "Folder for results, logs, ledger, TensorBoard events and the report; emptied of an earlier demo's.",
+        "Folder for results, logs, ledger, TensorBoard events and the report; files of an earlier "
+        "demo are deleted.",
         default=Path("demo-output"),
         path="folder",
         convert=Path.absolute,
@@ -85,12 +86,12 @@ class DemoOptions:
     )
     trace: str = flag("Trace to replay, as `penstock load` takes it.", default=DAYS)
     rate_rps: float | None = flag(
-        "Mean arrivals per simulated second; the trace is stretched to it.",
+        "Mean arrivals per simulated second; the trace's times are scaled to match.",
         name="--rate",
         gt=0,
         unset="the trace's",
     )
-    speed: float = time_scale(9.0, more=", lowered before the start where this machine would not keep up")
+    speed: float = time_scale(9.0, more=", lowered before the start if this machine cannot keep up")
     as_json: bool = flag(
         "Print the report as JSON, as `penstock report --json` does; progress goes to stderr.",
         name="--json",
@@ -144,9 +145,9 @@ async def _at_affordable_speed(options: DemoOptions, console: Terminal) -> DemoO
     speed = affordable_speed(options.speed, rate)
     if speed < options.speed:
         console.print(
-            f"this machine relays {rate:,.0f} events/s, and speed {options.speed:g} takes"
-            f" {needed_rate(options.speed):,.0f}: speed {speed:g} instead, which takes {options.speed / speed:.1f} times"
-            " as long",
+            f"This machine relays {rate:,.0f} events/s; speed {options.speed:g} needs "
+            f"{needed_rate(options.speed):,.0f}. Using speed {speed:g} ({options.speed / speed:.1f}x "
+            "longer).",
             soft_wrap=True,
         )
     return replace(options, speed=speed)
@@ -198,7 +199,7 @@ async def _load_and_watch(
                     await ended_or_stopped(ended, stop, timeout_s=_REFRESH_REAL_S)
                 deadline_s = time.monotonic() + _SETTLE_S / options.speed
                 while time.monotonic() < deadline_s and not stop.is_set():
-                    display.show(await reader.read(), "load is over; the planner may shrink")
+                    display.show(await reader.read(), "the load has ended; the planner may scale down now")
                     await asyncio.sleep(_REFRESH_REAL_S)
                 display.show(await reader.read(), "stopped" if stop.is_set() else "done")
     finally:
@@ -248,7 +249,7 @@ def _line(status: LocalGraphStatus) -> str:
 @click.option(
     "--manifest",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="Graph to run instead of the demo's own.  [default: twelve simulated H100s]",
+    help="Manifest of the graph to run.  [default: twelve simulated H100s]",
 )
 @click.option(
     "--policy",
@@ -259,7 +260,8 @@ def _line(status: LocalGraphStatus) -> str:
 @click.option(
     "--kubernetes",
     is_flag=True,
-    help="Install, load and remove the README's sample on a cluster, in real time; needs kubectl and helm.",
+    help="Run the demo on a cluster in real time: install the README's sample, send load, and remove it. "
+    "Needs kubectl and helm.",
 )
 @fields.options(ClusterOptions)
 @click.pass_context
@@ -271,7 +273,8 @@ def demo(
     Real local processes, simulated engines: no GPU and no cluster. Times are simulated seconds. Ctrl-C stops the
     graph and reports what was measured so far; a second one leaves the report out.
 
-    With --kubernetes the same on a cluster, a kind cluster say: one day of four real minutes, in a namespace of its own.
+    With --kubernetes the demo runs on a cluster, such as a kind cluster: one day of four real minutes, in a namespace
+    of its own.
     """
     where = fields.take(ClusterOptions, options)
     if kubernetes:

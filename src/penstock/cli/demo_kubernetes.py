@@ -56,19 +56,20 @@ class ClusterOptions:
     """Where on Kubernetes the demo runs."""
 
     context: str | None = flag(
-        "With --kubernetes: context of the kubeconfig.", metavar="NAME", unset="its current one"
+        "With --kubernetes: context of the kubeconfig to use.", metavar="NAME", unset="its current context"
     )
     namespace: str | None = flag(
-        "With --kubernetes: namespace that the demo makes, and deletes at its end.",
+        "With --kubernetes: namespace that the demo creates, and deletes when it ends.",
         metavar="NAME",
         unset=DEFAULT_NAMESPACE,
     )
     image: str | None = flag(
-        "With --kubernetes: image of operator, planner, router and workers; a kind cluster needs it loaded.",
+        "With --kubernetes: image of operator, planner, router and workers; load it into a kind "
+        "cluster first.",
         metavar="REPOSITORY:TAG",
         unset="the release's",
     )
-    yes: bool = flag("With --kubernetes: change the cluster without asking.", default=False)
+    yes: bool = flag("With --kubernetes: change the cluster without asking for confirmation.", default=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,7 @@ def image_parts(image: str) -> tuple[str, str]:
     repository, colon, tag = image.rpartition(":")
     if not colon or "/" in tag or not repository or not tag:
         raise ConfigError(
-            f"--image {image}: has no tag; write it as REPOSITORY:TAG, as localhost/penstock:dev"
+            f"--image {image}: has no tag; write it as REPOSITORY:TAG, such as localhost/penstock:dev"
         )
     return repository, tag
 
@@ -163,7 +164,9 @@ async def run_cluster_demo(demo: ClusterDemo, stop: asyncio.Event) -> bool:
     manifest["metadata"].pop("namespace", None)
     name, port = manifest["metadata"]["name"], demo.port
     if not is_free(port):
-        raise ConfigError(f"--port {port}: something listens there; choose another, or 0 for a free one")
+        raise ConfigError(
+            f"--port {port}: is in use by another process; choose another port, or 0 for a free one"
+        )
     applied = demo.output_dir / "graph.yaml"
     _write(applied, yaml.safe_dump(manifest, sort_keys=False))
     try:
@@ -217,19 +220,22 @@ async def _check_capacity(cluster: KubectlContext, names: tuple[str, ...]) -> bo
     lacking = [each for each in names if each not in held]
     if held and lacking:
         raise ConfigError(
-            f"--kubernetes: context {cluster.context} has CRDs of another Penstock, without {', '.join(lacking)};"
-            " upgrade that installation first, or take another cluster"
+            f"--kubernetes: context {cluster.context} has CRDs of another Penstock version, which "
+            f"lacks {', '.join(lacking)}; upgrade that installation first, or use another cluster"
         )
     return bool(held)
 
 
 def _agree(cluster: KubectlContext, where: ClusterOptions) -> None:
     """Ask whether to change the cluster, unless --yes allows it."""
-    what = f"make namespace {cluster.namespace} on context {cluster.context}, install Penstock, send load, remove it all"
+    what = (
+        f"create namespace {cluster.namespace} on context {cluster.context}, install Penstock, send load, "
+        "and remove everything"
+    )
     if where.yes:
         return
     if not sys.stdin.isatty():
-        raise ConfigError(f"--kubernetes: would {what}; stdin is no terminal to ask at, add --yes")
+        raise ConfigError(f"--kubernetes: would {what}; stdin is not a terminal; pass --yes to confirm")
     click.confirm(f"{what[0].upper()}{what[1:]}?", abort=True, err=True)
 
 
@@ -241,8 +247,9 @@ async def _cleaned(cluster: KubectlContext, made_kinds: tuple[str, ...]) -> Asyn
     except asyncio.CancelledError:
         where = f"--context {cluster.context} --namespace {cluster.namespace}"
         cluster.console.print(
-            f"not cleaned: kubectl delete gd --all {where} && helm uninstall {RELEASE} --kube-context {cluster.context}"
-            f" --namespace {cluster.namespace} && kubectl delete namespace {cluster.namespace} --context {cluster.context}",
+            f"not cleaned up; run: kubectl delete gd --all {where} && helm uninstall {RELEASE} "
+            f"--kube-context {cluster.context} --namespace {cluster.namespace} && kubectl delete "
+            f"namespace {cluster.namespace} --context {cluster.context}",
             soft_wrap=True,
         )
         raise
@@ -273,10 +280,12 @@ async def _clean(cluster: KubectlContext, made_kinds: tuple[str, ...]) -> None:
         await attempt("delete", "crd", *made_kinds, "--ignore-not-found", limit)
     left = await cluster.ask("get", "namespace", cluster.namespace, "--ignore-not-found", "--output=name")
     if left:
-        raise ClusterError(f"{left.strip()} is left on context {cluster.context}: {'; '.join(notes)}")
+        raise ClusterError(f"{left.strip()} was left on context {cluster.context}: {'; '.join(notes)}")
     for note in notes:
         cluster.console.print(f"note: {note}", soft_wrap=True)
-    cluster.console.print(f"nothing of the demo is left on context {cluster.context}", soft_wrap=True)
+    cluster.console.print(
+        f"everything from the demo was removed from context {cluster.context}", soft_wrap=True
+    )
 
 
 async def _users(cluster: KubectlContext, names: tuple[str, ...]) -> str:
@@ -295,7 +304,7 @@ async def _serve(cluster: KubectlContext, demo: ClusterDemo, name: str, stop: as
         before = json.loads(await cluster.ask("get", "gd", name, "--output=json"))
         summary = before.get("status", {}).get("summary", {})
         at_first = {role: summary[role] for role in ("prefill", "decode") if role in summary}
-        cluster.console.print(f"serving at {url}; a day of four minutes begins", soft_wrap=True)
+        cluster.console.print(f"serving at {url}; starting a day of four minutes", soft_wrap=True)
         replay = await start_load(run_dir, url, demo.trace, speed=1.0, rate_rps=demo.rate_rps)
         watch = _Watch(cluster, name)
         try:

@@ -22,7 +22,9 @@ COUNTERFACTUAL_CPU_S: Final = 30.0
 """Chosen: a demo's traffic takes one to two seconds a fleet, and the entire demo at most three minutes."""
 _END_REAL_S = 15.0
 """Real seconds that a stopped load run gets for its summary. Chosen: it takes one, on a busy machine some."""
-_NO_PICTURES = "the report has no pictures, because matplotlib is not installed: pip install 'penstock[demo]'"
+_NO_PICTURES = (
+    "the report has no pictures because matplotlib is not installed; run pip install 'penstock[demo]'"
+)
 _PARTS = ("run", "log", "report")
 
 

@@ -35,44 +35,47 @@ _SHOWN = {
 class DoctorOptions:
     """What is checked."""
 
-    namespace: str | None = flag("Check its graphs.", short=("-n",), metavar="NAME", unset="the context's")
+    namespace: str | None = flag(
+        "Check the graphs of this namespace.", short=("-n",), metavar="NAME", unset="the context's"
+    )
     all_namespaces: bool = flag("Check the graphs of every namespace.", short=("-A",), default=False)
     graph: str | None = flag("Check this graph alone.", metavar="NAME", default=None)
     interval: float = flag(
-        "Time between two observations, seconds, which show what changes; Leases are renewed every 5 s.",
+        "Seconds between the two observations that are compared for changes; set it above 5, the "
+        "seconds after which Leases are renewed.",
         default=6.0,
         ge=0,
         le=300,
     )
     connection: Connection = field(default_factory=Connection)
     install: bool = flag(
-        "Check whether this machine is ready: packages, ports, limits, shared memory.", default=False
+        "Check whether this machine is ready for Penstock: packages, ports, limits, shared memory.",
+        default=False,
     )
-    local: bool = flag("Check this machine and its graphs in place of a cluster.", default=False)
+    local: bool = flag("Check this machine and its graphs instead of a cluster.", default=False)
 
 
 @click.command()
 @fields.options(DoctorOptions)
 @option.as_json("Print one JSON object instead of lines.")
 def doctor(*, as_json: bool, **given: Any) -> None:
-    """Check a cluster: definitions, operator, planner, rights, graphs, metrics, GPUs, clocks.
+    """Check a cluster: definitions, operator, planner, permissions, graphs, metrics, GPUs, clocks.
 
-    Or, with --install, whether this machine is ready for Penstock; with --local, what `penstock up` needs and started, and
-    what its clients meet. Only reads. Every finding says
-    what to do about it. Exits 0 if nothing is broken (there may be warnings and things that could not be read), 1 if
-    there is a problem.
+    Or, with --install, whether this machine is ready for Penstock; with --local, what `penstock up` needs, what it
+    started, and how requests fare. The check changes nothing. Every finding says what to do about it. The exit
+    status is 0 if nothing is broken (warnings and unreadable parts are possible), and 1 if there is a problem.
     """
     said = fields.take(DoctorOptions, given)
     if said.all_namespaces and said.namespace is not None:
         raise ConfigError("--namespace and --all-namespaces exclude each other; keep one")
     if said.install and (said.local or said.namespace is not None):
-        raise ConfigError("--install: checks no graph; remove --local and --namespace")
+        raise ConfigError("--install: does not check graphs; remove --local and --namespace")
     if not (said.local or said.install):
         findings = _of_cluster(said)
     elif said.all_namespaces or said.graph or said.connection != Connection():
         raise ConfigError(
-            f"{'--local' if said.local else '--install'}: checks no cluster; remove --all-namespaces, --graph, --kubeconfig and"
-            " --context"
+            f"{'--local' if said.local else '--install'}: does not check a cluster; remove "
+            "--all-namespaces, --graph, --kubeconfig and --context"
         )
     elif said.install:
         findings = list(doctor_install.install_findings(doctor_install.install_facts()))

@@ -30,7 +30,7 @@ EXTRAS: Final = {
     "plots": "penstock demo and report",
     "prometheus": "the planner's source prometheus",
     "tensorboard": "viewing the planner's dashboard",
-    "tokenizer": "a router that tells prompts apart by tokens",
+    "tokenizer": "a router that identifies prompts by their tokens",
     "tracing": "spans of requests",
 }
 """Extras of the distribution, and what needs each."""
@@ -39,7 +39,7 @@ PROGRAMS: Final = {
     "docker": "images",
     "helm": "the chart",
     "kind": "a cluster on this machine",
-    "kubectl": "looking at a cluster",
+    "kubectl": "inspecting a cluster",
     "nvidia-smi": "GPUs",
 }
 """Programs that parts of Penstock's documentation call; nothing in a demo does."""
@@ -159,22 +159,22 @@ def program_findings(missing: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
 def state_findings(folder: Path, *, is_writable: bool) -> Iterator[Finding]:
     """Judge the folder of the local state."""
     if is_writable:
-        yield ok("state", f"{folder} can be written")
+        yield ok("state", f"{folder} is writable")
     else:
-        remedy = "give yourself the right, or set PENSTOCK_LOCAL_STATE_DIR to another folder"
-        yield problem("state", f"{folder} cannot be written", remedy)
+        remedy = "give yourself write permission, or set PENSTOCK_LOCAL_STATE_DIR to another folder"
+        yield problem("state", f"{folder} is not writable", remedy)
 
 
 def disk_findings(folder: Path) -> Iterator[Finding]:
     """Say whether the state folder's disk is full, or soon will be."""
     full, free = full_disk(folder), shutil.disk_usage(folder).free
     if full is not None:
-        yield problem("state", full, "free some room; until then no graph can be started or changed")
+        yield problem("state", full, "free disk space; until then no graph can be started or changed")
     elif free < LOW_BYTES:
         message = (
             f"{free / 2**20:,.0f} MiB are free on the disk of {folder}; state, logs and ledger need them"
         )
-        yield warning("state", message, "free some room")
+        yield warning("state", message, "free disk space")
 
 
 def limit_findings(open_files: int, processes: int = -1) -> Iterator[Finding]:
@@ -193,20 +193,28 @@ def limit_findings(open_files: int, processes: int = -1) -> Iterator[Finding]:
 
 def _port_findings(facts: InstallFacts) -> Iterator[Finding]:
     for port in sorted(facts.taken_ports):
-        message = f"port {port} is taken, the default of: {PORTS[port]}"
-        yield warning("ports", message, f"choose another with --port; who has it: ss -ltnp 'sport = :{port}'")
+        message = f"port {port} is in use; it is the default of: {PORTS[port]}"
+        yield warning(
+            "ports",
+            message,
+            f"choose another with --port; to see which process uses it: ss -ltnp 'sport = :{port}'",
+        )
     if not facts.has_worker_ports:
-        message = f"no port of 127.0.0.1 between {FIRST_PORT} and {LAST_PORT} can be listened on; workers need one each"
-        yield problem("ports", message, "stop what holds them, or allow this user to listen there")
+        message = (
+            f"no port between {FIRST_PORT} and {LAST_PORT} on 127.0.0.1 is available; each worker needs one"
+        )
+        yield problem(
+            "ports", message, "stop the processes that use them, or allow this user to listen on them"
+        )
     elif not facts.taken_ports:
-        yield ok("ports", f"{', '.join(map(str, PORTS))} and those of workers are free")
+        yield ok("ports", f"{', '.join(map(str, PORTS))} and the workers' ports are free")
 
 
 def _shm_findings(shm_mib: float | None) -> Iterator[Finding]:
-    needs = f"vLLM over several GPUs needs {SHM_MIB}; simulated workers need none"
+    needs = f"vLLM on several GPUs needs {SHM_MIB} MiB of it; simulated workers do not need any"
     remedy = "docker run --shm-size=8g, or mount a tmpfs there"
     if shm_mib is None:
-        yield warning(SHARED_MEMORY, f"there is none; {needs}", remedy)
+        yield warning(SHARED_MEMORY, f"it does not exist; {needs}", remedy)
     elif shm_mib < SHM_MIB:
         yield warning(SHARED_MEMORY, f"it has {shm_mib:,.0f} MiB; {needs}", remedy)
     else:

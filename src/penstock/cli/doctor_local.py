@@ -70,7 +70,7 @@ def _orphans_of(path: Path, marked: set[int]) -> Iterator[tuple[int, Finding]]:
     is_running = state is not None and liveness.arbiter_is_alive(state)
     reason, leaked = "its graph has no arbiter", marked | grouped
     if state is not None and is_running:
-        reason = "its graph's statefile does not name it"
+        reason = "its graph's statefile does not list it"
         family = liveness.family_pids(liveness.recorded(state))
         leaked = marked - family - _descendants(state.arbiter.pid)
     for pid in leaked:
@@ -79,7 +79,7 @@ def _orphans_of(path: Path, marked: set[int]) -> Iterator[tuple[int, Finding]]:
             if process.status() != psutil.STATUS_ZOMBIE:
                 command = " ".join(process.cmdline())[:_COMMAND_CHARACTERS]
                 remedy = f"kill -9 {pid}" if is_running else f"penstock down --namespace {path.stem}"
-                message = f"process {pid} is left over, {reason}: {command}"
+                message = f"process {pid} was left behind, because {reason}: {command}"
                 yield pid, problem(f"graph {path.stem}", message, remedy)
 
 
@@ -108,7 +108,7 @@ async def hung(state: StateFile) -> list[Finding]:
             return None
         url = entry.url + entry.health_path
         answer = await probes.health(url)
-        return None if answer is None else f"probed at {url}: {answer}"
+        return None if answer is None else f"health check of {url}: {answer}"
 
     try:
         reasons = await asyncio.gather(*(reason(*each) for each in leaders.items()))
@@ -118,7 +118,7 @@ async def hung(state: StateFile) -> list[Finding]:
         problem(
             f"graph {arbiter.namespace}",
             f"{name} (process {leader.pid}) hangs: {why}",
-            f"kill -9 {leader.pid}, after which it is started again",
+            f"kill -9 {leader.pid}; it is then restarted automatically",
         )
         for (name, leader), why in zip(leaders.items(), reasons, strict=True)
         if why is not None
@@ -213,13 +213,13 @@ async def _graph(namespace: str) -> LocalGraphStatus | str:
 def gpu_findings(gpus: tuple[Gpu, ...] | str | None, graphs: Graphs) -> Iterator[Finding]:
     """Judge the machine's GPUs: None without nvidia-smi, a text if that failed."""
     if gpus is None:
-        yield ok("GPUs", "no nvidia-smi here; simulated workers and vLLM on a CPU need none")
+        yield ok("GPUs", "nvidia-smi is not on PATH; simulated workers and vLLM on a CPU do not need it")
         return
     if isinstance(gpus, str):
         yield problem("GPUs", f"nvidia-smi: {gpus}", "check the driver: nvidia-smi; dmesg | grep -i nvrm")
         return
     names = ", ".join(dict.fromkeys(each.name for each in gpus))
-    yield ok("GPUs", f"{len(gpus)} {names}" if gpus else "nvidia-smi lists none")
+    yield ok("GPUs", f"{len(gpus)} {names}" if gpus else "nvidia-smi lists no GPUs")
     known = [graph for graph in graphs.values() if not isinstance(graph, str)]
     if len(known) < len(graphs):
         return  # the GPUs' owner is unknown then
@@ -227,9 +227,12 @@ def gpu_findings(gpus: tuple[Gpu, ...] | str | None, graphs: Graphs) -> Iterator
     for each in gpus:
         if each.index not in held and each.used_mib > FOREIGN_MIB:
             message = (
-                f"GPU {each.index} belongs to no graph, yet {each.used_mib} of {each.total_mib} MiB are taken"
+                f"GPU {each.index} does not belong to a graph, but {each.used_mib} of its "
+                f"{each.total_mib} MiB are in use"
             )
-            yield warning("GPUs", message, "see who: nvidia-smi; a worker there may not find room")
+            yield warning(
+                "GPUs", message, "find the process with nvidia-smi; a worker on this GPU may lack memory"
+            )
 
 
 def edit_findings(arbiter: ArbiterInfo) -> Iterator[Finding]:
@@ -238,11 +241,16 @@ def edit_findings(arbiter: ArbiterInfo) -> Iterator[Finding]:
     try:
         keys = waiting_edits(arbiter)
     except PenstockError as exc:
-        message = f"it serves by the manifest that it was started with, because an edit cannot be used: {exc}"
+        message = (
+            f"it still serves with the manifest it was started with, because the edited one is invalid: {exc}"
+        )
         yield warning(subject, message, f"penstock validate {arbiter.graph}")
         return
     if keys:
-        message = f"{arbiter.graph} was edited since the start, and these keys wait for the next one: {', '.join(keys)}"
+        message = (
+            f"{arbiter.graph} was edited since the start; these keys take effect at the next start: "
+            f"{', '.join(keys)}"
+        )
         anew = f"penstock down --namespace {arbiter.namespace}, then penstock up {arbiter.graph}"
         is_for_router = only_for_router(arbiter, keys)
         yield warning(
@@ -259,19 +267,22 @@ def warnings_of_logs(graphs: Graphs) -> Iterator[Finding]:
         for name in (ARBITER, *(each.name for each in graph.processes)):
             path = log_path(graph.log_dir, name)
             for each in recurring(tail(path, TAIL_BYTES).splitlines(), now):
-                message = f"{name} has said {each.times} times in {each.over_s:,.0f} s: {each.text}"
+                message = f"{name} logged {each.times} times in {each.over_s:,.0f} s: {each.text}"
                 yield (problem if each.is_error else warning)(f"graph {namespace}", message, f"tail {path}")
 
 
 def graph_findings(graphs: Graphs, folder: Path) -> Iterator[Finding]:
     """Check the graphs whose statefiles are in a folder."""
     if not graphs:
-        yield ok("graphs", "none runs here; penstock up manifests/samples/disaggregated.yaml starts one")
+        yield ok(
+            "graphs",
+            "no graph runs on this machine; start one: penstock up manifests/samples/disaggregated.yaml",
+        )
     for namespace, graph in graphs.items():
         subject = f"graph {namespace}"
         down = f"penstock down --namespace {namespace}"
         if isinstance(graph, str):
-            yield problem(subject, graph, f"see which there are: ls {folder}")
+            yield problem(subject, graph, f"list the graphs of this machine: ls {folder}")
         elif not graph.running:
             message = "its arbiter is gone, so nothing is restarted or scaled"
             yield problem(subject, message, f"{down}, then penstock up FILE")
@@ -292,13 +303,14 @@ def _of_graph(subject: str, graph: LocalGraphStatus, down: str) -> Iterator[Find
     for each in graph.processes:
         yield from _of_process(subject, each, graph, down)
     if graph.gpus_used > graph.gpu_budget:
-        message = f"{graph.gpus_used} GPUs are held, the budget is {graph.gpu_budget}"
-        yield problem(subject, message, f"{down}, and report it")
+        message = f"{graph.gpus_used} GPUs are held, which exceeds the budget of {graph.gpu_budget}"
+        yield problem(subject, message, f"{down}, and report this as a bug")
     yield from _of_planner(subject, graph)
     for name, lag_s in graph.lag_p99_s.items():
         if lag_s > LAG_S:
             message = (
-                f"{name} runs {lag_s:.2f} s late in 1 of 100 ticks; the machine is too busy for this load"
+                f"{name} lags by {lag_s:.2f} s or more in 1 of 100 ticks; the machine is too busy for "
+                "this load"
             )
             yield warning(subject, message, "lower --speed, or run fewer workers")
 
@@ -309,12 +321,10 @@ def _of_traffic(subject: str, graph: LocalGraphStatus) -> Iterator[Finding]:
     if traffic is None:
         return
     is_late = traffic.ttft_p50_s is not None and traffic.ttft_p50_s > traffic.ttft_slo_s
-    message = (
-        f"in the last {traffic.period_s:.0f} s {traffic}; the TTFT aimed for is {traffic.ttft_slo_s:g} s"
-    )
+    message = f"in the last {traffic.period_s:.0f} s: {traffic}; the TTFT SLO is {traffic.ttft_slo_s:g} s"
     if queue is not None and queue.requests:
-        message += f"; {queue.requests} requests wait, the oldest for {queue.oldest_s:.1f} s"
-    remedy = f"more replicas or a larger budget, {graph.gpus_used} of {graph.gpu_budget} GPUs are held"
+        message += f"; {queue.requests} requests are waiting, the oldest for {queue.oldest_s:.1f} s"
+    remedy = f"allow more replicas or a larger budget; {graph.gpus_used} of {graph.gpu_budget} GPUs are held"
     if graph.planner_log_dir is not None:
         remedy = f"penstock planner explain --log-dir {graph.planner_log_dir}; {remedy}"
     if is_overloaded(
@@ -339,7 +349,7 @@ def _of_process(
     reason = process.reason or "no reason given"
     log = f"tail {log_path(graph.log_dir, process.name)}"
     if process.state == EntryState.FAILED:
-        remedy = f"{log}; mend the cause, then {down} and penstock up FILE: it is not started again by itself"
+        remedy = f"{log}; fix the cause, then {down} and penstock up FILE: it is not restarted automatically"
         yield problem(subject, f"{process.name} failed: {reason}", remedy)
     elif process.state not in _LIVING:
         yield problem(subject, f"{process.name} is {process.state}: {reason}", log)
@@ -354,7 +364,10 @@ def _of_planner(subject: str, graph: LocalGraphStatus) -> Iterator[Finding]:
     if graph.planner is None:
         name = next((each.name for each in graph.processes if each.role == PLANNER_ROLE), PLANNER_ROLE)
         log = f"tail {log_path(graph.log_dir, name)}"
-        yield warning(subject, "its planner has not written of itself", log)
+        yield warning(subject, "its planner has not written its state", log)
     elif graph.planner.phase == PlannerPhase.TARGET_UNAVAILABLE:
-        message = "its planner cannot read the statefile: nothing is decided, the replicas stay as they are"
+        message = (
+            "its planner cannot read the statefile, so it makes no decisions and the replicas stay as "
+            "they are"
+        )
         yield warning(subject, message, f"penstock planner explain --log-dir {graph.planner_log_dir}")

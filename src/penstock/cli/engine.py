@@ -31,7 +31,7 @@ def engine() -> None:
 @click.argument("model")
 @fields.options(ServeFlags)
 def serve(model: str, **options: Any) -> None:
-    """Serve MODEL until SIGTERM, then drain: streams finish, pinned KV is read or expires."""
+    """Serve MODEL until SIGTERM, then drain: finish the streams, and wait until pinned KV has been read or has expired."""
     settings = resolve(fields.take(ServeFlags, options, model=model))
     try:
         loop.run(lambda stop: run_worker(settings, stop, open_tracing("penstock-engine")))
@@ -43,7 +43,7 @@ def serve(model: str, **options: Any) -> None:
 @engine.command(name="profiles")
 @option.as_json("Print JSON.")
 def list_profiles(as_json: bool) -> None:
-    """List the latency profiles with their sources and errors."""
+    """List the latency profiles with their sources and their fit errors."""
     rows = [_row(profiles.load(name)) for name in profiles.names()]
     if as_json:
         say_json(rows)
@@ -80,5 +80,5 @@ def _quality(part: dict[str, Any]) -> str:
     if part["kind"] == "table":
         return "measured points"
     if part["mean_error"] is None:
-        return "kernel sum, error not stated"
+        return "sum of kernel times, error unknown"
     return f"fit, error {part['mean_error']:.1%} (max {part['max_error']:.0%})"

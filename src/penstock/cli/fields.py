@@ -65,7 +65,9 @@ def refuse_given(*parts: Any, needs: str) -> None:
     for part in parts:
         for name in flags(part):
             if getattr(part, name):
-                raise ConfigError(f"{flag_of(name)}: only with {needs}; add that or leave it out")
+                raise ConfigError(
+                    f"{flag_of(name)}: has an effect only with {needs}; add that, or remove this flag"
+                )
 
 
 def _hints(model: Any) -> list[tuple[dataclasses.Field[Any], Any]]:
@@ -160,7 +162,7 @@ def _separated(text: str, kind: Any, said: Flag) -> tuple[Any, ...]:
         values = tuple(map(kind, parts))
     except ValueError as exc:
         what = "whole numbers" if kind is int else "numbers"
-        raise click.BadParameter(f"{text!r}: must be {what} with commas between them") from exc
+        raise click.BadParameter(f"{text!r}: must be {what} separated by commas") from exc
     for value in values:
         if kind is not str and not is_within(said, value):
             raise click.BadParameter(f"{value!r}: must be {bounds_text(said, value)}")

@@ -36,11 +36,13 @@ from penstock_operator.resources.profile import profile_objects
 _EXIT_INVALID = 2
 
 _ALLOWED = (
-    "what the operator lets podTemplates have, its chart's podTemplates.allow: hostIPC,capabilities=IPC_LOCK and so on, "
-    "or everything."
+    "privileges that the operator allows in podTemplates, as in the chart's podTemplates.allow: "
+    "hostIPC,capabilities=IPC_LOCK and so on, or everything."
 )
 _GPU_LIST = ",".join(GPU_RESOURCES)
-_GPU_RESOURCES = "resources of nodes that are GPUs, the chart's operator.gpuResources; names or patterns."
+_GPU_RESOURCES = (
+    "node resources that count as GPUs, as in the chart's operator.gpuResources; names or patterns."
+)
 
 
 @click.command()
@@ -57,7 +59,7 @@ _GPU_RESOURCES = "resources of nodes that are GPUs, the chart's operator.gpuReso
     default=_GPU_LIST,
     metavar="LIST",
     show_default=True,
-    help=f"With commas between them, {_GPU_RESOURCES}",
+    help=f"Comma-separated {_GPU_RESOURCES}",
 )
 @option.as_json("Print one JSON object instead of lines.")
 def validate(files: tuple[Path, ...], allowed: str, gpu_resources: str, as_json: bool) -> None:
@@ -129,26 +131,28 @@ class RenderOptions:
     """What `penstock render` prints, and how."""
 
     graph_name: str | None = flag(
-        "Which graph, where FILE holds several.", name="--graph", metavar="NAME", default=None
+        "Name of the graph, if FILE holds several.", name="--graph", metavar="NAME", default=None
     )
     service: str | None = flag(
-        "Only this service; `planner` is the planner's process.", metavar="NAME", default=None
+        "Print only this service; `planner` is the planner's process.", metavar="NAME", default=None
     )
     layout: str | None = flag(
-        "text: one command to copy each; json and yaml: every detail.",
+        "text: one command to copy for each process; json and yaml: every detail.",
         name="--format",
         choices=("text", "json", "yaml"),
         unset="text",
     )
     speed: float = time_scale()
     kubernetes: bool = flag(
-        "Print the objects that the operator would make of it in a cluster, as YAML for kubectl.",
+        "Print the objects that the operator would create in a cluster, as YAML for kubectl.",
         default=False,
     )
     allow_pod_templates: str = flag(f"With --kubernetes: {_ALLOWED}", metavar="LIST", default="")
     gpu_resources: str = flag(f"With --kubernetes: {_GPU_RESOURCES}", metavar="LIST", default=_GPU_LIST)
     namespace: str | None = flag(
-        "With --kubernetes: their namespace.", metavar="NAME", unset="the graph's, or default"
+        "With --kubernetes: namespace of the objects.",
+        metavar="NAME",
+        unset="the graph's namespace, or default",
     )
 
 
@@ -161,8 +165,8 @@ def render(file: Path, *, as_json: bool, **given: Any) -> None:
 
     Values of secrets are masked. ``{port}`` and other ports in braces are filled at start.
 
-    With --kubernetes, its objects without an owner; variables are shown as the manifest has them. Compare
-    with a cluster: penstock render FILE --kubernetes | kubectl diff -f -
+    With --kubernetes, the objects are printed without an owner, and variables as the manifest has them. To compare
+    them with a cluster: penstock render FILE --kubernetes | kubectl diff -f -
     """
     said = _render_options(given, as_json=as_json)
     graph, service, layout = load_graph(file, name=said.graph_name), said.service, said.layout
@@ -260,22 +264,26 @@ def _as_text(spec: ProcessSpec) -> str:
 @click.command(name="import")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
-    "--output", "-o", type=click.Path(path_type=Path), help="Write the manifest here, not to stdout."
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    help="Write the manifest to this file instead of stdout.",
 )
 @click.option(
     "--strict",
     is_flag=True,
-    help="Exit 1 if anything could not be carried; the manifest is written all the same.",
+    help="Exit 1 if any setting could not be converted; the manifest is still written.",
 )
 @click.option(
-    "--name", help="Name of the deployment to convert, where FILE holds several.  [default: the only one]"
+    "--name", help="Name of the deployment to convert, if FILE holds several.  [default: the only one]"
 )
 @option.as_json("Print one JSON object: manifest, and unconverted with line, path, value and reason of each.")
 def import_(file: Path, output: Path | None, strict: bool, name: str | None, as_json: bool) -> None:
     """Convert NVIDIA's DynamoGraphDeployment (v1alpha1 or v1beta1) in FILE to a GraphDeployment.
 
-    FILE is YAML with a DynamoGraphDeployment of vLLM workers or mockers. The manifest goes to stdout, the list of
-    what it does not carry to stderr. What no graph can run is refused, with exit status 2.
+    FILE is YAML with a DynamoGraphDeployment of vLLM workers or mockers. The manifest is written to stdout, the
+    list of settings that could not be converted to stderr. A deployment that no graph can run is refused with exit
+    status 2.
     """
     result = import_graph(read_text(file), str(file), name=name)
     manifest = result.graph.to_manifest()

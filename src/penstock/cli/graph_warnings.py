@@ -21,7 +21,7 @@ from penstock_planner.decide.policy import parameters_of
 from penstock_planner.options import modes_of
 
 _UNREAD = "does not read it"
-_EVERY = f"decides every {ADAPTIVE_INTERVAL_S:g} s all the same"
+_EVERY = f"decides every {ADAPTIVE_INTERVAL_S:g} s regardless"
 
 
 def warnings_of(
@@ -43,7 +43,9 @@ def machine_warnings(graph: GraphDeployment, file: Path) -> Iterator[ManifestPro
     """Yield what a cluster does with a graph and one machine does not."""
     for name, service in graph.spec.services.items():
         if service.role is Role.ROUTER and service.replicas > 1:
-            message = f"{service.replicas}, but one router runs on a machine; a cluster starts them all"
+            message = (
+                f"{service.replicas}, but on one machine only one router runs; a cluster starts all of them"
+            )
             yield ManifestProblem(f"spec.services.{name}.replicas", message, file=str(file))
 
 
@@ -52,8 +54,9 @@ def _without_scaling(graph: GraphDeployment) -> Iterator[ManifestProblem]:
     bounds = [service.replica_bounds for service in graph.spec.workers.values()]
     if graph.spec.planner.enabled and all(fewest == most for fewest, most in bounds):
         message = (
-            "enabled, but no service may have more or fewer replicas than it has, so nothing is ever scaled; give prefill or decode "
-            "scaling: {minReplicas: …, maxReplicas: …}, or set planner.enabled: false"
+            "enabled, but no service may change its number of replicas, so nothing is ever scaled; "
+            "give prefill or decode scaling: {minReplicas: …, maxReplicas: …}, or set "
+            "planner.enabled: false"
         )
         yield ManifestProblem("spec.planner", message)
 
@@ -64,7 +67,7 @@ def _behind_gateway(graph: GraphDeployment) -> Iterator[ManifestProblem]:
     if router.gateway.enabled:
         for key, words in ignored_keys(router):
             yield ManifestProblem(
-                f"spec.{key}", f"{words}; remove it, unless clients come to the router itself"
+                f"spec.{key}", f"{words}; remove it, unless clients connect to the router directly"
             )
 
 

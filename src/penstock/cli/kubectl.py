@@ -27,7 +27,8 @@ async def current_context() -> str:
         return (await _run(["kubectl", "config", "current-context"], limit_s=ANSWER_S, stop=None)).strip()
     except ClusterError as exc:
         raise ConfigError(
-            "--kubernetes: the kubeconfig has no current context; name one by --context, or make a cluster: kind create cluster"
+            "--kubernetes: the kubeconfig has no current context; name one by --context, or create a "
+            "cluster: kind create cluster"
         ) from exc
 
 
@@ -107,7 +108,10 @@ async def _run(command: list[str], *, limit_s: float, stop: asyncio.Event | None
     if not is_over:
         if stop is not None and stop.is_set():
             raise StopSignal
-        raise ClusterError(f"{name}: no end within {limit_s:g} s; is the cluster up? kubectl cluster-info")
+        raise ClusterError(
+            f"{name}: did not finish within {limit_s:g} s; check whether the cluster is up: kubectl "
+            "cluster-info"
+        )
     printed, complaint = talk.result()
     if process.returncode:
         said = complaint.decode(errors="replace").strip() or printed.decode(errors="replace").strip()

@@ -27,7 +27,7 @@ from penstock.workload.statistics import percentiles
 @click.command()
 @fields.options(LoadConfig)
 @click.option(
-    "--dry-run", is_flag=True, help="Read and shape the trace, say what would be sent, and send nothing."
+    "--dry-run", is_flag=True, help="Read and filter the trace, report what would be sent, and send nothing."
 )
 @option.as_json("Print the summary as JSON, without a progress bar.")
 def load(dry_run: bool, as_json: bool, **options: Any) -> None:

@@ -51,7 +51,7 @@ _SIGNALLED = 128
 _TRACE_TOKENS = 121_912
 """Of the built-in trace's longest request, prompt and answer."""
 
-_NAMESPACE_HELP = "Graph on this machine.  [default: the only one there is]"
+_NAMESPACE_HELP = "Name of the graph on this machine.  [default: the only graph]"
 
 
 def _states(state: StateFile) -> str:
@@ -84,9 +84,14 @@ _PLANNER_OVERRIDES: option.Option = option.group(
     "--pool",
     "pool_file",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="A GpuPool from which the graphs of all FILEs draw; their routers' ports follow --port.  [default: one graph alone]",
+    help="GpuPool whose GPUs the graphs of all FILEs share; their routers use the ports from --port "
+    "upward.  [default: one graph alone]",
 )
-@click.option("--foreground", is_flag=True, help="Stay until the graph ends; Ctrl-C drains and stops it.")
+@click.option(
+    "--foreground",
+    is_flag=True,
+    help="Stay in the foreground until the graph ends; Ctrl-C drains and stops it.",
+)
 @option.as_json("Print what was started as JSON.")
 @_PLANNER_OVERRIDES
 @click.pass_obj
@@ -100,7 +105,7 @@ def up(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Start the graph of FILE (- is stdin) on this machine, in the background, and wait until it serves.
+    """Start the graph of FILE (- is stdin) on this machine in the background, and wait until it is ready.
 
     --Planner.OPTION=VALUE sets an option of the graph's planner, such as --Planner.max-gpu-budget=4;
     `penstock planner run --help` lists them.
@@ -113,9 +118,12 @@ def up(
     }
     said = fields.take(UpOptions, options, planner=overrides)
     if pool_file is None and len(files) > 1:
-        raise ConfigError(f"FILE: {len(files)} graphs; several need --pool, else start one after the other")
+        raise ConfigError(
+            f"FILE: {len(files)} graphs; to start several at once add --pool, otherwise start one after "
+            "the other"
+        )
     if foreground and len(files) > 1:
-        raise ConfigError("--foreground: for one graph; leave it out")
+        raise ConfigError("--foreground: supports only one graph; remove it")
     if pool_file is None:
         files = (kept_file(files[0], said),)
     graphs = [load_graph(file, draws=pool_file is not None) for file in files]
@@ -230,16 +238,16 @@ def _stay(started: StartedGraph) -> int:
 
 @click.command()
 @click.option("--namespace", help=_NAMESPACE_HELP)
-@click.option("--watch", is_flag=True, help="Show it again and again until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Refresh the view until Ctrl-C.")
 @click.option(
     "--interval",
     "interval_s",
     type=click.FloatRange(min=0.1),
     default=0.5,
     show_default=True,
-    help="Between two updates of --watch, real seconds.",
+    help="Interval between updates of --watch, real seconds.",
 )
-@click.option("--all", "with_unchanged", is_flag=True, help="List decisions that changed nothing, too.")
+@click.option("--all", "with_unchanged", is_flag=True, help="Also list decisions that changed nothing.")
 @option.as_json("Print it as JSON.")
 def status(
     *, namespace: str | None, watch: bool, interval_s: float, with_unchanged: bool, as_json: bool
@@ -276,9 +284,9 @@ async def _watch(namespace: str, interval_s: float, *, with_unchanged: bool) -> 
 @click.option("--namespace", help=_NAMESPACE_HELP)
 @option.as_json("Print what was done as JSON.")
 def restart(namespace: str | None, as_json: bool) -> None:
-    """Restart the router of a graph, which takes over edits of `router` in the manifest; no request is lost.
+    """Restart the router of a graph so that edits of `router` in the manifest take effect; no request is lost.
 
-    The old router finishes its streams while the new one serves. Edits of anything else need `down` and `up`.
+    The old router finishes its streams while the new one serves. Edits of any other section need `down` and `up`.
     """
     with Terminal(stderr=True).status("restarting the router"):
         restarted = restart_router(choose_namespace(namespace))
@@ -297,9 +305,9 @@ def restart(namespace: str | None, as_json: bool) -> None:
     "--timeout",
     "timeout_s",
     type=click.FloatRange(min=0),
-    help="How long draining may take, real seconds.  [default: the services' grace periods]",
+    help="Maximum time for draining, real seconds.  [default: the services' grace periods]",
 )
-@click.option("--now", is_flag=True, help="Do not drain: streams that are under way break.")
+@click.option("--now", is_flag=True, help="Do not drain; running streams are cut off.")
 @option.as_json("Print what was done as JSON.")
 def down(namespace: str | None, timeout_s: float | None, now: bool, as_json: bool) -> None:
     """Drain and stop a graph started by `up`, and check that nothing is left."""

@@ -23,19 +23,22 @@ _SUBCOMMANDS = {
     "load": ("penstock.cli.load:load", "Replay a trace against a running graph."),
     "restart": (
         "penstock.cli.local:restart",
-        "Restart a graph's router with its edited settings; no request is lost.",
+        "Restart a graph's router with edited settings; no request is lost.",
     ),
     "status": ("penstock.cli.local:status", "Show workers, GPUs, queues and the last decisions."),
     "down": ("penstock.cli.local:down", "Drain and stop a graph started by `up`."),
-    "pool": ("penstock.cli.pool:pool", "Show who of a GPU pool holds, wants and waits."),
-    "demo": ("penstock.cli.demo:demo", "Run the whole main job on a real trace slice and report."),
+    "pool": ("penstock.cli.pool:pool", "Show which graphs of a GPU pool hold, want or wait for GPUs."),
+    "demo": ("penstock.cli.demo:demo", "Serve, scale and report on a slice of a real trace."),
     "simulate": ("penstock.cli.simulate:simulate", "Score router policies and the planner in virtual time."),
-    "trace": ("penstock.cli.trace:trace", "Look at a trace, or convert it."),
+    "trace": ("penstock.cli.trace:trace", "Inspect or convert a trace."),
     "profile": (
         "penstock.cli.profile:profile",
-        "Measure engines, and recommend sizes under TTFT and ITL targets.",
+        "Measure engines, and recommend sizes that meet TTFT and ITL targets.",
     ),
-    "capacity": ("penstock.cli.capacity:capacity", "Plan replicas, GPUs and cost of a load from a profile."),
+    "capacity": (
+        "penstock.cli.capacity:capacity",
+        "Plan the replicas, GPUs and cost of a load from a profile.",
+    ),
     "report": ("penstock.cli.report:report", "Draw a report from a load run and a planner ledger."),
     "samples": ("penstock.cli.samples:samples", "List the sample manifests, or print one."),
     "validate": ("penstock.cli.graph:validate", "Check manifests; print every problem at once."),
@@ -45,17 +48,17 @@ _SUBCOMMANDS = {
     "planner": ("penstock.cli.planner:planner", "Run the planner, or explain and replay its decisions."),
     "dashboard": (
         "penstock.cli.dashboard:dashboard",
-        "Open the planner's TensorBoard, of this machine or a cluster.",
+        "Open the planner's TensorBoard, on this machine or a cluster.",
     ),
     "make-model": (
         "penstock.cli.make_model:make_model",
-        "Write a small model with random weights, to try real engines.",
+        "Write a small model with random weights for trying real engines.",
     ),
     "engine": ("penstock.cli.engine:engine", "Run a simulated worker."),
     "operator": ("penstock.cli.operator:operator", "Run the Kubernetes operator."),
     "doctor": (
         "penstock.cli.doctor:doctor",
-        "Check a cluster or this machine; every finding says what to do.",
+        "Check a cluster or this machine; every finding has a remedy.",
     ),
     "completion": ("penstock.cli.main:completion", "Print the completion script of a shell."),
 }
@@ -123,9 +126,11 @@ class _LazyGroup(click.Group):
     default="info",
     show_default=True,
     envvar="PENSTOCK_LOG_LEVEL",
-    help="Least severe log written to stderr.",
+    help="Minimum severity of logs written to stderr.",
 )
-@click.option("--log-json", is_flag=True, envvar="PENSTOCK_LOG_JSON", help="Logs as JSON, one object a line.")
+@click.option(
+    "--log-json", is_flag=True, envvar="PENSTOCK_LOG_JSON", help="Write logs as JSON, one object per line."
+)
 def cli(log_level: str, log_json: bool) -> None:
     """Run disaggregated LLM serving: declare a graph, serve it, scale it inside a GPU budget."""
     logs.configure(log_level, as_json=log_json)
@@ -135,7 +140,7 @@ def cli(log_level: str, log_json: bool) -> None:
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print the completion script of SHELL, to be read when it starts.
+    """Print the completion script for SHELL; let the shell read it at its start.
 
     Example: echo 'eval "$(penstock completion bash)"' >> ~/.bashrc
     """

@@ -18,7 +18,8 @@ from penstock.local.random_model import RandomModel, write_model
 def make_model(folder: Path, *, replace: bool, **sizes: int) -> None:
     """Write a small Llama with random weights, tokenizer and chat template to FOLDER; nothing is downloaded.
 
-    Equal options give equal files; another model in FOLDER is refused. Its answers make no sense, but depend on every token of the prompt.
+    The same options give the same files; if FOLDER holds another model, the command refuses. The model's answers make
+    no sense, but they depend on every token of the prompt.
 
     Example: penstock make-model tiny-model && penstock up manifests/samples/vllm-cpu.yaml
     """

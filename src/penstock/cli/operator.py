@@ -39,7 +39,7 @@ def _shape(name: str, field: FieldInfo) -> tuple[str, dict[str, Any]]:
 
 @click.group()
 def operator() -> None:
-    """Bring GraphDeployments about on a Kubernetes cluster."""
+    """Run GraphDeployments on a Kubernetes cluster."""
 
 
 @operator.command()

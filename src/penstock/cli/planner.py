@@ -45,17 +45,17 @@ planner.add_command(memory)
 @planner.command()
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True), required=False)
 @click.option("--example", is_flag=True, help="Print an example FILE and stop.")
-@click.option("--mode", type=option.Choice(EXAMPLES), help="Mode of the example.  [default: load]")
+@click.option("--mode", type=option.Choice(EXAMPLES), help="Planner mode of the example.  [default: load]")
 @click.option(
     "--profile",
-    help="What mode sla plans by, in place of FILE's own: file or folder that `penstock profile` wrote, or a latency "
-    "profile by name.",
+    help="Performance profile for mode sla, instead of the one in FILE: file or folder that `penstock "
+    "profile` wrote, or the name of a latency profile.",
 )
 @option.as_json("Decision and next state as JSON.")
 def decide(file: Path | None, example: bool, mode: str | None, profile: str | None, as_json: bool) -> None:
     """Decide once from FILE (YAML or JSON; - is stdin): observations, state and configuration.
 
-    A decision as `penstock planner explain --json` prints it is such a FILE too.
+    A decision that `penstock planner explain --json` prints can be used as FILE too.
     """
     if example:
         file_name = f"{mode or PlannerMode.LOAD.value}.yaml"
@@ -63,7 +63,9 @@ def decide(file: Path | None, example: bool, mode: str | None, profile: str | No
         say(folder.joinpath(file_name).read_text("utf-8"), nl=False)
         return
     if mode is not None:
-        raise ConfigError("--mode: says which --example to print; FILE's own mode is its key config.mode")
+        raise ConfigError(
+            "--mode: only selects which --example to print; set the key config.mode in FILE instead"
+        )
     if file is None:
         raise ConfigError("FILE: missing; name one, - for stdin, or print one with --example")
     inputs = decision_input.parse(
@@ -80,9 +82,11 @@ def decide(file: Path | None, example: bool, mode: str | None, profile: str | No
 @planner.command()
 @LOG_DIR
 @NAMESPACE
-@click.option("--last", type=click.IntRange(min=1), default=1, show_default=True, help="How many changes.")
-@click.option("--all", "with_unchanged", is_flag=True, help="Count decisions that changed nothing, too.")
-@click.option("--id", "decision_id", help="One decision, such as d000012.")
+@click.option(
+    "--last", type=click.IntRange(min=1), default=1, show_default=True, help="Number of changes to explain."
+)
+@click.option("--all", "with_unchanged", is_flag=True, help="Include decisions that changed nothing.")
+@click.option("--id", "decision_id", help="Explain only this decision, such as d000012.")
 @option.as_json("The ledger's records as a JSON array.")
 def explain(
     *,
@@ -93,7 +97,7 @@ def explain(
     decision_id: str | None,
     as_json: bool,
 ) -> None:
-    """Say why the last changes were made, rule by rule with its numbers, and why nothing has changed since."""
+    """Explain why the last changes were made, rule by rule with the numbers, and why nothing has changed since."""
     folder = ledger_folder(log_dir, namespace)
     newest = (
         None if decision_id is not None else last if with_unchanged else 1
@@ -126,14 +130,18 @@ def explain(
 @planner.command()
 @click.argument("ledger_path", metavar="LEDGER", type=click.Path(path_type=Path))
 @click.option(
-    "--set", "changes", multiple=True, metavar="KEY=VALUE", help="What if: an option by its name. Repeatable."
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Planner option to change, by name. Repeatable.",
 )
 @option.as_json("Result as JSON.")
 @click.pass_context
 def replay(ctx: click.Context, ledger_path: Path, changes: tuple[str, ...], as_json: bool) -> None:
-    """Make every decision of a ledger again; exit 1 if one comes out otherwise.
+    """Recompute every decision of a ledger; exit 1 if one differs.
 
-    With --set nothing is verified: it prints which decisions would differ, each made from its recorded
+    With --set nothing is verified: the command prints which decisions would differ, each computed from its recorded
     window and state.
     """
     ledger = read_ledger(ledger_path)
@@ -153,7 +161,7 @@ def replay(ctx: click.Context, ledger_path: Path, changes: tuple[str, ...], as_j
             say(f"line {each.line}: {each.id}: {each.what} differs")
             say(f"  recorded   {orjson.dumps(each.recorded).decode()}")
             say(f"  recomputed {orjson.dumps(each.recomputed).decode()}")
-        say(f"{result.decisions} decisions made again, {len(result.differences)} differences")
+        say(f"{result.decisions} decisions recomputed, {len(result.differences)} differences")
     ctx.exit(1 if result.differences else 0)
 
 

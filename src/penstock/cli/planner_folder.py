@@ -12,10 +12,10 @@ from penstock.core.errors import ConfigError, NotFoundError
 LOG_DIR: option.Option = click.option(
     "--log-dir",
     type=click.Path(path_type=Path),
-    help="The planner's folder, or a ledger.  [default: the running graph's]",
+    help="The planner's log folder, or a ledger file.  [default: the running graph's folder]",
 )
 NAMESPACE: option.Option = click.option(
-    "--namespace", help="Graph on this machine, without --log-dir.  [default: the only one there is]"
+    "--namespace", help="Graph on this machine; use it without --log-dir.  [default: the only graph]"
 )
 
 
@@ -29,7 +29,7 @@ def ledger_folder(log_dir: Path | None, namespace: str | None) -> Path:
     try:
         chosen = choose_namespace(namespace)
     except NotFoundError as exc:
-        raise ConfigError("--log-dir: needed, because no graph is running on this machine") from exc
+        raise ConfigError("--log-dir: required, because no graph is running on this machine") from exc
     state = StateStore.of(chosen).read()
     if state is None:
         raise NotFoundError(

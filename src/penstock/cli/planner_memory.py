@@ -18,15 +18,15 @@ from penstock_planner import learnt
 
 @click.group()
 def memory() -> None:
-    """What a planner has learnt: start-ups, throughput, floors. `planner run --memory FILE` starts from an export."""
+    """Show, export or reset what a planner has learnt. `planner run --memory FILE` starts from an export."""
 
 
 @memory.command()
 @LOG_DIR
 @NAMESPACE
-@option.as_json("What `export` writes.")
+@option.as_json("Print the JSON that `export` writes.")
 def show(log_dir: Path | None, namespace: str | None, *, as_json: bool) -> None:
-    """Say what was learnt, by role."""
+    """Show what was learnt, by role."""
     known = learnt.learnt(ledger_folder(log_dir, namespace))
     if as_json:
         say_json(learnt.as_json(known))
@@ -38,7 +38,7 @@ def show(log_dir: Path | None, namespace: str | None, *, as_json: bool) -> None:
 @LOG_DIR
 @NAMESPACE
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@option.as_json("Print FILE's path, and what was written there.")
+@option.as_json("Print FILE's path and the JSON that was written to it.")
 def export(log_dir: Path | None, namespace: str | None, file: Path, *, as_json: bool) -> None:
     """Write what was learnt to FILE, for the planner of another graph of the same model."""
     text = learnt.as_json(learnt.learnt(ledger_folder(log_dir, namespace)))
@@ -54,7 +54,7 @@ def export(log_dir: Path | None, namespace: str | None, file: Path, *, as_json: 
     "--manifest",
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
-    help="The graph whose planner starts from it.",
+    help="Graph whose planner will start from the export.",
 )
 @click.option(
     "--qps",
@@ -66,15 +66,16 @@ def export(log_dir: Path | None, namespace: str | None, file: Path, *, as_json: 
     type=click.FloatRange(min=0, min_open=True),
     default=30.0,
     show_default=True,
-    help="From asking for a replica until it serves, seconds.",
+    help="Time from requesting a replica until it is ready, seconds.",
 )
-@click.option("--limit", type=click.IntRange(min=1), help="Most requests.  [default: all]")
+@click.option("--limit", type=click.IntRange(min=1), help="Maximum number of requests.  [default: all]")
 def from_trace(
     trace: str, file: Path, *, manifest: Path, qps: float | None, cold_start_s: float, limit: int | None
 ) -> None:
     """Write to FILE what the graph's planner would have learnt from TRACE, as `penstock simulate --trace` reads it.
 
-    For the first hour of a graph that has no ledger yet: throughput is that of its latency profile until workers show theirs.
+    Use it for the first hour of a graph that has no ledger yet. The throughput is taken from the latency profile until
+    it is observed on the workers.
     """
     from penstock.simulator.warm_start import learnt_from_trace  # noqa: PLC0415 - only where it is used
 
@@ -87,9 +88,12 @@ def from_trace(
 
 @memory.command()
 @click.option(
-    "--log-dir", type=click.Path(path_type=Path), required=True, help="The planner's folder, or a ledger."
+    "--log-dir",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The planner's log folder, or a ledger file.",
 )
 def reset(log_dir: Path) -> None:
-    """Let the planner's next start begin with nothing learnt; its ledger keeps its history. Stop the planner first."""
+    """Discard what the planner has learnt, from its next start on; the ledger keeps its history. Stop the planner first."""
     learnt.reset(log_dir)
-    say("forgotten; the next start learns from nothing")
+    say("discarded; the next start begins with nothing learnt")

@@ -40,11 +40,11 @@ class RunFlags:
 
     graph_file: Path | None = flag("GraphDeployment to plan for.", name="--graph", default=None)
     config_file: Path | None = flag(
-        "YAML with a section `Planner:` that holds options by their names.", name="--config", default=None
+        "YAML file whose section `Planner:` holds options by name.", name="--config", default=None
     )
     speed: float = time_scale()
-    host: str = flag("Address of the planner's own /metrics.", default="127.0.0.1")
-    metrics_port: int = flag("Its port; 0: off.", default=0, ge=0, le=65535)
+    host: str = flag("Address on which the planner serves /metrics.", default="127.0.0.1")
+    metrics_port: int = flag("Port of the planner's /metrics; 0 turns it off.", default=0, ge=0, le=65535)
     dry_run: bool = flag("Print the options that would apply, as JSON, and stop.", default=False)
     operate: bool = flag("The same as --no-operation=false.", default=False)
 
@@ -54,18 +54,18 @@ class ClusterFlags:
     """Flags that only mean something on Kubernetes."""
 
     all_namespaces: bool = flag(
-        "On Kubernetes: plan the graphs of every namespace, not of --namespace alone.",
+        "On Kubernetes: plan the graphs of every namespace instead of only those of --namespace.",
         short=("-A",),
         default=False,
     )
-    graph_name: str | None = flag("On Kubernetes: plan this graph only.", metavar="NAME", default=None)
+    graph_name: str | None = flag("On Kubernetes: plan only this graph.", metavar="NAME", default=None)
     operator_class: str | None = flag(
         "On Kubernetes: plan the graphs with this spec.operatorClass.", metavar="NAME", unset=OPERATOR_CLASS
     )
     connection: Connection = field(default_factory=Connection)
     unschedulable_after: float | None = flag(
-        "On Kubernetes: roll back a replica for which the scheduler has found no node for so many seconds; make it "
-        "longer than nodes take to appear.",
+        "On Kubernetes: roll back a replica that has been unschedulable for this many seconds; set "
+        "it above your node provisioning time.",
         gt=0,
         metavar="SECONDS",
         unset=f"{UNSCHEDULABLE_S:g}",
@@ -76,13 +76,14 @@ def _refuse(run: RunFlags, cluster: ClusterFlags, explicit: Mapping[str, Any]) -
     if cluster.all_namespaces and explicit.get("namespace") is not None:
         raise ConfigError("--namespace and --all-namespaces exclude each other; keep one")
     if run.speed != 1:
-        raise ConfigError(f"--speed: {run.speed:g}; pods live in real time, leave it out on Kubernetes")
+        raise ConfigError(f"--speed: {run.speed:g}; pods run in real time, so remove it on Kubernetes")
     if "memory" in explicit:
         raise ConfigError(
-            "--memory: is of one graph, and this process plans all of a cluster; name a ConfigMap in the graph's planner.memory"
+            "--memory: holds the memory of one graph, but this process plans all graphs of a "
+            "cluster; name a ConfigMap in the graph's planner.memory"
         )
     if "router-url" in explicit:
-        raise ConfigError("--router-url: routers are found by their pods on Kubernetes; leave it out")
+        raise ConfigError("--router-url: on Kubernetes routers are discovered from their pods; remove it")
 
 
 def _run_on_cluster(run: RunFlags, cluster: ClusterFlags, explicit: Mapping[str, Any]) -> None:
@@ -153,7 +154,7 @@ def run(**given: Any) -> None:
 
     With --environment kubernetes one process plans every graph that has spec.planner.enabled, while it holds
     the Lease penstock-planner. Options then come from each graph's spec.planner; those given as flag, in the
-    environment or in --config override it in ALL graphs. Ledger and dashboard lie in LOG-DIR/NAMESPACE/GRAPH.
+    environment or in --config override it in ALL graphs. Ledger and dashboard are in LOG-DIR/NAMESPACE/GRAPH.
     """
     flags, cluster = fields.take(RunFlags, given), fields.take(ClusterFlags, given)
     graph_file = flags.graph_file
@@ -176,9 +177,7 @@ def run(**given: Any) -> None:
         require_client()
     performance = _performance(options, graph, is_profile_given=explicit.get("profile") is not None)
     if explicit.get("memory") is not None and options.mode not in LEARNING:
-        raise ConfigError(
-            f"--memory: mode {options.mode} learns nothing; leave it out or give --mode adaptive"
-        )
+        raise ConfigError(f"--memory: mode {options.mode} does not learn; remove it, or give --mode adaptive")
     if graph is not None and graph_file is not None:
         print_warnings(warnings_of([graph], graph_file, mode=options.mode))
     print_warnings(option_warnings(explicit, options.mode))
@@ -208,7 +207,8 @@ def _performance(
         return planning_profile(None if graph is None else graph.spec, options.profile)
     if is_profile_given:
         raise ConfigError(
-            f"--profile: {options.profile}, but mode {options.mode} plans by no profile; leave it out, or give --mode sla"
+            f"--profile: {options.profile}, but mode {options.mode} does not use a profile; remove "
+            "it, or give --mode sla"
         )
     return None
 
@@ -218,7 +218,7 @@ def _on_backend(service: PlannerService) -> Callable[[asyncio.Event], Coroutine[
     options = service.options
     if options.environment is Environment.KUBERNETES:
         raise ConfigError(
-            "spec.planner.environment: kubernetes, yet a local planner was asked for; apply the graph to a "
+            "spec.planner.environment: kubernetes, but this is a local planner; apply the graph to a "
             "cluster and give --environment kubernetes"
         )
     from penstock.local.store import StateStore  # noqa: PLC0415 - only where it is used
@@ -229,8 +229,8 @@ def _on_backend(service: PlannerService) -> Callable[[asyncio.Event], Coroutine[
     router_url = options.router_url or (state.arbiter.router_url if state is not None else None)
     if state is None and not router_url:
         raise ConfigError(
-            f"--namespace: {options.namespace!r} has no graph on this machine ({store.path} is not there); "
-            "start it with `penstock up FILE`, or give the name that `penstock status` shows"
+            f"--namespace: {options.namespace!r} has no graph on this machine ({store.path} does not "
+            "exist); start it with `penstock up FILE`, or give the name that `penstock status` shows"
         )
 
     async def main(stop: asyncio.Event) -> None:

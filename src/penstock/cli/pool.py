@@ -30,10 +30,10 @@ class PoolOptions:
     """Where the pool is."""
 
     namespace: str | None = flag(
-        "Show a GpuPool of this namespace of a cluster.",
+        "Show a GpuPool in this namespace of a cluster.",
         short=("-n",),
         metavar="NAMESPACE",
-        unset="this machine's",
+        unset="a pool of this machine",
     )
     all_namespaces: bool = flag("Show a ClusterGpuPool.", short=("-A",), default=False)
     connection: Connection = field(default_factory=Connection)
@@ -52,16 +52,22 @@ class _Shown:
 @fields.options(PoolOptions)
 @option.as_json("Print it as JSON.")
 def pool(*, name: str | None, as_json: bool, **given: Any) -> None:
-    """Show what each graph of the GPU pool NAME holds, may hold, wants, and for whose GPUs it waits.
+    """Show what each graph of the GPU pool NAME holds, may hold and wants, and which graphs' GPUs it waits for.
 
-    Without NAME: the only pool of this machine, or with --namespace of that namespace, or the only ClusterGpuPool.
+    Without NAME: the only pool of this machine, with --namespace the only pool of that namespace, and with
+    --all-namespaces the only ClusterGpuPool.
     """
     said = fields.take(PoolOptions, given)
     if said.namespace is not None and said.all_namespaces:
-        raise ConfigError("--namespace, --all-namespaces: a GpuPool or a ClusterGpuPool; give one of them")
+        raise ConfigError(
+            "--namespace, --all-namespaces: the first selects a GpuPool, the second a ClusterGpuPool; "
+            "give only one"
+        )
     is_local = said.namespace is None and not said.all_namespaces
     if is_local and said.connection != Connection():
-        raise ConfigError("--kubeconfig, --context: for a cluster; give --namespace or --all-namespaces, too")
+        raise ConfigError(
+            "--kubeconfig, --context: apply only to a cluster; add --namespace or --all-namespaces"
+        )
     found = _local(name) if is_local else asyncio.run(_of_cluster(name, said))
     if as_json:
         wrong = {"problems": found.problems} if found.problems else {}
@@ -99,11 +105,13 @@ async def _of_cluster(name: str | None, said: PoolOptions) -> _Shown:
         else:
             known = list((await client.list(kind, namespace=said.namespace)).items)
             if not known and said.all_namespaces:
-                raise NotFoundError("no ClusterGpuPool is here; apply one, or give --namespace for a GpuPool")
+                raise NotFoundError(
+                    "the cluster has no ClusterGpuPool; apply one, or give --namespace for a GpuPool"
+                )
             if not known:
                 raise NotFoundError(
-                    f"no GpuPool is in namespace {said.namespace}; apply one, or see kubectl get gpool -A and "
-                    "penstock pool --all-namespaces"
+                    f"namespace {said.namespace} has no GpuPool; apply one, or look for others with "
+                    "kubectl get gpool -A and penstock pool --all-namespaces"
                 )
             found = _only(known, [each["metadata"]["name"] for each in known])
     found = printable(found)
@@ -118,11 +126,12 @@ async def _of_cluster(name: str | None, said: PoolOptions) -> _Shown:
 def _unseen(name: str, *, is_of_cluster: bool) -> str:
     if is_of_cluster:
         return (
-            f"ClusterGpuPool {name} is shared out by no operator: it needs one of all namespaces (the chart's clusterWide) of "
-            "its spec.operatorClass"
+            f"ClusterGpuPool {name} is not managed by any operator: it needs one for all namespaces "
+            "(the chart's clusterWide) with its spec.operatorClass"
         )
     return (
-        f"GpuPool {name} is shared out by no operator: it needs one of its namespace and spec.operatorClass"
+        f"GpuPool {name} is not managed by any operator: it needs one for its namespace with its "
+        "spec.operatorClass"
     )
 
 
@@ -132,12 +141,13 @@ def _chosen(name: str | None) -> PoolStore:
     known = PoolStore.all()
     if not known:
         raise NotFoundError(
-            "no GPU pool is on this machine; start one with `penstock up FILE... --pool FILE`, or give --namespace for a cluster"
+            "no GPU pool runs on this machine; start one with `penstock up FILE... --pool FILE`, or "
+            "give --namespace for a cluster"
         )
     return _only(known, [each.path.stem for each in known])
 
 
 def _only(known: Sequence[FoundT], names: Sequence[str]) -> FoundT:
     if len(known) > 1:
-        raise ConfigError(f"NAME: needed, because several pools are here: {', '.join(sorted(names))}")
+        raise ConfigError(f"NAME: required, because there are several pools: {', '.join(sorted(names))}")
     return known[0]

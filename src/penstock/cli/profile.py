@@ -54,12 +54,14 @@ class ConfigMapFlags:
     """Flags of `penstock profile` that say which ConfigMap keeps the result."""
 
     config_map: str | None = flag(
-        "Keep profile, graph and recommendation in this ConfigMap, for planner.sla.profile; a missed target is then "
-        "part of the result, and no failure.",
+        "Store profile, graph and recommendation in this ConfigMap, for planner.sla.profile; a "
+        "missed target is then reported in the result instead of failing the command.",
         metavar="NAME",
         unset="none",
     )
-    namespace: str | None = flag("Of the ConfigMap.", short=("-n",), metavar="NAME", unset="the context's")
+    namespace: str | None = flag(
+        "Namespace of the ConfigMap.", short=("-n",), metavar="NAME", unset="the context's"
+    )
     connection: Connection = field(default_factory=Connection)
 
     def keep(self, files: Sequence[Path], summary: Sequence[str]) -> None:
@@ -81,7 +83,7 @@ def result_data(files: Sequence[Path], summary: Sequence[str]) -> dict[str, str]
     """
     data = {each.name: each.read_text(encoding="utf-8") for each in files if each.name in KEYS}
     if PROFILE_KEY not in data:
-        raise ConfigError(f"--config-map: no {PROFILE_KEY} was written; give --output-dir")
+        raise ConfigError(f"--config-map: {PROFILE_KEY} was not written; give --output-dir")
     data[SUMMARY_KEY] = "".join(f"{line}\n" for line in summary)
     size = sum(len(key) + len(text.encode()) for key, text in data.items())
     if size > MAX_BYTES:
@@ -139,29 +141,30 @@ def _shown_steps() -> Iterator[Callable[[ProfileProgress], None]]:
     "--config",
     "graph_file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="GraphDeployment whose workers are started, one size after the other.",
+    help="GraphDeployment whose workers are started, one engine size after another.",
 )
 @click.option(
     "--from",
     "source",
     metavar="PATH",
-    help="Measure nothing: read a folder of this command or of Dynamo's profiler, or the name "
-    "of a latency profile of `penstock engine profiles`.",
+    help="Do not measure; read the output folder of this command or of Dynamo's profiler, or a latency "
+    "profile by its name in `penstock engine profiles`.",
 )
 @click.option(
     "--output-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for points, profile, arrays, plots and graph; points that it holds are not measured again. Needed to "
-    "measure.  [default: nothing is written with --from]",
+    help="Folder for points, profile, arrays, plots and graph; points that it holds are not measured "
+    "again. Required for measuring.  [default: nothing is written with --from]",
 )
 @fields.options(ProfileConfig, isl=3000, osl=500, ttft_s=500.0, itl_s=50.0)
-@click.option("--dry-run", is_flag=True, help="Say what would be measured; start nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be measured, without starting anything.")
 @fields.options(ConfigMapFlags)
 @option.as_json("Print the result as JSON, without a progress bar.")
 def profile(graph_file: Path | None, source: str | None, **options: Any) -> None:
-    """Measure TTFT and ITL of engine sizes, and recommend the best for prefill and for decode under targets.
+    """Measure TTFT and ITL of engine sizes, and recommend the best sizes for prefill and decode that meet targets.
 
-    Started again with the same folder, it goes on where it stopped. Times are simulated seconds where workers are simulated.
+    Started again with the same folder, it resumes where it stopped. Times are simulated seconds if workers are
+    simulated.
     """
     is_dry, as_json = options.pop("dry_run"), options.pop("as_json")
     flags = fields.take(ConfigMapFlags, options)
@@ -170,8 +173,8 @@ def profile(graph_file: Path | None, source: str | None, **options: Any) -> None
     directory: Path | None = options["output_dir"]
     if graph_file and directory and (directory / GRAPH_FILE).resolve() == graph_file.resolve():
         raise ConfigError(
-            f"--output-dir {directory}: the graph that is written back would replace --config {graph_file}; give another"
-            " folder"
+            f"--output-dir {directory}: the graph written there would replace --config {graph_file}; "
+            "give another folder"
         )
     if flags.config_map is None:
         fields.refuse_given(flags, flags.connection, needs="--config-map")
@@ -182,7 +185,7 @@ def profile(graph_file: Path | None, source: str | None, **options: Any) -> None
         _conclude(Measured(sweep, ()), targets, graph, directory, flags, as_json=as_json)
         return
     if directory is None:
-        raise ConfigError("--output-dir: give a folder; finished points are kept there")
+        raise ConfigError("--output-dir: missing; give a folder, in which finished points are kept")
     plan = plan_profile(ProfileConfig(targets=targets, graph=graph, **options), detect=detect_gpus)
     if is_dry:
         _print_plan(plan, as_json=as_json)
@@ -198,9 +201,11 @@ def _refuse_with_source(options: dict[str, Any], *, is_dry: bool) -> None:
     given = [flag_of(name) for name in _MEASURING if options[name] is not None]
     given += ["--dry-run"] if is_dry else []
     if given:
-        raise ConfigError(f"{given[0]}: decides how to measure, and --from measures nothing; leave one out")
+        raise ConfigError(
+            f"{given[0]}: controls the measurement, but --from does not measure; remove one of the two"
+        )
     if options["sizes"] is not None and len(options["sizes"]) != 1:
-        raise ConfigError("--tp: with --from it says the size of a Dynamo engine; give one number")
+        raise ConfigError("--tp: with --from it is the size of a Dynamo engine; give one number")
 
 
 def _measured(plan: ProfilePlan, *, is_quiet: bool) -> Measured:
@@ -282,7 +287,10 @@ def _print_plan(plan: ProfilePlan, *, as_json: bool) -> None:
     for engine in described["engines"]:
         say(f"{engine['name']}:")
         if not engine["prompt_tokens"]:
-            say("  lengths and batches follow from the KV cache, which the engine states once it runs")
+            say(
+                "  lengths and batches depend on the size of the KV cache, which the engine reports once "
+                "it runs"
+            )
             continue
         say(f"  TTFT of prompts of {', '.join(map(str, engine['prompt_tokens']))} tokens")
         for context, counts in engine["in_flight_by_context"].items():

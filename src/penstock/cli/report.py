@@ -22,7 +22,7 @@ from penstock.report.plain import as_json as plain_report
 from penstock.report.text import report_text
 from penstock.simulator.counterfactual import compare
 
-_NOT_SHOWN = "what other fleets would have cost is not shown: "
+_NOT_SHOWN = "the cost of other fleets is not shown: "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,24 +31,24 @@ class ReportOptions:
 
     run: Path = flag("Output directory of `penstock load`.")
     ledger: Path | None = flag(
-        "The planner's ledger.jsonl, or its --log-dir.", unset="no planner in the report"
+        "The planner's ledger.jsonl, or its log folder.", unset="no planner in the report"
     )
     manifest: Path | None = flag(
-        "Graph that served the run: the same traffic is simulated on other fleets.",
+        "Manifest of the graph that served the run, for simulating the same traffic on other fleets.",
         path="existing file",
-        unset="the one that the ledger names",
+        unset="the manifest named in the ledger",
     )
     counterfactual_cpu_s: float = flag(
-        "Most processor time for simulating other fleets, real seconds.", default=120.0, gt=0
+        "Maximum processor time for simulating other fleets, real seconds.", default=120.0, gt=0
     )
-    output: Path = flag("Folder for the PNG files and report.html; made if missing.", path="folder")
+    output: Path = flag("Folder for the PNG files and report.html; created if missing.", path="folder")
     ttft_target_s: float | None = flag(
         "Count requests whose TTFT is above this, simulated seconds.",
-        unset="the ledger's in mode sla, the graph's SLO, else no target",
+        unset="in mode sla the ledger's target, otherwise the graph's SLO, otherwise none",
     )
     itl_target_s: float | None = flag(
         "Count inter-token gaps above this, simulated seconds.",
-        unset="the ledger's in mode sla, else no target",
+        unset="in mode sla the ledger's target, otherwise none",
     )
 
 
@@ -58,7 +58,7 @@ class ReportOptions:
 def report(*, as_json: bool, **given: Any) -> None:
     """Draw a report: replicas, signals with decisions, latencies, GPU-hours against other fleets.
 
-    All times are simulated seconds from the load run's first moment. Needs the extra `plots`.
+    All times are simulated seconds from the start of the load run. Needs the extra `plots`.
     """
     require_plots()
     said = fields.take(ReportOptions, given)
@@ -91,7 +91,9 @@ def _graph_of(found: RunReport, manifest: Path | None) -> tuple[GraphDeployment 
     try:
         return load_graph(named), ()
     except PenstockError as exc:
-        return None, (f"{_NOT_SHOWN}the ledger's graph cannot be read, give it with --manifest: {exc}",)
+        return None, (
+            f"{_NOT_SHOWN}the graph named in the ledger cannot be read; give it with --manifest: {exc}",
+        )
 
 
 def with_counterfactual(

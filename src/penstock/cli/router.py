@@ -50,7 +50,7 @@ class RouterFlags:
     """What `penstock router serve` takes in addition to the admission section."""
 
     graph: Path | None = flag(
-        "Manifest of the graph; its model and router section are used. Or give --model.",
+        "Manifest of the graph, whose model and router section are used. Without it give --model.",
         default=None,
         path="file",
     )
@@ -59,54 +59,65 @@ class RouterFlags:
         unset="--graph",
     )
     discovery: str | None = flag(
-        "Who lists the workers: a statefile of the local backend, read again whenever it changes, or the graph's "
-        "EndpointSlices (needs --graph).",
+        "Source of the list of workers: a statefile of the local backend, read again whenever it "
+        "changes, or the graph's EndpointSlices (needs --graph).",
         default=None,
         metavar="FILE|kubernetes",
     )
     namespace: str | None = flag(
-        "Of the graph, with --discovery kubernetes.", unset="the pod's own or the kubeconfig context's"
+        "With --discovery kubernetes: namespace of the graph.",
+        unset="the namespace of the pod or of the kubeconfig context",
     )
     workers: tuple[str, ...] = flag(
-        "Worker of a fixed fleet, in place of --discovery; repeat it. Example: decode=http://127.0.0.1:8101.",
+        "Worker of a fixed fleet, instead of --discovery; repeatable. Example: decode=http://127.0.0.1:8101.",
         name="--worker",
         default=(),
         metavar="ROLE=URL",
     )
     worker_ca_file: Path | None = flag(
-        "Authorities of workers whose URL is https, PEM.", unset="the system's", path="file"
+        "PEM bundle of the CAs that signed the certificates of workers with https URLs.",
+        unset="the system's",
+        path="file",
     )
     worker_certificate_file: Path | None = flag(
-        "The router's own certificate for such workers, PEM.", default=None, path="file"
-    )
-    worker_key_file: Path | None = flag("Its key, PEM.", default=None, path="file")
-    worker_token_file: Path | None = flag(
-        "Bearer token for such workers, in place of a client's; read again as it rotates.",
+        "PEM file of the client certificate that the router presents to workers with https URLs.",
         default=None,
         path="file",
     )
-    model: str | None = flag("Name under which clients ask for the model.", unset="the graph's")
+    worker_key_file: Path | None = flag(
+        "PEM file of the client certificate's key.", default=None, path="file"
+    )
+    worker_token_file: Path | None = flag(
+        "File of the bearer token for workers with https URLs, sent instead of the client's token; "
+        "read again when it changes.",
+        default=None,
+        path="file",
+    )
+    model: str | None = flag("Model name that clients use in requests.", unset="the graph's")
     policy: str | None = flag(
-        "How a worker is chosen.", choices=policy_names(), unset="the graph's, or prefix-cost"
+        "Policy that chooses a worker for each request.",
+        choices=policy_names(),
+        unset="the graph's policy, or prefix-cost",
     )
     host: str = flag("Address to listen on.", default="127.0.0.1")
-    port: int = flag("TCP port to listen on; 0 takes a free one.", default=8000, ge=0, le=65535)
-    speed: float = time_scale(more="; all durations but those called real are simulated")
+    port: int = flag("TCP port to listen on; 0 selects a free one.", default=8000, ge=0, le=65535)
+    speed: float = time_scale(more="; durations are simulated unless they are called real")
     api_keys_file: Path | None = flag(
-        f"File of accepted API keys, one a line, or a folder of such files, as a mounted Secret is. "
-        f"{API_KEYS.variable} may hold more, comma-separated.",
+        "File of accepted API keys, one per line, or a folder of such files, such as a mounted "
+        f"Secret. {API_KEYS.variable} may hold more, comma-separated.",
         variable="PENSTOCK_API_KEYS_FILE",
         unset="the graph's",
     )
     admin_keys_file: Path | None = flag(
-        "File or folder of the keys that open drains, the workers' addresses in /workers and /busy_threshold; "
-        f"{ADMIN_KEYS.variable} may hold more. Without any, only programs of this machine may, while --host is loopback "
-        "and no API key is set.",
+        "File or folder of the admin keys, which allow draining, reading the workers' addresses in "
+        f"/workers, and /busy_threshold; {ADMIN_KEYS.variable} may hold more. Without admin keys only "
+        "local programs may do this, and only while --host is a loopback address and no API key is "
+        "set.",
         default=None,
         variable="PENSTOCK_ADMIN_KEYS_FILE",
     )
     tier_keys_file: Path | None = flag(
-        f"File or folder of lines KEY TIER [TENANT]: API keys that carry a tier. "
+        "File or folder with lines KEY TIER [TENANT]: API keys and the tier each one selects. "
         f"{TIER_KEYS.variable} may hold more, comma-separated. Needs spec.router.tiers.enabled.",
         variable="PENSTOCK_TIER_KEYS_FILE",
         unset="the graph's",
@@ -115,12 +126,13 @@ class RouterFlags:
         "Append one JSON line per request to a file; - is stdout.", metavar="FILE", unset="none"
     )
     kv_lease: float | None = flag(
-        "First KV lease of the prefill workers, their kv_lease_duration; simulated seconds.",
+        "Duration of the first KV lease of the prefill workers, as their kv_lease_duration; "
+        "simulated seconds.",
         gt=0,
-        unset="the graph's, or 30",
+        unset="the graph's value, or 30",
     )
     shutdown_grace: float = flag(
-        "Longest wait at SIGTERM for requests under way; simulated seconds.", default=900.0, ge=0
+        "Maximum wait for running requests after SIGTERM; simulated seconds.", default=900.0, ge=0
     )
 
 
@@ -135,8 +147,9 @@ def router() -> None:
 def serve(**given: Any) -> None:
     """Serve the APIs of OpenAI and Anthropic in front of workers.
 
-    Also /workers (with drain and undrain), /busy_threshold, /ready, /health and /metrics. SIGTERM finishes the requests
-    under way and exits 0. Routers of one graph know each other by PENSTOCK_GRAPH_SECRET, the same in all of them.
+    It also serves /workers (with drain and undrain), /busy_threshold, /ready, /health and /metrics. After SIGTERM it
+    finishes running requests and exits with status 0. The routers of one graph authenticate each other by
+    PENSTOCK_GRAPH_SECRET, which must be the same in all of them.
     """
     settings = _settings(given)
     held = given_socket(os.environ, settings.port)
@@ -148,22 +161,23 @@ def serve(**given: Any) -> None:
 @click.option(
     "--ext-proc",
     type=click.IntRange(0, 65535),
-    help="TCP port on which the gateway's Envoy asks by ext_proc; 0 takes a free one.  "
-    "[default: the graph's, or 9002]",
+    help="TCP port for the ext_proc calls of the gateway's Envoy; 0 selects a free one.  [default: the "
+    "graph's port, or 9002]",
 )
 @click.option(
     "--ext-proc-tls",
     metavar="own|none|FOLDER",
-    help="Certificate of that port: own, one that is made at the start; none, plain text; or the folder of tls.crt and tls.key, "
-    "which are read again when they change.  [default: the graph's, or own]",
+    help="Certificate of that port. own: self-signed, created at the start; none: plain text; otherwise a "
+    "folder with tls.crt and tls.key, which are read again when they change.  [default: the graph's, "
+    "or own]",
 )
 @fields.options(RouterFlags)
 @option.admission()
 def pick(ext_proc: int | None, ext_proc_tls: str | None, **given: Any) -> None:
     """Choose workers for a Gateway, whose Envoy relays the requests: its endpoint picker.
 
-    It speaks the protocol of the Gateway API Inference Extension. All else is as with `serve`, whose HTTP API stays on
-    --port. The prefill of a request is computed before its decode worker is named.
+    It speaks the protocol of the Gateway API Inference Extension. Everything else works as in `serve`, whose HTTP API
+    remains available on --port. The prefill of a request is computed before its decode worker is returned.
     """
     try:
         # An extra of the distribution; only those who run a Gateway need it.
@@ -197,7 +211,7 @@ def _gateway_tls(tls: GatewayTlsConfig, given: str | None) -> tuple[bool, Path |
 def _settings(given: dict[str, Any]) -> RouterSettings:
     flags = fields.take(RouterFlags, given)
     if flags.follow is not None and flags.graph is None:
-        raise ConfigError("--follow: without effect; give --graph, whose sections it replaces, too")
+        raise ConfigError("--follow: has no effect without --graph, whose sections it replaces; add --graph")
     manifest = load_graph(flags.graph, draws=True) if flags.graph is not None else None
     spec = manifest.spec if manifest is not None else None
     config = RouterConfig() if spec is None else spec.router
@@ -244,7 +258,7 @@ def _worker_tls(flags: RouterFlags, spec: GraphSpec | None) -> TlsFiles:
         files.check()
         return files
     if files != NO_FILES and not any(each.partition("=")[2].startswith("https://") for each in flags.workers):
-        raise ConfigError("--worker-ca-file and the like: no --worker has an https URL; leave them out")
+        raise ConfigError("--worker-ca-file and similar: no --worker has an https URL; remove them")
     files.check()
     return files
 
@@ -252,7 +266,7 @@ def _worker_tls(flags: RouterFlags, spec: GraphSpec | None) -> TlsFiles:
 def _keys(source: KeySource, file: Path | None) -> frozenset[bytes]:
     variable = f"{source.variable}_FILE"
     if os.environ.get(variable, "unset").strip() == "":
-        raise ConfigError(f"{variable}: set, but empty; write a file's path, or unset it")
+        raise ConfigError(f"{variable}: is empty; set it to the path of a file, or unset it")
     return read_keys(source, file, os.environ.get(source.variable))
 
 
@@ -264,7 +278,9 @@ def _tier_keys(config: TiersConfig, flag: Path | None) -> TierKeys:
 
 def _place(manifest: GraphDeployment | None, namespace: str | None) -> GraphPlace:
     if manifest is None:
-        raise ConfigError("--discovery kubernetes: needs --graph, whose name selects the EndpointSlices")
+        raise ConfigError(
+            "--discovery kubernetes: needs --graph, because the graph's name selects the EndpointSlices"
+        )
     return GraphPlace(manifest.metadata.name, namespace)
 
 
@@ -272,7 +288,7 @@ def _model(flag: str | None, spec: GraphSpec | None) -> str:
     if flag is not None:
         return flag
     if spec is None:
-        raise ConfigError("--model: needed without --graph; name the model that clients ask for")
+        raise ConfigError("--model: required without --graph; give the model name that clients use")
     return spec.served_name
 
 

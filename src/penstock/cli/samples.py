@@ -21,9 +21,11 @@ def sample_files() -> dict[str, Path]:
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print names and summaries, or NAME's text, as JSON.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the names and summaries, or the text of NAME, as JSON."
+)
 def samples(name: str | None, *, as_json: bool) -> None:
-    """Print the sample manifest NAME; without NAME, list them.
+    """Print the sample manifest NAME; without NAME, list the samples.
 
     Example: penstock samples disaggregated > graph.yaml && penstock up graph.yaml
     """

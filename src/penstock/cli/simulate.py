@@ -42,19 +42,22 @@ class _Remembers(click.Command):
 @click.option(
     "--pool",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="A GpuPool from which several graphs draw; give --manifest and --trace once for each.  [default: one graph alone]",
+    help="GpuPool that several graphs share; give --manifest and --trace once for each graph.  [default: "
+    "one graph alone]",
 )
 @option.admission(without=("retry_after_seconds",))
-@click.option("--jobs", type=click.IntRange(1), help="Processes.  [default: one per core]")
+@click.option("--jobs", type=click.IntRange(1), help="Number of processes.  [default: one per core]")
 @click.option(
     "--on",
     metavar="dask[://HOST:PORT]",
-    help="Run on a Dask cluster: one of this machine's processes, or that of a scheduler.  [default: on processes alone]",
+    help="Run on a Dask cluster: a local one on this machine, or the cluster of a scheduler.  [default: "
+    "local processes without Dask]",
 )
 @click.option(
     "--output-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for JSON, pictures and finished runs, from which a killed sweep goes on.  [default: nothing is written]",
+    help="Folder for JSON, pictures and finished runs; a killed sweep resumes from it.  [default: nothing "
+    "is written]",
 )
 @fields.options(JobOptions)
 @option.as_json("Print the result as JSON, without progress.")
@@ -68,7 +71,8 @@ def simulate(
 ) -> None:
     """Replay a workload in virtual time and score router policies and the planner.
 
-    The engines, policies and planner rules are those that run live. Same options, same output, byte for byte.
+    It uses the same engines, policies and planner rules as a live graph. The same options give the same output, byte
+    for byte.
     """
     admission = option.given_admission(options)
     manifests, traces = options["manifest"], options["trace"]
@@ -128,7 +132,7 @@ def _run_one(
     plan: RunPlan, shard: Shard, output_dir: Path | None, *, processes: int | None, as_json: bool
 ) -> None:
     if output_dir is None:
-        raise ConfigError("--shard: needs --output-dir, the folder of all shards; add it")
+        raise ConfigError("--shard: needs --output-dir, the folder that all shards share; add it")
     with counting("runs", len(plan.runs[shard.index :: shard.count]), is_quiet=as_json) as on_done:
         result, done = run_shard(plan, shard, output_dir, processes=processes, on_done=on_done)
     if result is None:
@@ -156,8 +160,8 @@ def _job(job: JobOptions, chosen: SimulateOptions, *, processes: int) -> SweepJo
     )
     for path in made.large:
         say(
-            f"{path}: {len(made.files[path]) / 1e6:.1f} MB, no room in a ConfigMap; copy it to {made.name}/{path} on claim "
-            f"{made.claim} first",
+            f"{path}: {len(made.files[path]) / 1000000.0:.1f} MB, too large for a ConfigMap; copy it "
+            f"to {made.name}/{path} on claim {made.claim} first",
             err=True,
         )
     return made
@@ -166,7 +170,8 @@ def _job(job: JobOptions, chosen: SimulateOptions, *, processes: int) -> SweepJo
 def _content(name: str) -> bytes:
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise ConfigError(
-            f"--render-job: {name} is found at the same path in a pod; run this in its folder, and name it from there"
+            f"--render-job: {name} must have the same relative path in a pod; run this command in the "
+            "file's folder, and give only its name"
         )
     return Path(name).read_bytes()
 
@@ -185,7 +190,7 @@ def _without(arguments: Sequence[str], names: Collection[str]) -> list[str]:
 
 def _check_one(flag: str, given: Sequence[object]) -> None:
     if len(given) > 1:
-        raise ConfigError(f"{flag}: given {len(given)} times; several graphs need --pool, else give one")
+        raise ConfigError(f"{flag}: given {len(given)} times; add --pool for several graphs, or give one")
 
 
 def _simulate_pool(plan: PoolPlan, output_dir: Path | None, *, as_json: bool) -> None:

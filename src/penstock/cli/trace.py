@@ -36,7 +36,7 @@ class SourceFlags:
 
     block_tokens: int | None = flag(BLOCK_TOKENS_HELP, ge=1, unset=BLOCK_TOKENS_UNSET)
     on_bad_row: OnBadRow = flag("What to do with rows that cannot be read.", default=OnBadRow.REFUSE)
-    seed: int = flag("Chooses the requests of a synthetic process, and of a sample.", default=0)
+    seed: int = flag("Seed for a synthetic process and for sampling.", default=0)
 
     def read(self, source: str) -> Trace:
         """Return the trace."""
@@ -47,11 +47,11 @@ class SourceFlags:
 class ConvertOptions:
     """What `penstock trace convert` takes from a trace."""
 
-    output: Path = flag("File to write: JSON lines, as Mooncake's.", path="file")
+    output: Path = flag("File to write, JSON lines in Mooncake's format.", path="file")
     source: SourceFlags = field(default_factory=SourceFlags)
     selection: Selection = field(default_factory=Selection)
     rate_rps: float | None = flag(
-        "Mean arrivals per second, by stretching time.",
+        "Mean arrivals per second; the trace's times are scaled to match.",
         name="--rate",
         gt=0,
         metavar="RPS",
@@ -61,7 +61,7 @@ class ConvertOptions:
 
 @click.group()
 def trace() -> None:
-    """Look at a trace, or convert it: any that `penstock load` and `penstock simulate` take."""
+    """Inspect or convert a trace, in any format that `penstock load` and `penstock simulate` read."""
 
 
 @trace.command()
@@ -95,7 +95,7 @@ def info(source: str, picture: Path | None, as_json: bool, **options: Any) -> No
 def convert(source: str, **options: Any) -> None:
     """Write TRACE, or a part of it, as JSON lines that Penstock, AIPerf and Dynamo read.
 
-    Times are milliseconds from the first request that was chosen; an id stands for 512 tokens.
+    Times are milliseconds from the first selected request; each hash id covers 512 tokens.
 
     Example: penstock trace convert BurstGPT_1.csv --duration-s 3600 --rate 2 --output hour.jsonl
     """

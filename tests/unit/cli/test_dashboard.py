@@ -102,6 +102,6 @@ def test_what_cannot_be_shown_says_why(kubectl, started, arguments, cluster, err
 
 def test_a_folder_without_a_dashboard_is_refused(tmp_path, started):
     """TensorBoard would open an empty page."""
-    with pytest.raises(ConfigError, match="holds no dashboard yet"):
+    with pytest.raises(ConfigError, match="has no dashboard yet"):
         run("--log-dir", tmp_path)
     assert started == []

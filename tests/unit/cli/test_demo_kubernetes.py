@@ -134,7 +134,7 @@ def test_the_demo_does_the_readmes_part_and_leaves_nothing(tmp_path, cluster):
     assert "context kind-a: Kubernetes v1.34.0 answers" in done.stdout
     assert "prefill 2/2" in done.stdout
     assert "served 10 of 10; " in done.stdout
-    assert "nothing of the demo is left on context kind-a" in done.stdout
+    assert "everything from the demo was removed from context kind-a" in done.stdout
     assert "operatorClass: demo-here" in (tmp_path / "out" / "graph.yaml").read_text()
     assert not (cluster / "crds").exists()
 
@@ -168,7 +168,7 @@ def test_ctrl_c_cleans_and_reports(tmp_path, cluster):
         said, _ = process.communicate()
     assert process.returncode == 130, said
     assert "before it was stopped" in said
-    assert "nothing of the demo is left" in said
+    assert "everything from the demo was removed" in said
     assert not (cluster / "namespace").exists()
 
 
@@ -188,8 +188,8 @@ def test_what_cannot_be_removed_is_named(tmp_path, cluster):
     (cluster / "broken").write_text("delete namespace")
     done = demo(tmp_path, cluster, "--yes")
     assert done.returncode == 1
-    assert "namespace/demo-here is left on context kind-a" in done.stderr
-    assert "nothing of the demo is left" not in done.stdout
+    assert "namespace/demo-here was left on context kind-a" in done.stderr
+    assert "everything from the demo was removed" not in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -197,9 +197,9 @@ def test_what_cannot_be_removed_is_named(tmp_path, cluster):
     [
         ("helm", ["--yes"], "--kubernetes: needs helm on PATH"),
         ("context", ["--yes"], "no current context; name one by --context"),
-        ("", [], "would make namespace demo-here on context kind-a"),
+        ("", [], "would create namespace demo-here on context kind-a"),
         ("namespace", ["--yes"], "--namespace demo-here: exists on context kind-a"),
-        ("crds", ["--yes"], "without clustergpupools.penstock.dev, gpupools.penstock.dev, "),
+        ("crds", ["--yes"], "which lacks clustergpupools.penstock.dev, gpupools.penstock.dev, "),
         ("", ["--yes", "--image", "penstock"], "--image penstock: has no tag"),
         ("", ["--yes", "--speed", "9"], "--speed: a cluster's workers run in real time"),
     ],
@@ -225,7 +225,10 @@ def test_what_cannot_be_done_is_refused_before_the_cluster_changes(
 def test_flags_of_the_cluster_need_it(run):
     """They would have no effect on this machine."""
     status, _, err = run("demo", "--namespace", "x")
-    assert (status, err) == (2, "penstock: --namespace: only with --kubernetes; add that or leave it out\n")
+    assert (status, err) == (
+        2,
+        "penstock: --namespace: has an effect only with --kubernetes; add that, or remove this flag\n",
+    )
 
 
 def test_the_graph_is_told_in_one_line():
@@ -253,7 +256,7 @@ async def test_a_command_without_end_is_ended(tmp_path, monkeypatch):
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    with pytest.raises(ClusterError, match=r"kubectl .*apply: no end within 0\.2 s"):
+    with pytest.raises(ClusterError, match=r"kubectl .*apply: did not finish within 0\.2 s"):
         await KubectlContext("a", "b", Terminal(quiet=True)).kubectl("apply", limit_s=0.2)
 
 

@@ -127,7 +127,7 @@ def test_a_machine_that_is_well(changes):
             "programs",
             "tensorboard, setuptools are not installed; needed for viewing the planner's dashboard",
         ),
-        ({"is_writable": False}, PROBLEM, "state", "/state cannot be written"),
+        ({"is_writable": False}, PROBLEM, "state", "/state is not writable"),
         (
             {"open_files": 1024},
             WARNING,
@@ -139,7 +139,7 @@ def test_a_machine_that_is_well(changes):
             {"gpus": (Gpu(3, "L40S", 46068, 2000),)},
             WARNING,
             "GPUs",
-            "GPU 3 belongs to no graph, yet 2000 of 46068 MiB are taken",
+            "GPU 3 does not belong to a graph, but 2000 of its 46068 MiB are in use",
         ),
         (
             {"graphs": {"llama": graph(kv_transfers=KvTransferCounts(done=9, none=11))}},
@@ -158,7 +158,7 @@ def test_the_machine(changes, severity, subject, message):
     assert bad(**changes) == [(severity, subject, message)]
 
 
-LATE = "in the last 60 s 240 requests (4.00/s), 120 rejected, TTFT p50 7.25 s p99 31.00 s"
+LATE = "in the last 60 s: 240 requests (4.00/s), 120 rejected, TTFT p50 7.25 s p99 31.00 s"
 
 
 @pytest.mark.parametrize(
@@ -199,35 +199,35 @@ LATE = "in the last 60 s 240 requests (4.00/s), 120 rejected, TTFT p50 7.25 s p9
             PROBLEM,
             "its planner last wrote 312 s ago (real): it hangs or cannot write",
         ),
-        ({"gpus_used": 9}, PROBLEM, "9 GPUs are held, the budget is 8"),
+        ({"gpus_used": 9}, PROBLEM, "9 GPUs are held, which exceeds the budget of 8"),
         (
             {
                 "traffic": Traffic(60.0, 240, 120, 7.25, 31.0, 5.0),
                 "queue": RouterQueue(requests=79, tokens=9, oldest_s=31.0),
             },
             PROBLEM,
-            f"it is overloaded: {LATE}; the TTFT aimed for is 5 s; 79 requests wait, the oldest for 31.0 s",
+            f"it is overloaded: {LATE}; the TTFT SLO is 5 s; 79 requests are waiting, the oldest for 31.0 s",
         ),
         (
             {"traffic": Traffic(60.0, 240, 1, None, None, 5.0)},
             WARNING,
-            "in the last 60 s 240 requests (4.00/s), 1 rejected; the TTFT aimed for is 5 s",
+            "in the last 60 s: 240 requests (4.00/s), 1 rejected; the TTFT SLO is 5 s",
         ),
         (
             {"traffic": Traffic(60.0, 60, 0, 5.5, 9.0, 5.0)},
             WARNING,
-            "in the last 60 s 60 requests (1.00/s), 0 rejected, TTFT p50 5.50 s p99 9.00 s; the TTFT aimed for is 5 s",
+            "in the last 60 s: 60 requests (1.00/s), 0 rejected, TTFT p50 5.50 s p99 9.00 s; the TTFT SLO is 5 s",
         ),
-        ({"planner": None}, WARNING, "its planner has not written of itself"),
+        ({"planner": None}, WARNING, "its planner has not written its state"),
         (
             {"planner": PlannerView("target_unavailable", None, None)},
             WARNING,
-            "its planner cannot read the statefile: nothing is decided, the replicas stay as they are",
+            "its planner cannot read the statefile, so it makes no decisions and the replicas stay as they are",
         ),
         (
             {"lag_p99_s": {"router": 0.25}},
             WARNING,
-            "router runs 0.25 s late in 1 of 100 ticks; the machine is too busy for this load",
+            "router lags by 0.25 s or more in 1 of 100 ticks; the machine is too busy for this load",
         ),
     ],
 )
@@ -241,8 +241,8 @@ def test_a_failed_worker_comes_with_its_own_log_and_what_brings_it_back():
     broken = graph(**with_worker("failed", reason="exit 1"))
     found = next(each for each in findings(graphs={"llama": broken}) if each.remedy)
     assert found.remedy == (
-        "tail /logs/llama_worker.log; mend the cause, then penstock down --namespace llama and penstock up FILE: "
-        "it is not started again by itself"
+        "tail /logs/llama_worker.log; fix the cause, then penstock down --namespace llama and penstock up FILE: "
+        "it is not restarted automatically"
     )
 
 
@@ -270,9 +270,7 @@ def test_what_a_log_repeats_is_a_finding(tmp_path):
     running = graph(log_dir=str(tmp_path))
     (found,) = warnings_of_logs({"llama": running, "other": "gone", "ended": replace(running, running=False)})
     assert (found.severity, found.subject) == (PROBLEM, "graph llama")
-    assert (
-        found.message == "llama_worker has said 4 times in 180 s: decision not recorded, so not taken id='3'"
-    )
+    assert found.message == "llama_worker logged 4 times in 180 s: decision not recorded, so not taken id='3'"
     assert found.remedy == f"tail {tmp_path}/llama_worker.log"
 
 
@@ -306,7 +304,7 @@ def test_local_json(tmp_path, monkeypatch):
     assert done.exit_code == 1
     assert all(set(each) == {"severity", "subject", "message", "remedy"} for each in report["findings"])
     said = {each["message"] for each in report["findings"]}
-    assert f"{folder} can be written" in said
+    assert f"{folder} is writable" in said
     assert "namespace 'nowhere': not running; start it with `penstock up FILE`" in said
 
 

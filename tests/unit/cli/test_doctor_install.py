@@ -42,7 +42,7 @@ def test_a_ready_machine_says_what_is_there(tmp_path):
     assert said["machine"].startswith("2 cores, 7.8 GiB of memory")
     assert said["extras"] == f"installed: {', '.join(EXTRAS)}"
     assert said["other programs"] == "found: docker, helm, kind, kubectl, nvidia-smi"
-    assert said["ports"] == "8000, 6006 and those of workers are free"
+    assert said["ports"] == "8000, 6006 and the workers' ports are free"
 
 
 @pytest.mark.parametrize(
@@ -54,18 +54,18 @@ def test_a_ready_machine_says_what_is_there(tmp_path):
             "programs",
             "matplotlib is not installed; needed for penstock demo and report",
         ),
-        ({"is_writable": False}, Severity.PROBLEM, "state", "cannot be written"),
+        ({"is_writable": False}, Severity.PROBLEM, "state", "is not writable"),
         ({"open_files": 1024}, Severity.WARNING, "open files", "may open 1024 files"),
         ({"processes": 500}, Severity.WARNING, "processes", "may have 500 processes and threads"),
         (
             {"taken_ports": frozenset({8000})},
             Severity.WARNING,
             "ports",
-            "port 8000 is taken, the default of: router of penstock up",
+            "port 8000 is in use; it is the default of: router of penstock up",
         ),
-        ({"has_worker_ports": False}, Severity.PROBLEM, "ports", "no port of 127.0.0.1 between 21000"),
-        ({"shm_mib": 64.0}, Severity.WARNING, "/dev/shm", "it has 64 MiB; vLLM over several GPUs needs 1024"),
-        ({"shm_mib": None}, Severity.WARNING, "/dev/shm", "there is none"),
+        ({"has_worker_ports": False}, Severity.PROBLEM, "ports", "no port between 21000"),
+        ({"shm_mib": 64.0}, Severity.WARNING, "/dev/shm", "it has 64 MiB; vLLM on several GPUs needs 1024"),
+        ({"shm_mib": None}, Severity.WARNING, "/dev/shm", "it does not exist"),
     ],
 )
 def test_a_lack_has_one_finding_and_a_remedy(tmp_path, change, severity, subject, message):

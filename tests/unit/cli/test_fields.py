@@ -83,7 +83,7 @@ def test_values_reach_the_fields(arguments, expected):
     [
         (("--tokens", "0"), "0 is not in the range x>=1"),
         (("--share", "2"), "2.0 is not in the range 0<x<=1"),
-        (("--rates", "1,x"), "'1,x': must be numbers with commas between them"),
+        (("--rates", "1,x"), "'1,x': must be numbers separated by commas"),
         (("--rates", "nan"), "nan: must be finite"),
         (("--order", "any"), "'any' is not one of 'fifo', 'lifo'"),
     ],

@@ -47,7 +47,7 @@ def test_up_says_that_one_router_runs_on_a_machine(tmp_path):
     file.write_text(yaml.safe_dump(graph))
     (warning,) = machine_warnings(load_graph(file), file)
     assert warning.path == "spec.services.frontend.replicas"
-    assert warning.message == "2, but one router runs on a machine; a cluster starts them all"
+    assert warning.message == "2, but on one machine only one router runs; a cluster starts all of them"
 
 
 def test_keys_of_a_section_that_is_switched_off_are_named(run, tmp_path):
@@ -89,7 +89,7 @@ def test_keys_of_another_mode_are_reported(run, tmp_path):
     status, out, err = run("validate", file)
     assert (status, out) == (0, f"{file}: valid (GraphDeployment llama)\n")
     assert [line.removeprefix(f"warning: {file}: spec.planner.") for line in err.splitlines()] == [
-        "adjustmentIntervalSeconds: mode adaptive decides every 2 s all the same; remove it, or choose mode load",
+        "adjustmentIntervalSeconds: mode adaptive decides every 2 s regardless; remove it, or choose mode load",
         "decodeKvScaleUpThreshold: mode adaptive does not read it; remove it, or choose mode load",
     ]
     graph["spec"]["planner"] |= {"mode": "load", "sla": {"ttftSeconds": 1}}
@@ -140,7 +140,7 @@ def test_a_planner_that_has_nothing_to_scale_is_reported(run, tmp_path):
     file.write_text(yaml.safe_dump(graph))
     status, _, err = run("validate", file)
     assert (status, err.count("\n")) == (0, 1)
-    assert "spec.planner: enabled, but no service may have more or fewer replicas" in err
+    assert "spec.planner: enabled, but no service may change its number of replicas" in err
     graph["spec"]["planner"] = {"enabled": False}
     file.write_text(yaml.safe_dump(graph))
     assert run("validate", file)[2] == ""

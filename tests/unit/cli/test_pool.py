@@ -69,13 +69,13 @@ def test_a_pool_of_the_kind_that_was_asked_for_is_shown(cluster, arguments, aske
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
-    [(("-A",), "the chart's clusterWide"), (("-n", "a"), "one of its namespace")],
+    [(("-A",), "the chart's clusterWide"), (("-n", "a"), "one for its namespace")],
 )
 def test_a_pool_that_no_operator_shares_out_says_what_it_needs(cluster, arguments, text):
     """An installation of one namespace never sees a ClusterGpuPool, so nothing would."""
     cluster.pools = [{"metadata": {"name": "shared"}, "spec": {"gpus": 6}}]
     said = " ".join(shown(*arguments).split())
-    assert "is shared out by no operator" in said
+    assert "is not managed by any operator" in said
     assert text in said
 
 
@@ -91,7 +91,7 @@ def test_without_a_pool_the_other_kind_is_named(cluster, arguments, text):
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
-    [(("-A", "-n", "a"), "give one of them"), (("--context", "c"), "--namespace or --all-namespaces, too")],
+    [(("-A", "-n", "a"), "give only one"), (("--context", "c"), "add --namespace or --all-namespaces")],
 )
 def test_options_that_do_not_go_together_are_refused(arguments, text):
     """Before anything is read."""

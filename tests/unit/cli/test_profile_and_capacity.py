@@ -127,11 +127,11 @@ def test_a_miss_ends_with_one_and_what_it_takes(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--from", NAME, "--dry-run"), "--dry-run: decides how to measure"),
-        (("--from", NAME, "--gpus", 8), "--gpus: decides how to measure"),
-        (("--from", NAME, "--endpoint", "http://x"), "--endpoint: decides how to measure"),
-        (("--from", NAME, "--tp", "1,2"), "--tp: with --from it says the size"),
-        (("--endpoint", "http://x", "--tp", 1), "--output-dir: give a folder"),
+        (("--from", NAME, "--dry-run"), "--dry-run: controls the measurement"),
+        (("--from", NAME, "--gpus", 8), "--gpus: controls the measurement"),
+        (("--from", NAME, "--endpoint", "http://x"), "--endpoint: controls the measurement"),
+        (("--from", NAME, "--tp", "1,2"), "--tp: with --from it is the size"),
+        (("--endpoint", "http://x", "--tp", 1), "--output-dir: missing; give a folder"),
         (("--output-dir", "x"), "give one of --config GRAPH"),
         (("--from", NAME, "--tp", "two"), "must be whole numbers"),
         (("--from", NAME, "--isl", 500_000), "--isl: 500000 prompt tokens lie outside"),

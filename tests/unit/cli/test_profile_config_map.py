@@ -32,7 +32,7 @@ class Api:
 
 def test_a_namespace_without_a_config_map_is_refused():
     """By its name."""
-    with pytest.raises(ConfigError, match="--namespace: only with --config-map"):
+    with pytest.raises(ConfigError, match="--namespace: has an effect only with --config-map"):
         profile.main(["--from", "h200-llama-3.1-8b-tp1", "--namespace", "x"], standalone_mode=False)
 
 

@@ -46,9 +46,9 @@ def test_of_a_graph_without_an_arbiter_every_process_is_a_stray(lead, state_fold
     marked, _ = lead("gone")
     found = {(each.subject, each.message.split(",")[0]) for each in orphans(state_folder)}
     assert found == {
-        ("graph n", f"process {leader.pid} is left over"),
-        ("graph n", f"process {child} is left over"),
-        ("graph gone", f"process {marked.pid} is left over"),
+        ("graph n", f"process {leader.pid} was left behind"),
+        ("graph n", f"process {child} was left behind"),
+        ("graph gone", f"process {marked.pid} was left behind"),
     }
     assert {each.remedy for each in orphans(state_folder, "n")} == {"penstock down --namespace n"}
 
@@ -63,7 +63,7 @@ def test_of_a_running_graph_only_what_its_file_does_not_name_is_a_stray(
     StateStore.of("n").write(state.with_entry("n_decode", entry_with(entry_of, leader.pid)))
     (orphan,) = orphans(state_folder)
     assert orphan.message.startswith(
-        f"process {leaked.pid} is left over, its graph's statefile does not name it: "
+        f"process {leaked.pid} was left behind, because its graph's statefile does not list it: "
     )
     assert orphan.remedy == f"kill -9 {leaked.pid}"
 
@@ -80,7 +80,7 @@ async def test_a_stopped_process_and_one_that_does_not_answer_hang(lead, state_o
     state = state.with_entry("n_b", entry_with(entry_of, silent.pid, url=url, health_path="/health"))
     expected = [
         f"n_a (process {stopped.pid}) hangs: it is stopped by a signal or a debugger",
-        f"n_b (process {silent.pid}) hangs: probed at {url}/health: nothing listens there",
+        f"n_b (process {silent.pid}) hangs: health check of {url}/health: nothing listens there",
     ]
     assert [each.message for each in await hung(state)] == expected
     gone = replace(state, arbiter=replace(state.arbiter, pid=0))

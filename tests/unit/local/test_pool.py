@@ -408,6 +408,6 @@ def test_the_command_shows_a_pool_of_a_cluster(monkeypatch):
     )
     known.clear()
     assert "no GpuPool is in namespace serving" in str(run.invoke(cli, ["pool", "-n", "serving"]).exception)
-    assert "give --namespace or --all-namespaces, too" in str(
+    assert "give add --namespace or --all-namespaces" in str(
         run.invoke(cli, ["pool", "--context", "x"]).exception
     )

@@ -48,7 +48,7 @@ def test_replay_makes_every_decision_again_bit_for_bit(folder):
     result = replay(read_ledger(folder))
     assert (result.decisions, result.differences) == (6, ())
     answer = _invoke("replay", folder / "ledger.jsonl")
-    assert (answer.exit_code, answer.stdout) == (0, "6 decisions made again, 0 differences\n")
+    assert (answer.exit_code, answer.stdout) == (0, "6 decisions recomputed, 0 differences\n")
     plain = orjson.loads(_invoke("replay", folder, "--json").stdout)
     assert plain == {"decisions": 6, "differences": [], "notes": []}
 
@@ -72,7 +72,7 @@ def test_replay_shows_a_changed_number_and_fails(folder):
     answer = _invoke("replay", folder)
     assert answer.exit_code == 1
     assert "d000001: decision differs" in answer.stdout
-    assert "6 decisions made again, 1 differences" in answer.stdout
+    assert "6 decisions recomputed, 1 differences" in answer.stdout
 
 
 def test_a_ledger_whose_version_worded_its_sentences_otherwise_replays(folder):

@@ -73,7 +73,7 @@ def test_options_that_do_nothing_in_the_mode_are_named(tmp_path):
     ]
     told = [
         "warning: planner: --itl-slo: mode adaptive does not read it; leave it out, or choose mode sla",
-        "warning: planner: --adjustment-interval: mode adaptive decides every 2 s all the same; leave it out, or choose mode load",
+        "warning: planner: --adjustment-interval: mode adaptive decides every 2 s regardless; leave it out, or choose mode load",
     ]
     for more, keys in ((["--graph", str(graph)], ["spec.planner.decodeKvScaleUpThreshold"]), (CLUSTER, [])):
         lines = CliRunner().invoke(planner, ["run", "--dry-run", *options, *more]).stderr.splitlines()

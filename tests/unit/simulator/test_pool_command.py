@@ -138,7 +138,7 @@ def test_it_writes_figures_allocations_and_a_picture(files, tmp_path):
 def test_several_graphs_need_a_pool(files):
     """The last one would have been taken in silence."""
     with pytest.raises(
-        ConfigError, match="--manifest: given 2 times; several graphs need --pool, else give one"
+        ConfigError, match="--manifest: given 2 times; add --pool for several graphs, or give one"
     ):
         run(*files[:-2])
 
