@@ -134,11 +134,11 @@ def held_by_agreement(
     wants, has = _has_tiers(wanted), _has_tiers(live)
     workers = sorted(each.service for each in sides[True] if each.service in changed or each.rolling)
     if wants and not has and workers:
-        reason = f"waits until {', '.join(workers)} schedules by priority: {TIERS} is true for workers first"
+        reason = f"waiting for {', '.join(workers)}: {TIERS} is rolled out to workers before routers"
         return {each.service: reason for each in sides[False]}
     routers = sorted(each.service for each in sides[False] if each.service in changed or each.rolling)
     if not wants and (has or routers):
-        reason = f"waits until routers send no priority any more: {TIERS} is false for routers first"
+        reason = f"waiting for the routers: they stop sending priorities before workers stop following them ({TIERS})"
         return {name: reason for name in changed if name in prioritised}
     return {}
 
@@ -170,10 +170,12 @@ def held_by_lease(
         for role in (Role.PREFILL, Role.ROUTER)
     }
     if wants_s > has_s and moving[Role.PREFILL]:
-        reason = f"waits until prefill grants {wants_s:g} s: a longer {LEASE} is for workers first"
+        reason = (
+            f"waiting for prefill to grant {wants_s:g} s: a longer {LEASE} is rolled out to workers first"
+        )
         return {each.service: reason for each in views if each.role is Role.ROUTER}
     if granted_s is not None and granted_s > wants_s and (has_s > wants_s or moving[Role.ROUTER]):
-        reason = f"waits until routers count with {wants_s:g} s: a shorter {LEASE} is for routers first"
+        reason = f"waiting for the routers to expect {wants_s:g} s: a shorter {LEASE} is rolled out to routers first"
         return {
             each.service: reason for each in views if each.role is Role.PREFILL and each.service in changed
         }
@@ -206,11 +208,11 @@ def held_by_names(
             moving[each.role.is_worker].append(each.service)
     if (added := sorted(wants - has)) and moving[True]:
         workers, names = (", ".join(each) for each in (sorted(moving[True]), added))
-        reason = f"waits until {workers} answers to {names}: a new name is for workers first"
+        reason = f"waiting for {workers} to answer to {names}: a new name is rolled out to workers first"
         return {each.service: reason for each in views if not each.role.is_worker}
     if not added and (has - wants or moving[False]):
         return {
-            name: f"waits until routers no longer serve {', '.join(gone)}: a name goes from routers first"
+            name: f"waiting for the routers to stop serving {', '.join(gone)}: a name is removed from routers first"
             for name in changed
             if (gone := sorted(set(answered.get(name, ())) - wants))
         }
@@ -240,7 +242,9 @@ def held_by_roles(
     )
     if not waited:
         return {}
-    reason = f"waits until {', '.join(waited)} serves: routers that know the new {ROLES} ask no others"
+    reason = (
+        f"waiting for {', '.join(waited)} to become ready: routers with the new {ROLES} use no other workers"
+    )
     return {name: reason for name in workloads if name not in roles}
 
 

@@ -71,7 +71,7 @@ def next_step(
         )
     if present:
         names = ", ".join(f"{child['kind']} {child['metadata']['name']}" for child in present)
-        return DeletionStep(f"waits until these are gone: {names}", _undeleted(present))
+        return DeletionStep(f"waiting for the deletion of {names}", _undeleted(present))
     return DeletionStep("everything is gone", release=True)
 
 
@@ -81,6 +81,6 @@ def _undeleted(children: Iterable[Object]) -> tuple[Object, ...]:
 
 def _text(what: str, pods: Sequence[PodView]) -> str:
     if not pods:
-        return f"deletes the {what}s"
+        return f"deleting the {what}s"
     names = ", ".join(sorted(pod.name for pod in pods))
-    return f"waits until {what} pods have finished their requests: {names}"
+    return f"waiting for {what} pods to finish their requests: {names}"

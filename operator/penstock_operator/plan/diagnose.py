@@ -63,7 +63,7 @@ _REMEDIES: Final[Mapping[Category, str]] = {
     Category.CRASH_LOOP: "see kubectl logs --previous -c {container}",
     Category.NODE_LOST: "check the node; delete it if it is gone for good",
     Category.EVICTED: "free that resource on the node or raise the pod's requests",
-    Category.FAILED: "see kubectl describe pod; it is replaced by itself",
+    Category.FAILED: "see kubectl describe pod; it will be replaced automatically",
     Category.PROBE_FAILING: "see kubectl logs {pod} -c {container}",
     Category.TERMINATING_STUCK: "check the node and the pod's finalizers, then kubectl delete --force",
     Category.STARTING_SLOWLY: "see kubectl describe pod {pod} and its logs",
@@ -172,7 +172,7 @@ def _of_the_pod(pod: PodView, now_s: float) -> _Trouble | None:
         return _of_failure(pod)
     if pod.terminating and pod.deleted_s is not None and now_s > pod.deleted_s + STUCK_S:
         where = f" on node {pod.node}" if pod.bound else ""
-        return _Trouble(Category.TERMINATING_STUCK, f"was deleted{where} and does not go")
+        return _Trouble(Category.TERMINATING_STUCK, f"is still terminating{where}")
     return None
 
 
@@ -261,9 +261,9 @@ def _of_waiting(container: ContainerView) -> _Trouble | None:
 def _of_exit(container: ContainerView) -> _Trouble:
     name, ended = container.name, container.last_exit
     if ended is None:
-        return _Trouble(Category.CRASH_LOOP, f"container {name} ends again and again", container=name)
+        return _Trouble(Category.CRASH_LOOP, f"container {name} is crash-looping", container=name)
     if ended.reason == "OOMKilled":
-        return _Trouble(Category.OUT_OF_MEMORY, f"container {name} was killed for want of memory")
+        return _Trouble(Category.OUT_OF_MEMORY, f"container {name} was OOMKilled")
     last = ended.message.splitlines()[-1].strip()[:200] if ended.message.strip() else ""
     message = f"container {name} ended with exit code {ended.code}{': ' if last else ''}{last}"
     return _Trouble(Category.CRASH_LOOP, message, container=name)

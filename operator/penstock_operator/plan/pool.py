@@ -127,7 +127,7 @@ def own_bound(graph: Mapping[str, Any], *, wanted: int, pool_gpus: int) -> str:
     own = (graph["spec"].get("planner") or {}).get("maxGpuBudget")
     if not isinstance(own, int) or own >= pool_gpus or wanted < own:
         return ""
-    return f"its planner.maxGpuBudget {own} bounds it, not the pool's {pool_gpus}; remove that key to let the pool alone bound it"
+    return f"limited by planner.maxGpuBudget ({own}), below the pool's {pool_gpus}; remove the key to use the pool's limit"
 
 
 def _leaving(pods: Iterable[PodView]) -> Iterable[PodView]:
@@ -412,7 +412,7 @@ def _valid(problems: Collection[str]) -> ConditionResult:
 def _met(rows: Sequence[Mapping[str, Any]], members: Mapping[str, PoolMember]) -> ConditionResult:
     owed = [f"{row['name']} lacks {row['owed']} of {row['guaranteed']} GPUs" for row in rows if row["owed"]]
     if not owed:
-        return ConditionResult(GUARANTEES_MET, True, "Met", "every graph has what it wants of its guarantee")
+        return ConditionResult(GUARANTEES_MET, True, "Met", "every guarantee is satisfied")
     giving = [
         f"{row['name']} gives back {row['exposed'] - row['granted']}"
         for row in rows
@@ -427,15 +427,15 @@ def _counted(pool: PoolObject, nodes: PoolNodes, known: int | None) -> Condition
     if pool.spec.gpus is not None:
         text = "spec.gpus counts"
     elif known is not None:
-        text = f"the {known} GPUs that were counted last count"
+        text = f"using the last known count of {known} GPUs"
     else:
-        text = "they were never counted, so its graphs keep what they hold and gain nothing; correct that, or write spec.gpus"
+        text = "the GPUs were never counted, so the graphs keep what they hold and gain nothing; correct the cause, or set spec.gpus"
     return ConditionResult(NODES_COUNTED, False, "NotKnown", f"{nodes.words}; {text}")
 
 
 def _ceiling(held: int, gpus: int) -> ConditionResult:
     used = f"{held} of {gpus} GPUs are held"
     if held > gpus:
-        text = f"{used}; no worker starts until enough have ended"
+        text = f"{used}; no new workers start until enough workers exit"
         return ConditionResult(CEILING_RESPECTED, False, "OverPool", text)
     return ConditionResult(CEILING_RESPECTED, True, "WithinPool", used)

@@ -168,7 +168,7 @@ def last_words(pods: Sequence[PodView]) -> str:
         return "no pod of it left a word"
     newest = max(said, key=lambda each: each[0])[1]
     if newest.reason == "OOMKilled":
-        return "its container was killed for want of memory; raise its limit in podTemplate"
+        return "its container was OOMKilled; raise its limit in podTemplate"
     lines = " ".join(newest.message.split())
     return (
         f"it ended with exit code {newest.code}: {lines[-LAST_WORDS:]}"

@@ -91,7 +91,8 @@ def _ready(graph: StatusInput) -> ConditionResult:
         reason = "NoReadyRouter" if worker is None else "NoReadyWorker"
         return ConditionResult(READY, False, reason, f"no ready replica of {_listed(absent)}")
     if asleep:
-        text = f"no replica of {_listed(asleep)} is wanted: the next request brings them back"
+        verb, them = ("is", "it") if len(asleep) == 1 else ("are", "them")
+        text = f"{_listed(asleep)} {verb} scaled to zero; the next request starts {them}"
         return ConditionResult(READY, True, "ScaledToZero", text)
     text = ", ".join(f"{role.value} {count}" for role, count in serving.items())
     if Role.ROUTER not in serving:
@@ -110,7 +111,7 @@ def _progressing(graph: StatusInput) -> ConditionResult:
         return ConditionResult(PROGRESSING, True, _reason(graph), "; ".join(steps))
     if graph.failure is not None:
         return ConditionResult(PROGRESSING, False, graph.failure.reason, graph.failure.message)
-    return ConditionResult(PROGRESSING, False, "Stable", "everything is as wanted")
+    return ConditionResult(PROGRESSING, False, "Stable", "all services match the spec")
 
 
 def _step(service: ServiceStatusInput) -> str:
@@ -127,7 +128,7 @@ def _step(service: ServiceStatusInput) -> str:
     if replicas.serving < service.target:
         parts.append(f"{replicas.serving} of {service.target} replicas are ready")
     elif not parts and (service.desired != service.target or replicas.existing != service.target):
-        parts.append(f"goes to {service.target} replicas")
+        parts.append(f"scaling to {service.target} replicas")
     return ", ".join(parts)
 
 
@@ -156,7 +157,7 @@ def _degraded(graph: StatusInput) -> ConditionResult:
             text = "; ".join(f"{name}: {_step(graph.services[name])}" for name in late)
             text = f"{text}, for longer than startupTimeoutSeconds; see kubectl describe of its workload and pods"
             return ConditionResult(DEGRADED, True, "ReplicasNotReady", text)
-        return ConditionResult(DEGRADED, False, "Healthy", "no pod is in trouble")
+        return ConditionResult(DEGRADED, False, "Healthy", "all pods are healthy")
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     return ConditionResult(DEGRADED, True, first.category.value, f"{first}{more}")
 
@@ -166,7 +167,7 @@ def _budget(graph: StatusInput) -> ConditionResult:
     if graph.budget is None:
         return ConditionResult(BUDGET_RESPECTED, True, "NoBudget", f"{used}; there is no ceiling")
     if graph.gpus > graph.budget:
-        message = f"{used}, the budget is {graph.budget}; no worker starts until enough have ended"
+        message = f"{used}, the budget is {graph.budget}; no new workers start until enough workers exit"
         return ConditionResult(BUDGET_RESPECTED, False, "OverBudget", message)
     return ConditionResult(BUDGET_RESPECTED, True, "WithinBudget", f"{used} of {graph.budget}")
 

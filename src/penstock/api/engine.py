@@ -54,7 +54,7 @@ PROFILES: Final = (
 
 
 SIMULATED_BATCH_TOKENS = 8192
-"""Most tokens of one step of a simulated worker where the graph says nothing, as `penstock engine serve` has it."""
+"""Maximum tokens in one step of a simulated worker where the graph says nothing, as `penstock engine serve` has it."""
 
 DEFAULT_PROFILE = "h200-llama-3.1-8b-tp1"
 
@@ -139,7 +139,8 @@ class PreemptionConfig(SpecModel):
     """Bounds of preemption between tiers; vLLM preempts by priority without any of them."""
 
     max_per_request: Annotated[Integer, Field(ge=0, le=100)] | None = entry(
-        None, "Most preemptions of one request; then it may not be a victim. null: 3 on simulated workers."
+        None,
+        "Maximum number of preemptions of one request; then it is no longer a victim. null: 3 on simulated workers.",
     )
     premium_reserved_fraction: Annotated[Number, Field(ge=0, lt=1)] | None = entry(
         None,
@@ -149,12 +150,12 @@ class PreemptionConfig(SpecModel):
         None, "Host memory of one worker for the KV of preempted requests; gigabytes. null: none is swapped."
     )
     drop_above_seconds: Seconds | None = entry(
-        None, "A victim whose return would cost more ends with an error; seconds. null: none does."
+        None, "Fail a preempted request if resuming it would take longer than this; seconds. null: never."
     )
 
 
 class KvOffloadConfig(SpecModel):
-    """Where a worker's KV goes that its GPUs have no room for, to be found again by a prompt that begins alike."""
+    """Where a worker offloads KV that does not fit on its GPUs, so that a later prompt with the same beginning finds it."""
 
     gigabytes: Annotated[Number, Field(gt=0, le=1_000_000)] = entry(
         ..., "Host memory for it, of one replica, over all its GPUs; gigabytes."
@@ -174,10 +175,11 @@ class WorkerTlsConfig(SpecModel):
 
     ca_bundle: Annotated[str, StringConstraints(pattern=_PEM, max_length=65536)] = entry(
         ...,
-        "Certificates of the authorities of the workers' own, PEM. For a rotation both the old and the new one.",
+        "PEM bundle of the CAs that signed the workers' certificates. For a rotation, both the old and the new one.",
     )
     server_name: DnsName = entry(
-        "penstock-worker", "DNS name in the workers' certificate, which are reached at addresses of pods."
+        "penstock-worker",
+        "DNS name in the workers' certificate; the workers themselves are reached by their pods' addresses.",
     )
     secret: Text = entry(
         "penstock-worker-tls",
@@ -208,7 +210,8 @@ class EngineConfig(SpecModel):
     """The graph's workers."""
 
     request_limit: Count | None = entry(
-        None, "Most requests in one worker's engine; null: no limit. Runtimes dynamo and simulated."
+        None,
+        "Maximum number of requests in one worker's engine; null: no limit. Runtimes dynamo and simulated.",
     )
     request_queue: Annotated[Integer, Field(ge=2)] = entry(
         16, "Requests that may wait beyond requestLimit; then refused. At least 2."
@@ -242,9 +245,11 @@ class EngineConfig(SpecModel):
         None, "KV blocks of one worker; null: as many as its memory or profile holds."
     )
     max_running_requests: Count | None = entry(
-        None, "Most requests in one batch; null: the runtime's default."
+        None, "Maximum number of requests in one batch; null: the runtime's default."
     )
-    max_batch_tokens: Count | None = entry(None, "Most tokens in one step; null: the runtime's default.")
+    max_batch_tokens: Count | None = entry(
+        None, "Maximum number of tokens in one step; null: the runtime's default."
+    )
     switchable: Flag = entry(
         False,
         "Workers of prefill and decode can take each other's role without a start, so that the planner moves them. Runtimes vllm "

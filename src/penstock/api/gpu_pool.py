@@ -29,7 +29,7 @@ class PoolEntry(SpecModel):
     guaranteed_gpus: PoolGpus = entry(
         0, "GPUs that each of them gets whenever its planner wants them, at the cost of those who borrow."
     )
-    max_gpus: PoolGpus | None = entry(None, "Most GPUs that each of them holds; null: the pool's.")
+    max_gpus: PoolGpus | None = entry(None, "Maximum GPUs that each of them may hold; null: the pool's.")
     priority: PoolPriority = entry(PoolPriority.NORMAL, "Who borrows first of what no guarantee needs.")
 
     rules = (
@@ -61,7 +61,7 @@ class PoolReclaim(SpecModel):
 
     grace_seconds: Annotated[Integer, Field(ge=0, le=86400)] | None = entry(
         None,
-        "Longest drain of a worker whose GPU the pool takes back, seconds; then it ends, and its streams go on "
+        "Maximum drain time of a worker whose GPU the pool takes back, seconds; then it is ended, and its streams continue "
         "elsewhere or are lost. null: its terminationGracePeriodSeconds.",
     )
     order: Annotated[tuple[ReclaimBy, ...], Field(min_length=1, max_length=3)] = entry(

@@ -69,7 +69,7 @@ class ModelSpec(SpecModel):
         "Further names that clients may ask for, at most 16: both at once while one takes the other's place.",
     )
     context_tokens: Tokens | None = entry(
-        None, "Most tokens of prompt plus output; null: the model's own limit."
+        None, "Maximum number of prompt and output tokens together; null: the model's own limit."
     )
     adapters: Annotated[tuple[ModelAdapter, ...], Field(max_length=32)] = entry(
         (), "LoRA adapters that every worker loads at its start, at most 32."
@@ -157,7 +157,7 @@ class GraphSpec(SpecModel):
 
     @property
     def batch_tokens(self) -> int | None:
-        """Most tokens of one step of a worker; None: the runtime's own default, which depends on its machine."""
+        """Maximum tokens in one step of a worker; None: the runtime's own default, which depends on its machine."""
         engine = self.engine
         if engine.max_batch_tokens is not None or not self.traits.is_simulated:
             return engine.max_batch_tokens

@@ -84,7 +84,7 @@ class ObjectiveConfig(SpecModel):
     )
     gpu_percent_per_point: Annotated[Integer, Field(ge=1, le=1000), WHOLE] = entry(
         20,
-        "What one more percentage point in time may cost: GPU-hours, in percent of four times those that requests keep busy.",
+        "Extra GPU cost accepted per percentage point of on-time requests, as a percentage of 4 x busy GPU-hours.",
     )
 
 
@@ -170,18 +170,18 @@ class PlannerConfig(SpecModel):
     metric_pulling_interval_seconds: Seconds = entry(1, "Time between two metric pulls; seconds.")
     max_gpu_budget: Annotated[Integer, Field(ge=1, le=100_000)] | None = entry(
         DEFAULT_GPU_BUDGET,
-        "Most GPUs of prefill plus decode. Not written: 8, and in a GpuPool no bound but the pool's; null: no ceiling (kubectl apply "
+        "Maximum GPUs for prefill and decode together. Not written: 8, and in a GpuPool no bound but the pool's; null: no ceiling (kubectl apply "
         "needs --server-side to keep a null).",
     )
     min_gpu_budget: Annotated[Integer, Field(ge=0, le=100_000)] = entry(
-        1, "Fewest GPUs of each role, prefill and decode."
+        1, "Minimum GPUs per role, prefill and decode."
     )
     min_total_gpus: Annotated[Integer, Field(ge=0, le=100_000)] = entry(
-        0, "Fewest GPUs of prefill plus decode; 0: each role's floor alone."
+        0, "Minimum GPUs for prefill and decode together; 0: only the minimum of each role applies."
     )
     max_step: Annotated[Integer, Field(ge=1, le=1000)] = entry(
         1,
-        "Most replicas by which one decision changes a role; more than 1 counts in modes adaptive and sla, when they "
+        "Maximum number of replicas by which one decision changes a role; more than 1 counts in modes adaptive and sla, when they "
         "grow.",
     )
     scale_to_zero_after_seconds: WholeSeconds | None = entry(
@@ -197,11 +197,11 @@ class PlannerConfig(SpecModel):
     )
     schedule: Annotated[tuple[ScheduleEntry, ...], Field(max_length=20)] = entry(
         (),
-        "What is known of the week beforehand: bounds of roles while a period of the calendar holds, in every mode; at most 20.",
+        "Scheduled replica bounds per role, in every mode; at most 20 entries.",
     )
     time_zone: TimeZone = entry(
         "UTC",
-        "Clocks by which demand repeats from day to day and from week to week, modes adaptive and sla; an IANA name.",
+        "IANA time zone in which demand repeats daily and weekly; modes adaptive and sla.",
     )
     objective: ObjectiveConfig = entry(
         ObjectiveConfig(), "What requests in time may cost, modes adaptive and sla: floors are chosen by it."

@@ -52,7 +52,7 @@ class ProfileRequestSpec(SpecModel):
         (), "Tensor-parallel sizes to measure, one after the other; empty: powers of two up to maxGpus."
     )
     max_gpus: EngineGpus = entry(
-        1, "Most GPUs that the workers under test hold together; the pod asks for the largest size's."
+        1, "Maximum GPUs for all workers under test together; the pod requests those of the largest size."
     )
     config_map: DnsLabel | None = entry(None, "ConfigMap that receives the result; null: the request's name.")
     image: Text | None = entry(

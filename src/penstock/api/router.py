@@ -64,15 +64,17 @@ class LimitsConfig(SpecModel):
         64 << 10, "Largest request head; bytes."
     )
     max_connections: Annotated[Integer, Field(ge=1, le=1_000_000)] = entry(
-        10_000, "Most client connections at a time."
+        10_000, "Maximum number of client connections at a time."
     )
     header_timeout_real_seconds: WholeSeconds = entry(
         30, "Time for a client to send head and body together; real seconds."
     )
     connect_timeout_real_seconds: Seconds = entry(5, "Time for a connection to a worker; real seconds.")
     first_byte_timeout_seconds: WholeSeconds = entry(600, "Time for a worker's first byte; seconds.")
-    idle_timeout_seconds: WholeSeconds = entry(600, "Longest silence within a worker's stream; seconds.")
-    request_timeout_seconds: WholeSeconds = entry(900, "Longest request from arrival to last byte; seconds.")
+    idle_timeout_seconds: WholeSeconds = entry(600, "Maximum silence within a worker's stream; seconds.")
+    request_timeout_seconds: WholeSeconds = entry(
+        900, "Maximum duration of a request, from arrival to last byte; seconds."
+    )
 
 
 class GatewayTlsConfig(SpecModel):

@@ -29,7 +29,7 @@ class AdmissionConfig(SpecModel):
         None, "Busy above this multiple of the worker's batch token limit; null: no threshold."
     )
     retry_after_seconds: Annotated[Integer, Field(ge=0, le=3600)] = entry(
-        1, "Least Retry-After of a refusal; a measured drain rate may ask for up to 60; real seconds."
+        1, "Minimum Retry-After of a refusal; a measured drain rate can raise it to 60; real seconds."
     )
 
 
@@ -37,12 +37,12 @@ class PrefillQueueConfig(SpecModel):
     """Requests that wait in the router for a prefill worker; the planner's signal is its length."""
 
     max_requests: Annotated[Integer, Field(ge=1, le=1_000_000)] = entry(
-        1024, "Most waiting requests; further ones are refused with 429."
+        1024, "Maximum number of waiting requests; further ones are refused with 429."
     )
-    max_wait_seconds: Seconds = entry(60, "Longest wait; then the request is refused with 503; seconds.")
+    max_wait_seconds: Seconds = entry(60, "Maximum wait; then the request is refused with 503; seconds.")
     max_wake_seconds: WholeSeconds | None = entry(
         None,
-        "Longest wait while a stage has no ready worker, as in a graph scaled to zero, but never below "
+        "Maximum wait while a stage has no ready worker, as in a graph scaled to zero, but never below "
         "maxWaitSeconds, which counts from when all have one; then refused with 503. Above a worker's start-up; once three "
         "starts were seen, twice the slowest is waited for if that is less; seconds. "
         "null: maxWaitSeconds, and the router is not ready without workers.",
@@ -68,11 +68,11 @@ class PrefillDeflectionConfig(SpecModel):
     )
     itl_seconds: Seconds = entry(
         0.05,
-        "Longest gap that a deflected prompt may make between tokens: a decode worker's mean ITL of late and 1.25 "
+        "Maximum gap that a deflected prompt may make between tokens: a decode worker's mean ITL of late and 1.25 "
         "times one step (engine.maxBatchTokens at most) at the speed of prefill; seconds.",
     )
     max_kv_usage_fraction: Fraction = entry(
-        0.8, "Most KV blocks in use on the decode worker with the prompt, 0 to 1."
+        0.8, "Maximum fraction of KV blocks in use on the decode worker, the prompt included, 0 to 1."
     )
 
 
@@ -81,6 +81,6 @@ class DecodeQueueConfig(SpecModel):
 
     max_wait_seconds: Seconds | None = entry(
         None,
-        "Longest wait, during which the prompt's lease is not renewed; then the request waits in the prefill "
+        "Maximum wait, during which the prompt's lease is not renewed; then the request waits in the prefill "
         "queue again; seconds. null: prefillQueue.maxWaitSeconds, or 0.8 of the lease if that is less.",
     )

@@ -80,11 +80,13 @@ class SheddingConfig(SpecModel):
     )
     window_seconds: WholeSeconds = entry(60, "Length of the sliding windows; seconds.")
     min_samples: Annotated[Integer, Field(ge=1, le=8192)] = entry(
-        20, "Fewer measurements since the last step are no proof of a missed target."
+        20, "Minimum number of measurements since the last step for a target to count as missed."
     )
-    step_seconds: WholeSeconds = entry(5, "Least time before one more step up; seconds.")
-    recover_seconds: WholeSeconds = entry(15, "Time well within the targets before one step down; seconds.")
-    recover_fraction: Share = entry(0.8, "Well within: at most this fraction of the target.")
+    step_seconds: WholeSeconds = entry(5, "Minimum time between two steps up; seconds.")
+    recover_seconds: WholeSeconds = entry(
+        15, "Time for which the targets must be comfortably met before one step down; seconds."
+    )
+    recover_fraction: Share = entry(0.8, "Fraction of the target below which it counts as comfortably met.")
 
 
 _ROUNDING = 1e-9
@@ -112,34 +114,32 @@ class TiersConfig(SpecModel):
         "x-penstock-tier", "Request header that names the tier."
     )
     default: Tier = entry(
-        Tier.STANDARD, "Tier of a request that names none and has no key of one; not system."
+        Tier.STANDARD, "Tier of a request that neither names one nor has a key that carries one; not system."
     )
-    models: dict[ServedName, Tier] = entry(
-        {}, "Further names of the model, each with the tier that asking by this name asks for."
-    )
+    models: dict[ServedName, Tier] = entry({}, "Additional model names and the tier that each one selects.")
     keys_secret: Text | None = entry(
         None,
-        "Secret whose values hold lines 'KEY TIER [TENANT]': bearer tokens with the tier that they allow "
-        "and whose they are; on Kubernetes.",
+        "Secret whose values hold lines 'KEY TIER [TENANT]': a bearer token, the tier that it allows, and its tenant; "
+        "on Kubernetes.",
     )
     keys_file: Text | None = entry(
         None,
-        "File of such lines; for local processes. Without keys every client may name any tier but system.",
+        "File with the same lines; for local processes. Without keys every client may name any tier but system.",
     )
     shares: TierShares = entry(TierShares(), "Fair shares; their sum is 1.")
     round_tokens: Annotated[Integer, Field(ge=1, le=10_000_000)] = entry(
-        8192, "Prompt tokens that all tiers together are given before each has its next share."
+        8192, "Prompt tokens that all tiers together receive before each gets its next share."
     )
     aging_per_second: Annotated[Number, Field(ge=0, le=10)] = entry(
-        0.1, "Priority levels that a waiting request gains each second, never to premium's."
+        0.1, "Priority levels that a waiting request gains each second; it never reaches premium's."
     )
     max_aging: Annotated[Number, Field(ge=0, le=10)] = entry(
-        1.5, "Most priority levels that a waiting request gains."
+        1.5, "Maximum number of priority levels that a waiting request gains."
     )
     max_tenant_share: Share = entry(
         0.5,
-        "Most that one tenant, known by its key, may have of what it has waiting and what is free for its "
-        "tier in prefillQueue.maxRequests.",
+        "Maximum fraction of the queue slots open to its tier (prefillQueue.maxRequests) that one tenant, identified by its key, "
+        "may occupy.",
     )
     slo: TierSlos = entry(TierSlos(), "What each tier is promised.")
     shedding: SheddingConfig = entry(SheddingConfig(), "Refusal of lower tiers by SLO.")

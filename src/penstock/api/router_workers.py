@@ -25,7 +25,8 @@ class BreakerConfig(SpecModel):
         "seconds.",
     )
     max_open_seconds: WholeSeconds = entry(
-        300, "Longest time without requests, however often a worker was ejected; seconds."
+        300,
+        "Maximum time for which an ejected worker gets no requests, however often it was ejected; seconds.",
     )
     max_ejected_fraction: Fraction = entry(
         0.5, "Largest share of a role's workers with open circuits at a time, 0 to 1; one may always be."
@@ -35,17 +36,19 @@ class BreakerConfig(SpecModel):
 class RetriesConfig(SpecModel):
     """Retries before the first byte, within a budget, and streams that continue elsewhere after it, outside of the budget."""
 
-    max_per_request: Annotated[Integer, Field(ge=0, le=10)] = entry(2, "Most retries of one request.")
+    max_per_request: Annotated[Integer, Field(ge=0, le=10)] = entry(
+        2, "Maximum number of retries of one request."
+    )
     max_continuations: Annotated[Integer, Field(ge=0, le=10)] = entry(
         3,
-        "Most times that one stream goes on at another worker after its own broke off; 0: it ends in an error.",
+        "Maximum number of times a stream is resumed on another worker; 0 disables it.",
     )
     continuation_wait_seconds: WholeSeconds | None = entry(
         None,
-        "Longest time that a stream whose worker broke off waits for one that continues it; no other limit but the request's "
+        "Maximum time for which a stream whose worker died waits for another worker to continue it; no other limit but the request's "
         "own time bounds that wait; seconds. null: the longest startupTimeoutSeconds of the graph's workers, at most 600.",
     )
-    budget_fraction: Fraction = entry(0.1, "Most retries as a fraction of recent requests, 0 to 1.")
+    budget_fraction: Fraction = entry(0.1, "Maximum retries, as a fraction of recent requests, 0 to 1.")
     min_per_second: Annotated[Number, Field(ge=0, le=1000)] = entry(
         1, "Retries per second allowed regardless of the fraction."
     )
@@ -56,9 +59,9 @@ class DrainConfig(SpecModel):
 
     migrate_after_seconds: WholeSeconds | None = entry(
         10,
-        "Time after which a draining worker's streams go on at another one, where they can (as after a break, see "
-        "retries.maxContinuations), one takes them, and they have more left than computing their prompt again takes; seconds. "
-        "null: never, a drain waits for them within terminationGracePeriodSeconds.",
+        "Seconds after which streams of a draining worker move to another worker, if they can be resumed there (see "
+        "retries.maxContinuations) and have more left than the prompt costs to recompute. "
+        "null: never; the drain waits for them within terminationGracePeriodSeconds.",
     )
 
 

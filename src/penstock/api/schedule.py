@@ -34,8 +34,8 @@ Bound = Annotated[int, Field(strict=True, ge=0, le=1000)]
 class ScheduledRole(SpecModel):
     """Bounds of one role while the entry holds."""
 
-    min_replicas: Bound | None = entry(None, "Fewest replicas; null: as at other times.")
-    max_replicas: Bound | None = entry(None, "Most replicas; null: as at other times.")
+    min_replicas: Bound | None = entry(None, "Minimum replicas; null: as at other times.")
+    max_replicas: Bound | None = entry(None, "Maximum replicas; null: as at other times.")
     gpus: Annotated[int, Field(strict=True, ge=1, le=100_000)] | None = entry(
         None, "GPUs that the role holds, in whole replicas, no fewer and no more; null: as the other two say."
     )
@@ -79,13 +79,13 @@ class ScheduleEntry(SpecModel):
     cron: CronText = Field(
         description="When it begins: minute, hour, day of month, month and day of week, as `0 8 * * 1-5`."
     )
-    time_zone: TimeZone = entry("UTC", "Of cron, by its IANA name.")
+    time_zone: TimeZone = entry("UTC", "IANA time zone of `cron`.")
     duration_seconds: Annotated[Integer, Field(ge=60, le=604_800), WHOLE] = Field(
-        description="How long it holds; real seconds."
+        description="Duration for which the entry holds; real seconds."
     )
-    prefill: ScheduledRole | None = entry(None, "Of prefill; null: nothing.")
-    decode: ScheduledRole | None = entry(None, "Of decode; null: nothing.")
-    aggregated: ScheduledRole | None = entry(None, "Of aggregated workers; null: nothing.")
+    prefill: ScheduledRole | None = entry(None, "Bounds of prefill; null: none.")
+    decode: ScheduledRole | None = entry(None, "Bounds of decode; null: none.")
+    aggregated: ScheduledRole | None = entry(None, "Bounds of aggregated workers; null: none.")
 
     rules = (
         Rule(

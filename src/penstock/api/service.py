@@ -76,8 +76,8 @@ class EnvFrom(SpecModel):
 class ScalingConfig(SpecModel):
     """Bounds within which a planner or another autoscaler may set a service's replicas."""
 
-    min_replicas: Replicas = entry(1, "Fewest replicas, 0 to 1000.")
-    max_replicas: Annotated[Integer, Field(ge=1, le=1000)] = entry(8, "Most replicas, 1 to 1000.")
+    min_replicas: Replicas = entry(1, "Minimum replicas, 0 to 1000.")
+    max_replicas: Annotated[Integer, Field(ge=1, le=1000)] = entry(8, "Maximum replicas, 1 to 1000.")
     priority: Annotated[Integer, Field(ge=-1000, le=1000)] = entry(
         0, "Who gets GPUs first when the budget is short; higher first."
     )
@@ -141,7 +141,7 @@ class ServiceSpec(SpecModel):
     liveness_timeout_seconds: WholeSeconds | None = entry(
         None,
         "Real seconds without a healthy answer after which a replica that served is killed and started "
-        "again. null: 60; 600 for real engines, which may stall for minutes and live.",
+        "again. null: 60; 600 for real engines, which can stall for minutes without being dead.",
     )
     termination_grace_period_seconds: Annotated[Integer, Field(ge=0, le=86400)] = entry(
         900, "Seconds that a replica may take to finish its requests when it leaves."
@@ -233,7 +233,7 @@ class ServiceSpec(SpecModel):
 
     @property
     def replica_bounds(self) -> tuple[int, int]:
-        """Fewest and most replicas; both the fixed number where there is no scaling."""
+        """Minimum and maximum replicas; both the fixed number where there is no scaling."""
         if self.scaling is None:
             return self.replicas, self.replicas
         return self.scaling.min_replicas, self.scaling.max_replicas

@@ -77,7 +77,7 @@ class PlannerStatus(SpecModel):
         "Replicas by role that the planner would have of a GPU pool; empty: what the ScalingAdapters ask for.",
     )
     wants_time: str = entry(
-        "", "When it last said so, to the minute, RFC 3339; three minutes later it counts no more."
+        "", "Time of the last bid (RFC 3339, minute resolution); it expires after three minutes."
     )
 
 
@@ -138,8 +138,8 @@ class AdapterStatus(SpecModel):
 
     replicas: Integer = entry(0, "Replicas that exist.")
     ready: Integer = entry(0, "Replicas that pass their probes.")
-    min_replicas: Integer = entry(0, "Fewest replicas that the graph allows.")
-    max_replicas: Integer = entry(0, "Most replicas that the graph allows.")
+    min_replicas: Integer = entry(0, "Minimum replicas that the graph allows.")
+    max_replicas: Integer = entry(0, "Maximum replicas that the graph allows.")
     selector: str = entry("", "Label selector of the replicas, for /scale.")
     last_scale_time: str | None = entry(None, "When replicas last changed; RFC 3339.")
     conditions: tuple[Condition, ...] = entry((), "Facts, each with its reason.")

@@ -62,7 +62,7 @@ async def test_a_renamed_service_serves_until_the_new_one_does(api):
         said = conditions(api)
         assert said["Ready"]["status"] == "True"
         assert said["BudgetRespected"]["message"] == "2 GPUs are in use of 8"
-        assert "decode: goes to 0 replicas" in said["Progressing"]["message"]
+        assert "decode: scaling to 0 replicas" in said["Progressing"]["message"]
         await serve(api, "decoder", "decode")
         assert await look(api, made) == 1.0
         assert leaves(api, "decode-1")
@@ -88,7 +88,7 @@ async def test_other_roles_serve_before_routers_know_them_and_the_old_one_leaves
         await serve(api, "prefill", "prefill")
         await look(api, made)
         assert known() == {"frontend", "worker"}
-        assert "frontend: waits until decode serves" in conditions(api)["Progressing"]["message"]
+        assert "frontend: waiting for decode to become ready" in conditions(api)["Progressing"]["message"]
         await serve(api, "decode", "decode")
         await look(api, made)
         assert known() == {"frontend", "prefill", "decode"}

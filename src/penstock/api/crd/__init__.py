@@ -56,8 +56,8 @@ _ADAPTER_COLUMNS = (
     _column("Graph", ".spec.graph"),
     _column("Service", ".spec.service"),
     _column("Desired", ".spec.replicas", of="integer", about="Desired replicas."),
-    _column("Min", ".status.minReplicas", of="integer", about="Fewest that the graph allows."),
-    _column("Max", ".status.maxReplicas", of="integer", about="Most that the graph allows."),
+    _column("Min", ".status.minReplicas", of="integer", about="Minimum that the graph allows."),
+    _column("Max", ".status.maxReplicas", of="integer", about="Maximum that the graph allows."),
     _column(
         "Limited",
         '.status.conditions[?(@.type=="ScalingLimited")].status',
@@ -102,7 +102,7 @@ _POOL_COLUMNS = (
     _column(
         "Met",
         '.status.conditions[?(@.type=="GuaranteesMet")].status',
-        about="Whether every graph has what it wants of its guarantee.",
+        about="Whether every guarantee is satisfied.",
     ),
     _AGE,
 )

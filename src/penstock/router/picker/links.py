@@ -141,7 +141,7 @@ class Channel(asyncio.Protocol):
             return
         transport.write(frames(outgoing))
         if transport.get_write_buffer_size() > _MAX_BEHIND_BYTES:
-            log.warning("connection to another router ended: it does not read", bytes=_MAX_BEHIND_BYTES)
+            log.warning("peer router stopped reading; connection closed", bytes=_MAX_BEHIND_BYTES)
             transport.abort()
 
 

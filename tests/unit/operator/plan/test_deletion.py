@@ -35,10 +35,10 @@ def test_an_idle_router_is_waited_for_only_by_what_it_needs():
 def test_then_workers_are_drained_and_deleted():
     """A service with living pods drains; one without loses its workload."""
     step = next_step([PREFILL, DECODE, CONFIG], [pod("d", "decode"), pod("p", "prefill", terminating=True)])
-    message = "waits until worker pods have finished their requests: d, p"
+    message = "waiting for worker pods to finish their requests: d, p"
     assert step == DeletionStep(message, (PREFILL,), ("decode",), waits_for_idleness=True)
     ended = pod("r", "router", phase="Failed")
-    assert next_step([DECODE], [ended]) == DeletionStep("deletes the workers", (DECODE,))
+    assert next_step([DECODE], [ended]) == DeletionStep("deleting the workers", (DECODE,))
 
 
 def test_every_deletion_ends():

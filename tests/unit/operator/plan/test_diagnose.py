@@ -66,7 +66,7 @@ NO_MAP = 'configmap "c" not found'
 NO_KEY = "couldn't find key token in Secret serving/hf"
 CANNOT_CREATE = "container worker cannot be created"
 LAST_LOG = "see kubectl logs --previous -c worker"
-REPLACED = "see kubectl describe pod; it is replaced by itself"
+REPLACED = "see kubectl describe pod; it will be replaced automatically"
 SILENT_NODE = "node n1 does not answer"
 CHECK_NODE = "check the node; delete it if it is gone for good"
 FORCE = "check the node and the pod's finalizers, then kubectl delete --force"
@@ -100,9 +100,9 @@ CASES = [
      f"{CANNOT_CREATE}: RunContainerError", "correct env, envFrom or podTemplate of the service"),
     (pod(container=TRACEBACK), Category.CRASH_LOOP,
      "container worker ended with exit code 1: ValueError: no", LAST_LOG),
-    (pod(container=waiting("CrashLoopBackOff")), Category.CRASH_LOOP, "container worker ends again and again", LAST_LOG),
+    (pod(container=waiting("CrashLoopBackOff")), Category.CRASH_LOOP, "container worker is crash-looping", LAST_LOG),
     (pod(container=RESTARTED), Category.CRASH_LOOP, "container worker ended with exit code 2", LAST_LOG),
-    (pod(container=OUT_OF_MEMORY), Category.OUT_OF_MEMORY, "container worker was killed for want of memory",
+    (pod(container=OUT_OF_MEMORY), Category.OUT_OF_MEMORY, "container worker was OOMKilled",
      "raise its memory limit in podTemplate or lower model.contextTokens"),
     (pod(status=EXITED), Category.CRASH_LOOP, "container w ended with exit code 3", "see kubectl logs --previous -c w"),
     (pod(status={"phase": "Failed", "reason": "Evicted", "message": "low on disk"}), Category.EVICTED,
@@ -116,8 +116,8 @@ CASES = [
      "check the node; its pods are replaced after five minutes"),
     (on_deleted_node(pod(status=conditions(("Ready", "True", {})))), Category.NODE_LOST, "node n1 was deleted",
      "its pods are replaced once Kubernetes misses their node, after about 40 s"),
-    (pod(metadata=OVERDUE), Category.TERMINATING_STUCK, "was deleted on node n1 and does not go", FORCE),
-    (pod(metadata=OVERDUE, spec={"nodeName": ""}), Category.TERMINATING_STUCK, "was deleted and does not go", FORCE),
+    (pod(metadata=OVERDUE), Category.TERMINATING_STUCK, "is still terminating on node n1", FORCE),
+    (pod(metadata=OVERDUE, spec={"nodeName": ""}), Category.TERMINATING_STUCK, "is still terminating", FORCE),
     (pod(spec=BUDGET), Category.WAITING_FOR_BUDGET, "waits for GPUs of the budget",
      "raise planner.maxGpuBudget, or its pool's GPUs, or scale another service down"),
     (pod(spec=QUOTA), Category.UNSCHEDULABLE, "is held by scheduling gate quota",

@@ -129,7 +129,7 @@ def test_a_guarantee_that_waits_names_who_gives_back():
     status = pool_status(POOL, members, found, ["x"], old=None, generation=7, now_s=500.0)
     said = {each["type"]: each["message"] for each in status["conditions"]}
     assert said["GuaranteesMet"] == "a lacks 2 of 2 GPUs; b gives back 3"
-    assert said["CeilingRespected"] == "7 of 6 GPUs are held; no worker starts until enough have ended"
+    assert said["CeilingRespected"] == "7 of 6 GPUs are held; no new workers start until enough workers exit"
     assert said["Valid"] == "x"
     lowered, text = moved(shares, found, "GpuPool shared")["b"]
     assert (lowered, text) == (True, "GpuPool shared grants 4 GPUs in place of 6; a wants them")
@@ -207,13 +207,13 @@ KEPT = {"a": Share(3, 1, 3), "b": Share(2, 1, 2)}
     [
         (PoolNodes(8, "2 nodes offer 8 GPUs", 4), 6, 8, 4, "2 nodes offer 8 GPUs"),
         (PoolNodes(0, "no GPUs", 8), 6, 0, 8, "no GPUs"),
-        (PoolNodes(None, "away"), 6, 6, 0, "away; the 6 GPUs that were counted last count"),
+        (PoolNodes(None, "away"), 6, 6, 0, "away; using the last known count of 6 GPUs"),
         (
             PoolNodes(None, "away"),
             None,
             5,
             0,
-            "away; they were never counted, so its graphs keep what they hold and gain nothing; correct that, or write spec.gpus",
+            "away; the GPUs were never counted, so the graphs keep what they hold and gain nothing; correct the cause, or set spec.gpus",
         ),
     ],
 )  # fmt: skip
@@ -348,7 +348,7 @@ def test_a_bid_is_for_what_adapters_ask_for_or_the_planner_wants_if_that_is_more
 def test_a_graph_hears_that_its_own_budget_bounds_it(planner, wanted, told):
     """As one of the former default does that the API server had written; with the remedy."""
     said = own_bound({"spec": {"planner": planner}}, wanted=wanted, pool_gpus=64)
-    text = "its planner.maxGpuBudget 8 bounds it, not the pool's 64; remove that key to let the pool alone bound it"
+    text = "limited by planner.maxGpuBudget (8), below the pool's 64; remove the key to use the pool's limit"
     assert said == (text if told else "")
 
 

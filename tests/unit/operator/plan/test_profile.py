@@ -94,9 +94,7 @@ def test_last_words_are_the_newest_pods():
     assert last_words([late, early]).endswith("the end")
     assert len(last_words([late])) < 900
     assert last_words([]) == "no pod of it left a word"
-    assert last_words([ended(137, reason="OOMKilled")]).startswith(
-        "its container was killed for want of memory"
-    )
+    assert last_words([ended(137, reason="OOMKilled")]).startswith("its container was OOMKilled")
     assert last_words([ended(3)]) == "exit code 3"
 
 

@@ -62,8 +62,8 @@ def test_a_graph_at_rest():
     serving = "ready replicas: router 2, prefill 1, decode 2"
     assert condition_results(REST) == (
         ConditionResult(BUDGET_RESPECTED, True, "WithinBudget", "3 GPUs are in use of 8"),
-        ConditionResult(DEGRADED, False, "Healthy", "no pod is in trouble"),
-        ConditionResult(PROGRESSING, False, "Stable", "everything is as wanted"),
+        ConditionResult(DEGRADED, False, "Healthy", "all pods are healthy"),
+        ConditionResult(PROGRESSING, False, "Stable", "all services match the spec"),
         ConditionResult(READY, True, "Serving", serving),
         ConditionResult(SCHEDULABLE, True, "Scheduled", "every pod has a node"),
     )
@@ -105,7 +105,7 @@ def test_a_graph_that_went_to_zero_is_ready_for_the_request_that_wakes_it():
         "decode": replace(DECODE, **gone),
     }
     asleep = replace(REST, services=services, is_woken=True)
-    words = "no replica of prefill, decode is wanted: the next request brings them back"
+    words = "prefill, decode are scaled to zero; the next request starts them"
     assert results(asleep)[READY] == (True, "ScaledToZero", words)
     assert results(asleep)[PROGRESSING][:2] == (False, "Stable")
     assert results(asleep)[DEGRADED][0] is False
@@ -129,8 +129,8 @@ def leaving(number):
         (leaving(1), "Draining", "decode: 1 of its replicas is leaving"),
         (leaving(2), "Draining", "decode: 2 of its replicas are leaving"),
         ({"target": 3}, "Scaling", "decode: 2 of 3 replicas are ready"),
-        ({"desired": 3}, "Scaling", "decode: goes to 2 replicas"),
-        ({"target": 1}, "Scaling", "decode: goes to 1 replicas"),
+        ({"desired": 3}, "Scaling", "decode: scaling to 2 replicas"),
+        ({"target": 1}, "Scaling", "decode: scaling to 1 replicas"),
     ],
 )
 def test_progress_says_what_is_under_way(changes, reason, message):
@@ -155,7 +155,7 @@ def test_degraded_names_the_worst():
 
 def test_the_budget_is_judged_by_what_exists():
     """Over, within, or none at all."""
-    over = "3 GPUs are in use, the budget is 2; no worker starts until enough have ended"
+    over = "3 GPUs are in use, the budget is 2; no new workers start until enough workers exit"
     assert results(replace(REST, budget=2))[BUDGET_RESPECTED] == (False, "OverBudget", over)
     none = "3 GPUs are in use; there is no ceiling"
     assert results(replace(REST, budget=None))[BUDGET_RESPECTED] == (True, "NoBudget", none)
