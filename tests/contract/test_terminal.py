@@ -97,6 +97,7 @@ INVOCATIONS = {
     "planner memory export": ["--log-dir", "ledger.jsonl", "out.json"],
     "planner memory from-trace": [EVIL, "out.json", "--manifest", "graph.yaml"],
     "planner memory reset": ["--log-dir", EVIL],
+    "restart": [EVIL],
     "make-model": ["graph.yaml"],
     "engine serve": [EVIL, "--profile", EVIL],
     "engine profiles": [EVIL],

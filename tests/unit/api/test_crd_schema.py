@@ -55,7 +55,10 @@ def test_keys_of_a_local_planner_are_none_of_the_clusters():
 
 
 def test_the_few_defaults_that_are_stored():
-    """Those whose change a rule forbids, and the number of /scale; no budget, which would count inside a pool."""
+    """Those whose change a rule forbids, the number of /scale, and that no operator has observed a new object.
+
+    No budget is among them: it would count inside a pool.
+    """
 
     def stored(schema, path=""):
         for key, value in schema.get("properties", {}).items():
@@ -65,6 +68,7 @@ def test_the_few_defaults_that_are_stored():
     assert set(stored(openapi(GraphDeployment))) == {
         ".spec.runtime",
         ".spec.operatorClass",
+        ".status",
     }
     assert set(stored(openapi(ScalingAdapter))) == {".spec.replicas"}
 

@@ -37,7 +37,7 @@ async def served_serial(port):
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         context.set_alpn_protocols(["h2"])
         with (
-            socket.create_connection(("127.0.0.1", port), timeout=30) as plain,
+            socket.create_connection(("127.0.0.1", port)) as plain,
             context.wrap_socket(plain) as wrapped,
         ):
             return x509.load_der_x509_certificate(wrapped.getpeercert(binary_form=True)).serial_number
