@@ -389,6 +389,8 @@ class StreamRecord:
     def _has_cut(self) -> bool:
         """Return whether the text can be cut at an event of the second run: what was held back has come, no white space."""
         second, end = self._runs[1], self._held
+        if second.characters + end >= self.characters:
+            return False
         shown = "".join(chain.from_iterable(each.texts for each in islice(self._runs, 1, None)))
         for text in second.texts:
             end += len(text)
