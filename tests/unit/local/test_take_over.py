@@ -92,6 +92,10 @@ class Launcher:
         """Take charge."""
         self._processes[name] = process
 
+    def rename(self, name, after):
+        """Know it by another name."""
+        self._processes[after] = self._processes.pop(name)
+
     def send(self, name, number):
         """End the process by whatever signal."""
         self._machine.step()
@@ -140,6 +144,7 @@ def machine_that_dies_at(monkeypatch, state_folder):
         machine = Machine(step)
         monkeypatch.setattr(liveness, "identify", machine.alive.get)
         monkeypatch.setattr(liveness, "group_of", machine.group)
+        monkeypatch.setattr(liveness, "holds_port", lambda process, _port: bool(machine.group(process)))
         monkeypatch.setattr(
             liveness,
             "family_pids",
@@ -205,6 +210,15 @@ async def switching_story(store: Store, machine: Machine, living: dict[str, int]
         await ticks(supervisor, store, until=is_settled)
 
 
+async def renewing_story(store: Store, machine: Machine, living: dict[str, int]) -> None:
+    """Restart the router; the worker is to live on."""
+    supervisor = Supervisor(store, Launcher(machine), store.read())
+    await ticks(supervisor, store, until=is_settled)
+    living["n_decode"] = store.read().entries["n_decode"].pid
+    store.update(lambda state: (state.change("n_frontend", renew=True), None))
+    await ticks(supervisor, store, until=lambda state: is_settled(state) and len(machine.started) == 3)
+
+
 async def killed_at(machine: Machine, state: StateFile, story: Story = story) -> StateFile:
     """Live through the story with its kill; return the file that the successor leaves, having checked who lives on."""
     store = Store(StateStore.of("n").path)
@@ -262,3 +276,22 @@ async def test_no_kill_of_the_arbiter_loses_a_worker_that_switches_or_empties_a_
         assert {entry.role for entry in entries.values()} == {"prefill", "decode"}, step
         assert {entry.state for entry in entries.values()} == {EntryState.READY}, step
     assert roles == {"prefill", "decode"}
+
+
+async def test_no_kill_of_the_arbiter_leaves_a_restart_of_the_router_half_done(
+    machine_that_dies_at, state_of, entry_of
+):
+    """Whatever step the kill falls on: one router serves in the end, the one before it has ended, and no entry is left of it."""
+    state = state_of("n", gpus=1).with_entry("n_decode", entry_of("decode", "decode", gpus=(0,)))
+    router = entry_of("frontend", "router", ports={"port": 8000}, health_path="/health")
+    state = state.with_entry("n_frontend", router)
+    whole = machine_that_dies_at(0)
+    after = await killed_at(whole, state, renewing_story)
+    assert [name for name, _ in whole.started] == ["n_decode", "n_frontend", "n_frontend"]
+    assert after.entries["n_frontend"].pid == whole.started[-1][1].pid
+    for step in range(1, whole.steps + 1):
+        machine = machine_that_dies_at(step)
+        entries = (await killed_at(machine, state, renewing_story)).entries
+        assert set(entries) == {"n_decode", "n_frontend"}, step
+        assert {entry.pid for entry in entries.values()} == {one.pid for one in machine.children()}, step
+        assert {(entry.state, entry.renew) for entry in entries.values()} == {(EntryState.READY, False)}, step
