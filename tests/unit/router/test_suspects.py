@@ -324,3 +324,16 @@ def test_a_request_is_alone_where_it_was_at_a_death():
         assert suspicion.alone_at == alone_at
     suspicion.clear()
     assert suspicion.alone_at == ()
+
+
+def test_a_worker_that_is_back_before_a_check_misses_it_may_die_again():
+    """After a failure it takes no suspect until it answers a check, or five seconds have passed without news of its end."""
+    suspicion, fleet = Suspicion(), Fleet(1, [], [])
+    (worker,) = fleet.core.pool
+    suspicion.was_at(worker)
+    worker.failed(0.0, "broke off", probe=False, proven=True, openings=0)
+    assert [worker.may_be_gone(now_s) for now_s in (0.0, 4.9, 5.0)] == [True, True, False]
+    worker.is_there()
+    assert not worker.may_be_gone(0.1)
+    suspicion.was_at(worker)
+    assert suspicion.alone_at == (Role.AGGREGATED,)

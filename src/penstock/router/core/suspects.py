@@ -36,11 +36,11 @@ ALONE: Final = "alone: it was on workers that died"
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The end of a worker at which a request was present; ``outages`` are those that were known of it by then."""
+    """The end of a worker at which a request was present; ``life`` tells a worker that came back from one that is still dead."""
 
     worker: str
     role: Role
-    outages: int
+    life: tuple[int, int]
 
 
 class Suspicion:
@@ -64,7 +64,7 @@ class Suspicion:
 
     def was_at(self, worker: Worker) -> None:
         """Record that a worker died on which it ran; once, though it was sent there again before that was known."""
-        death = Death(worker.name, worker.spec.role, worker.outages)
+        death = Death(worker.name, worker.spec.role, (worker.outages, worker.recoveries))
         if death not in self.deaths:
             self.deaths = (*self.deaths, death)
 

@@ -113,8 +113,9 @@ class Worker(WorkerLoad):
         has_answered: Something of an answer that was right, since its last failure.
         has_ever_answered: It has answered, in this process or in one before under the same name.
         fell_s: When it failed after it had answered; None: it has not, since its process began or its health came back.
-        failed_at: When a request last failed there, and the outages by then; None: none has.
+        failed_at: When a request last failed there, and the outages by then; None: none has since it was seen to be there.
         outages: How often it was seen to be gone: a new process, no health, not ready, dropped without a drain.
+        recoveries: How often it was seen to be there after a failure.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class Worker(WorkerLoad):
         self.has_ever_answered = False
         self.fell_s: float | None = None
         self.failed_at: tuple[float, int] | None = None
-        self.outages = 0
+        self.outages = self.recoveries = 0
         self.speed = SpeedCounts()
         self._is_kept = False
 
@@ -159,9 +160,7 @@ class Worker(WorkerLoad):
 
     @health_problem.setter
     def health_problem(self, problem: str | None) -> None:
-        if problem is None:
-            self.fell_s = None
-        elif self._health_problem is None:
+        if problem is not None and self._health_problem is None:
             self.outages += 1
         self._health_problem = problem
         self._touched()
@@ -196,6 +195,12 @@ class Worker(WorkerLoad):
     def is_failing(self) -> bool:
         """Whether as many of its last requests failed as open a circuit; it may still be in use."""
         return self.breaker.is_failing or self.loses_transfers
+
+    def is_there(self) -> None:
+        """Record a healthy answer that was asked for after its last failure: it lives, or lives again."""
+        if self.failed_at is not None:
+            self.failed_at = self.fell_s = None
+            self.recoveries += 1
 
     def may_be_gone(self, now_s: float) -> bool:
         """Return whether a request has just failed there, and it is not known yet whether the worker died with it."""

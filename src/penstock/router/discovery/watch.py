@@ -181,6 +181,7 @@ class WorkerWatch:
 
     async def check(self, worker: Worker) -> None:
         """Check one worker once and record what it says."""
+        failures = worker.failures
         try:
             problem = await self._health_problem(worker)
         except SaturatedError as exc:
@@ -191,6 +192,8 @@ class WorkerWatch:
         if not self._is_known(worker):
             return
         was = worker.health_problem
+        if problem is None and worker.failures == failures:
+            worker.is_there()
         if problem is None:
             worker.failed_checks = 0
             if self._pairs_by_version and not worker.is_version_read:
