@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from placement import arrival, placement, send
 
+from penstock.api import Tier, TiersConfig
 from penstock.router.policy.policies import MinTtft, PrefixCost
 from penstock.router.policy.routing_policy import Arrival, PrefillThroughput, WorkerLoad
 
@@ -38,6 +39,33 @@ def test_the_next_prompt_begins_at_the_end_of_the_one_before():
     queues = busy(tokens=(8000, 4000))
     queues.prefilled(0, 1.0, measured=False)
     assert queues.workers.load_of("a", 1.1)[0] == 3000
+
+
+@pytest.mark.parametrize(("now_s", "left"), [(0.0, 12_000), (0.3, 9000), (5.0, 4000)])
+def test_what_a_worker_has_not_computed_has_no_blocks_in_its_reading(now_s, left):
+    """All of both prompts but the part of the first that should be computed; nothing of a worker that is not known."""
+    queues = busy()
+    assert queues.uncomputed_tokens("a", now_s) == left
+    assert queues.uncomputed_tokens("other", now_s) == 0
+
+
+@pytest.mark.parametrize(
+    ("running", "asking", "before"),
+    [
+        ((Tier.STANDARD, Tier.BACKGROUND), Tier.PREMIUM, 8000),
+        ((Tier.STANDARD, Tier.BACKGROUND), Tier.STANDARD, 8000),
+        ((Tier.STANDARD, Tier.BACKGROUND), Tier.BACKGROUND, 12_000),
+        ((Tier.BACKGROUND, Tier.STANDARD), Tier.PREMIUM, 8000),
+        ((Tier.BACKGROUND, Tier.STANDARD), Tier.STANDARD, 12_000),
+        ((Tier.PREMIUM, Tier.PREMIUM), Tier.SYSTEM, 8000),
+    ],
+)
+def test_a_request_overtakes_the_prompts_of_lower_tiers_in_the_engine(running, asking, before):
+    """All but the one that is being computed, of 8,000 tokens, the first; the second has 4,000."""
+    queues = placement(PrefixCost(), ("a",), tokens_per_s=10_000.0, tiers=TiersConfig(enabled=True))
+    for item, (tier, count) in enumerate(zip(running, (8000, 4000), strict=True)):
+        send(queues, item, arrival(item, tokens=count, tier=tier))
+    assert queues.workers.eligible["a"].pending_for(arrival(9, tokens=10, tier=asking)) == before
 
 
 @pytest.mark.parametrize(("is_computed", "computed", "held"), [(True, 8000, 1), (False, 0, 0)])
