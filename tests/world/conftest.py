@@ -300,8 +300,27 @@ class Watch(threading.Thread):
             self.problems.append(f"{where}: GPUs {sorted(ids)} with a budget of {self._budget}")
 
 
+class Kept:
+    """A connection that one client keeps from request to request, for as long as the server lets it."""
+
+    def __init__(self) -> None:
+        self._open: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def open(self, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Return the connection, opened anew where there is none."""
+        if self._open is None:
+            self._open = await asyncio.open_connection("127.0.0.1", port)
+        return self._open
+
+    def close(self) -> None:
+        """Close it; the next request opens another."""
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None
+
+
 class Stream:
-    """One streamed completion over a connection of its own, read without any of the product's code."""
+    """One streamed completion, over a connection of its own unless the client keeps one, read without any of the product's code."""
 
     def __init__(self, port: int, prompt: str, tokens: int, *, model: str = "m", tier: str = "") -> None:
         self.tokens = tokens
@@ -329,25 +348,32 @@ class Stream:
             and self.usage.get("completion_tokens") == self.tokens
         )
 
-    async def read(self) -> None:
-        """Send the request and read to the end."""
+    async def read(self, kept: Kept | None = None) -> None:
+        """Send the request, on the kept connection if there is one, and read to the end."""
         body = json.dumps(self._body).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n{self._tier}connection: close\r\n\r\n"
+        end = "connection: close\r\n" if kept is None else ""
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n{self._tier}{end}\r\n"
+        connection = Kept() if kept is None else kept
         try:
             async with asyncio.timeout(LIMIT_S):
-                reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+                reader, writer = await connection.open(self._port)
                 sent_s = time.monotonic()
                 writer.write(head.encode() + body)
                 status = (await reader.readline()).decode().strip()
                 self.problem = f"no end after {status!r}"
-                at_s = sent_s
+                is_last, at_s = kept is None or " 200 " not in status, sent_s
                 while line := await reader.readline():
                     self.longest_gap_s = max(self.longest_gap_s, time.monotonic() - at_s)
                     at_s = time.monotonic()
                     self._take(line.strip())
-                writer.close()
+                    is_last = is_last or line.lower() == b"connection: close\r\n"
+                    if line == b"0\r\n" and not is_last:  # the last chunk
+                        await reader.readline()
+                        return
+            connection.close()
         except (OSError, TimeoutError) as exc:
             self.problem = repr(exc)
+            connection.close()
 
     def _take(self, line: bytes) -> None:
         if line == b"data: [DONE]":
@@ -390,6 +416,12 @@ def eventually_fixture() -> Callable[..., Any]:
 def free_port_fixture() -> Callable[[], int]:
     """Return what chooses a port that nobody else gets."""
     return reserved_port
+
+
+@pytest.fixture
+def kept_connection() -> type[Kept]:
+    """Return the maker of a connection that a client keeps."""
+    return Kept
 
 
 @pytest.fixture

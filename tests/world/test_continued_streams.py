@@ -115,9 +115,28 @@ def _up(world, graph):
     return count, "m"
 
 
+async def _ask(stream_of, first, kept, until_s, note):
+    """Ask one stream after the other until the time is over, on the kept connection if there is one."""
+    for number in itertools.count(first):
+        if time.monotonic() > until_s:
+            break
+        one = stream_of(number)
+        await one.read(kept)
+        note(one, number)
+    if kept is not None:
+        kept.close()
+
+
+def _outcome(one, undisturbed):
+    """Return what came of a stream."""
+    if not one.is_complete:
+        return f"lost: {one.problem or one.usage}"
+    return "right" if one.text == undisturbed.text else "wrong"
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("graph", GRAPHS)
-async def test_minutes_of_kills_and_drains_cost_no_stream(world, stream, graph):
+async def test_minutes_of_kills_and_drains_cost_no_stream(world, stream, kept_connection, graph):
     """One fault after another under streams: none is lost, no token is lost, wrong or doubled; only the faults differ."""
     count, model = _up(world, graph)
     undisturbed = [stream(prompt(number), 200, model=model) for number in range(PROMPTS)]
@@ -125,16 +144,18 @@ async def test_minutes_of_kills_and_drains_cost_no_stream(world, stream, graph):
     assert all(each.is_complete for each in undisturbed)
     until_s, found, faults = time.monotonic() + CHAOS_S, Counter(), Counter()
 
+    def one_of(number):
+        return stream(prompt(number % PROMPTS), 200, model=model)
+
     async def ask(first):
-        for number in itertools.count(first):
-            if time.monotonic() > until_s:
-                return
-            one = stream(prompt(number % PROMPTS), 200, model=model)
-            await one.read()
-            if not one.is_complete:
-                found[f"lost: {one.problem or one.usage}"] += 1
-            else:
-                found["right" if one.text == undisturbed[number % PROMPTS].text else "wrong"] += 1
+        kept = kept_connection() if first % 2 else None
+        await _ask(
+            one_of,
+            first,
+            kept,
+            until_s,
+            lambda one, number: found.update([_outcome(one, undisturbed[number % PROMPTS])]),
+        )
 
     async def disturb():
         for fault in itertools.cycle(GRAPHS[graph]):
