@@ -230,7 +230,7 @@ class Dashboard:
             write()
         except OSError as exc:
             self._is_stopped = True
-            log.warning("dashboard stopped; planning goes on", error=repr(exc))
+            log.warning("dashboard stopped; planning continues", error=repr(exc))
 
 
 def _run_now(work: Callable[[], object]) -> None:

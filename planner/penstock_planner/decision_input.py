@@ -91,8 +91,9 @@ def _recorded(config: DecideConfig, named: str | None, read: ReadProfile) -> Dec
         return replace(config, performance=read(named))
     if config.mode == Mode.SLA and config.performance is None:
         raise ConfigError(
-            "the record is of mode sla and has no performance profile, which the ledger's header holds; take it with"
-            " `penstock planner explain --id ID --json`, or give --profile"
+            "the record is of mode sla and lacks the performance profile, which is in the ledger's "
+            "header; print the record with `penstock planner explain --id ID --json`, or give "
+            "--profile"
         )
     return config
 
@@ -112,7 +113,8 @@ def _config(
         return options.decide_config(performance=read(named))
     if inline is None:
         raise ConfigError(
-            "mode sla plans by a performance profile: give it as `performance:`, its file as config.profile, or --profile"
+            "mode sla needs a performance profile: give it as `performance:`, its file as "
+            "config.profile, or --profile"
         )
     return options.decide_config(
         performance=read_profile(orjson.dumps(inline).decode(), origin="performance")

@@ -41,8 +41,8 @@ class DemandForecast:
     def __str__(self) -> str:
         can = "unknown" if self.supply_tokens_per_s is None else f"{self.supply_tokens_per_s:,.0f}"
         return (
-            f"{self.tokens_per_s:,.0f} uncached tokens/s in {self.horizon_s:.0f} s; {can} is what"
-            f" {count_of(self.workers, 'worker')} can compute"
+            f"{self.tokens_per_s:,.0f} uncached tokens/s in {self.horizon_s:.0f} s; "
+            f"{count_of(self.workers, 'worker')} can compute {can}"
         )
 
 

@@ -42,7 +42,7 @@ def select(
         if not chosen:
             known = [record["decision"]["id"] for record in decisions]
             there = f"{known[0]} to {known[-1]}" if known else "none"
-            raise ConfigError(f"--id: no decision {decision_id!r} in the ledger; there is {there}")
+            raise ConfigError(f"--id: no decision {decision_id!r}; the ledger holds {there}")
     else:
         wanted = decisions if with_unchanged else [each for each in decisions if is_change(each)]
         chosen = (wanted or decisions[-1:])[-last:]
@@ -76,7 +76,7 @@ def held_in_words(ledger: LedgerFile) -> str:
     count = _sequence(newest) - since
     sentences = "; ".join(role["sentence"] for role in newest["decision"]["roles"])
     at_s = newest["at_s"] - newest["origin_s"]
-    return f"decisions since without a change: {count:,}, the newest at {at_s:,.0f} s: {sentences}"
+    return f"{count:,} decisions since then changed nothing; the newest at {at_s:,.0f} s: {sentences}"
 
 
 def in_words(record: Record) -> str:
@@ -91,7 +91,7 @@ def in_words(record: Record) -> str:
     lines = [f"{decision['id']}  {record['kind']} at {elapsed_s:.0f} s, {pulls}{gpus}{mode}"]
     lines += [f"  {line}" for line in (_grant(record), _demand(record), _supply(record)) if line]
     if not decision["roles"]:
-        lines.append("  nothing could be observed")
+        lines.append("  no observations")
     for role in decision["roles"]:
         lines.append(f"  {role['sentence']}  [{role['reason']}]")
         forecast = forecast_of((step["name"], step["inputs"]) for step in role["steps"])
@@ -124,7 +124,9 @@ def _demand(record: Record) -> str:
     period_s = sum(each["period_s"] for each in known)
     rejected = sum(each["refused"] + each["timed_out"] for each in known)
     oldest_s = known[-1]["oldest_wait_s"]
-    waiting = f"{known[-1]['waiting']:.0f} wait" + (f", the oldest for {oldest_s:.1f} s" if oldest_s else "")
+    waiting = f"{known[-1]['waiting']:.0f} waiting" + (
+        f", the oldest for {oldest_s:.1f} s" if oldest_s else ""
+    )
     return (
         f"demand {sum(each['arrivals'] for each in known) / period_s:.3g} requests/s, "
         f"{sum(each['uncached_tokens'] for each in known) / period_s:,.0f} uncached tokens/s; "
@@ -148,9 +150,24 @@ def _supply(record: Record) -> str:
 
 
 def _step(step: dict[str, Any]) -> str:
-    inputs = " ".join(f"{key}={_number(value)}" for key, value in step["inputs"].items())
+    inputs = " ".join(f"{key}={_input(key, value)}" for key, value in step["inputs"].items())
     threshold = "" if step["threshold"] is None else f" against {_number(step['threshold'])}"
-    return f"    {step['name']:<12} {inputs}{threshold} => {step['outcome']}"
+    return f"    {step['name']:<12} {inputs}{threshold} => {_outcome(step)}"
+
+
+_SHRINK_CHECKS = frozenset({"idle", "tried", "projected_work", "projected_kv", "itl_after"})
+
+
+def _outcome(step: dict[str, Any]) -> str:
+    """Return a step's outcome; one of these checks can only allow a role to shrink, because all must agree to that."""
+    outcome: str = step["outcome"]
+    return f"allows {outcome}" if outcome == "shrink" and step["name"] in _SHRINK_CHECKS else outcome
+
+
+def _input(key: str, value: Any) -> str:
+    """Return an input as shown; requests are counted with a decay, and shown as a whole number."""
+    is_count = key == "requests" and isinstance(value, float) and value >= 1
+    return f"{value:,.0f}" if is_count else _number(value)
 
 
 def _number(value: Any) -> str:

@@ -112,7 +112,7 @@ class FileThread:
             if now_used_s != used_s:
                 used_s, since_s = now_used_s, now_s
             elif now_s - since_s >= LATE_S:
-                log.warning("files of the planner not finished: the disk does not answer", waited_s=LATE_S)
+                log.warning("files of the planner not finished: the disk does not respond", waited_s=LATE_S)
                 return False
             if now_s >= until_s:
                 log.warning("files of the planner not finished in time", left=self._works.qsize())
@@ -137,7 +137,7 @@ def _run(work: Callable[[], object]) -> None:
     try:
         work()
     except Exception as exc:  # noqa: BLE001 - root of the thread, which others need
-        log.warning("the planner is not shown: a write failed", error=repr(exc))
+        log.warning("the dashboard is not updated: a write failed", error=repr(exc))
 
 
 class FileObservers:
@@ -291,7 +291,11 @@ class SnapshotWriter:
         while now_s - drops[1][0] > DROPPED_SHOWN_S:
             drops.popleft()
         number = total - drops[0][1]
-        return [f"{number} ticks of the last minute are not shown: writing takes too long"] if number else []
+        return (
+            [f"{number} ticks of the last minute are missing from the dashboard: writing takes too long"]
+            if number
+            else []
+        )
 
 
 def _shown(decision: Decision, at_s: float | None, wall_s: float | None) -> dict[str, Any]:

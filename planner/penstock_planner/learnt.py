@@ -79,7 +79,7 @@ def learnt(folder: Path) -> Learnt:
     newest = next((record for record in reversed(records) if "state" in record), None)
     if newest is None:
         raise LedgerFileError(
-            f"{folder}: holds no state of a planner; give the --log-dir of one that has run"
+            f"{folder}: does not hold a planner's state; give the --log-dir of a planner that has run"
         )
     try:
         state, model = from_plain(PlannerState, newest["state"]), header["served_model_name"]
@@ -92,7 +92,8 @@ def learnt(folder: Path) -> Learnt:
         ) from exc
     if "adaptive" not in memory:
         raise ConfigError(
-            f"{folder}: mode {config.mode} has learnt nothing there; modes adaptive and sla learn, from their first decision on"
+            f"{folder}: mode {config.mode} has not learnt anything; modes adaptive and sla learn from "
+            "their first decision on"
         )
     pulls = newest.get("window", {}).get("pulls", ())
     pools = pulls[-1]["pools"] if pulls else {}
@@ -125,20 +126,20 @@ def memory_in_words(remembered: Memory, gpus_of: Mapping[Role, int]) -> list[str
     entry = Role.PREFILL if Role.PREFILL in gpus_of else Role.AGGREGATED
     for role, gpus in gpus_of.items():
         startup_s, speed = memory.of(role).startup_s, memory.work.tokens_per_s
-        words = ["start-up not seen" if startup_s is None else f"start-up {startup_s:,.0f} s"]
+        words = ["start-up time not observed" if startup_s is None else f"start-up time {startup_s:,.0f} s"]
         if role is entry:
             words.append(
-                "throughput not known" if speed is None else f"{speed:,.0f} prompt tokens/s of a worker"
+                "throughput not known" if speed is None else f"{speed:,.0f} prompt tokens/s per worker"
             )
         past = memory.hindsight.get(role, Hindsight())
         floor = hindsight.in_words(past, gpus)
-        words.append(floor or f"too few requests in {past.seen_s / 3600:.1f} h for a floor")
+        words.append(floor or f"too few requests in {past.seen_s / 3600:.1f} h to choose a floor")
         lines.append(f"{role.value}: {'; '.join(words)}")
     if "sla" in remembered:
         sla = SlaMemory.read(remembered)
         ratios = {"prefill": sla.prefill, "TTFT": sla.ttft, "ITL": sla.itl}
         words = [f"{name} {each.observed_s / each.expected_s:.2f}" for name, each in ratios.items()]
-        lines.append(f"seen times as a multiple of the profile's: {', '.join(words)}")
+        lines.append(f"observed times as a multiple of the profile's: {', '.join(words)}")
     return lines
 
 
@@ -165,9 +166,9 @@ def former_run_in_words(left: Remembered, folder: str | Path, now_s: float) -> s
     what += f"; {left.learnt_from})" if left.learnt_from else ")"
     if not left.is_taken:
         differs = _differing(left.learns_from, left.learnt_from)
-        return f"the planner does not take {what}: this graph differs" + (f" in {differs}" if differs else "")
+        return f"the planner does not use {what}: this graph differs" + (f" in {differs}" if differs else "")
     reset_by = f"penstock planner memory reset --log-dir {folder}"
-    return f"the planner goes on with {what}; to begin anew, stop it and run `{reset_by}`"
+    return f"the planner continues with {what}; to start afresh, stop it and run `{reset_by}`"
 
 
 def _differing(now: str, then: str) -> str:
@@ -203,7 +204,7 @@ def start_from(options: PlannerOptions, graph: GraphDeployment | None) -> Memory
     path = Path(options.memory).expanduser()
     if not path.exists() and (options.log_folder() / FILE_NAME).exists():
         # A planner that restarts must not end for a file that it took up long ago.
-        log.warning("--memory is not there: only the ledger is taken up", path=str(path))
+        log.warning("--memory does not exist: only the ledger is used", path=str(path))
         return {}
     return memory_in(read_text(path), f"--memory: {path}", options, graph)
 
@@ -305,7 +306,7 @@ def reset(folder: Path) -> None:
     try:
         history = restore(ledger.tail(), config_from(header["config"]))
         if history is None:
-            raise ConfigError(f"{folder}: the ledger begins nowhere; there is nothing to forget")
+            raise ConfigError(f"{folder}: the ledger has no header; there is nothing to discard")
         # A resumed header, as a restart writes it: the current interval and requested changes continue.
         forgetting = {
             **header,

@@ -260,7 +260,7 @@ def _parse(line: bytes, path: Path, number: int) -> Record:
         record = orjson.loads(line)
     except orjson.JSONDecodeError as exc:
         remedy = (
-            "this is no ledger; give the planner's --log-dir, or its ledger.jsonl"
+            "this is not a ledger; give the planner's --log-dir, or its ledger.jsonl"
             if number == 1
             else "restore the line from a backup or delete it"
         )

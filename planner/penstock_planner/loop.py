@@ -218,7 +218,7 @@ class PlannerLoop:
         try:
             self._ledger.append(record, durable=True)
         except LedgerError as exc:
-            log.error("decision not recorded, so not taken", decision_id=decision.id, error=str(exc))  # noqa: TRY400 - no bug of ours
+            log.error("decision not recorded, so not applied", decision_id=decision.id, error=str(exc))  # noqa: TRY400 - no bug of ours
             return False
         self._written, self._held = (says, self._ledger.errors), 0
         return True
@@ -232,7 +232,7 @@ class PlannerLoop:
                 self._observed = await self._target.observe()
         except (PenstockError, TimeoutError) as exc:
             if not self._is_target_unavailable:
-                log.warning("backend cannot be read: nothing is decided", error=str(exc) or "timed out")
+                log.warning("backend cannot be read: no decisions are made", error=str(exc) or "timed out")
             self._is_target_unavailable = True
             return None
         self._is_target_unavailable = False
@@ -284,7 +284,7 @@ class PlannerLoop:
             async with asyncio.timeout(TARGET_TIMEOUT_S):
                 await request
         except (PenstockError, TimeoutError) as exc:
-            return str(exc) or f"no answer in {TARGET_TIMEOUT_S:g} s"
+            return str(exc) or f"no answer within {TARGET_TIMEOUT_S:g} s"
         return None
 
     # -- observers ------------------------------------------------------------------------------------

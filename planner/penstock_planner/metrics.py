@@ -88,7 +88,7 @@ async def serve(
         if request.path == "/metrics":
             responder.send(200, metrics.page(), content_type=CONTENT_TYPE_LATEST)
         elif request.path not in states:
-            message = "path: only /metrics, /healthz and /readyz are here"
+            message = "path: only /metrics, /healthz and /readyz are served"
             responder.send(404, error_body(message, code="not_found"))
         else:
             problem, code = states[request.path]

@@ -79,24 +79,24 @@ class PlannerOptions(BaseModel):
     )
 
     namespace: Annotated[str, Field(min_length=1)] = Field(
-        "dynamo", description="Namespace that the planner looks at; locally, the statefile's name."
+        "dynamo", description="Namespace of the graph; locally, the name of its statefile."
     )
-    environment: Environment = Field(Environment.LOCAL, description="Backend to scale.")
+    environment: Environment = Field(Environment.LOCAL, description="Backend that runs the workers.")
     served_model_name: Annotated[str, Field(min_length=1)] = Field(
-        "vllm", description="Model whose series are read from Prometheus."
+        "vllm", description="Model name in the series read from Prometheus."
     )
     no_operation: bool = _declared("no_operation", "no_operation")
     log_dir: str | None = Field(
         None,
-        description="Folder of dashboard, ledger and state. Without it the ledger lies beside the statefile, and "
-        "there is a dashboard only with --no-operation, in a folder named by the time.",
+        description="Folder of dashboard, ledger and state. Without it the ledger is next to the statefile, and "
+        "a dashboard is written only with --no-operation, into a folder named after the start time.",
     )
     adjustment_interval: float = _declared("adjustment_interval_seconds", "adjustment_interval_s")
     metric_pulling_interval: float = _declared("metric_pulling_interval_seconds", "metric_pulling_interval_s")
     max_gpu_budget: Annotated[int | None, BeforeValidator(_none_word)] = _declared(
         "max_gpu_budget",
         "max_gpu_budget",
-        description="Most GPUs of prefill plus decode; none: no ceiling.",
+        description="Maximum GPUs for prefill and decode together; none: unlimited.",
     )
     min_gpu_budget: int = _declared("min_gpu_budget", "min_gpu_budget")
     decode_kv_scale_up_threshold: float = _declared("decode_kv_scale_up_threshold", "kv_up")
@@ -132,20 +132,20 @@ class PlannerOptions(BaseModel):
     objective_itl: float | None = _declared("objective.itl_seconds")
     ttft_slo: Annotated[float, Field(gt=0)] = Field(
         5,
-        description="TTFT that counts as in time, modes adaptive and sla; simulated seconds. A graph in mode sla has it in "
-        "planner.sla, any other in router.ttftSloSeconds.",
+        description="TTFT below which a request counts as on time, modes adaptive and sla; simulated seconds. A "
+        "graph in mode sla sets it in planner.sla, any other in router.ttftSloSeconds.",
     )
     itl_slo: float = _declared(
-        "sla.itl_seconds", description="ITL to hold, mode sla; simulated seconds between tokens."
+        "sla.itl_seconds", description="ITL target, mode sla; simulated seconds between tokens."
     )
     attainment: float = _declared(
-        "sla.attainment", description="Share of the requests to hold the targets for, mode sla; below 1."
+        "sla.attainment", description="Fraction of requests that must meet the targets, mode sla; below 1."
     )
     predictor: Predictor = _declared("sla.predictor", "predictor")
     profile: str | None = _declared(
         "sla.profile",
-        description="What mode sla plans by: file or folder that `penstock profile` wrote, or a latency profile by name. "
-        "Without it: the engine's own, runtime simulated.",
+        description="Performance profile for mode sla: file or folder that `penstock profile` wrote, or the name "
+        "of a latency profile. Without it, simulated engines use their own latency profile.",
     )
     prefill_queue_per_worker: bool = _declared("prefill_queue_per_worker", "queue_per_worker")
     metrics_source: MetricsSource = _declared("metrics.source")
@@ -154,7 +154,7 @@ class PlannerOptions(BaseModel):
     )
     prometheus_credentials: str | None = Field(
         None,
-        description="YAML file that maps Prometheus servers, https://host:port, to the files of credentials that they get.",
+        description="YAML file that maps Prometheus servers, https://host:port, to files with their credentials.",
     )
     router_url: Annotated[str, Field(pattern=r"^http://\S+$")] | None = Field(
         None, description="Router, http://host:port; default: the statefile's."
@@ -162,7 +162,7 @@ class PlannerOptions(BaseModel):
     metrics_max_age: float = _declared("metrics.max_age_seconds")
     memory: str | None = _declared("memory")
     adjustment_deadline: Annotated[float, Field(gt=0)] = Field(
-        600, description="Longest wait for a new replica before it is rolled back; simulated seconds."
+        600, description="Maximum wait for a new replica before it is rolled back; simulated seconds."
     )
 
     def decide_config(
@@ -260,8 +260,8 @@ def join(
     # Elsewhere a graph's routers would refuse the request that wakes it.
     if zero_after_s is not None and (graph is None or graph.spec.planner.scale_to_zero_after_seconds is None):
         message = (
-            f"{zero_after_s:g} s, but no graph says planner.scaleToZeroAfterSeconds, which its router and "
-            "services have to be set up for; give it there"
+            f"{zero_after_s:g} s, but no graph sets planner.scaleToZeroAfterSeconds, which its router "
+            "and services must be configured for; set it in the graph"
         )
         raise InvalidSpecError([ManifestProblem("--scale-to-zero-after", message, "planner")])
     refuse_contradictions(options, is_aggregated=graph is not None and not graph.spec.is_disaggregated)
@@ -350,7 +350,7 @@ def _contradictions(options: PlannerOptions, *, is_aggregated: bool) -> list[tup
         text = " + ".join(f"{count} for {role}" for role, count in needed.items())
         message = (
             f"{options.max_gpu_budget} is below the floor of {text} that --min-gpu-budget "
-            f"{options.min_gpu_budget} asks for; raise it or lower the floor"
+            f"{options.min_gpu_budget} requires; raise it or lower the floor"
         )
         found.append(("max-gpu-budget", message))
     return found

@@ -38,8 +38,9 @@ class UnknownSignals:
             self._known_s = view.at_s
         is_long = unknown and view.at_s - self._known_s >= MISSING_S
         self._said = (
-            f"cannot be scaled because {' and '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} unknown"
-            f"{_asked(view)}: nothing shrinks, and grows only if what is known suffices"
+            f"cannot be scaled because {' and '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} "
+            f"unknown{_asked(view)}: no role shrinks, and a role grows only if the known values alone "
+            "justify it"
             if is_long
             else ""
         )
@@ -83,14 +84,14 @@ class ProblemTracker:
             self._gone = dict(view.gone_sources)
             self._gone_since_s = {name: self._gone_since_s.get(name, view.at_s) for name in self._gone}
         found = (
-            [f"decisions are not recorded, so not taken: {view.ledger_problem}"]
+            [f"decisions cannot be recorded, so they are not applied: {view.ledger_problem}"]
             if view.ledger_problem
             else []
         )
         if unknown := self._signals.after(view):
             found.append(unknown)
         found += [
-            f"metrics source {name} is gone, what others know stands in: {why}"
+            f"metrics source {name} is unavailable; other sources are used instead: {why}"
             for name, why in self._gone.items()
             if view.at_s - self._gone_since_s[name] >= MISSING_S
         ]

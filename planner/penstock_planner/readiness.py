@@ -73,5 +73,5 @@ class Readiness:
                 return f"{namespace}/{graph}: no tick for {silent_s:.0f} s, {bound}; see its log, restart it"
         if self._loops and not any(loop.can_read for loop in self._loops.values()):
             namespace, graph = next(iter(self._loops))
-            return f"{namespace}/{graph}: its backend cannot be read, nor any other's: nothing is decided; see the log"
+            return f"{namespace}/{graph}: no backend can be read, so no decisions are made; see the log"
         return None

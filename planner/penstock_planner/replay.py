@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +18,7 @@ from penstock_planner.core.records import MALFORMED, DecisionKind, Record
 from penstock_planner.decide.by_demand import MEMORIES
 from penstock_planner.decide.codec import from_plain, to_plain
 from penstock_planner.decide.config import config_from
-from penstock_planner.decide.decision import Decision, PlannerState
+from penstock_planner.decide.decision import Decision, PlannerState, Step
 from penstock_planner.decide.observation import Pull, Window
 from penstock_planner.decide.pipeline import decide, roll_back
 from penstock_planner.ledger import LedgerFile
@@ -106,8 +107,23 @@ def replay(ledger: LedgerFile, on_record: OnRecord = lambda _number: None) -> Re
 
 
 def _decided(decision: Decision) -> Any:
-    """Return a decision without its sentences, whose wording may change between versions; reasons and numbers stay."""
-    return to_plain(replace(decision, roles=tuple(replace(role, sentence="") for role in decision.roles)))
+    """Return a decision without its explanations, whose wording may change between versions; reasons and numbers stay.
+
+    Explanations are the sentences of the roles, and what follows the first ``:`` or ``;`` of a step's outcome.
+    """
+    return to_plain(
+        replace(
+            decision,
+            roles=tuple(
+                replace(role, sentence="", steps=tuple(map(_without_explanation, role.steps)))
+                for role in decision.roles
+            ),
+        )
+    )
+
+
+def _without_explanation(step: Step) -> Step:
+    return replace(step, outcome=re.split("[:;]", step.outcome, maxsplit=1)[0])
 
 
 def _plain(state: PlannerState) -> Any:

@@ -64,26 +64,26 @@ SERIES: Final[Mapping[str, Series]] = {
     "ledger_errors": _counter(names.PLANNER_LEDGER_ERRORS, "Ledger records that could not be written."),
     "dropped_updates": _counter(
         names.PLANNER_DROPPED_UPDATES,
-        "Updates of state.json and the dashboard that a slow disk had no room for.",
+        "Updates of state.json and the dashboard that were dropped because the disk is slow.",
     ),
     "ticks": _counter(names.SCHEDULE_LAG_SAMPLES, "Ticks measured."),
     "replicas": Series(
         names.PLANNER_REPLICAS, "Replicas by state.", ("role", "state"), "replicas/{role}", "{state}"
     ),
     "desired": Series(
-        names.PLANNER_DESIRED_REPLICAS, "Replicas wanted by the last decision.", labels=("role",)
+        names.PLANNER_DESIRED_REPLICAS, "Replicas requested by the last decision.", labels=("role",)
     ),
     "desired_now": _drawn("replicas/{role}", "desired", "role"),
     "scheduled": Series(
         names.PLANNER_SCHEDULED_REPLICAS,
-        "Least and most replicas that the schedule allows now; absent while it bounds nothing.",
+        "Minimum and maximum replicas in the schedule now; absent while the schedule sets no bound.",
         ("role", "bound"),
         "replicas/{role}",
         "scheduled {bound}",
     ),
     "needed": Series(
         names.PLANNER_NEEDED_REPLICAS,
-        "Replicas that targets and expected demand need by the profile.",
+        "Replicas that the profile requires for the targets and the expected demand.",
         ("role",),
         "replicas/{role}",
         "needed",
@@ -101,21 +101,24 @@ SERIES: Final[Mapping[str, Series]] = {
     "kv_threshold": _drawn("kv/usage_fraction", "{threshold}", "threshold"),
     "queue_threshold": _drawn("prefill_queue/requests", "{threshold}", "threshold"),
     "age": Series(
-        names.PLANNER_READING_AGE, "Oldest reading used, simulated seconds.", ("signal",), is_nan=True
+        names.PLANNER_READING_AGE,
+        "Age of the oldest reading used, simulated seconds.",
+        ("signal",),
+        is_nan=True,
     ),
     "unknown": Series(
         names.PLANNER_UNKNOWN_READINGS, "Readings that were stale or missing.", ("signal",), is_nan=True
     ),
     "arrivals": Series(
         names.PLANNER_ARRIVALS,
-        "Requests that arrive at the routers, newest pull.",
+        "Requests that arrived at the routers in the newest pull.",
         tag="demand/requests_per_second",
         curve="arriving",
         is_nan=True,
     ),
     "rejected": Series(
         names.PLANNER_REJECTED,
-        "Of those, refused or timed out in the queue.",
+        "Arrived requests that were rejected or timed out in the queue.",
         tag="demand/requests_per_second",
         curve="rejected",
         is_nan=True,
@@ -123,7 +126,7 @@ SERIES: Final[Mapping[str, Series]] = {
     "completed": _drawn("demand/requests_per_second", "completed"),
     "oldest_wait": Series(
         names.PLANNER_OLDEST_WAIT,
-        "Longest wait in a router's queue now, simulated seconds.",
+        "Maximum wait in a router's queue now, simulated seconds.",
         tag="wait/seconds",
         curve="oldest",
         is_nan=True,
@@ -132,21 +135,21 @@ SERIES: Final[Mapping[str, Series]] = {
     "slo": _drawn("wait/seconds", "target"),
     "uncached_tokens": Series(
         names.PLANNER_UNCACHED_TOKENS,
-        "Uncached prompt tokens/s that arrive, newest pull.",
+        "Uncached prompt tokens/s that arrived in the newest pull.",
         tag="prefill/tokens_per_second",
         curve="arriving",
     ),
     "computed_tokens": _drawn("prefill/tokens_per_second", "computed"),
     "supply": _drawn("prefill/tokens_per_second", "supply", is_decided=True),
     "forecast": Series(
-        names.PLANNER_FORECAST_TOKENS, "Uncached prompt tokens/s that an earlier decision expected for now."
+        names.PLANNER_FORECAST_TOKENS, "Uncached prompt tokens/s predicted for now by an earlier decision."
     ),
     "worker_tokens": Series(
         names.PLANNER_WORKER_TOKENS, "Prompt tokens/s that one worker computes by the corrected profile."
     ),
     "correction": Series(
         names.PLANNER_CORRECTION,
-        "Seconds observed over seconds by the profile.",
+        "Ratio of observed seconds to the profile's seconds.",
         ("factor",),
         "correction/factor",
         "{factor}",
@@ -161,16 +164,19 @@ SERIES: Final[Mapping[str, Series]] = {
     ),
     "goal": Series(
         names.PLANNER_ATTAINMENT_GOAL,
-        "Share of requests that targets are to hold for.",
+        "Fraction of requests that must meet the targets.",
         tag="attainment/share",
         curve="target",
     ),
     "attained": Series(
-        names.PLANNER_ATTAINED, "Share within the target in the last whole adjustment interval.", ("latency",)
+        names.PLANNER_ATTAINED,
+        "Fraction of requests within the target in the last full adjustment interval.",
+        ("latency",),
     ),
     "shares": Series(
         names.PLANNER_IN_TIME,
-        "Share of the last half hour's requests in time: served, and predicted by the planner's model for the same fleet.",
+        "Fraction of requests on time in the last half hour: observed, and predicted by the "
+        "planner's model for the same fleet.",
         ("figure",),
         "in_time/share",
         "{figure}",
@@ -194,7 +200,7 @@ SERIES: Final[Mapping[str, Series]] = {
         curve="in use",
     ),
     "budget": Series(
-        names.PLANNER_GPU_BUDGET, "Ceiling; infinite without one.", tag="gpus/count", curve="budget"
+        names.PLANNER_GPU_BUDGET, "GPU budget; infinite without one.", tag="gpus/count", curve="budget"
     ),
     "gpu_hours": _drawn("gpus/hours", "in use"),
     "pool_held": _drawn("gpu_pool/count", "in use"),

@@ -221,11 +221,11 @@ class Fleet:
                 self._report(key, live, PlannerReason.DISABLED, plan.disabled)
                 await self._until_other(key, live, None)
                 return True
-            log.info("planner of graph begins")
+            log.info("planner of graph started")
             await self._run(PlannerJob(key, graph, plan, live))
         except ProfileError as exc:
             self._report(key, live, exc.reason, str(exc))
-            log.info("graph has no profile to plan by", why=str(exc))
+            log.info("graph lacks the profile that its planner needs", why=str(exc))
             await self._changed_within(key, self.poll_s)
         except ConfigError as exc:
             self._report(key, live, PlannerReason.MISCONFIGURED, str(exc))

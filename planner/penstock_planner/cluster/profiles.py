@@ -33,7 +33,10 @@ READ_S: Final = 10.0
 MEMORY_KEY: Final = "memory.json"
 """Of a ConfigMap that a planner starts from."""
 
-_HOW_TO_EXPORT: Final = "create it with `kubectl create configmap NAME --from-file=memory.json`, of what `penstock planner memory show --json` prints"
+_HOW_TO_EXPORT: Final = (
+    "create it with `kubectl create configmap NAME --from-file=memory.json`; the file holds the output "
+    "of `penstock planner memory show --json`"
+)
 
 EngineProfile = Callable[[GraphSpec], PerformanceProfile]
 """Reads the profile off a simulated engine; raises ConfigError."""
@@ -102,12 +105,12 @@ class ConfigMapProfiles:
         try:
             data = (await _config_map(self._client, key[0], name)).get("data") or {}
         except NotFoundError as exc:
-            message = f"{field} is not there; {_what_to_run(key[1], name)}"
+            message = f"{field} does not exist; {_what_to_run(key[1], name)}"
             raise ProfileError(PlannerReason.PROFILE_MISSING, message) from exc
         if PROFILE_KEY not in data:
             message = (
-                f"{field} holds no {PROFILE_KEY} (yet); a ProfileRequest fills it when its Job has ended, see kubectl get "
-                f"gpr; else {_what_to_run(key[1], name)}"
+                f"{field} does not hold {PROFILE_KEY} yet; a ProfileRequest writes it when its Job "
+                f"has ended, see kubectl get gpr; otherwise {_what_to_run(key[1], name)}"
             )
             raise ProfileError(PlannerReason.PROFILE_MISSING, message)
         try:
@@ -133,11 +136,11 @@ async def memory_of(
         data = (await _config_map(client, namespace, name)).get("data") or {}
     except NotFoundError as exc:
         if has_ledger:
-            log.warning("planner.memory is not there: only the ledger is taken up", config_map=name)
+            log.warning("planner.memory does not exist: only the ledger is used", config_map=name)
             return {}
-        raise ConfigError(f"{origin} is not there; {_HOW_TO_EXPORT}") from exc
+        raise ConfigError(f"{origin} does not exist; {_HOW_TO_EXPORT}") from exc
     if MEMORY_KEY not in data:
-        raise ConfigError(f"{origin} holds no {MEMORY_KEY}; {_HOW_TO_EXPORT}")
+        raise ConfigError(f"{origin} does not hold {MEMORY_KEY}; {_HOW_TO_EXPORT}")
     return memory_in(data[MEMORY_KEY], f"{origin}: {MEMORY_KEY}", options, graph)
 
 

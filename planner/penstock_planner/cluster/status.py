@@ -183,7 +183,7 @@ class StatusListener:
         if config.no_operation:
             reason = PlannerReason.PAUSED if paused else PlannerReason.NO_OPERATION
             why = paused or "planner.noOperation"
-            self._calm = (reason, f"decides and records, changes nothing: {why}")
+            self._calm = (reason, f"decides and records, but does not scale: {why}")
             self._report = replace(first, wants={})
         else:
             self._calm = (PlannerReason.OBSERVING, f"decides every {config.interval_s:g} s")
@@ -268,7 +268,10 @@ class StatusListener:
         if view.phase is PlannerPhase.TARGET_UNAVAILABLE:
             return (
                 PlannerReason.TARGET_UNAVAILABLE,
-                "the cluster cannot be watched: nothing is decided, everything stays as it is",
+                (
+                    "the cluster cannot be watched, so the planner makes no decisions and replicas stay "
+                    "as they are"
+                ),
             )
         reason, message = self._acting(view, unknown)
         held = self._held(view)
@@ -284,7 +287,7 @@ class StatusListener:
     def _acting(self, view: View, unknown: str) -> tuple[PlannerReason, str]:
         """Return what the planner does with the roles that it may scale."""
         if view.phase is PlannerPhase.ADJUSTING:
-            return PlannerReason.ADJUSTING, "waits until replicas have started or drained"
+            return PlannerReason.ADJUSTING, "waiting until replicas have started or drained"
         if unknown:
             return PlannerReason.METRICS_MISSING, unknown
         reason, message = self._calm
@@ -300,12 +303,15 @@ class StatusListener:
         left = {role: who for role, who in view.left_to.items() if role not in self._external}
         if left:
             words = "; ".join(f"{role.value} is scaled by {who}" for role, who in left.items())
-            advice = "the planner leaves it alone for now; set scaling.managedBy: external, or remove the other writer"
+            advice = (
+                "the planner does not scale it for now; set scaling.managedBy: external, or remove the "
+                "other writer"
+            )
             found.append((frozenset(left), PlannerReason.SCALED_BY, f"{words}: {advice}"))
         failed = {role: why for role, why in self._failed.items() if role not in left}
         if failed:
             words = "; ".join(f"{role.value}: {why}" for role, why in failed.items())
-            pause = f"tried again after pauses that double, at most {self._longest_s:g} s"
+            pause = f"retried after pauses that double up to {self._longest_s:g} s"
             found.append((frozenset(failed), PlannerReason.BACKING_OFF, f"{words}; {pause}"))
         return found
 

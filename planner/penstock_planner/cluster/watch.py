@@ -232,7 +232,7 @@ def _refused(obj: Object) -> str:
     """Return the operator's reason why no further pod can be created; empty if none is refused."""
     for each in (obj.get("status") or {}).get("conditions") or ():
         if each.get("type") == REPLICA_FAILURE and each.get("status") == "True":
-            return str(each.get("message") or each.get("reason") or "the API server refuses its pods")
+            return str(each.get("message") or each.get("reason") or "the API server rejects its pods")
     return ""
 
 

@@ -151,7 +151,7 @@ class PlannerCore:
         self._effects += said
         self._emit(Log("planner started", {"resumed": is_resumed, "decisions": sequence}))
         if self.settings.memory and remembered:
-            self._emit(Log("--memory not used: what the ledger remembers wins"))
+            self._emit(Log("--memory not used: the ledger's memory takes precedence"))
         if self._pending or self.schedule.is_decidable:
             return self._now_s
         # The tick that was due when the planner died, not one more right after its decision.
@@ -167,10 +167,10 @@ class PlannerCore:
         is_taken = known.is_of(this)
         self.remembered = Remembered(history.wall_s, known.learnt_from, known.seen_s, is_taken, this)
         if is_taken:
-            return [Log("going on with what was learnt", {"seen_s": round(known.seen_s)})]
+            return [Log("continuing with what was learnt", {"seen_s": round(known.seen_s)})]
         self.decided = replace(self.decided, memory={})
         origins = {"learnt_from": known.learnt_from, "this": this}
-        return [Log("what was learnt is of something else: not taken", origins, is_warning=True)]
+        return [Log("what was learnt does not match this graph: not used", origins, is_warning=True)]
 
     def _resume(self, history: LedgerHistory, gone_s: float) -> bool:
         """Resume from the ledger; return whether the current interval continues.
@@ -282,7 +282,7 @@ class PlannerCore:
             self._starts = {**self._starts, role: ()}
         self.is_overdue = False
         self.schedule = replace(self.schedule, blocked_s=None)
-        self._emit(Log("replicas set by another writer: kept for an interval", {"roles": sorted(roles)}))
+        self._emit(Log("replicas set by another writer: kept for one interval", {"roles": sorted(roles)}))
         self._converge()
 
     def _to_roll_back(self, seen: TargetState) -> Mapping[Role, str] | None:
@@ -305,7 +305,7 @@ class PlannerCore:
             if found := self._own(self._not_ready(seen)):
                 return found
             self.is_overdue = True
-            text = "adjustment never ended: planning goes on"
+            text = "adjustment did not finish: planning continues"
             self._emit(Log(text, {"waited_s": waited_s}, is_warning=True))
         if self.schedule.blocked_s is None:
             return None
@@ -330,7 +330,7 @@ class PlannerCore:
     def _gone(self, seen: TargetState) -> dict[Role, str]:
         """Return the roles with fewer replicas than requested: the backend gave one up or dropped it."""
         return {
-            role: seen.failures.get(role, "the backend dropped it")
+            role: seen.failures.get(role, "the backend removed it")
             for role, pool in seen.pools.items()
             if pool.replicas < (self.decided.of(role).asked or 0)
         }
@@ -405,12 +405,14 @@ class PlannerCore:
             together = asked.changes
             if is_left and not all(self._is_still_desired(each) for each in together):
                 for each in together:
-                    self._not_applied(each, ChangeOutcome.ABANDONED, "too old, or the pool has changed since")
+                    self._not_applied(
+                        each, ChangeOutcome.ABANDONED, "too old, or the pool has changed since then"
+                    )
                 continue
             error: str | None = yield asked
             if error is not None:
                 keys = {"decision_id": together[0].decision_id, "error": error}
-                self._emit(Log("decision not carried out", keys, is_warning=True))
+                self._emit(Log("decision not applied", keys, is_warning=True))
                 for each in together:
                     self._not_applied(each, ChangeOutcome.FAILED, error)
                 continue

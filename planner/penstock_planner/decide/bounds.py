@@ -202,7 +202,7 @@ def _keep_ceiling(
             "hold" if headroom < 1 else "pass",
         )
         if headroom < 1:
-            return proposal.held(Reason.AT_MAX_REPLICAS, f"{ceiling} is the most replicas allowed", step)
+            return proposal.held(Reason.AT_MAX_REPLICAS, f"{ceiling} is the maximum number of replicas", step)
         proposal = _at_most(proposal, headroom, step)
     needed = proposal.engine_gpus * proposal.amount
     if free is None:
@@ -215,7 +215,9 @@ def _keep_ceiling(
     step = Step("gpu_budget", inputs, config.max_gpu_budget, "hold")
     if proposal.engine_gpus <= free:
         other = Role.DECODE if proposal.role is Role.PREFILL else Role.PREFILL
-        detail = f"the last free GPUs of {config.max_gpu_budget} go to {other.value} first"
+        detail = (
+            f"the last free GPUs of the budget of {config.max_gpu_budget} are given to {other.value} first"
+        )
         return proposal.held(Reason.GPU_BUDGET_YIELDED, detail, step)
     detail = f"{used + granted} + {proposal.engine_gpus} GPUs exceed the budget of {config.max_gpu_budget}"
     return proposal.held(Reason.GPU_BUDGET, detail, step)
@@ -325,7 +327,10 @@ def yielded(
         for giver in proposals:
             is_free = bool(giver.yields) and not is_left(giver.role, seen[giver.role], config)
             if is_free and _may_grow(taker, gpus - giver.engine_gpus, config):
-                detail = f"{giver.yields}; {taker.role.value} lacks GPUs, and one was only tried"
+                detail = (
+                    f"{giver.yields}; {taker.role.value} lacks GPUs, and one of these replicas is only on "
+                    "trial"
+                )
                 step = Step("yield", {"gpus_existing": gpus}, config.max_gpu_budget, f"to {taker.role.value}")
                 given = giver.changed(Action.DOWN, Reason.SPARE_CAPACITY, detail, step)
                 return [given if each is giver else each for each in proposals]
@@ -338,7 +343,7 @@ _NOT_FREED = frozenset({Reason.GPU_BUDGET, Reason.GPU_BUDGET_YIELDED, Reason.AT_
 def release(proposals: Sequence[RoleProposal], owed: frozenset[Role]) -> list[RoleProposal]:
     """Return the proposals; a role that no longer asks for its reserved GPUs says that it releases them."""
     return [
-        _released(proposal, "it asks for no more")
+        _released(proposal, "it no longer asks for more")
         if proposal.role in owed and proposal.action is not Action.UP
         else proposal
         for proposal in proposals
@@ -366,20 +371,20 @@ def reserve(
     for proposal in proposals:
         role, decided = proposal.role, proposal
         if proposal.reason is Reason.GPU_BUDGET and givers and freeable < proposal.engine_gpus:
-            why = f"no more than {freeable} of {proposal.engine_gpus} GPUs can come free for it"
+            why = f"only {freeable} of the {proposal.engine_gpus} GPUs that it needs can be freed"
             decided = _rebalanced(proposal, f"not begun: {why}")
         elif proposal.reason is Reason.GPU_BUDGET and (givers or (role in owed and is_draining)):
             why = (
-                f"{givers[0].value} gives up one for it"
+                f"{givers[0].value} releases one replica for it"
                 if givers
-                else "what was given up for it still drains"
+                else "the replica released for it is still draining"
             )
             decided = _rebalanced(proposal, f"waits: {why}", why)
             reserved.add(role)
         elif role in owed and proposal.action is Action.UP:
             decided = _rebalanced(proposal, "freed: it grows")
         elif role in owed and proposal.reason in _NOT_FREED:
-            decided = _released(proposal, "no GPUs came free for it")
+            decided = _released(proposal, "no GPUs were freed for it")
         decisions.append(decided)
     return decisions, frozenset(reserved)
 

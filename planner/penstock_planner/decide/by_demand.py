@@ -106,8 +106,8 @@ def by_targets(window: Window, state: PlannerState, config: DecideConfig) -> Pro
     """
     if config.performance is None:
         raise ConfigError(
-            "mode sla: it plans by a performance profile and none is given; run `penstock profile` and give --profile, or"
-            " choose mode adaptive"
+            "mode sla: needs a performance profile, and none was given; run `penstock profile` and "
+            "give --profile, or choose mode adaptive"
         )
     return by_demand(window, state, config)
 
@@ -214,7 +214,7 @@ def _draft(
     pull = window.pulls[-1]
     pool = pull.pools[role]
     gpus = config.engine_gpus(role, pool.gpus)
-    blank = RoleProposal(role, pool, gpus, Action.HOLD, Reason.WITHIN_CAPACITY, "supply fits demand", ())
+    blank = RoleProposal(role, pool, gpus, Action.HOLD, Reason.WITHIN_CAPACITY, "supply matches demand", ())
     floor = config.floor(role, gpus)
     if pool.replicas < floor:
         return below_floor(blank, floor, _at_most(floor - pool.replicas, config))
@@ -252,16 +252,20 @@ def _spared(blank: RoleProposal, case: rules.Case, window: Window, memory: Adapt
         )
     if waiting := _waiting(role, pull):
         step = Step("waiting", {"requests": waiting}, 0, "hold")
-        return proposal.held(Reason.REQUESTS_WAITING, f"{waiting:.0f} requests wait", step)
+        return proposal.held(Reason.REQUESTS_WAITING, f"{waiting:.0f} requests are waiting", step)
     left_s = memory.held_s(role, window.end_s)
     step = Step("hold_down", {"left_s": left_s}, 0, "hold" if left_s > 0 else "pass")
     if left_s > 0:
-        return proposal.held(Reason.HOLD_DOWN, f"{left_s:.0f} s of hold-down are left", step)
+        return proposal.held(Reason.HOLD_DOWN, f"{left_s:.0f} s of hold-down remain", step)
     proposal = replace(proposal.passed(step), action=Action.DOWN)
     if not pool.starting:
         return proposal
-    step = Step("starting", {"starting": pool.starting}, 0, "withdraw: what does not serve goes first")
-    return replace(proposal.passed(step), detail=f"{proposal.detail}; one that only starts goes first")
+    step = Step(
+        "starting", {"starting": pool.starting}, 0, "withdraw: replicas that are not ready are removed first"
+    )
+    return replace(
+        proposal.passed(step), detail=f"{proposal.detail}; a replica that is still starting is removed first"
+    )
 
 
 def _yields(blank: RoleProposal, case: rules.Case, window: Window, memory: AdaptiveMemory) -> str:

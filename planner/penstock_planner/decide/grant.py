@@ -15,7 +15,7 @@ from typing import Final
 from penstock.api import Role
 from penstock.gpu_pool.bid import RoleBid, by_need, granted
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import Action, Decision, Reason, RoleProposal, Step
+from penstock_planner.decide.decision import Action, Decision, Reason, RoleProposal, Step, count_of
 
 POOL: Final = "pool"
 """Name of the step that says what a role bids for."""
@@ -143,7 +143,10 @@ def _fitted(proposal: RoleProposal, bid: RoleBid, fit: int, stay: int, config: D
     inputs = dict(zip(_KEYS, (bid.replicas, bid.floor, bid.gpus), strict=True))
     replicas = proposal.pool.replicas
     desired = replicas + proposal.change
-    detail = f"{bid.replicas} replicas wanted, {fit} fit into the {grant} GPUs that the pool grants{note}"
+    detail = (
+        f"wants {count_of(bid.replicas, 'replica')}; the pool grants {count_of(grant, 'GPU')}, enough for "
+        f"{fit}{note}"
+    )
     if stay < min(replicas, desired):
         step = Step(POOL, inputs, grant, "give back")
         return proposal.changed(Action.DOWN, Reason.ABOVE_BUDGET, detail, step, amount=replicas - stay)

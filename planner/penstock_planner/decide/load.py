@@ -181,7 +181,7 @@ def _queue_points(
             source = queue.source
             if queue.at_least:
                 unknown += 1
-                why = f"{queue.source} sees only the workers' own queues"
+                why = f"{queue.source} reports only the workers' own queues"
     return points, unknown, source, why
 
 
@@ -248,16 +248,22 @@ def _compare(name: str, signal: Signal, down: float, up: float) -> tuple[Action,
     if signal.low > up:
         return Action.UP, Reason.ABOVE_THRESHOLD, f"{name} {against(signal.low, '>', up)}"
     if signal.mean > up:
-        detail = f"{name} {against(signal.mean, '>', up)} of what is known, but at least {signal.low:.2f} ({signal.why})"
+        detail = (
+            f"{name} of known workers: {against(signal.mean, '>', up)}; of all workers: at least "
+            f"{signal.low:.2f} ({signal.why})"
+        )
         return Action.HOLD, Reason.METRIC_UNKNOWN, detail
     if signal.mean >= down:
         return (
             Action.HOLD,
             Reason.WITHIN_THRESHOLDS,
-            f"{name} {signal.mean:.2f} within {down:.2f} and {up:.2f}",
+            f"{name} {signal.mean:.2f} is between {down:.2f} and {up:.2f}",
         )
     if not signal.is_complete:
-        detail = f"{name} {against(signal.mean, '<', down)} of what is known, but {signal.unknown} of {signal.pulls} pulls incomplete ({signal.why})"
+        detail = (
+            f"{name} of known workers: {against(signal.mean, '<', down)}; but {signal.unknown} of "
+            f"{signal.pulls} pulls are incomplete ({signal.why})"
+        )
         return Action.HOLD, Reason.METRIC_UNKNOWN, detail
     return Action.DOWN, Reason.BELOW_THRESHOLD, f"{name} {against(signal.mean, '<', down)}"
 
@@ -293,14 +299,14 @@ def stabilise(proposal: RoleProposal, state: RoleState, window: Window, config: 
 def _settle_down(proposal: RoleProposal, state: RoleState, config: DecideConfig) -> RoleProposal:
     pool = proposal.pool
     if pool.starting:
-        step = Step("all_ready", {"starting": pool.starting}, 0, "hold: supply is not what it will be")
+        step = Step("all_ready", {"starting": pool.starting}, 0, "hold: supply is still changing")
         detail = f"{pool.starting} of {pool.replicas} replicas not ready"
         return proposal.held(Reason.REPLICA_NOT_READY, detail, step)
     if proposal.role is Role.PREFILL:
         return proposal
     inputs = {"intervals_left": state.grace, "grace_intervals": config.decode_grace_intervals}
     if state.grace:
-        detail = f"{count_of(state.grace, 'interval')} of grace left for a new worker to fill its cache"
+        detail = f"a new worker has {count_of(state.grace, 'interval')} of grace left to fill its cache"
         return proposal.held(Reason.DECODE_GRACE_PERIOD, detail, Step("decode_grace", inputs, 0, "hold"))
     return proposal.passed(Step("decode_grace", inputs, 0, "pass"))
 
@@ -308,7 +314,12 @@ def _settle_down(proposal: RoleProposal, state: RoleState, config: DecideConfig)
 def _carry_on(proposal: RoleProposal, window: Window, config: DecideConfig) -> RoleProposal:
     """Hold a decode (or aggregated) scale-down that the rest could not carry, or that only an outage asks for."""
     if not _sees_frontend(window):
-        step = Step("door", {"pulls": len(window.pulls)}, None, "hold: idle workers may only be cut off")
+        step = Step(
+            "door",
+            {"pulls": len(window.pulls)},
+            None,
+            "hold: idle workers may be disconnected from the routers",
+        )
         return proposal.held(Reason.METRIC_UNKNOWN, "the routers' queue is unknown", step)
     load = kv_signal(window.pulls).mean or 0.0
     left = proposal.pool.replicas - 1
@@ -318,7 +329,7 @@ def _carry_on(proposal: RoleProposal, window: Window, config: DecideConfig) -> R
         step = Step("scale_down_check", inputs, config.kv_up, "hold")
         return proposal.held(
             Reason.ONE_FEWER_TOO_FEW,
-            f"{count_of(left, 'worker')} would stand at {against(after, '>', config.kv_up)}",
+            f"{count_of(left, 'worker')} would run at {against(after, '>', config.kv_up)}",
             step,
         )
     return proposal.passed(Step("scale_down_check", inputs, config.kv_up, "pass"))
@@ -352,13 +363,15 @@ def _follow_trend(proposal: RoleProposal, window: Window, config: DecideConfig) 
     rejected = turned_away(window.pulls, Role.PREFILL)
     inputs |= {"slope_per_s": slope, "predicted": predicted, "rejected": rejected}
     if rejected:
-        return proposal.passed(Step("queue_trend", inputs, config.queue_up, "pass: it falls by refusals"))
+        return proposal.passed(
+            Step("queue_trend", inputs, config.queue_up, "pass: it shrinks because requests are rejected")
+        )
     if slope <= 0 and predicted < config.queue_up:
         falls = -slope * config.adjustment_interval_s
-        how = f"it falls by {falls:.2f} per interval" if falls >= 0.005 else "it is worked off"
+        how = f"it shrinks by {falls:.2f} per interval" if falls >= 0.005 else "it is being cleared"
         left = against(max(predicted, 0.0), "<", config.queue_up)
         detail = f"{how}: {left} in {count_of(config.queue_buffer_intervals, 'interval')}"
-        step = Step("queue_trend", inputs, config.queue_up, "hold: it drains by itself")
+        step = Step("queue_trend", inputs, config.queue_up, "hold: it clears without another worker")
         return proposal.held(Reason.PREFILL_QUEUE_FALLING, detail, step)
     return proposal.passed(Step("queue_trend", inputs, config.queue_up, "pass"))
 

@@ -74,7 +74,8 @@ def policy_of(name: str) -> PlannerPolicy:
         )
     if not isinstance(policy, PlannerPolicy):
         raise ConfigError(
-            f"mode {name}: what is registered is no PlannerPolicy but {type(policy).__name__}; register one"
+            f"mode {name}: the registered object must be a PlannerPolicy, not "
+            f"{type(policy).__name__}; register one"
         )
     return policy
 
@@ -90,6 +91,6 @@ def parameters_of(mode: str, given: Mapping[str, Any] | None) -> Any:
     policy = policy_of(mode)
     if policy.parameters is None:
         raise ConfigError(
-            f"planner.policyParameters: {', '.join(given)}: policy {mode} has none; remove them"
+            f"planner.policyParameters: {', '.join(given)}: policy {mode} has no parameters; remove them"
         )
     return read_parameters(policy.parameters, given, key="planner.policyParameters", policy=mode)

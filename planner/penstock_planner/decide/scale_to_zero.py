@@ -52,12 +52,12 @@ def _asleep(proposals: Sequence[RoleProposal], window: Window) -> list[RolePropo
     arrived = sum(demand.arrivals for demand in known)
     waiting = known[-1].waiting if known else None
     inputs = {"arrivals": arrived, "waiting": waiting}
-    action, reason, detail, outcome = Action.HOLD, Reason.IDLE, "nothing is at the frontend", "hold"
+    action, reason, detail, outcome = Action.HOLD, Reason.IDLE, "no requests at the front end", "hold"
     if arrived or waiting:
-        detail = f"{arrived:.0f} requests came and {waiting:.0f} wait while there was no replica"
+        detail = f"{arrived:.0f} requests arrived and {waiting:.0f} are waiting, with no replica ready"
         action, reason, outcome = Action.UP, Reason.WAKE, "wake"
     elif window.pulls[-1].demand is None:
-        reason, detail, outcome = Reason.METRIC_UNKNOWN, "demand unknown", "hold: nobody counts"
+        reason, detail, outcome = Reason.METRIC_UNKNOWN, "demand unknown", "hold: no router reports demand"
     step = Step("zero", inputs, 0, outcome)
     return [each.changed(action, reason, detail, step) for each in proposals]
 
@@ -78,7 +78,7 @@ def _awake(
     step = Step("zero", inputs, after_s, outcome)
     if not is_due:
         return [each.passed(step) for each in proposals]
-    detail = f"nothing has been at the frontend for {quiet_s:.0f} s"
+    detail = f"no requests for {quiet_s:.0f} s"
     return [
         each.changed(Action.DOWN if each in leaving else Action.HOLD, Reason.IDLE, detail, step)
         for each in proposals

@@ -77,7 +77,7 @@ def within_schedule(proposal: RoleProposal, held: Schedule) -> RoleProposal:
     if above < 1:
         return proposal
     step = Step("scheduled_most", {"replicas": proposal.pool.replicas}, most, Reason.ABOVE_SCHEDULE.value)
-    detail = f"{proposal.pool.replicas} above the most of {most}"
+    detail = f"{proposal.pool.replicas} exceeds the scheduled maximum of {most}"
     return proposal.changed(Action.DOWN, Reason.ABOVE_SCHEDULE, detail, step, amount=above)
 
 

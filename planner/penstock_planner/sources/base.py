@@ -275,7 +275,7 @@ class SourceChain:
         except ObservationError as exc:
             health.failed(in_short(exc), self._real_now_s())
             if health.failures == 1:
-                log.warning("metrics source gone", source=source.name, why=health.why)
+                log.warning("metrics source unavailable", source=source.name, why=health.why)
             return health.why
         if health.failures:
             log.info("metrics source back", source=source.name, failures=health.failures)
@@ -300,7 +300,7 @@ class SourceChain:
         known = [reading.source.split(" ")[0] for reading in readings if reading.is_known]
         serving = known[-1] if known else "none"
         if serving != self._serving:
-            log.warning("metrics come from another source", source=serving, before=self._serving)
+            log.warning("metrics now come from another source", source=serving, before=self._serving)
             self._serving = serving
 
 

@@ -42,7 +42,7 @@ def frontend_source(graph: GraphDeployment | None, frontend: FrontendMetrics) ->
     make = plugin(GROUP, name)
     if make is None:
         known = ", ".join(registered(GROUP)) or "none; install penstock again"
-        raise ConfigError(f"{GROUP}: {name} is not installed; there is {known}")
+        raise ConfigError(f"{GROUP}: {name} is not installed; installed: {known}")
     return cast(ReadingSource, make(frontend))
 
 
@@ -74,7 +74,8 @@ def sources_of(
         )
     if options.metrics_source not in known:
         raise ConfigError(
-            "--router-url: not given and not in the statefile, yet --metrics-source is router; give http://host:port"
+            "--router-url: not given and not in the statefile, but --metrics-source is router; give "
+            "http://host:port"
         )
     first = known.pop(options.metrics_source)
     return [first, *known.values()]

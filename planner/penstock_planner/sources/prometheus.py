@@ -112,7 +112,7 @@ class PrometheusSource:
                 is_complete = queue is not None
                 waiting = await self._waiting(query.endpoints, query.max_age_s)
         except TimeoutError as exc:
-            raise ObservationError(f"prometheus: no answer in {READ_TIMEOUT_S:g} s") from exc
+            raise ObservationError(f"prometheus: no answer within {READ_TIMEOUT_S:g} s") from exc
         return Readings(
             {worker.name: self._mean([s for s in usage if s.is_of(worker)]) for worker in query.kv_workers},
             queue if queue is not None else self._workers_queue(query, waiting),

@@ -219,7 +219,7 @@ class KubernetesTarget:
                     return self._remember(service, adapter)
                 if now != known or attempt == ATTEMPTS:
                     raise ConflictError(
-                        f"{name}: replicas are {now}, were {known}; observed and decided again"
+                        f"{name}: replicas are {now}, not {known} as expected; observing and deciding again"
                     ) from None
                 continue
             metadata = {
@@ -276,8 +276,8 @@ class KubernetesTarget:
             return service.clamp(desired), False
         if before is None:
             return service.clamp(desired), adapter.get("owner", "") not in OWN_MANAGERS
-        by = adapter.get("owner") or "somebody else"
-        log.info("replicas set by somebody else", role=role.value, before=before, after=desired, by=by)
+        by = adapter.get("owner") or "an unknown writer"
+        log.info("replicas set by another writer", role=role.value, before=before, after=desired, by=by)
         self._emit(_edited(role, by, f"{before} -> {desired}"))
         return service.clamp(desired), True
 
@@ -321,12 +321,13 @@ def _edited(role: Role, by: str, change: str) -> EventMessage:
     """Return the message about a number that another writer has set; the same text for all of a writer's."""
     if by == PLANNER:
         text = (
-            f"another planner scales {role.value}: two installations of one operatorClass see this namespace; "
-            "give one another class or namespace, see penstock doctor"
+            f"another planner scales {role.value}: two installations with the same operatorClass "
+            "watch this namespace; give one another class or namespace, see penstock doctor"
         )
         return EventMessage("SecondPlanner", text, is_warning=True, detail=change)
     text = (
-        f"{role.value} is set by {by}: kept for one adjustment interval, longer if it writes again, then planned from;"
-        " scaling.managedBy: external leaves the role to it"
+        f"{role.value} was set by {by}: the planner keeps this value for one adjustment interval "
+        "(longer if it is written again) and then plans from it; set scaling.managedBy: external to "
+        "leave the role to that writer"
     )
     return EventMessage("ReplicasEdited", text, detail=change)

@@ -213,7 +213,7 @@ def _trouble(
     spec: Mapping[str, Any], status: Mapping[str, Any], scheduled: Mapping[str, Any]
 ) -> tuple[str, str]:
     if any(gate.get("name") == BUDGET_GATE for gate in spec.get("schedulingGates") or ()):
-        return "gated", "waits for GPUs within the graph's budget"
+        return "gated", "waiting for GPUs within the graph's budget"
     if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable":
         return (
             "unschedulable",

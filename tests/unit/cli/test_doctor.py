@@ -263,14 +263,16 @@ def test_what_a_log_repeats_is_a_finding(tmp_path):
     """An error said for minutes makes the machine unhealthy; a graph that does not run has no such log."""
     at = datetime.now() - timedelta(seconds=200)  # noqa: DTZ005 - as the logs have it
     lines = [
-        f"{at + timedelta(seconds=60 * each):%Y-%m-%d %H:%M:%S},000 ERROR   p: decision not recorded, so not taken id='{each}'\n"
+        f"{at + timedelta(seconds=60 * each):%Y-%m-%d %H:%M:%S},000 ERROR   p: decision not recorded, so not applied id='{each}'\n"
         for each in range(4)
     ]
     (tmp_path / "llama_worker.log").write_text("".join(lines))
     running = graph(log_dir=str(tmp_path))
     (found,) = warnings_of_logs({"llama": running, "other": "gone", "ended": replace(running, running=False)})
     assert (found.severity, found.subject) == (PROBLEM, "graph llama")
-    assert found.message == "llama_worker logged 4 times in 180 s: decision not recorded, so not taken id='3'"
+    assert (
+        found.message == "llama_worker logged 4 times in 180 s: decision not recorded, so not applied id='3'"
+    )
     assert found.remedy == f"tail {tmp_path}/llama_worker.log"
 
 

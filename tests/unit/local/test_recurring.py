@@ -9,7 +9,7 @@ from penstock.local.recurring import recurring
 NOW = datetime(2026, 11, 27, 6, 30)  # noqa: DTZ001 - as the logs have it
 
 
-def plain(ago_s, level="ERROR", text="decision not recorded, so not taken decision_id='d1' error='full'"):
+def plain(ago_s, level="ERROR", text="decision not recorded, so not applied decision_id='d1' error='full'"):
     """One line of a process's log."""
     at = NOW - timedelta(seconds=ago_s)
     return f"{at:%Y-%m-%d %H:%M:%S},123 {level:<7} penstock_planner.loop: {text}"

@@ -132,7 +132,7 @@ def test_the_ledger_is_followed_line_by_line(tmp_path):
 
 def test_changes_are_shown_and_what_holds_on_request(tmp_path):
     """A planner that decides every two seconds would fill the table with no-ops; a flag lists them."""
-    held = [record(number, "decode 2: supply fits demand", desired=1) for number in range(2, 40)]
+    held = [record(number, "decode 2: supply matches demand", desired=1) for number in range(2, 40)]
     (tmp_path / "ledger.jsonl").write_text(record(1) + "".join(held))
     tail, everything = LedgerTail(str(tmp_path)), LedgerTail(str(tmp_path), with_unchanged=True)
     assert [each.id for each in tail.newest()] == ["d000001"]

@@ -84,52 +84,55 @@ def _spare(case, name):
     [
         (
             partial(_lack, _case(work=_work(8000.0, backlog_tokens=91_903.0)), "backlog"),
-            "77903 tokens will be left in 7 s, more than 1 worker clears in 7 s",
+            "projected backlog in 7 s: 77,903 tokens; 1 worker needs more than 7 s to clear it",
         ),
         (
             partial(_lack, _case(2, work=_work(8000.0, backlog_tokens=184_000.0)), "backlog"),
-            "100000 tokens will be left in 7 s, more than 2 workers clear in 7 s",
+            "projected backlog in 7 s: 100,000 tokens; 2 workers need more than 7 s to clear it",
         ),
         (
             partial(_lack, _case(work=_work(9500.0)), "demand"),
-            "9500 tokens/s in 7 s exceed 9000, 90% of the 10000 that 1 worker can compute",
+            "demand forecast for 7 s ahead: 9,500 tokens/s, more than 9,000 (90% of the 10,000 that 1 worker can compute)",
         ),
-        (partial(_lack, _case(rejected=1.0), "rejected"), "1 request refused or timed out"),
-        (partial(_lack, _case(rejected=2.0), "rejected"), "2 requests refused or timed out"),
+        (partial(_lack, _case(rejected=1.0), "rejected"), "1 request rejected or timed out"),
+        (partial(_lack, _case(rejected=2.0), "rejected"), "2 requests rejected or timed out"),
         (
             partial(_lack, _case(role=D, kv=_kv(0.8)), "kv"),
-            "KV usage of 1 worker will be 0.80 in 7 s, more than 0.70",
+            "projected KV usage of 1 worker in 7 s: 0.80, above 0.70",
         ),
         (
             partial(_lack, _case(role=D, gaps=Gaps()), "itl"),
-            "ITL of 1 worker will be 60.0 ms, to hold are 40 ms",
+            "projected ITL of 1 worker: 60.0 ms (target 40 ms)",
         ),
         (
             partial(_lack, _case(2, role=D, gaps=Gaps()), "itl"),
-            "ITL of 2 workers will be 30.0 ms, to hold are 40 ms",
+            "projected ITL of 2 workers: 30.0 ms (target 40 ms)",
         ),
         (partial(_spare, _case(2, hindsight=Hindsight()), "idle"), "1 prefill worker would have been enough"),
         (
             partial(_spare, _case(3, role=D, hindsight=Hindsight()), "idle"),
             "2 decode workers would have been enough",
         ),
-        (partial(_spare, _case(2, trial=Trial()), "tried"), "1 worker is enough for what is served in time"),
+        (
+            partial(_spare, _case(2, trial=Trial()), "tried"),
+            "1 worker is enough for the requests served on time",
+        ),
         (
             partial(_spare, _case(3, trial=Trial()), "tried"),
-            "2 workers are enough for what is served in time",
+            "2 workers are enough for the requests served on time",
         ),
         (
             partial(_spare, _case(2, work=_work(6000.0)), "projected_work"),
-            "1 worker would be 60% busy, at most 75%",
+            "1 worker would be 60% busy, within the maximum of 75%",
         ),
-        (partial(_spare, _case(1, work=_work(0.0)), "projected_work"), "no demand is left"),
+        (partial(_spare, _case(1, work=_work(0.0)), "projected_work"), "demand has ended"),
         (
             partial(_spare, _case(2, role=D, kv=_kv(0.0)), "projected_kv"),
-            "KV usage of 1 worker would be 0.00, at most 0.43",
+            "KV usage of 1 worker would be 0.00, within the maximum of 0.43",
         ),
         (
             partial(_spare, _case(1, role=D, gaps=Gaps()), "itl_after"),
-            "ITL of 0 workers will be without end, to hold are 40 ms",
+            "projected ITL of 0 workers: unbounded (target 40 ms)",
         ),
     ],
 )
@@ -267,7 +270,7 @@ def test_a_trial_says_whether_it_helped(helped, word):
     """In words of the record, and in the outcome where it was in vain."""
     step = _lack(_case(2, trial=replace(LATE, helped=helped, tried=2), price_gpu_s=100.0), "served").step
     assert step.inputs["helped"] == word
-    assert ("not to help" in step.outcome) is (helped is False)
+    assert ("did not help" in step.outcome) is (helped is False)
 
 
 def test_nothing_known_of_hindsight_is_said():
@@ -291,7 +294,7 @@ def test_demand_is_to_be_kept_by_the_workers_that_stay():
     case = _case(3, work=_work(4000.0), workers=LonelyWorkers())
     assert shrinks_at(case) == pytest.approx(2.0)
     assert grows_at(case) == pytest.approx(4000 / 9000)
-    assert _lack(case, "demand").detail.endswith("3 workers can compute with a wait within the SLO")
+    assert _lack(case, "demand").detail.endswith("3 workers can compute with a wait within the SLO)")
 
 
 def test_prompts_that_end_while_a_backlog_clears_are_what_its_workers_can_do_at_most():

@@ -41,11 +41,15 @@ def _sentence_of(decision, role):
     [
         ([0.93] * 2, Reason.ABOVE_THRESHOLD, "decode 2 -> 3: KV 0.93 > 0.90"),
         ([0.9004] * 2, Reason.ABOVE_THRESHOLD, "decode 2 -> 3: KV 0.9004 > 0.9000"),
-        ([0.9] * 2, Reason.WITHIN_THRESHOLDS, "decode 2: KV 0.90 within 0.50 and 0.90"),
-        ([0.5] * 2, Reason.WITHIN_THRESHOLDS, "decode 2: KV 0.50 within 0.50 and 0.90"),
+        ([0.9] * 2, Reason.WITHIN_THRESHOLDS, "decode 2: KV 0.90 is between 0.50 and 0.90"),
+        ([0.5] * 2, Reason.WITHIN_THRESHOLDS, "decode 2: KV 0.50 is between 0.50 and 0.90"),
         ([0.31] * 2, Reason.BELOW_THRESHOLD, "decode 2 -> 1: KV 0.31 < 0.50"),
         ([0.0] * 2, Reason.BELOW_THRESHOLD, "decode 2 -> 1: KV 0.00 < 0.50"),
-        ([0.98, None], Reason.METRIC_UNKNOWN, "KV 0.98 > 0.90 of what is known, but at least 0.49"),
+        (
+            [0.98, None],
+            Reason.METRIC_UNKNOWN,
+            "KV of known workers: 0.98 > 0.90; of all workers: at least 0.49",
+        ),
     ],
 )
 def test_decode_follows_kv_with_strict_thresholds(make, kv, reason, sentence):
@@ -59,8 +63,8 @@ def test_decode_follows_kv_with_strict_thresholds(make, kv, reason, sentence):
     ("queue", "workers", "sentence"),
     [
         (3, 2, "prefill 2 -> 3: queue per worker 1.50 > 0.50"),
-        (1, 2, "prefill 2: queue per worker 0.50 within 0.20 and 0.50"),
-        (0.4, 2, "prefill 2: queue per worker 0.20 within 0.20 and 0.50"),
+        (1, 2, "prefill 2: queue per worker 0.50 is between 0.20 and 0.50"),
+        (0.4, 2, "prefill 2: queue per worker 0.20 is between 0.20 and 0.50"),
         (0.3, 2, "prefill 2 -> 1: queue per worker 0.15 < 0.20"),
         (float("nan"), 3, "prefill 3: queue per worker unknown (value is NaN)"),
     ],
@@ -176,7 +180,7 @@ def test_one_incomplete_pull_of_thirty_is_enough_to_keep_the_size(make):
     assert _outcome(decision, Role.DECODE)[1] is Reason.METRIC_UNKNOWN
     assert (
         _sentence_of(decision, Role.DECODE)
-        == "decode 2: KV 0.10 < 0.50 of what is known, but 1 of 30 pulls incomplete (w1: not reported)"
+        == "decode 2: KV of known workers: 0.10 < 0.50; but 1 of 30 pulls are incomplete (w1: not reported)"
     )
 
 
@@ -269,7 +273,9 @@ def test_a_burst_that_is_over_does_not_grow_prefill(make):
     pulls = [make.pull(float(t), queue=30.0 if 10 < t <= 20 else 0.0) for t in range(1, 31)]
     decision, _ = _run(make.window(*pulls))
     assert _outcome(decision, Role.PREFILL) == (Action.HOLD, Reason.PREFILL_QUEUE_FALLING, 0)
-    assert _sentence_of(decision, Role.PREFILL).endswith("but it is worked off: 0.00 < 0.50 in 3 intervals")
+    assert _sentence_of(decision, Role.PREFILL).endswith(
+        "but it is being cleared: 0.00 < 0.50 in 3 intervals"
+    )
 
 
 # ---------------------------------------------------------------- prefill trend
@@ -366,8 +372,8 @@ def test_numbers_are_shown_with_the_decimals_that_tell_them_apart(value, sign, t
 @pytest.mark.parametrize(
     ("mode", "told"),
     [
-        (Mode.ORACLE, "mode oracle: it knows every arrival beforehand, so only `penstock simulate`"),
-        (Mode.ORACLE_ONE_STEP, "mode oracle-one-step: it knows"),
+        (Mode.ORACLE, "mode oracle: needs to know every arrival in advance, so only `penstock simulate`"),
+        (Mode.ORACLE_ONE_STEP, "mode oracle-one-step: needs to know"),
         ("dynamo-throughput", "mode dynamo-throughput: it scales by a latency profile and none is given"),
     ],
 )

@@ -116,7 +116,7 @@ def test_a_decision_says_which_pool_it_is_and_who_holds_what_it_lacks(monkeypatc
     """In the words of whoever shares out; `explain` repeats them beside the grant."""
     note = "GpuPool shared: 1 more on their way, batch gives back 1"
     decision, _ = decided(monkeypatch, {P: 3, D: 0}, counts={P: 2, D: 1}, grant=3, grant_note=note)
-    assert f"2 fit into the 3 GPUs that the pool grants ({note})" in " ".join(
+    assert f"the pool grants 3 GPUs, enough for 2 ({note})" in " ".join(
         each.sentence for each in decision.roles
     )
     config = {"grant": 3, "grant_note": note}
@@ -136,7 +136,7 @@ def test_a_lowered_grant_is_given_back_at_once_and_in_ratio(monkeypatch):
     decision, _ = decided(monkeypatch, {P: 0, D: 0}, counts={P: 6, D: 2}, grant=4)
     assert desired(decision) == {P: 3, D: 1}
     assert {each.reason for each in decision.roles} == {Reason.ABOVE_BUDGET}
-    sentence = "prefill 6 -> 3: 6 replicas wanted, 3 fit into the 4 GPUs that the pool grants"
+    sentence = "prefill 6 -> 3: wants 6 replicas; the pool grants 4 GPUs, enough for 3"
     assert sentence in {each.sentence for each in decision.roles}
     assert bid_sizes(decision) == (1,) * 8
 
@@ -145,7 +145,7 @@ def test_a_role_with_more_than_its_share_gives_to_one_that_lacks(monkeypatch):
     """Decode has all that it wants and prefill a quarter, of as many GPUs as there are: decode gives one, and no second."""
     decision, _ = decided(monkeypatch, {P: 6, D: 0}, counts={P: 2, D: 3}, grant=5)
     assert desired(decision) == {P: 2, D: 2}
-    assert "decode 3 -> 2: 3 replicas wanted, 2 fit into the 5 GPUs that the pool grants" in {
+    assert "decode 3 -> 2: wants 3 replicas; the pool grants 5 GPUs, enough for 2" in {
         each.sentence for each in decision.roles
     }
     decision, _ = decided(monkeypatch, {P: 5, D: 1}, counts={P: 3, D: 2}, grant=5)

@@ -54,7 +54,7 @@ def test_bursts_shorter_than_a_start_up_are_met_by_a_floor():
     """Three workers nearly carry 6 requests/s of half a second; nothing that starts in a burst is ready before its end."""
     known = _served(_bursts(2))
     assert known.floor == 3
-    assert "floor 3 would have had 100.0% in time" in hindsight.in_words(known, 1)
+    assert "floor 3 would have had 100.0% on time" in hindsight.in_words(known, 1)
 
 
 def test_a_tide_slower_than_a_start_up_is_followed_from_a_low_floor():

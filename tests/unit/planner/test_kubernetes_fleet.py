@@ -217,7 +217,7 @@ _SLA = {"mode": "sla", "sla": {"profile": "fast"}}
         (
             "absent",
             PlannerReason.PROFILE_MISSING,
-            "ConfigMap fast is not there; apply a ProfileRequest with graph: a",
+            "ConfigMap fast does not exist; apply a ProfileRequest with graph: a",
         ),
         (None, PlannerReason.PROFILE_MISSING, "ConfigMap fast holds no profile.json (yet)"),
         ("{", PlannerReason.PROFILE_INVALID, "ConfigMap fast: profile.json: not a performance profile"),

@@ -121,7 +121,7 @@ def _container(**change):
 @pytest.mark.parametrize(
     ("change", "trouble", "words"),
     [
-        (GATED, "gated", "waits for GPUs within the graph's budget"),
+        (GATED, "gated", "waiting for GPUs within the graph's budget"),
         (
             UNSCHEDULABLE,
             "unschedulable",

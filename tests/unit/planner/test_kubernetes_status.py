@@ -256,12 +256,12 @@ async def test_a_role_that_backs_off_or_is_left_to_others_is_reported_and_an_edi
     world.edit_at(70.0, D, 3)
     await world.run_until(65)
     assert said[-1].reason is PlannerReason.BACKING_OFF
-    assert said[-1].message.startswith("decode: exited with code 1 five times: no CUDA device; tried again")
+    assert said[-1].message.startswith("decode: exited with code 1 five times: no CUDA device; retried")
     assert said[-1].message.endswith("; prefill: decides every 30 s")
     before = said[-1].decision_id
     await world.run_until(75)
     assert said[-1].reason is PlannerReason.SCALED_BY
-    assert said[-1].message.startswith("decode is scaled by another writer: the planner leaves it alone")
+    assert said[-1].message.startswith("decode is scaled by another writer: the planner does not scale it")
     world.load.kv = lambda now, _workers: 0.7
     await world.run_until(135)
     assert said[-1].decision_id > before
@@ -305,8 +305,8 @@ async def test_each_role_has_its_own_reason(world):
     world.edit_at(63.0, Role.PREFILL, 2)
     await world.run_until(65)
     both = [each.message for each in said if each.reason is PlannerReason.SCALED_BY]
-    assert both[-1].startswith("prefill is scaled by another writer: the planner leaves it alone")
-    assert "; decode: exited with code 1 five times: no CUDA device; tried again" in both[-1]
+    assert both[-1].startswith("prefill is scaled by another writer: the planner does not scale it")
+    assert "; decode: exited with code 1 five times: no CUDA device; retried" in both[-1]
     assert "decides every" not in both[-1]
 
 
@@ -367,7 +367,7 @@ async def test_every_change_is_an_event_with_its_sentence_and_id(world):
     assert notes[1].note.endswith("no CUDA device (d000002)")
 
 
-def _limited(at_s, binds="maxGpuBudget 6", expect="TTFT without end", name="limit"):
+def _limited(at_s, binds="maxGpuBudget 6", expect="unbounded TTFT", name="limit"):
     step = Step(name, {"binds": binds}, 3, f"{binds} binds: expect {expect}")
     role = RoleDecision(D, 3, 3, Action.HOLD, Reason.GPU_BUDGET, "decode 3: held", (step,))
     return Decision("d000001", at_s, False, (role,), 6, 6, 6)
@@ -482,7 +482,7 @@ async def test_the_condition_tells_which_limit_binds_and_changes_its_words_no_mo
         listener.tick(view)
         words.append(said[-1].message)
     first, second = (
-        f"decides every 30 s; decode: {binds} binds: expect TTFT without end"
+        f"decides every 30 s; decode: {binds} binds: expect unbounded TTFT"
         for binds in ("maxGpuBudget 6", "maxReplicas 3 of decode")
     )
     assert words == [first, first, first, first, second, second, "decides every 30 s"]

@@ -82,7 +82,7 @@ def test_show_tells_what_was_learnt_by_role(busy):
     text = _invoke("show", "--log-dir", busy.folder).stdout
     lines = dict(line.split(": ", 1) for line in text.splitlines()[1:])
     assert text.startswith("model llama\n")
-    assert lines["prefill"].startswith("start-up 11 s; 4,000 prompt tokens/s of a worker; floor")
+    assert lines["prefill"].startswith("start-up time 11 s; 4,000 prompt tokens/s per worker; floor")
     newest = [record for record in read_ledger(busy.folder).records if record["type"] == "decision"][-1]
     assert lines["prefill"].split("a worker; ")[1] in in_words(newest)
     assert lines["decode"].startswith("start-up 11 s; floor")
@@ -282,7 +282,7 @@ async def test_on_kubernetes_the_export_lies_in_a_config_map(busy, tmp_path):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (None, "ConfigMap memory is not there; create it"),
+        (None, "ConfigMap memory does not exist; create it"),
         ({}, "ConfigMap memory holds no memory.json; create it"),
         ({"memory.json": "{"}, "ConfigMap memory: memory.json: not JSON"),
     ],

@@ -282,7 +282,7 @@ async def test_a_dashboard_that_cannot_write_stops_nothing(world, tmp_path, capl
     board.close()
     assert len(world.watcher.decisions) == 2
     assert [r.getMessage() for r in caplog.records if "dashboard" in r.getMessage()] == [
-        "dashboard stopped; planning goes on"
+        "dashboard stopped; planning continues"
     ]
 
 

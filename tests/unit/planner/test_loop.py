@@ -131,7 +131,7 @@ async def test_a_full_disk_costs_decisions_and_nothing_else(world, monkeypatch, 
     planner = world.planner()
     await world.run_until(65, planner)
     assert world.backend.calls == []
-    lines = [r for r in caplog.records if r.getMessage() == "decision not recorded, so not taken"]
+    lines = [r for r in caplog.records if r.getMessage() == "decision not recorded, so not applied"]
     assert len(lines) == 2
     assert world.watcher.views[-1].ledger_errors > 60
     full[0] = False
@@ -148,7 +148,7 @@ async def test_a_withdrawal_that_cannot_be_recorded_is_tried_again_an_interval_l
     world.load.kv = lambda _now, _workers: 0.95
     _disk_full_while(monkeypatch, lambda: 1040 < world.time.at_s < 1100)
     await world.run_until(130)
-    lines = [r for r in caplog.records if r.getMessage() == "decision not recorded, so not taken"]
+    lines = [r for r in caplog.records if r.getMessage() == "decision not recorded, so not applied"]
     assert len(lines) == 2
     assert [(d.id, d.at_s) for d in world.watcher.decisions] == [("d000001", 1030.0), ("d000002", 1110.0)]
     assert world.watcher.decisions[1].roles[0].reason is Reason.NEVER_READY

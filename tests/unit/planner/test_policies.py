@@ -129,7 +129,7 @@ def test_what_is_not_installed_or_only_compared_is_no_mode_of_a_graph(mode):
             "queue_policy:ABSENT",
             "queue is registered as queue_policy:ABSENT, which cannot be imported: .* no attribute",
         ),
-        ("queue_policy:propose", "mode queue: what is registered is no PlannerPolicy but function"),
+        ("queue_policy:propose", "mode queue: the registered object must be a PlannerPolicy, not function"),
         (None, "mode queue: not registered as penstock.planner_policies; choose from adaptive, load, sla"),
     ],
 )

@@ -60,7 +60,7 @@ def test_unknown_signals_are_said_after_ten_seconds_and_forgotten_when_known(vie
     assert tracker.after(at(unknown, 109.0)) == ()
     (said,) = tracker.after(at(unknown, 110.0))
     assert said == (
-        "cannot be scaled because KV usage is unknown to scrape: nothing shrinks, and grows only if what is known suffices"
+        "cannot be scaled because KV usage is unknown to scrape: no role shrinks, and a role grows only if the known values alone justify it"
     )
     assert tracker.after(replace(unknown, at_s=111.0, pull=None)) == (said,)
     assert tracker.after(at(view, 112.0)) == ()
@@ -80,7 +80,7 @@ def test_a_source_that_is_gone_is_said_though_another_one_serves(view):
     tracker, gone = ProblemTracker(needs_demand=False), replace(view, gone_sources={"prometheus": "refused"})
     assert tracker.after(gone) == ()
     assert tracker.after(at(gone, 110.0)) == (
-        "metrics source prometheus is gone, what others know stands in: refused",
+        "metrics source prometheus is unavailable; other sources are used instead: refused",
     )
     assert tracker.after(at(view, 111.0)) == ()
 
@@ -103,7 +103,7 @@ async def test_a_full_disk_is_said_until_there_is_room(world, monkeypatch):
     monkeypatch.setattr("penstock_planner.ledger.os.pwrite", full)
     await world.run_until(10)
     (said,) = problems()
-    assert said.startswith("decisions are not recorded, so not taken: ")
+    assert said.startswith("decisions cannot be recorded, so they are not applied: ")
     assert "No space left on device; free or repair the disk" in said
     monkeypatch.setattr("penstock_planner.ledger.os.pwrite", pwrite)
     await world.run_until(15)

@@ -13,7 +13,7 @@ async def test_a_planner_without_metrics_is_ready_and_one_without_its_backend_is
     world.backend.fails = True
     await world.run_until(45)
     assert readiness.problem() == (
-        "serving/llama: its backend cannot be read, nor any other's: nothing is decided; see the log"
+        "serving/llama: no backend can be read, so no decisions are made; see the log"
     )
     world.backend.fails = False
     await world.run_until(50)

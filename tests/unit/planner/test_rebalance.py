@@ -40,7 +40,7 @@ def test_the_idle_role_gives_up_a_worker_and_the_pressed_one_is_remembered(make)
     assert _role(decision, P).desired == 1
     assert (_role(decision, D).action, _role(decision, D).reason) == (Action.HOLD, Reason.GPU_BUDGET)
     assert _role(decision, D).sentence == (
-        "decode 2: KV 0.95 > 0.90, but 4 + 1 GPUs exceed the budget of 4; prefill gives up one for it"
+        "decode 2: KV 0.95 > 0.90, but 4 + 1 GPUs exceed the budget of 4; prefill releases one replica for it"
     )
     assert (state.of(D).owed, state.of(P).owed) == (True, False)
 
@@ -50,7 +50,7 @@ def test_the_claim_waits_until_the_worker_has_drained(make):
     window = make.steady(kv=[0.95, 0.95], queue=0.3, prefill=_pool(1, draining=1))
     decision, state = decide(window, OWED, FULL)
     assert _role(decision, D).action is Action.HOLD
-    assert _steps(decision, D) == [("rebalance", "waits: what was given up for it still drains")]
+    assert _steps(decision, D) == [("rebalance", "waits: the replica released for it is still draining")]
     assert state.of(D).owed
 
 
@@ -70,14 +70,14 @@ def test_gpus_given_up_for_prefill_go_to_prefill_though_decode_asks_too(make):
     decision, _ = decide(window, CLAIM, FULL)
     assert decision.gpus_after == 4
     assert [_role(decision, r).action for r in (P, D)] == [Action.UP, Action.HOLD]
-    assert "go to prefill first" in _role(decision, D).sentence
+    assert "are given to prefill first" in _role(decision, D).sentence
 
 
 def test_a_claim_whose_pressure_is_gone_is_abandoned_with_a_reason(make):
     """KV within its thresholds again: it says so and forgets it."""
     decision, state = decide(make.steady(kv=[0.7, 0.7], prefill=_pool(1)), OWED, FULL)
     assert _role(decision, D).reason is Reason.WITHIN_THRESHOLDS
-    assert _role(decision, D).sentence.endswith("; rebalance abandoned: it asks for no more")
+    assert _role(decision, D).sentence.endswith("; rebalance abandoned: it no longer asks for more")
     assert not state.of(D).owed
 
 
@@ -93,7 +93,7 @@ def test_a_claim_that_nothing_can_fulfil_any_more_is_abandoned(make, config, rea
     window = make.steady(kv=[0.95, 0.95], queue=0.6, prefill=_pool(2))
     decision, state = decide(window, OWED, config)
     assert _role(decision, D).reason is reason
-    assert _steps(decision, D) == [("rebalance", "abandoned: no GPUs came free for it")]
+    assert _steps(decision, D) == [("rebalance", "abandoned: no GPUs were freed for it")]
     assert not state.of(D).owed
 
 
@@ -117,7 +117,9 @@ def test_a_move_that_the_giver_can_never_pay_for_is_not_begun(make):
     window = make.steady(kv=[0.95], queue=0.0, prefill=_pool(2), decode=PoolCounts(1, gpus=4))
     decision, state = decide(window, PlannerState(), config)
     assert _role(decision, P).action is Action.DOWN
-    assert _steps(decision, D) == [("rebalance", "not begun: no more than 1 of 4 GPUs can come free for it")]
+    assert _steps(decision, D) == [
+        ("rebalance", "not begun: only 1 of the 4 GPUs that it needs can be freed")
+    ]
     assert not state.of(D).owed
 
 

@@ -107,7 +107,7 @@ def test_what_if_prints_only_what_would_differ(folder):
     answer = _invoke("replay", folder, "--set", "decode-kv-scale-up-threshold=0.99")
     assert answer.exit_code == 0
     assert "was: decode 1 -> 2: KV 0.95 > 0.90" in answer.stdout
-    assert "now: decode 1: KV 0.95 within 0.50 and 0.99" in answer.stdout
+    assert "now: decode 1: KV 0.95 is between 0.50 and 0.99" in answer.stdout
     assert answer.stdout.endswith("1 of 6 decisions would differ\n")
     rows = orjson.loads(_invoke("replay", folder, "--json", "--set", "max-gpu-budget=2").stdout)
     roles = {r["role"]: r["reason"] for r in rows["different"][0]["what_if"]["roles"]}
@@ -155,7 +155,7 @@ def test_explain_shows_changes_and_says_in_one_line_what_has_held_since():
     shown = select(ledger, last=5, decision_id=None, with_unchanged=False)
     assert [record["decision"]["id"] for record in shown] == ["d000002"]
     assert len(select(ledger, last=5, decision_id=None)) == 5
-    held = "decisions since without a change: 4, the newest at 60 s: decode 2: within"
+    held = "4 decisions since then changed nothing; the newest at 60 s: decode 2: within"
     assert held_in_words(ledger) == held
 
 
@@ -187,7 +187,9 @@ async def test_explain_tells_demand_forecast_and_supply(world, new_world):
     )
     await world.run_until(30)
     text = _invoke("explain", "--log-dir", world.folder, "--all").stdout
-    assert "demand 2 requests/s, 1,500 uncached tokens/s; 15 rejected; 3 wait, the oldest for 30.0 s" in text
+    assert (
+        "demand 2 requests/s, 1,500 uncached tokens/s; 15 rejected; 3 waiting, the oldest for 30.0 s" in text
+    )
     assert "supply prefill 1 ready, 1 starting for 15 s; decode 1 ready, 1 starting for 15 s" in text
     adaptive = new_world()
     adaptive.config = replace(adaptive.config, mode=Mode.ADAPTIVE)
@@ -202,7 +204,7 @@ async def test_explain_tells_demand_forecast_and_supply(world, new_world):
     await adaptive.run_until(60)
     text = _invoke("explain", "--log-dir", adaptive.folder, "--all").stdout
     assert re.search(
-        r"forecast 1,5\d\d uncached tokens/s in \d+ s; 3,000 is what 2 workers can compute", text
+        r"forecast 1,5\d\d uncached tokens/s in \d+ s; 2 workers can compute 3,000", text
     ), text
 
 
@@ -312,7 +314,7 @@ REFUSED = {
     "{}": "KeyError: 'observations'",
     "observations: []\nobservation: []": "unknown key 'observation'",
     "observations: []\nconfig: {colour: 1}": "config.colour: extra inputs",
-    "observations: []\nconfig: {mode: sla}": "mode sla plans by a performance profile: give it as",
+    "observations: []\nconfig: {mode: sla}": "mode sla needs a performance profile: give it as",
     "observations: []\nconfig: {mode: sla}\nperformance: {}": "performance: .*prefill: Field required",
     "observations: []\nperformance: {}": "has no effect in mode load",
     "observations: []\nconfig: {mode: sla, profile: gone}": "no profile is called gone",

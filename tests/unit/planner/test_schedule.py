@@ -143,7 +143,7 @@ def test_a_ceiling_shrinks_like_a_lowered_budget_and_nothing_grows_above_it(know
     """2 GPUs of prefill at night are one replica: of three two go, one a decision, whatever is known of the load."""
     found = _decided(_config(max_step=1), NIGHT, prefill=3, known=known)[P]
     assert (found.action, found.reason, found.desired) == (Action.DOWN, Reason.ABOVE_SCHEDULE, 2)
-    assert "3 above the most of 1 (schedule: night)" in found.sentence
+    assert "3 exceeds the scheduled maximum of 1 (schedule: night)" in found.sentence
     held = _decided(_config(), NIGHT, prefill=1)[P]
     assert held.desired == 1
 

@@ -72,7 +72,9 @@ def test_prompts_outside_the_profile_hold_to_its_edge_and_are_named():
     """Prompts of 50,000 tokens on a profile up to 20,000."""
     found, _ = decided_after(30, rate=0.2, isl=50_000.0)
     said = step_of(found[Role.PREFILL], "profile").outcome
-    assert "uncached ISL 50000 lies outside the profile's 100 to 20000: its edge holds" in said
+    assert (
+        "uncached ISL 50000 is outside the profile's range of 100 to 20000: its nearest end is used" in said
+    )
     assert step_of(found[Role.PREFILL], "demand").inputs["worker_tokens_per_s"] == pytest.approx(
         SPEED, rel=0.15
     )

@@ -85,7 +85,7 @@ def test_a_full_budget_that_is_split_badly_moves_a_replica_and_keeps_its_promise
     found, state = decided_after(120, prefill=1, decode=5, config=config, **OVERLOAD)
     assert (found[D].desired, found[D].reason) == (4, Reason.BUDGET_SHARE)
     assert found[P].action is Action.HOLD
-    assert found[P].sentence.endswith("decode gives up one for it")
+    assert found[P].sentence.endswith("decode releases one replica for it")
     assert state.of(P).owed
     found, state = decided_after(5, state, start_s=120, prefill=1, decode=4, config=config, **OVERLOAD)
     assert (found[P].desired, found[D].desired, state.of(P).owed) == (2, 4, False)
@@ -154,8 +154,8 @@ def test_demand_beyond_the_limits_names_them_and_what_to_expect(changes, binds):
     """Two prefill engines of 10,000 tokens/s compute a third of 60,000: TTFT grows without end, and that is said."""
     found, _ = decided_after(60, prefill=2, decode=2, config=replace(CONFIG, **changes), **OVERLOAD)
     step = step_of(found[P], "limit")
-    assert step.outcome == f"{binds} binds: expect TTFT without end, 33% of the prompts' tokens computed"
-    assert f"workers are needed and {binds} allows 2: expect TTFT without end" in found[P].sentence
+    assert step.outcome == f"{binds} binds: expect unbounded TTFT: only 33% of prompt tokens can be computed"
+    assert f"workers are needed and {binds} allows 2: expect unbounded TTFT" in found[P].sentence
     assert step.inputs["replicas_needed"] >= 7
     assert (step.inputs["ttft_s_expected"], step.threshold) == (None, 2)
 
@@ -167,7 +167,7 @@ def test_a_limit_just_too_low_tells_the_ttft_and_the_share_in_time():
     inputs = step_of(found[P], "limit").inputs
     assert 1.0 < inputs["ttft_s_expected"] < 10.0
     assert 0.5 < inputs["in_time_expected"] < 0.99
-    assert "of the requests in time, but 3 is the most replicas allowed" in found[P].sentence
+    assert "of requests on time, but 3 is the maximum number of replicas" in found[P].sentence
 
 
 def test_decode_at_its_limit_tells_the_itl():

@@ -76,7 +76,7 @@ def test_an_aggregated_worker_is_not_late_by_itself():
 
 
 def test_late_requests_that_nothing_explains_grow_the_role_they_waited_for():
-    """24 minutes with a TTFT of 9 s: prefill is tried with one more, and says why, instead of "supply fits demand"."""
+    """24 minutes with a TTFT of 9 s: prefill is tried with one more, and says why, instead of "supply matches demand"."""
     found, _, at_s = _grown(24 * 60, _warm(), start_s=120, **LATE)
     assert at_s < 10 * 60
     prefill = found[P]
@@ -172,10 +172,10 @@ def test_a_tried_replica_goes_to_a_role_that_the_budget_holds_back():
         if found[P].action is Action.DOWN:
             break
     assert found[P].desired == 2
-    assert found[P].sentence.endswith("; decode lacks GPUs, and one was only tried")
+    assert found[P].sentence.endswith("; decode lacks GPUs, and one of these replicas is only on trial")
     assert (found[D].reason, step_of(found[D], "rebalance").outcome) == (
         Reason.GPU_BUDGET,
-        "waits: prefill gives up one for it",
+        "waits: prefill releases one replica for it",
     )
 
 

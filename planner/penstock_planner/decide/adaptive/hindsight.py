@@ -430,8 +430,8 @@ def change_gpu_s(replicas: int, objective: Objective) -> float:
 
 _GROWTH_WORDS = {
     Growth.PROMPT: "",
-    Growth.PATIENT: ", started once demand has lasted a start-up",
-    Growth.RECURRING: ", none above it, held while it is due as it came before",
+    Growth.PATIENT: ", started after demand has lasted for one start-up time",
+    Growth.RECURRING: ", none above it, held while demand recurs as before",
 }
 
 
@@ -446,14 +446,19 @@ def in_words(known: Hindsight, gpus: float) -> str:
         return ""
     fleets, place = known.fleet()
     other = place - 1 if place else place + 1
-    words = f"floor {place + 1} would have had {_share_and_cost(known, fleets, place, gpus)} in the last {known.seen_s / 3600:.1f} h"
+    words = (
+        f"floor {place + 1} would have had {_share_and_cost(known, fleets, place, gpus)} over the last "
+        f"{known.seen_s / 3600:.1f} h"
+    )
     if other < known.sizes:
         words += f", floor {other + 1} {_share_and_cost(known, fleets, other, gpus)}"
     left_s = known.given_up_in_s
-    given_up = "" if left_s is None else f"; unless asked for, given up in {max(0.0, left_s) / 60:.0f} min"
+    given_up = (
+        "" if left_s is None else f"; released in {max(0.0, left_s) / 60:.0f} min unless demand returns"
+    )
     return words + _GROWTH_WORDS[known.growth] + given_up
 
 
 def _share_and_cost(known: Hindsight, fleets: ShadowFleets, place: int, gpus: float) -> str:
     share = 1.0 - min(1.0, fleets.late[place] / known.arrivals)
-    return f"{share:.1%} in time for {gpus * fleets.replica_s[place] / 3600:.2f} GPU-h"
+    return f"{share:.1%} on time for {gpus * fleets.replica_s[place] / 3600:.2f} GPU-h"

@@ -236,11 +236,11 @@ def _served_late(case: Case, trial: Trial) -> RoleFinding:
         "helped": {None: "unknown", True: "yes", False: "no"}[trial.helped],
     }
     applies = is_late and trial.is_over and not case.pool.starting
-    in_vain = "; one more has just been seen not to help" if is_late and trial.helped is False else ""
+    in_vain = "; one more replica was tried and did not help" if is_late and trial.helped is False else ""
     step = Step("served", inputs, case.allowed, grows(applies) + in_vain)
     detail = (
-        f"{trial.share:.1%} of the last {trial.first:.0f} requests were late, by TTFT or ITL, for no reason that the model knows, allowed are"
-        f" {case.allowed:.1%}: one more is tried"
+        f"{trial.share:.1%} of the last {trial.first:.0f} requests missed TTFT or ITL for reasons the "
+        f"model does not explain (allowed {case.allowed:.1%}); adding one replica on trial"
     )
     return RoleFinding(Reason.SERVED_LATE, detail, step)
 
@@ -251,7 +251,7 @@ def _trial_after(case: Case, trial: Trial) -> RoleFinding:
     applies = workers > trial.floor
     step = Step("tried", {"workers": workers}, trial.floor, "shrink" if applies else "hold")
     after = f"{count_of(workers - 1, 'worker')} {'is' if workers == 2 else 'are'}"
-    return RoleFinding(Reason.SPARE_CAPACITY, f"{after} enough for what is served in time", step)
+    return RoleFinding(Reason.SPARE_CAPACITY, f"{after} enough for the requests served on time", step)
 
 
 def _demand(case: Case, work: WorkView) -> RoleFinding:
@@ -277,8 +277,9 @@ def _demand(case: Case, work: WorkView) -> RoleFinding:
     applies = is_above and (is_recalled or not (case.is_early or work.is_alone))
     why = "" if case.workers.has_shadows else " with a wait within the SLO"
     detail = (
-        f"{expected:.0f} tokens/s in {case.horizon_s:.0f} s exceed {most * able:.0f}, {most:.0%} of the {able:.0f} that"
-        f" {count_of(workers, 'worker')} can compute{why}"
+        f"demand forecast for {case.horizon_s:.0f} s ahead: {expected:,.0f} tokens/s, more than "
+        f"{most * able:,.0f} ({most:.0%} of the {able:,.0f} that {count_of(workers, 'worker')} can "
+        f"compute{why})"
     )
     return RoleFinding(Reason.DEMAND_ABOVE_CAPACITY, detail, Step("demand", inputs, most, grows(applies)))
 
@@ -339,8 +340,11 @@ def _backlog(case: Case, work: WorkView) -> RoleFinding:
         "clears_in_s": clears_s if math.isfinite(clears_s) else None,
     }
     workers = case.pool.replicas
-    able = f"{count_of(workers, 'worker')} {'clears' if workers == 1 else 'clear'}"
-    detail = f"{left:.0f} tokens will be left in {horizon_s:.0f} s, more than {able} in {most_s:.0f} s"
+    able = f"{count_of(workers, 'worker')} {'needs' if workers == 1 else 'need'}"
+    detail = (
+        f"projected backlog in {horizon_s:.0f} s: {left:,.0f} tokens; {able} more than {most_s:.0f} s to "
+        "clear it"
+    )
     return RoleFinding(Reason.BACKLOG_ABOVE_SLO, detail, Step("backlog", inputs, most_s, grows(applies)))
 
 
@@ -358,7 +362,7 @@ def _rejected(case: Case) -> RoleFinding:
     applies = case.rejected > 0 and not case.pool.starting
     step = Step("rejected", {"requests": case.rejected}, 0, grows(applies))
     requests = count_of(round(case.rejected), "request")
-    return RoleFinding(Reason.REQUESTS_REJECTED, f"{requests} refused or timed out", step)
+    return RoleFinding(Reason.REQUESTS_REJECTED, f"{requests} rejected or timed out", step)
 
 
 def _kv(case: Case, kv: KvView) -> RoleFinding:
@@ -372,7 +376,10 @@ def _kv(case: Case, kv: KvView) -> RoleFinding:
         "kv_load_demanded": kv.decoding.load_on(workers),
         "workers": workers,
     }
-    detail = f"KV usage of {count_of(workers, 'worker')} will be {ahead:.2f} in {case.horizon_s:.0f} s, more than {most:.2f}"
+    detail = (
+        f"projected KV usage of {count_of(workers, 'worker')} in {case.horizon_s:.0f} s: {ahead:.2f}, "
+        f"above {most:.2f}"
+    )
     return RoleFinding(Reason.KV_ABOVE_CAPACITY, detail, Step("kv", inputs, most, grows(applies)))
 
 
@@ -401,9 +408,9 @@ def _work_after(case: Case, work: WorkView) -> RoleFinding:
     }
     step = Step("projected_work", inputs, most, "shrink" if applies else "hold")
     detail = (
-        f"{count_of(workers, 'worker')} would be {busy:.0%} busy, at most {most:.0%}"
+        f"{count_of(workers, 'worker')} would be {busy:.0%} busy, within the maximum of {most:.0%}"
         if workers
-        else "no demand is left"
+        else "demand has ended"
     )
     return RoleFinding(Reason.SPARE_CAPACITY, detail, step)
 
@@ -417,7 +424,8 @@ def _kv_after(case: Case, kv: KvView) -> RoleFinding:
     step = Step("projected_kv", inputs, kept.kv, "shrink" if applies else "hold")
     return RoleFinding(
         Reason.SPARE_CAPACITY,
-        f"KV usage of {count_of(workers, 'worker')} would be {usage:.2f}, at most {kept.kv:.2f}",
+        f"KV usage of {count_of(workers, 'worker')} would be {usage:.2f}, within the maximum of "
+        f"{kept.kv:.2f}",
         step,
     )
 
@@ -440,5 +448,5 @@ def _itl_after(gaps: GapsView, workers: int) -> RoleFinding:
 
 
 def _itl_words(workers: int, itl_s: float, target_s: float) -> str:
-    shown = f"{1000 * itl_s:.1f} ms" if itl_s < float("inf") else "without end"
-    return f"ITL of {count_of(workers, 'worker')} will be {shown}, to hold are {1000 * target_s:g} ms"
+    shown = f"{1000 * itl_s:.1f} ms" if itl_s < float("inf") else "unbounded"
+    return f"projected ITL of {count_of(workers, 'worker')}: {shown} (target {1000 * target_s:g} ms)"

@@ -149,7 +149,9 @@ class Served:
         served, predicted = self.in_time, self.predicted_in_time
         if served is None or predicted is None:
             return ""
-        return f"; served were {served:.1%} in time of the last {self.first:.0f}, {predicted:.1%} by the same model"
+        return (
+            f"; observed: {served:.1%} of the last {self.first:.0f} requests on time (model {predicted:.1%})"
+        )
 
     def carried(self) -> Served:
         """Return what another graph starts from: how right the model is."""

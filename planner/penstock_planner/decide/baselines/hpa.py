@@ -130,7 +130,7 @@ def hpa(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
         memory[role.value] = {"recommended": kept}
         inputs = dict(metrics)
         words = ", ".join(f"{name} asks for {number}" for name, number in metrics)
-        step = Step("hpa", inputs, None, f"{words}; stabilised {desired}")
+        step = Step("hpa", inputs, None, f"{words}; {desired} after stabilization")
         proposals.append(drafted(role, pull, desired, step, config))
     return proposed(proposals, state, memory)
 

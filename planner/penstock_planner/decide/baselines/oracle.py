@@ -38,8 +38,8 @@ def oracle(window: Window, state: PlannerState, config: DecideConfig) -> Proposa
     schedule = config.parameters_as(OracleParameters).schedule
     if not schedule:
         raise ConfigError(
-            f"mode {config.mode}: it knows every arrival beforehand, so only `penstock simulate` can run it;"
-            " choose another mode"
+            f"mode {config.mode}: needs to know every arrival in advance, so only `penstock simulate` "
+            "can run it; choose another mode"
         )
     pull = window.pulls[-1]
     proposals = []

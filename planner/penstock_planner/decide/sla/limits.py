@@ -123,7 +123,7 @@ class Projection:
         done = min(1.0, servers / load) if load > 0 else 1.0
         if load >= servers:
             numbers = {"ttft_s_expected": None, "in_time_expected": 0.0, "computed_expected": done}
-            return Expectation(numbers, f"TTFT without end, {done:.0%} of the prompts' tokens computed")
+            return Expectation(numbers, f"unbounded TTFT: only {done:.0%} of prompt tokens can be computed")
         wait_s = wait_quantile_s(
             servers,
             load / self.service_s,
@@ -141,7 +141,8 @@ class Projection:
         )
         numbers = {"ttft_s_expected": ttft_s, "in_time_expected": in_time, "computed_expected": done}
         return Expectation(
-            numbers, f"TTFT of {ttft_s:.3g} s at {config.attainment:g}, {in_time:.1%} of the requests in time"
+            numbers,
+            f"TTFT of {ttft_s:.3g} s at quantile {config.attainment:g}, {in_time:.1%} of requests on time",
         )
 
     def _gaps(self, replicas: int) -> Expectation | None:
@@ -150,7 +151,9 @@ class Projection:
             return None
         itl_s = answers.itl_with(replicas)
         if math.isinf(itl_s):
-            return Expectation({"itl_s_expected": None}, "ITL of a full batch, answers wait to begin")
+            return Expectation(
+                {"itl_s_expected": None}, "the ITL of a full batch, with requests waiting for decode"
+            )
         return Expectation({"itl_s_expected": itl_s}, f"ITL of {1000 * itl_s:.1f} ms")
 
 

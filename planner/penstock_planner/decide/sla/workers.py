@@ -243,7 +243,8 @@ class ProfiledWorkers(ObservedWorkers):
             "predictor": config.predictor.value,
         }
         outside = [
-            f"{name} {value:.0f} lies outside the profile's {points[0]:g} to {points[-1]:g}: its edge holds"
+            f"{name} {value:.0f} is outside the profile's range of {points[0]:g} to {points[-1]:g}: "
+            "its nearest end is used"
             for name, value, points in (
                 ("uncached ISL", learnt.uncached_isl, prompts),
                 ("context", learnt.context, contexts),
