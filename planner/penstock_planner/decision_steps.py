@@ -39,11 +39,13 @@ class DemandForecast:
     supply_tokens_per_s: float | None
 
     def __str__(self) -> str:
-        can = "unknown" if self.supply_tokens_per_s is None else f"{self.supply_tokens_per_s:,.0f}"
-        return (
-            f"{self.tokens_per_s:,.0f} uncached tokens/s in {self.horizon_s:.0f} s; "
-            f"{count_of(self.workers, 'worker')} can compute {can}"
+        workers = count_of(self.workers, "worker")
+        able = (
+            f"what {workers} can compute is unknown"
+            if self.supply_tokens_per_s is None
+            else f"{workers} can compute {self.supply_tokens_per_s:,.0f}"
         )
+        return f"{self.tokens_per_s:,.0f} uncached tokens/s in {self.horizon_s:.0f} s; {able}"
 
 
 def forecast_of(steps: Iterable[tuple[str, Mapping[str, Any]]]) -> DemandForecast | None:

@@ -409,7 +409,7 @@ def test_the_demand_step_holds_forecast_and_supply():
         15.0, 9000.0, 2, 8000.0
     )
     unseen = forecast_of([("demand", {**INPUTS, "worker_tokens_per_s": None})])
-    assert str(unseen) == "9,000 uncached tokens/s in 15 s; unknown is what 2 workers can compute"
+    assert str(unseen) == "9,000 uncached tokens/s in 15 s; what 2 workers can compute is unknown"
     assert forecast_of([("signal", INPUTS)]) is None
     for missing in ("horizon_s", "tokens_per_s_ahead", "workers"):
         assert forecast_of([("demand", {**INPUTS, missing: None})]) is None

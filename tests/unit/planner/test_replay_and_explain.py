@@ -203,9 +203,7 @@ async def test_explain_tells_demand_forecast_and_supply(world, new_world):
     )
     await adaptive.run_until(60)
     text = _invoke("explain", "--log-dir", adaptive.folder, "--all").stdout
-    assert re.search(
-        r"forecast 1,5\d\d uncached tokens/s in \d+ s; 2 workers can compute 3,000", text
-    ), text
+    assert re.search(r"forecast 1,5\d\d uncached tokens/s in \d+ s; 2 workers can compute 3,000", text), text
 
 
 def test_explain_sends_a_terminal_no_sequence_of_the_ledgers(folder):
@@ -231,7 +229,7 @@ def test_explain_sends_a_terminal_no_sequence_of_the_ledgers(folder):
         (
             ("--mode", "sla"),
             [
-                "prefill 2 -> 3: 18000 tokens/s in 31 s exceed 16302, 82% of the 19883 that 2 workers can compute with",
+                "prefill 2 -> 3: demand forecast for 31 s ahead: 18,000 tokens/s, more than 16,302 (82% of the 19,883 that 2",
                 "needed       replicas=3 replicas_now=2",
             ],
         ),
