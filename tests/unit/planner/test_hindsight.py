@@ -73,7 +73,7 @@ def test_how_long_a_floor_is_held_at_most_is_said_and_true():
     """Two hours of bursts, then almost nothing: it goes by the time that was named when the last burst had ended."""
     known = _served(_bursts(2))
     left_s = known.given_up_in_s
-    assert f"given up in {left_s / 60:.0f} min" in hindsight.in_words(known, 1)
+    assert f"released in {left_s / 60:.0f} min" in hindsight.in_words(known, 1)
 
     silent_s = 0.0
     while known.floor == 3 and silent_s <= left_s + PULL_S:
@@ -135,7 +135,7 @@ def test_a_burst_that_comes_again_is_met_in_time_and_not_between():
     assert known.growth is Growth.RECURRING
     assert ready == [True] * 4
     assert held_s < 0.4 * 3600
-    assert "held while it is due" in hindsight.in_words(known, 1)
+    assert "held while demand recurs" in hindsight.in_words(known, 1)
 
 
 def test_what_does_not_come_again_any_more_is_not_waited_for():

@@ -85,7 +85,7 @@ def test_show_tells_what_was_learnt_by_role(busy):
     assert lines["prefill"].startswith("start-up time 11 s; 4,000 prompt tokens/s per worker; floor")
     newest = [record for record in read_ledger(busy.folder).records if record["type"] == "decision"][-1]
     assert lines["prefill"].split("a worker; ")[1] in in_words(newest)
-    assert lines["decode"].startswith("start-up 11 s; floor")
+    assert lines["decode"].startswith("start-up time 11 s; floor")
     assert lines["decode"].split("11 s; ")[1] in in_words(newest)
     plain = orjson.loads(_invoke("show", "--log-dir", busy.folder, "--json").stdout)
     assert (plain["version"], plain["model"], plain["gpus"]) == (3, "llama", {"prefill": 1, "decode": 1})
@@ -116,7 +116,7 @@ async def test_mode_sla_carries_its_corrections_too(world, new_world, tmp_path):
     await world.run_until(60)
     shown = _invoke("show", "--log-dir", world.folder).stdout.splitlines()[-1]
     ratios = re.fullmatch(
-        r"seen times as a multiple .*: prefill (\d\.\d\d), TTFT \d\.\d\d, ITL \d\.\d\d", shown
+        r"observed times as a multiple .*: prefill (\d\.\d\d), TTFT \d\.\d\d, ITL \d\.\d\d", shown
     )
     assert float(ratios[1]) != 1
     memory = start_from(_options(_exported(world, tmp_path), mode="sla"), None)
@@ -143,7 +143,7 @@ async def test_reset_forgets_and_keeps_the_history(busy):
     """The next start has learnt nothing, ids go on, and every decision is still replayed."""
     made = replay(read_ledger(busy.folder)).decisions
     assert _invoke("reset", "--log-dir", busy.folder).exit_code == 0
-    with pytest.raises(ConfigError, match="has learnt nothing"):
+    with pytest.raises(ConfigError, match="has not learnt anything"):
         _invoke("show", "--log-dir", busy.folder)
     await busy.run_until(230)
     ids = [record["decision"]["id"] for record in busy.records("decision")]
@@ -231,9 +231,9 @@ def test_a_trace_makes_a_memory_that_the_graphs_planner_starts_from(tmp_path):
     known = AdaptiveMemory.read(started)
     assert known.startup_s(P, 0.0) == pytest.approx(40.0, abs=2.0)
     assert known.work.tokens_per_s
-    assert "in time for" in shown.stdout
+    assert "on time for" in shown.stdout
     graph.write_text(GRAPH.read_text().replace("  planner:", "  planner:\n    mode: load", 1))
-    with pytest.raises(ConfigError, match=r"planner\.mode load learns nothing; choose mode adaptive or sla"):
+    with pytest.raises(ConfigError, match=r"planner\.mode load does not learn; choose mode adaptive or sla"):
         CliRunner().invoke(planner, [*made[:5], str(graph)], catch_exceptions=False)
     with pytest.raises(ConfigError, match="over before the first decision"):
         CliRunner().invoke(planner, [*made, "--limit", "1"], catch_exceptions=False)
@@ -251,7 +251,7 @@ def test_a_mode_that_learns_nothing_refuses_the_flag_and_ignores_the_key(tmp_pat
     """A graph keeps its key when a flag chooses another mode; on a cluster a flag would be every graph's."""
     assert start_from(_options(tmp_path / "m.json", mode="load"), None) == {}
     run = ["run", "--memory", "m.json", "--dry-run"]
-    with pytest.raises(ConfigError, match="--memory: mode load learns nothing"):
+    with pytest.raises(ConfigError, match="--memory: mode load does not learn"):
         CliRunner().invoke(planner, [*run, "--mode", "load"], catch_exceptions=False)
     with pytest.raises(ConfigError, match="--memory: is of one graph"):
         CliRunner().invoke(planner, [*run, "--environment", "kubernetes"], catch_exceptions=False)
@@ -283,7 +283,7 @@ async def test_on_kubernetes_the_export_lies_in_a_config_map(busy, tmp_path):
     ("data", "message"),
     [
         (None, "ConfigMap memory does not exist; create it"),
-        ({}, "ConfigMap memory holds no memory.json; create it"),
+        ({}, "ConfigMap memory does not hold memory.json; create it"),
         ({"memory.json": "{"}, "ConfigMap memory: memory.json: not JSON"),
     ],
 )
@@ -309,10 +309,10 @@ async def test_what_a_former_run_left_is_taken_up_and_said(busy):
     assert left["is_taken"]
     assert left["seen_s"] == pytest.approx(learnt.seen_s)
     words = former_run_in_words(Remembered(**left), busy.folder, left["until_wall_s"] + 7200)
-    assert "goes on with what it learnt until 2.0 h ago (0.1 h of demand" in words
+    assert "continues with what it learnt until 2.0 h ago (0.1 h of demand" in words
     assert f"penstock planner memory reset --log-dir {busy.folder}" in words
     told = CliRunner().invoke(planner, ["explain", "--log-dir", str(busy.folder)]).stdout
-    assert "goes on with what it learnt" in told
+    assert "continues with what it learnt" in told
     assert former_run(busy.folder, "").is_taken
 
 
@@ -327,7 +327,7 @@ async def test_what_was_learnt_at_another_speed_is_not_taken(new_world):
     assert header["state"]["memory"] == {}
     assert _memory(world.records("decision")[-1]).seen_s < 40
     words = former_run_in_words(Remembered(**header["remembered"]), world.folder, 0.0)
-    assert "does not take what it learnt" in words
+    assert "does not use what it learnt" in words
     assert words.endswith("this graph differs in speed 20 instead of speed 1")
     assert replay(read_ledger(world.folder)).differences == ()
 

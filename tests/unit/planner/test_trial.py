@@ -82,7 +82,7 @@ def test_late_requests_that_nothing_explains_grow_the_role_they_waited_for():
     prefill = found[P]
     assert (prefill.action, prefill.reason, prefill.desired) == (Action.UP, Reason.SERVED_LATE, 3)
     assert (
-        "were late, by TTFT or ITL, for no reason that the model knows, allowed are 1.0%: one more is tried"
+        "missed TTFT or ITL for reasons the model does not explain (allowed 1.0%); adding one replica on trial"
         in prefill.sentence
     )
     assert found[D].action is Action.HOLD
