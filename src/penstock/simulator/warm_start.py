@@ -33,7 +33,7 @@ def learnt_from_trace(
     options = join(given={}, graph=graph)
     if options.mode not in LEARNING:
         raise ConfigError(
-            f"--manifest: planner.mode {options.mode} learns nothing; choose mode {' or '.join(LEARNING)}"
+            f"--manifest: planner.mode {options.mode} does not learn; choose mode {' or '.join(LEARNING)}"
         )
     rates = () if qps is None else (qps,)
     chosen = SimulateOptions(

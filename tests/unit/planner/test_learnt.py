@@ -84,7 +84,7 @@ def test_show_tells_what_was_learnt_by_role(busy):
     assert text.startswith("model llama\n")
     assert lines["prefill"].startswith("start-up time 11 s; 4,000 prompt tokens/s per worker; floor")
     newest = [record for record in read_ledger(busy.folder).records if record["type"] == "decision"][-1]
-    assert lines["prefill"].split("a worker; ")[1] in in_words(newest)
+    assert lines["prefill"].split("per worker; ")[1] in in_words(newest)
     assert lines["decode"].startswith("start-up time 11 s; floor")
     assert lines["decode"].split("11 s; ")[1] in in_words(newest)
     plain = orjson.loads(_invoke("show", "--log-dir", busy.folder, "--json").stdout)
@@ -253,7 +253,7 @@ def test_a_mode_that_learns_nothing_refuses_the_flag_and_ignores_the_key(tmp_pat
     run = ["run", "--memory", "m.json", "--dry-run"]
     with pytest.raises(ConfigError, match="--memory: mode load does not learn"):
         CliRunner().invoke(planner, [*run, "--mode", "load"], catch_exceptions=False)
-    with pytest.raises(ConfigError, match="--memory: is of one graph"):
+    with pytest.raises(ConfigError, match="--memory: holds the memory of one graph"):
         CliRunner().invoke(planner, [*run, "--environment", "kubernetes"], catch_exceptions=False)
 
 
