@@ -9,7 +9,7 @@ nothing wrong about text.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -120,7 +120,7 @@ class PromptCosts:
 
         A count outside of what the parts can cost is a fault of the worker's, and teaches nothing.
         """
-        terms = list(self._terms(text_bytes, parts))
+        terms = self._terms(text_bytes, parts)
         lowest = sum(units * rate.lowest for units, rate, _ in terms)
         if not lowest <= prompt_tokens <= sum(units * rate.highest for units, rate, _ in terms):
             return
@@ -140,16 +140,19 @@ class PromptCosts:
 
     def _terms(
         self, text_bytes: int, parts: Sequence[PromptPart]
-    ) -> Iterator[tuple[int, _Rate, PromptPart | None]]:
-        """Yield units > 0, their rate, and the part; None: the rest of the text."""
+    ) -> list[tuple[int, _Rate, PromptPart | None]]:
+        """Return units > 0, their rate, and the part; None: the rest of the text."""
+        terms: list[tuple[int, _Rate, PromptPart | None]] = []
         for part in parts:
             if part.units <= 0:
                 continue
             if part.kind in _OF_TEXT:
                 text_bytes -= part.units
-            yield part.units, self._rate(part.kind) if part.block is None else self._block(part), part
+            rate = self._rate(part.kind) if part.block is None else self._block(part)
+            terms.append((part.units, rate, part))
         if text_bytes > 0:
-            yield text_bytes, self._text, None
+            terms.append((text_bytes, self._text, None))
+        return terms
 
     def _rate(self, kind: str) -> _Rate:
         found = self._rates.get(kind)
