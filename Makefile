@@ -39,8 +39,8 @@ export PYTHONDONTWRITEBYTECODE =
 
 # Fast tests share the cores, one process on each. Slow ones start processes and mostly wait: two side by side.
 FAST = tests/unit tests/contract tests/fuzz -m "not slow and not nightly" -n logical --dist worksteal
-# Coverage counts what simulations of the slow tests reach, too.
-COVERED = tests/unit tests/contract tests/fuzz -m "not nightly" -n logical --dist worksteal
+# Slow tests without processes of their own: coverage counts what these simulations reach, too.
+SIMULATED = tests/unit/simulator tests/unit/planner/test_conformance.py -m "slow and not nightly" -n logical --dist worksteal
 SLOW = tests -m "slow and not cluster and not nightly" -n 2 --dist worksteal
 
 test: test-fast test-slow ## Run the tests, fast and slow ones; CI runs the fast ones as `make coverage`
@@ -54,8 +54,9 @@ test-slow: $(VENV)/.dev ## The slow tests: real processes, whole graphs, kills a
 stress: $(VENV)/.dev ## Run chosen tests 50 times beside busy loops; ARGS="tests/world -k kill_9 --times 10"
 	$(BIN)/python tests/stress.py $(ARGS)
 
-coverage: $(VENV)/.dev ## The unit, contract and fuzz tests with branch coverage of the pure packages, held to the floors of pyproject.toml
-	$(BIN)/pytest $(COVERED) --cov --cov-report= $(ARGS)
+coverage: $(VENV)/.dev ## The fast tests and the slow simulations with branch coverage of the pure packages, held to the floors of pyproject.toml
+	$(BIN)/pytest $(FAST) --cov --cov-report= $(ARGS)
+	$(BIN)/pytest $(SIMULATED) --cov --cov-append --cov-report=
 	$(BIN)/python tests/coverage_floors.py
 
 explore: $(VENV)/.dev ## The property tests with new random examples, more of them, where the other targets repeat theirs

@@ -263,7 +263,7 @@ async def test_a_pool_that_writes_no_gpus_has_those_of_its_nodes(crds, make_node
         for each in (small, large):
             patch = {"metadata": {"labels": {"pool": "other"}}}
             await client.patch(NODE, each, patch, namespace=None, field_manager="t")
-        await until(lambda: told("the 3 GPUs that were counted last count"), "no nodes again")
+        await until(lambda: told("using the last known count of 3 GPUs"), "no nodes again")
         await until(rows(client, namespace, held={"chat": 3}), "still three")
     assert watch.most == 4
 

@@ -66,7 +66,7 @@ BAD = [
     (("simulate", "--planner", "adptive"), ["--planner adptive: choose from", "did you mean adaptive?"]),
     (("demo", "--policy", "duelmap"), ["--policy", "did you mean dualmap?"]),
     (("samples", "disagregated"), ["NAME", "did you mean disaggregated?"]),
-    (("planner", "replay", "torn.yaml"), ["torn.yaml:1", "this is no ledger", "--log-dir"]),
+    (("planner", "replay", "torn.yaml"), ["torn.yaml:1", "this is not a ledger", "--log-dir"]),
     (("planner", "explain", "--log-dir", "absent"), ["absent: cannot be read", "--log-dir"]),
     (("up", "graph.yaml", "--port", "TAKEN"), ["--port", "TAKEN", "in use", "another"]),
     (("engine", "serve", "m", "--block-size", "0"), ["--block-size", "0 is not in the range x>=1"]),
@@ -79,7 +79,7 @@ BAD = [
     (("planner", "run", "--max-gpu-budget", "1"), ["--max-gpu-budget: 1", "below the floor of 1", "raise it"]),
     (("planner", "run", "--config", "options.yaml"), ["max-gpu-budgett", "unknown option", "known are"]),
     (("planner", "run", "--namespace", "nobody"), ["--namespace: 'nobody'", "penstock up"]),
-    (("planner", "explain"), ["--log-dir: needed", "no graph is running"]),
+    (("planner", "explain"), ["--log-dir: required", "no graph is running"]),
 ]  # fmt: skip
 
 

@@ -136,7 +136,7 @@ def test_an_edited_or_broken_manifest_is_not_what_a_killed_router_and_planner_st
     for name in ("world_planner", "world_frontend"):
         kill_and_wait(world, eventually, name)
     assert world.complete()["usage"]["completion_tokens"] == 4
-    assert "an edit cannot be used" in world.run("doctor", "--local").stdout
+    assert "the edited one is invalid" in world.run("doctor", "--local").stdout
     edited = "{policy: round-robin, admission: {mode: token-capacity, activePrefillTokensThreshold: 9}}"
     manifest.write_text(
         good.replace("{policy: least-pending}", edited).replace("maxGpuBudget: 8", "maxGpuBudget: 4")
@@ -150,4 +150,4 @@ def test_an_edited_or_broken_manifest_is_not_what_a_killed_router_and_planner_st
 
     eventually(threshold, "the edited admission section holds")
     told = world.run("doctor", "--local").stdout
-    assert "keys wait for the next one: planner.maxGpuBudget, router.policy\n" in told
+    assert "these keys take effect at the next start: planner.maxGpuBudget, router.policy\n" in told

@@ -118,7 +118,7 @@ def _dataclass(
 
 def _scalar(kinds: tuple[type, ...], plain: Any) -> Any:
     if not isinstance(plain, kinds):
-        raise TypeError(f"{str(plain)[:40]} is not a {kinds[0].__name__}")
+        raise TypeError(f"{str(plain)[:40]} is not of type {kinds[0].__name__}")
     return plain
 
 

@@ -83,7 +83,7 @@ def decide(file: Path | None, example: bool, mode: str | None, profile: str | No
 @LOG_DIR
 @NAMESPACE
 @click.option(
-    "--last", type=click.IntRange(min=1), default=1, show_default=True, help="Number of changes to explain."
+    "--last", type=click.IntRange(min=1), default=1, show_default=True, help="How many changes to explain."
 )
 @click.option("--all", "with_unchanged", is_flag=True, help="Include decisions that changed nothing.")
 @click.option("--id", "decision_id", help="Explain only this decision, such as d000012.")

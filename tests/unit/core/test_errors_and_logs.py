@@ -103,4 +103,4 @@ def test_an_error_shows_what_it_quotes(tmp_path, capsys):
     (tmp_path / "ledger.jsonl").write_text('{"type":"decision","decision":{"id":"\\u001b[2J"},"config":{}}\n')
     with pytest.raises(SystemExit):
         main(["planner", "explain", "--log-dir", str(tmp_path), "--id", "x"])
-    assert r"there is \x1b[2J to" in capsys.readouterr().err
+    assert r"the ledger holds \x1b[2J to" in capsys.readouterr().err

@@ -50,7 +50,7 @@ def test_edits_that_no_running_process_takes_over_are_named(arbiter, tmp_path, o
     (*found,) = edit_findings(arbiter)
     assert len(found) == bool(keys)
     if keys:
-        assert f"wait for the next one: {keys[0]}" in found[0].message
+        assert f"take effect at the next start: {keys[0]}" in found[0].message
         is_for_router = keys == ("router.policy",)
         remedy = "penstock restart" if is_for_router else "penstock down"
         assert found[0].remedy.startswith(f"{remedy} --namespace llama")
@@ -62,5 +62,5 @@ def test_an_edit_that_cannot_be_used_is_a_finding(arbiter, tmp_path, text):
     file = tmp_path / "graph.yaml"
     file.unlink() if text is None else file.write_text(GRAPH + text)
     (found,) = edit_findings(arbiter)
-    assert "serves by the manifest that it was started with" in found.message
+    assert "still serves with the manifest it was started with" in found.message
     assert found.remedy == f"penstock validate {file}"

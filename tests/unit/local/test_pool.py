@@ -280,7 +280,7 @@ def test_the_command_names_what_is_missing(state_folder):
     assert isinstance(run.invoke(cli, ["pool"]).exception, NotFoundError)
     for name in ("one", "two"):
         PoolStore.of(name).found(PoolFile(name, 1, 0.0, {}))
-    assert "several pools are here: one, two" in str(run.invoke(cli, ["pool"]).exception)
+    assert "there are several pools: one, two" in str(run.invoke(cli, ["pool"]).exception)
     assert "is no name of a GpuPool" in str(run.invoke(cli, ["pool", "../one"]).exception)
 
 
@@ -362,8 +362,8 @@ async def test_what_is_for_one_graph_alone_is_refused(files):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["one", "two"], "2 graphs; several need --pool"),
-        (["one", "two", "--pool", "pool", "--foreground"], "--foreground: for one graph"),
+        (["one", "two"], "2 graphs; to start several at once add --pool"),
+        (["one", "two", "--pool", "pool", "--foreground"], "--foreground: supports only one graph"),
     ],
 )
 def test_several_graphs_need_a_pool(files, arguments, words):
@@ -403,11 +403,9 @@ def test_the_command_shows_a_pool_of_a_cluster(monkeypatch):
     found = json.loads(run.invoke(cli, ["pool", "shared", "-n", "serving", "--json"]).output)
     assert [each["waits_for"] for each in found["graphs"]] == [[], ["batch"]]
     known.append({"metadata": {"name": "other"}})
-    assert "several pools are here: other, shared" in str(
+    assert "there are several pools: other, shared" in str(
         run.invoke(cli, ["pool", "-n", "serving"]).exception
     )
     known.clear()
-    assert "no GpuPool is in namespace serving" in str(run.invoke(cli, ["pool", "-n", "serving"]).exception)
-    assert "give add --namespace or --all-namespaces" in str(
-        run.invoke(cli, ["pool", "--context", "x"]).exception
-    )
+    assert "namespace serving has no GpuPool" in str(run.invoke(cli, ["pool", "-n", "serving"]).exception)
+    assert "add --namespace or --all-namespaces" in str(run.invoke(cli, ["pool", "--context", "x"]).exception)

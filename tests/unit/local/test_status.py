@@ -185,7 +185,8 @@ def test_what_was_served_and_what_the_model_says_stand_side_by_side(tmp_path, st
     Console(width=400, file=page).print(render(status))
     assert "served 94.8% in time (predicted 95.1%)" in page.getvalue()
     assert (
-        "the planner goes on with what it learnt (2.0 h of demand; model llama, speed 20)" in page.getvalue()
+        "the planner continues with what it learnt (2.0 h of demand; model llama, speed 20)"
+        in page.getvalue()
     )
     assert f"penstock planner memory reset --log-dir {tmp_path}" in page.getvalue()
 

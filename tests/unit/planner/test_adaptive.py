@@ -129,7 +129,7 @@ def test_growing_by_demand_says_the_share_that_it_compares_with():
     """9,500 tokens/s are less than the 10,000 that one can compute, and more than the 9,000 that it is to fill."""
     found, _ = _after(60, rate=9500.0)
     assert re.search(
-        r"9\d{3} tokens/s in \d+ s exceed 9000, 90% of the 10000 that 1 worker can compute",
+        r"for \d+ s ahead: 9,\d{3} tokens/s, more than 9,000 \(90% of the 10,000 that 1 worker can compute\)",
         found[Role.PREFILL].sentence,
     )
 
@@ -233,7 +233,7 @@ def test_demand_that_fell_withdraws_what_only_starts():
         if found[Role.PREFILL].action is Action.DOWN:
             shrunk.append((at_s, found[Role.PREFILL].sentence))
     assert shrunk[0][0] == 260
-    assert "one that only starts goes first" in shrunk[0][1]
+    assert "a replica that is still starting is removed first" in shrunk[0][1]
 
 
 def test_a_start_that_stays_after_a_smaller_one_was_asked_for_can_still_be_rolled_back():

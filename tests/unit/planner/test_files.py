@@ -53,7 +53,7 @@ async def test_a_held_thread_costs_ticks_and_no_change(world, thread, monkeypatc
     recorded = FormerRuns.before_now(world.folder).changes(100)
     assert len(recorded) > 3
     assert [each["id"] for each in state["decisions"]] == [each.decision.id for each in recorded][-20:]
-    (problem,) = [each for each in state["problems"] if "not shown" in each]
+    (problem,) = [each for each in state["problems"] if "missing from the dashboard" in each]
     assert problem.startswith(f"{stats.dropped_updates} ticks")
     (events, *_) = sorted((world.folder / "board" / "planner").glob("events*"))
     written = events.read_bytes()
@@ -166,9 +166,9 @@ def test_a_disk_is_blamed_that_does_not_answer(caplog, monkeypatch, tmp_path):
     thread.submit(lambda: pipe.write_bytes(b""))
     with caplog.at_level(logging.WARNING):
         thread.close()
-    assert "the disk does not answer" in caplog.text
     with pipe.open("rb") as file:  # lets the thread end
         file.read()
+    assert "the disk does not respond" in caplog.text
 
 
 def test_a_write_that_fails_ends_no_thread(caplog):

@@ -219,7 +219,7 @@ _SLA = {"mode": "sla", "sla": {"profile": "fast"}}
             PlannerReason.PROFILE_MISSING,
             "ConfigMap fast does not exist; apply a ProfileRequest with graph: a",
         ),
-        (None, PlannerReason.PROFILE_MISSING, "ConfigMap fast holds no profile.json (yet)"),
+        (None, PlannerReason.PROFILE_MISSING, "ConfigMap fast does not hold profile.json yet"),
         ("{", PlannerReason.PROFILE_INVALID, "ConfigMap fast: profile.json: not a performance profile"),
         ("{}", PlannerReason.PROFILE_INVALID, "prefill: Field required"),
         (

@@ -240,7 +240,11 @@ async def test_somebody_elses_number_stays_and_is_a_conflict_unless_it_is_ours_t
     await target.observe()
     cluster.is_lagging = True
     cluster.edit("decode", theirs)
-    told = pytest.raises(ConflictError, match="replicas are 4, were 1") if is_conflict else nullcontext()
+    told = (
+        pytest.raises(ConflictError, match="replicas are 4, not 1 as expected")
+        if is_conflict
+        else nullcontext()
+    )
     with told:
         await target.scale(D, 2, decision_id="d000007")
     assert cluster.objects["llama-decode"]["spec"]["replicas"] == theirs
@@ -263,7 +267,9 @@ async def test_an_edit_is_told_once_and_marks_its_role(target, cluster, notes):
     first, second = await target.observe(), await target.observe()
     assert (first.edited, second.edited) == (frozenset({D}), frozenset())
     assert [(n.reason, n.detail) for n in notes] == [("ReplicasEdited", "1 -> 3")]
-    assert notes[0].text.startswith("decode is set by kubectl: kept for one adjustment interval, longer if")
+    assert notes[0].text.startswith(
+        "decode was set by kubectl: the planner keeps this value for one adjustment interval"
+    )
     assert first.writers == {D: "kubectl", P: "penstock-operator-init"}
     assert first.pools[D].starting == 2
 

@@ -209,5 +209,5 @@ def test_a_ledger_that_cannot_be_rotated_goes_on_as_it_is(tmp_path, monkeypatch)
 )
 def test_a_record_of_other_kinds_of_values_is_refused_where_it_is_read(broken):
     """A list in place of a number would end in whatever computes with it first."""
-    with pytest.raises(TypeError, match="is no int"):
+    with pytest.raises(TypeError, match="is not of type int"):
         from_plain(Pull, {"at_s": 1.0, "pools": {"decode": broken}})

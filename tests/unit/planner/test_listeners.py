@@ -257,7 +257,7 @@ async def test_the_text_tab_has_the_manifest_and_what_was_learnt(world):
     assert yaml.safe_load(manifest.removeprefix("```yaml\n").removesuffix("```")) == graph.to_manifest()
     memories = _texts(drawn, "memory")
     assert len(memories) > 1
-    assert memories[-1].startswith("* prefill: start-up 11 s; throughput not known; ")
+    assert memories[-1].startswith("* prefill: start-up time 11 s; throughput not known; ")
     assert "\n* decode: start-up" in memories[-1]
 
 

@@ -192,7 +192,7 @@ def test_scaling_to_zero_is_the_graphs_to_say_and_the_flags_to_change(tmp_path):
     """Its router and its services are set up for it; any other's would refuse the request that should wake it."""
     with pytest.raises(InvalidSpecError) as excinfo:
         join(given={"scale-to-zero-after": 60, "mode": "adaptive", "min-gpu-budget": 0})
-    assert "no graph says planner.scaleToZeroAfterSeconds" in _problems(excinfo)[0]
+    assert "no graph sets planner.scaleToZeroAfterSeconds" in _problems(excinfo)[0]
     path = tmp_path / "zero.yaml"
     path.write_text(
         GRAPH.replace("minReplicas: 1", "minReplicas: 0")

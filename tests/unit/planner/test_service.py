@@ -129,15 +129,19 @@ def test_on_kubernetes_only_what_was_said_overrides_the_graphs(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (["--graph-name", "llama"], ConfigError, "--graph-name: only with --environment kubernetes"),
+        (
+            ["--graph-name", "llama"],
+            ConfigError,
+            "--graph-name: has an effect only with --environment kubernetes",
+        ),
         (["--max-gpu-budget", "1"], InvalidSpecError, "below the floor"),
         ([*CLUSTER, "--graph", "g.yaml"], ConfigError, "--graph: graphs are read from the cluster"),
         ([*CLUSTER, "-A", "--namespace", "serving"], ConfigError, "exclude each other; keep one"),
-        ([*CLUSTER, "--speed", "2"], ConfigError, "--speed: 2; pods live in real time"),
+        ([*CLUSTER, "--speed", "2"], ConfigError, "--speed: 2; pods run in real time"),
         (
             [*CLUSTER, "--router-url", "http://r:1"],
             ConfigError,
-            "--router-url: routers are found by their pods",
+            "--router-url: on Kubernetes routers are discovered from their pods",
         ),
         ([*CLUSTER, "--max-gpu-budget", "many"], InvalidSpecError, "--max-gpu-budget"),
         ([*CLUSTER, "--kubeconfig", "/nowhere"], ConfigError, "/nowhere"),
@@ -146,7 +150,7 @@ def test_on_kubernetes_only_what_was_said_overrides_the_graphs(tmp_path):
         (
             ["--profile", "p"],
             ConfigError,
-            "--profile: p, but mode adaptive plans by no profile; leave it out",
+            "--profile: p, but mode adaptive does not use a profile; remove it",
         ),
     ],
 )
@@ -210,6 +214,7 @@ async def test_a_planner_pulls_decides_records_and_draws_in_real_time(tmp_path):
 
 async def test_a_disk_that_hangs_delays_no_decision(tmp_path, monkeypatch):
     """A pipe without a reader holds whoever opens state.json; the planner decides, counts what it drops, and ends."""
+    others = set(threading.enumerate())
     os.mkfifo(tmp_path / "state.json.tmp")
     monkeypatch.setattr(files, "CLOSE_S", 0.1)
     monkeypatch.setattr(files, "QUEUED", 3)
@@ -224,7 +229,7 @@ async def test_a_disk_that_hangs_delays_no_decision(tmp_path, monkeypatch):
     assert stats[0].dropped_updates >= 15
     with (tmp_path / "state.json.tmp").open("rb") as pipe:  # lets the thread end
         pipe.read()
-    for thread in threading.enumerate():
+    for thread in set(threading.enumerate()) - others:
         if thread.name == "planner files":
             thread.join()
 

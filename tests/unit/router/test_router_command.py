@@ -34,7 +34,7 @@ def settings_of(monkeypatch):
         seen = []
 
         class Server:
-            def __init__(self, settings, tracing):
+            def __init__(self, settings, tracing, *, held):
                 settings.check()
                 seen.append(settings)
                 self.serve = None
@@ -108,7 +108,7 @@ def test_a_fixed_fleet_needs_no_manifest(settings_of, roles, disaggregated):
 )
 def test_blank_keys_open_no_frontend(settings_of, variable, value):
     """Set without a key, a variable is a mistake: the router does not start, and says what to do."""
-    with pytest.raises(ConfigError, match=f"{variable}: set, but .* unset it"):
+    with pytest.raises(ConfigError, match=f"{variable}: is empty; .* unset it"):
         settings_of("--model", "m", "--discovery", "s.json", environment={variable: value})
 
 
@@ -128,7 +128,7 @@ def test_admin_keys_are_keys_of_their_own(settings_of, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        (["--discovery", "s.json"], ConfigError, "--model: needed"),
+        (["--discovery", "s.json"], ConfigError, "--model: required"),
         (["--model", "m"], ConfigError, "--discovery STATEFILE or --worker"),
         (["--model", "m", "--worker", "decode=http://a:1", "--discovery", "s"], ConfigError, "not both"),
         (["--model", "m", "--worker", "decode"], ConfigError, "role=http://host:port"),

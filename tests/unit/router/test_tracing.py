@@ -153,7 +153,7 @@ async def test_the_call_that_goes_on_with_a_stream_points_to_the_one_that_broke(
         responder.break_off()
 
     first, second = await harness.worker("aggregated"), await harness.worker("aggregated")
-    config = {"policy": "round-robin", "retries": {"minPerSecond": 1000}}
+    config = {"policy": "round-robin", "retries": {"maxContinuations": 1}}
     router = await harness.router(first, second, config=config, tracing=opened())
     first.script = [breaks]
     second.script = [breaks]

@@ -153,7 +153,7 @@ def test_profiles_and_prompts_of_a_synthetic_load_travel_too(folder):
         (("--render-job", "s", "--on", "dask"), "--render-job: excludes --on dask"),
         (("--render-job", "s", "--output-dir", "o"), "--render-job: excludes --output-dir o"),
         (("--render-job", "s", "--shard", "0/2"), "--render-job: excludes --shard"),
-        (("--render-job", "s", "--manifest", str(SAMPLE)), "run this in its folder"),
+        (("--render-job", "s", "--manifest", str(SAMPLE)), "run this command in the file's folder"),
         (("--shard", "0/2"), "--shard: needs --output-dir"),
         (("--shard", "2/2", "--output-dir", "o"), "--shard 2/2: must be INDEX/COUNT"),
         (("--shard", "1", "--output-dir", "o"), "--shard 1: must be INDEX/COUNT"),
