@@ -86,6 +86,19 @@ def test_a_ledger_whose_version_worded_its_sentences_otherwise_replays(folder):
     assert replay(read_ledger(folder)).differences == ()
 
 
+@pytest.mark.parametrize(("outcome", "differs"), [("{}: said otherwise", False), ("other", True)])
+def test_an_outcome_may_be_explained_otherwise_and_not_be_another(folder, outcome, differs):
+    """What follows a step's first colon or semicolon is an explanation; the word before it was decided."""
+
+    def change(record):
+        for role in record.get("decision", {}).get("roles", ()):
+            for step in role["steps"]:
+                step["outcome"] = outcome.format(step["outcome"])
+
+    _rewrite(folder, change)
+    assert bool(replay(read_ledger(folder)).differences) is differs
+
+
 def test_replay_notices_a_broken_chain_of_states(folder):
     """A decision whose state before is not what the last one left, which the ledger only counts."""
 
