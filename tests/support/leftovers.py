@@ -43,6 +43,10 @@ def pytest_configure() -> None:
     sys.addaudithook(_note)
 
 
+_RESOURCE_TRACKER = "multiprocessing.resource_tracker"
+"""A process that `multiprocessing` starts once for a process, and that ends with it."""
+
+
 def _processes() -> dict[object, str]:
     """Return the running processes of these tests: pid and start, and what each is."""
     mark = f"{_VARIABLE}={os.getpid()}".encode()
@@ -57,6 +61,8 @@ def _processes() -> dict[object, str]:
                 continue
             parents[pid], started = int(fields[1]), fields[19]
             words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            if _RESOURCE_TRACKER in words and parents[pid] == os.getpid():
+                continue
             found[pid] = ((pid, started), f"process {pid}: {words[:300]}")
             if mark in (folder / "environ").read_bytes().split(b"\0"):
                 marked.add(pid)

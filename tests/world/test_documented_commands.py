@@ -62,7 +62,7 @@ def test_what_a_profile_wrote_is_started(world, reader):
     profile, up = commands("profile.md")
     reader(profile)
     reader(up, more=f"--port {world.port}")
-    reader(commands("local.md", but=("demo",))[2])
+    reader(commands("local.md", but=("demo", "restart"))[2])
     assert world.marked() == {}
 
 
@@ -71,7 +71,7 @@ def test_the_commands_about_a_running_graph(world, reader, tmp_path, eventually)
     world.statefile = world.statefile.with_name("llama.json")
     ledger = world.ledger_dir = tmp_path / "state" / "log" / "llama" / "planner"
     shutil.copy(ROOT / "manifests" / "samples" / "disaggregated.yaml", tmp_path / "graph.yaml")
-    up, status, down = commands("local.md", but=("demo",))[:3]
+    up, status, restart, down = commands("local.md", but=("demo",))[:4]
     reader(up, more=f"--port {world.port}")
     load, report, *_ = commands("load.md", but=("up", "make-model", "trace"))
     here = (("http://127.0.0.1:8000", world.url), ("PLANNER_LOG_DIR", ledger))
@@ -93,6 +93,7 @@ def test_the_commands_about_a_running_graph(world, reader, tmp_path, eventually)
         reader(line, replaced=recorded)
     for line in commands("alerts.md", but=("doctor -n",)):
         reader(line, replaced=(("~/.penstock/log/GRAPH/planner", ledger),), statuses=(0, 1))
+    reader(restart)
     reader(down)
     assert world.marked() == {}
 
