@@ -272,7 +272,7 @@ async def test_a_stale_look_conflicts_and_a_status_write_does_not(world, client)
     await target.scale(D, 2, decision_id="d000001")
     assert await world.desired("decode") == 2
     await world.edit("prefill", 3)
-    with pytest.raises(ConflictError, match="replicas are 3, were 1"):
+    with pytest.raises(ConflictError, match="replicas are 3, not 1 as expected"):
         await target.scale(P, 2, decision_id="d000002")
     assert await world.desired("prefill") == 3
 

@@ -89,7 +89,7 @@ async def test_a_new_graph_starts_from_what_another_planner_had_learnt(world):
     await world.make_graph(mode="adaptive", memory="learnt")
     async with world.planning(profile_poll_s=0.2):
         await until(lambda: is_now(world.reason(), "Misconfigured"), "the ConfigMap is missing")
-        assert "spec.planner.memory: ConfigMap learnt is not there" in await message(world)
+        assert "spec.planner.memory: ConfigMap learnt does not exist" in await message(world)
         await keep(world, export.decode(), "learnt", "memory.json")
         await until(lambda: is_now(_is_planned(world), True), "it is planned")
     header = world.ledger().records[0]

@@ -43,8 +43,11 @@ def pytest_configure() -> None:
     sys.addaudithook(_note)
 
 
-_RESOURCE_TRACKER = "multiprocessing.resource_tracker"
-"""A process that `multiprocessing` starts once for a process, and that ends with it."""
+_HELPERS = (
+    "from multiprocessing.resource_tracker import main",
+    "from multiprocessing.forkserver import main",
+)
+"""Processes that `multiprocessing` starts once for a process, and that end with it."""
 
 
 def _processes() -> dict[object, str]:
@@ -61,7 +64,7 @@ def _processes() -> dict[object, str]:
                 continue
             parents[pid], started = int(fields[1]), fields[19]
             words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-            if _RESOURCE_TRACKER in words and parents[pid] == os.getpid():
+            if parents[pid] == os.getpid() and any(each in words for each in _HELPERS):
                 continue
             found[pid] = ((pid, started), f"process {pid}: {words[:300]}")
             if mark in (folder / "environ").read_bytes().split(b"\0"):
