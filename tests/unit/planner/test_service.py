@@ -17,6 +17,7 @@ from penstock.api import Role
 from penstock.cli.planner import planner
 from penstock.core.errors import ConfigError, InvalidSpecError
 from penstock_planner import files
+from penstock_planner.dashboard import Dashboard
 from penstock_planner.decide.observation import PoolCounts
 from penstock_planner.ledger import read_ledger
 from penstock_planner.options import join
@@ -218,8 +219,13 @@ async def test_a_disk_that_hangs_delays_no_decision(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "state.json.tmp")
     monkeypatch.setattr(files, "CLOSE_S", 0.1)
     monkeypatch.setattr(files, "QUEUED", 3)
-    stats = []
-    begin = PlannerStats.begin
+    stats, boards = [], []
+    begin, make = PlannerStats.begin, Dashboard.__init__
+    monkeypatch.setattr(
+        Dashboard,
+        "__init__",
+        lambda self, *given, **more: (boards.append(self), make(self, *given, **more))[1],
+    )
     monkeypatch.setattr(
         PlannerStats, "begin", lambda self, config: (stats.append(self), begin(self, config))[1]
     )
@@ -232,6 +238,9 @@ async def test_a_disk_that_hangs_delays_no_decision(tmp_path, monkeypatch):
     for thread in set(threading.enumerate()) - others:
         if thread.name == "planner files":
             thread.join()
+    # The planner has left the dashboard's files open, as the disk did not answer.
+    for board in boards:
+        board.close()
 
 
 async def test_what_keeps_a_planner_from_starting_is_named(tmp_path):
