@@ -28,10 +28,6 @@ class DecodeAlone:
     why: str
     holds: Callable[[CompletionRequest], bool]
 
-    def __str__(self) -> str:
-        """Return both, as a refusal shows them."""
-        return f"{self.what}: {self.why}"
-
 
 def _is_response(request: CompletionRequest) -> bool:
     return request.endpoint is ApiEndpoint.RESPONSES
