@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from penstock.api.runtimes import SHIPPED
+from penstock.core.safe_yaml import LOADER
 from penstock.kube.objects.names import OPERATOR, PLANNER, lease_name
 from penstock.runtimes import runtime_of
 from penstock_operator.doctor.check import component_of, scope_of
@@ -129,7 +130,7 @@ def rendered(name):
         values=SETTINGS[name],
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    return [each for each in yaml.safe_load_all(result.stdout) if each]
+    return [each for each in yaml.load_all(result.stdout, Loader=LOADER) if each]
 
 
 def of_kind(objects, kind):
@@ -341,7 +342,7 @@ def test_kinds_of_others_are_granted_where_the_cluster_has_them(kind):
     known = run_helm(
         "template", "penstock", str(CHART), "--kube-version", KUBE_VERSION, "--api-versions", f"{version}/{kind}"
     )  # fmt: skip
-    objects = [each for each in yaml.safe_load_all(known.stdout) if each]
+    objects = [each for each in yaml.load_all(known.stdout, Loader=LOADER) if each]
 
     def groups(found):
         return {each for each, _, _ in rules_of(found)["operator"]} & {each for _, each in OPTIONAL.values()}

@@ -37,9 +37,13 @@ from penstock_planner.stats import PlannerStats
 D, P = Role.DECODE, Role.PREFILL
 
 
-async def _drawn_in(world, seconds, graph=None):
-    """Return the content of the event files that a run leaves, by curve: TensorBoard's runs below its folder."""
-    board = Dashboard(world.folder / "board", world.config, graph)
+async def _drawn_in(world, seconds, graph=None, *, pictures=False):
+    """Return the content of the event files that a run leaves, by curve: TensorBoard's runs below its folder.
+
+    The pictures take nearly all of the time; they are drawn only where a test looks at them.
+    """
+    draw = None if pictures else lambda _drawing: None
+    board = Dashboard(world.folder / "board", world.config, graph, draw=draw)
     world.watch(board)
     await world.run_until(seconds)
     board.close()
@@ -211,7 +215,7 @@ async def test_what_the_schedule_bounds_is_drawn_with_the_replicas(world, monkey
     monkeypatch.setattr(Axes, "axvspan", lambda *_, **__: shaded.append("span"))
     always = ScheduledBounds("always", Recurring("* * * * *", "UTC", 3600.0), {D: 2}, {D: 3})
     world.config = replace(world.config, schedule=(always,))
-    drawn = await _drawn_in(world, 60)
+    drawn = await _drawn_in(world, 60, pictures=True)
     least, most = (_values(drawn, f"scheduled {each}", "replicas/decode") for each in ("least", "most"))
     assert set(least.values()) == {2.0}
     assert set(most.values()) == {3.0}
@@ -221,7 +225,7 @@ async def test_what_the_schedule_bounds_is_drawn_with_the_replicas(world, monkey
 async def test_the_overview_is_a_picture_with_its_changes(world):
     """The last hour and the last day, each change numbered; TensorBoard reads both, and the settings beside them."""
     world.load.kv = lambda _now, _workers: 0.95
-    drawn = await _drawn_in(world, 120)
+    drawn = await _drawn_in(world, 120, pictures=True)
     notes = drawn["planner"]
     assert notes.Tags()["images"] == ["overview/last hour", "overview/last day"]
     (picture, *_) = notes.Images("overview/last hour")
