@@ -181,17 +181,19 @@ async def test_a_client_that_pipelines_without_end_does_not_keep_the_server(hold
     await ended
 
 
-async def test_a_half_closed_client_is_gone(serve, connect, in_two):
+async def test_a_half_closed_client_is_gone(serve, connect, in_two, until):
     """One that has ended its sending side keeps neither an idle connection nor a response under way."""
-    server = await serve(in_two(asyncio.Event(), b"a", b"b"))
+    gate = asyncio.Event()
+    server = await serve(in_two(gate, b"a", b"b"))
     idle, busy = await connect(server), await connect(server)
     busy.send(GET)
     await busy.head()
     ended = await closing(server)
     for client in (idle, busy):
         client.writer.write_eof()
+    await until(lambda: server.connections == 0)
+    gate.set()
     await ended
-    assert server.connections == 0
 
 
 async def test_a_slow_sender_is_waited_for_while_it_sends(serve, connect, until):
