@@ -21,7 +21,7 @@ from penstock.core import metric_names as names
 from penstock.core.http.messages import error_body
 from penstock.core.http.server import HttpServer, Request, Responder
 from penstock.kube.informer import key_of
-from penstock_operator.plan.pool_keys import graph_of, kind_of_pool
+from penstock_operator.pools.keys import graph_of, kind_of_pool
 from penstock_operator.trim import Object
 
 _BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)

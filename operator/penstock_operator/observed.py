@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from penstock.api import GraphDeployment, as_pool_member
+from penstock.api import GraphDeployment
 from penstock.core.errors import ManifestProblem
 from penstock.kube.objects.served import ServedSpec
 from penstock_operator.cluster import GraphSnapshot
 from penstock_operator.plan.failures import Failure
-from penstock_operator.plan.grant import PoolGrant
 from penstock_operator.plan.pods import PodView
+from penstock_operator.pools.grant import EffectiveBudget, PoolGrant
 from penstock_operator.queue import Key
 from penstock_operator.resources.metadata import BuildContext
-from penstock_operator.resources.pod import gpu_ceiling
 from penstock_operator.trim import Object
 from penstock_operator.validity import message_of
 
@@ -24,7 +23,9 @@ class ObservedGraph:
     """A graph, as an edit of it that is valid has it, with its observed state.
 
     Attributes:
+        model: The graph as the user wrote it.
         served: That edit.
+        effective: The GPUs that are in force: by the edit, and by its GPU pool.
         paused: What keeps its children as they are; empty: nothing.
         problems: Of the newest edit, where that is another one.
         grant: What its GPU pool lets it hold; None: it is in none.
@@ -37,6 +38,7 @@ class ObservedGraph:
     context: BuildContext
     now_s: float
     served: ServedSpec
+    effective: EffectiveBudget
     paused: str = ""
     problems: tuple[ManifestProblem, ...] = ()
     grant: PoolGrant | None = None
@@ -53,19 +55,6 @@ class ObservedGraph:
     def uid(self) -> str:
         """Return the graph's UID."""
         return str(self.raw["metadata"]["uid"])
-
-    @property
-    def budget(self) -> int | None:
-        """Most GPUs of its workers; None: no ceiling."""
-        ceiling = gpu_ceiling(self.model)
-        if self.grant is None:
-            return ceiling
-        return self.grant.gpus if ceiling is None else min(ceiling, self.grant.gpus)
-
-    @property
-    def ceiling(self) -> int | None:
-        """The same without its pool: what it may want."""
-        return gpu_ceiling(self.model)
 
     @property
     def reclaim_s(self) -> float | None:
@@ -97,15 +86,3 @@ class ObservedGraph:
         """``scaling.priority`` by service."""
         services = self.model.spec.workers
         return {name: each.scaling.priority for name, each in services.items() if each.scaling is not None}
-
-
-def in_pool(graph: ObservedGraph, grant: PoolGrant | None) -> ObservedGraph:
-    """Return a graph under what its GPU pool lets it hold; one that writes no budget gets the pool's, and so scheduling gates."""
-    if grant is None:
-        return graph
-    model = as_pool_member(graph.model)
-    if gpu_ceiling(model) is None:
-        planner = model.spec.planner.model_copy(update={"max_gpu_budget": grant.most})
-        spec = model.spec.model_copy(update={"planner": planner})
-        model = model.model_copy(update={"spec": spec})
-    return replace(graph, model=model, grant=grant)

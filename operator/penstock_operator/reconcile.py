@@ -36,14 +36,15 @@ from penstock_operator.gates import Gates
 from penstock_operator.loads import MetricsReader
 from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.namespaces import NamespaceAllowances
-from penstock_operator.observed import ObservedGraph, in_pool
+from penstock_operator.observed import ObservedGraph
 from penstock_operator.plan.budget import Releases
 from penstock_operator.plan.failures import Failure
 from penstock_operator.plan.needed_kinds import needed_kinds
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.replicas import ReplicasPlan, ServiceState
 from penstock_operator.plan.status_input import StatusInput, observed_status_input
-from penstock_operator.pools import GpuPools
+from penstock_operator.pools.driver import GpuPools
+from penstock_operator.pools.grant import PoolGrant, effective_budget
 from penstock_operator.queue import Key
 from penstock_operator.reporting import Findings, Reporter
 from penstock_operator.resources.metadata import BuildContext, inherit
@@ -106,7 +107,7 @@ class Reconciler:
         self._scaling = Scaling(self._drains, self._gates, Switching(parts.applier))
         self._wanted = WantedObjects()
         self._convergence = Convergence(parts.applier, parts.recorder, self._drains)
-        self._reporter = Reporter(parts.applier, parts.recorder, parts.pools, now_s=parts.now_s)
+        self._reporter = Reporter(parts.applier, parts.recorder, now_s=parts.now_s)
         self._settled: dict[Key, tuple[object, ...]] = {}
         self._deletions: dict[str, asyncio.Event] = {}
 
@@ -136,7 +137,7 @@ class Reconciler:
         """Say what keeps a graph from being taken up at all."""
         if refusals.lasting:
             inputs = observed_status_input(raw, (), failure=failure_of((), refusals))
-            await self._reporter.status(raw, inputs, refusals)
+            await self._reporter.status(raw, inputs, refusals, self._parts.pools.grant(raw))
             await self._reporter.events(key_of(raw), raw, inputs, refusals)
 
     def forget(self, key: Key) -> None:
@@ -160,33 +161,31 @@ class Reconciler:
             self.forget(key)
             return ReconcileResult("unchanged")
         grant = self._parts.pools.grant(raw)
+        self._parts.pools.act_under(raw, grant)
         if raw["metadata"].get("deletionTimestamp"):
-            return await self._delete(key, raw, snapshot)
+            return await self._delete(key, raw, snapshot, grant)
         if self._settled.get(key) == (grant, *snapshot.fingerprint()):
             return ReconcileResult("unchanged")
         self._settled.pop(key, None)
         valid = self._edits.of(key, raw, draws=grant is not None)
         problems = valid.problems
         for served, model in valid.edits:
-            observed = await self._observed(key, model, raw, snapshot, served=served, problems=problems)
-            graph = in_pool(observed, grant)
+            graph = await self._observed(key, model, raw, snapshot, grant, served=served, problems=problems)
             plan = await self._scaling.plan(graph)
             try:
                 wanted = self._wanted.of(graph, plan)
             except InvalidSpecError as exc:  # before the first write
                 problems = problems or exc.problems
                 continue
-            self._edits.note_served(observed)
+            self._edits.note_served(graph)
             self._parts.pools.report(key, graph.uid, graph.labelled, plan.bid)
             return await self._carry_out(graph, plan, wanted)
         if not valid.edits or not snapshot.pods:
-            return await self._invalid(key, raw, snapshot, problems)
+            return await self._invalid(key, raw, snapshot, grant, problems)
         # Nothing can be built, as when the operator allows less than before: pods start, drain and end all the same.
         served, model = valid.edits[-1]
-        graph = await self._observed(key, model, raw, snapshot, served=served, problems=problems)
-        graph = replace(
-            in_pool(graph, grant), paused=graph.paused or "the operator refuses every edit that it knows"
-        )
+        graph = await self._observed(key, model, raw, snapshot, grant, served=served, problems=problems)
+        graph = replace(graph, paused=graph.paused or "the operator refuses every edit that it knows")
         return await self._carry_out(graph, await self._scaling.plan(graph), None)
 
     async def _observed(
@@ -195,6 +194,7 @@ class Reconciler:
         model: GraphDeployment,
         raw: Object,
         snapshot: GraphSnapshot,
+        grant: PoolGrant | None,
         *,
         served: ServedSpec,
         problems: tuple[ManifestProblem, ...],
@@ -207,6 +207,7 @@ class Reconciler:
             allowed=await self._parts.allowances.of(key[0]),
             claimed_gpus=await self._parts.claims.of(key[0], model),
             kinds=frozenset(kinds),
+            in_pool=grant is not None,
         )
         return ObservedGraph(
             key,
@@ -216,8 +217,10 @@ class Reconciler:
             context,
             self._parts.now_s(),
             served=served,
+            effective=effective_budget(model, grant),
             paused=paused_by(raw),
             problems=problems,
+            grant=grant,
         )
 
     async def _carry_out(
@@ -271,7 +274,7 @@ class Reconciler:
             graph.key,
             # With the marks that this reconcile's drains have written.
             [each for each in self._snapshot(graph).workers() if each.uid not in kept],
-            budget=graph.budget,
+            budget=graph.effective.gpus,
             priorities=graph.priorities,
             replicas={name: each.running for name, each in services.items()},
             now_s=graph.now_s,
@@ -279,16 +282,23 @@ class Reconciler:
         )
 
     async def _invalid(
-        self, key: Key, raw: Object, snapshot: GraphSnapshot, problems: tuple[ManifestProblem, ...]
+        self,
+        key: Key,
+        raw: Object,
+        snapshot: GraphSnapshot,
+        grant: PoolGrant | None,
+        problems: tuple[ManifestProblem, ...],
     ) -> ReconcileResult:
         """Report every problem of a graph of which no edit was ever carried out; nothing of it is touched."""
         invalid, refusals = Failure("InvalidSpec", message_of(problems)), Refusals()
         inputs = observed_status_input(raw, snapshot.views(), failure=invalid)
-        await self._reporter.status(raw, inputs, refusals)
+        await self._reporter.status(raw, inputs, refusals, grant)
         await self._reporter.events(key, raw, inputs, refusals, invalid=invalid)
         return ReconcileResult("invalid")
 
-    async def _delete(self, key: Key, raw: Object, snapshot: GraphSnapshot) -> ReconcileResult:
+    async def _delete(
+        self, key: Key, raw: Object, snapshot: GraphSnapshot, grant: PoolGrant | None
+    ) -> ReconcileResult:
         finalizers = raw["metadata"].get("finalizers", [])
         if drain_finalizer(self._parts.operator_class) not in finalizers:
             return ReconcileResult("unchanged")
@@ -301,7 +311,7 @@ class Reconciler:
                 inputs = observed_status_input(
                     raw, snapshot.views(), failure=failure_of((), refusals), deleting=step.message
                 )
-                await self._reporter.status(raw, inputs, refusals)
+                await self._reporter.status(raw, inputs, refusals, grant)
                 await self._reporter.events(key, raw, inputs, refusals)
                 if "foregroundDeletion" in finalizers:
                     await self._parts.recorder.emit(raw, _UNDRAINED)

@@ -9,7 +9,6 @@ from typing import Any
 from penstock.core.logs import get_logger
 from penstock.core.stamps import stamp
 from penstock.kube.events import EventMessage, EventRecorder
-from penstock.kube.informer import key_of
 from penstock.kube.kinds import SCALING_ADAPTER
 from penstock.kube.objects.names import child_name
 from penstock.kube.objects.refusals import Refusals
@@ -23,7 +22,7 @@ from penstock_operator.plan.needed_kinds import missing_definition
 from penstock_operator.plan.replicas import ServiceState
 from penstock_operator.plan.status import adapter_status, graph_status
 from penstock_operator.plan.status_input import StatusInput, late_services, status_input
-from penstock_operator.pools import GpuPools
+from penstock_operator.pools.grant import PoolGrant
 from penstock_operator.queue import Key
 from penstock_operator.trim import Object
 from penstock_operator.workloads import is_own
@@ -49,12 +48,9 @@ class Findings:
 class Reporter:
     """Writes statuses and Events; remembers of each graph the troubles emitted, and since when services lack replicas."""
 
-    def __init__(
-        self, applier: Applier, recorder: EventRecorder, pools: GpuPools, *, now_s: Callable[[], float]
-    ) -> None:
+    def __init__(self, applier: Applier, recorder: EventRecorder, *, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self._applier = applier
-        self._pools = pools
         self._recorder = recorder
         self._emitted: dict[Key, frozenset[EventMessage]] = {}
         self._short: dict[Key, dict[str, float]] = {}
@@ -64,10 +60,13 @@ class Reporter:
         self._emitted.pop(key, None)
         self._short.pop(key, None)
 
-    async def status(self, raw: Object, inputs: StatusInput, refusals: Refusals) -> None:
-        """Write a graph's status."""
+    async def status(
+        self, raw: Object, inputs: StatusInput, refusals: Refusals, grant: PoolGrant | None
+    ) -> None:
+        """Write a graph's status; ``grant`` is what its GPU pool lets it hold."""
         status = graph_status(inputs, old=raw.get("status") or None, now=stamp(self._now_s()))
-        status |= self._pools.status_of(key_of(raw))
+        if grant is not None:
+            status["pool"] = grant.status
         await self._write(raw, status, refusals)
 
     async def graph(
@@ -94,6 +93,7 @@ class Reporter:
             generation,
             snapshot.views(),
             found.services,
+            budget=graph.effective.ceiling,
             waiting=found.waiting,
             now_s=graph.now_s,
         )
@@ -107,7 +107,7 @@ class Reporter:
             [graph.invalid, failure, failure_of(found.applied.conflicts, refusals), missing]
         )
         inputs = replace(inputs, late=late, paused=graph.paused, served=graph.served, failure=worst)
-        await self.status(graph.raw, inputs, refusals)
+        await self.status(graph.raw, inputs, refusals, graph.grant)
         return inputs
 
     async def _adapters(

@@ -21,11 +21,11 @@ from penstock_operator.observed import ObservedGraph
 from penstock_operator.plan.budget import Releases, blocked, blocked_on_budget
 from penstock_operator.plan.diagnose import refusal
 from penstock_operator.plan.drain import Bounded, ScalePlan, ServicePool, bounded, held
-from penstock_operator.plan.grant import bids_of, with_wants, within_grant
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.replicas import ReplicasPlan, ServiceState
 from penstock_operator.plan.rollout import rollout_view
 from penstock_operator.plan.switch import kept_places, plan_switches, without_switching
+from penstock_operator.pools.grant import bids_of, with_wants, within_grant
 from penstock_operator.switching import Switching
 from penstock_operator.workloads import (
     is_own,
@@ -48,7 +48,7 @@ class Scaling:
         """Return what every service is to have; the loads of pods that may leave are read, nothing is written."""
         pods = graph.workers
         allowed = self._gates.plan(
-            graph.key, pods, budget=graph.budget, priorities=graph.priorities, now_s=graph.now_s
+            graph.key, pods, budget=graph.effective.gpus, priorities=graph.priorities, now_s=graph.now_s
         )
         services, first_replicas, bid = _service_states(graph)
         for name, pool in _pools(graph, services, allowed).items():
@@ -95,7 +95,9 @@ def _service_states(
     """Return every service with its desired number within its bounds, the first numbers of adapters yet to be made, and the bid."""
     services: dict[str, ServiceState] = {}
     wanted, first_replicas = _wanted(graph)
-    bids = bids_of(graph.model, with_wants(graph.model, wanted, graph.wants, max_gpu_budget=graph.ceiling))
+    bids = bids_of(
+        graph.model, with_wants(graph.model, wanted, graph.wants, max_gpu_budget=graph.effective.ceiling)
+    )
     if graph.grant is not None:
         asked = bids_of(graph.model, wanted)
         wanted = within_grant(wanted, asked, gpus=graph.grant.gpus, pool=graph.grant.title)
@@ -127,7 +129,7 @@ def _wanted(graph: ObservedGraph) -> tuple[dict[str, Bounded], dict[str, int]]:
             else:
                 # An adapter that was deleted comes back with the number that runs, not with the first one.
                 desired = first_replicas[child] = service.replicas if there is None else there
-        wanted[name] = bounded(desired, service, max_gpu_budget=graph.ceiling)
+        wanted[name] = bounded(desired, service, max_gpu_budget=graph.effective.ceiling)
     return wanted, first_replicas
 
 

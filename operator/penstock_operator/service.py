@@ -29,7 +29,7 @@ from penstock_operator.gates import Gates
 from penstock_operator.loads import MetricsReader
 from penstock_operator.metrics import OperatorMetrics, StatusServer
 from penstock_operator.namespaces import NamespaceAllowances
-from penstock_operator.pools import GpuPools
+from penstock_operator.pools.driver import GpuPools
 from penstock_operator.profiles import Profiles
 from penstock_operator.queue import Key, RateLimits, WorkQueue, serve
 from penstock_operator.reconcile import Dependencies, Reconciler

@@ -33,7 +33,7 @@ class WantedObjects:
                 graph names.
         """
         replicas = {name: each.number for name, each in plan.services.items()}
-        away = plan.unavailable(graph.budget)
+        away = plan.unavailable(graph.effective.gpus)
         known = (graph.uid, graph.model, replicas, away, graph.context)
         built = self._built.get(graph.key)
         if built is None or built[0] != known:

@@ -193,7 +193,7 @@ async def test_what_is_wrong_with_a_pool_is_told(kwok, crds, make_node, client, 
 @pytest.fixture
 def counts_nodes_often(monkeypatch):
     """Let the operator count the nodes twice a second."""
-    monkeypatch.setattr("penstock_operator.pool_nodes.POLL_S", 0.5)
+    monkeypatch.setattr("penstock_operator.pools.readings.NODES_POLL_S", 0.5)
 
 
 @pytest.mark.usefixtures("counts_nodes_often", "kwok")
@@ -271,7 +271,7 @@ async def test_a_pool_that_writes_no_gpus_has_those_of_its_nodes(crds, make_node
 @pytest.mark.usefixtures("kwok")
 async def test_what_a_dead_planner_wanted_counts_no_more(crds, make_node, client, namespace, monkeypatch):
     """Three minutes after its last word the graph wants what its adapters ask for, and the others may borrow."""
-    monkeypatch.setattr("penstock_operator.plan.grant.WANTS_VALID_S", 70.0)
+    monkeypatch.setattr("penstock_operator.pools.grant.WANTS_VALID_S", 70.0)
     make_node(gpus=16)
     await client.create(pool(namespace), field_manager="test")
     for name in ("chat", "batch"):

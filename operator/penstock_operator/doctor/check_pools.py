@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from penstock.api import GraphDeployment, NodePool, ServiceSpec, Toleration, as_pool_member
-from penstock.kube.objects.names import pool_drawn_from
+from penstock.api import GraphDeployment, NodePool, ServiceSpec, Toleration
 from penstock.kube.objects.quantity import quantity
 from penstock_operator.doctor.facts import Object, Unreadable, full_name
 from penstock_operator.doctor.findings import Finding, ok, problem, unknown, warning
 from penstock_operator.resources.node_pool import gpu_request
-from penstock_operator.resources.pod import gpu_ceiling
+from penstock_operator.resources.pod import stated_gpu_ceiling
 
 Requested = Mapping[str, Mapping[str, int]] | Unreadable
 """By node, the extended resources that its pods ask for."""
@@ -44,8 +43,6 @@ def pool_findings(
         graph = GraphDeployment.model_validate({**raw, "status": None})
     except ValueError:
         return
-    if pool_drawn_from(raw) is not None:
-        graph = as_pool_member(graph)
     name = full_name(raw)
     if isinstance(nodes, Unreadable):
         remedy = "ask for the right: list nodes; or see kubectl get nodes"
@@ -60,7 +57,7 @@ def pool_findings(
         if pool is not None or any(need.resource for need in needs):
             subject = f"any node of {name}" if pool is None else f"pool {pool} of {name}"
             spec = NodePool() if pool is None else graph.spec.node_pools[pool]
-            yield from _pool(_Pool(subject, pool, spec, needs, gpu_ceiling(graph)), nodes, requested)
+            yield from _pool(_Pool(subject, pool, spec, needs, stated_gpu_ceiling(raw)), nodes, requested)
 
 
 def _pool(pool: _Pool, nodes: tuple[Object, ...], requested: Requested) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.replicas import ServiceState
 from penstock_operator.plan.service_replicas import ServiceReplicas, count_replicas
 from penstock_operator.resources.metadata import selector
-from penstock_operator.resources.pod import gpu_ceiling, stated_gpu_ceiling
+from penstock_operator.resources.pod import stated_gpu_ceiling
 
 _SLOW_AFTER_STARTUP: float = 0.5
 """Part of a service's startup timeout after which its start is reported as slow. Chosen."""
@@ -102,6 +102,7 @@ def status_input(
     pods: Iterable[PodView],
     services: Mapping[str, ServiceState],
     *,
+    budget: int | None,
     waiting: Sequence[Waiting] = (),
     now_s: float,
 ) -> StatusInput:
@@ -112,6 +113,7 @@ def status_input(
         generation: ``metadata.generation`` of the newest edit.
         pods: All its pods.
         services: What each service is to have.
+        budget: Most GPUs that its workers may want; None: no ceiling.
         waiting: Pods that the budget holds back.
         now_s: Seconds since the epoch.
     """
@@ -142,7 +144,7 @@ def status_input(
     return StatusInput(
         generation=generation,
         services=found_services,
-        budget=gpu_ceiling(graph),
+        budget=budget,
         waiting=waiting,
         diagnoses=diagnoses,
         is_woken=graph.spec.planner.enabled and graph.spec.planner.scale_to_zero_after_seconds is not None,

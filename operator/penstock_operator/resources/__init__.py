@@ -3,7 +3,6 @@
 from penstock_operator.resources.allowances import Allowances, allowances_of
 from penstock_operator.resources.children import BuildContext, adapter, children
 from penstock_operator.resources.files import absent_files
-from penstock_operator.resources.pod import gpu_ceiling
 
 __all__ = [
     "Allowances",
@@ -12,5 +11,4 @@ __all__ = [
     "adapter",
     "allowances_of",
     "children",
-    "gpu_ceiling",
 ]

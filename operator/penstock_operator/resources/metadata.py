@@ -41,6 +41,7 @@ class BuildContext:
         gpu_resources: Names, or patterns, of the resources that are GPUs.
         claimed_gpus: GPUs that a claim of each ResourceClaimTemplate holds; without those that are unknown.
         kinds: Kinds of others' definitions that the graph needs and the cluster serves.
+        in_pool: The graph draws from a GPU pool, whose grant bounds it where it states no budget itself.
         labels: Labels of the graph that its children carry too; pods do not, which a changed one would roll.
         annotations: Annotations of the graph, likewise.
     """
@@ -54,6 +55,7 @@ class BuildContext:
     gpu_resources: tuple[str, ...] = GPU_RESOURCES
     claimed_gpus: Mapping[str, int] = field(default_factory=dict)
     kinds: frozenset[Kind] = frozenset()
+    in_pool: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 

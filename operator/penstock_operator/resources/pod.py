@@ -249,10 +249,10 @@ _ROUTER_CPU: Final = "1"
 starves keeps all requests waiting. It does not follow the workers' number, whose changes must not restart routers."""
 
 
-def gpu_ceiling(graph: GraphDeployment) -> int | None:
-    """Return the most GPUs that the graph's workers may hold together; None: no ceiling."""
+def has_budget(graph: GraphDeployment, context: BuildContext) -> bool:
+    """Return whether a budget bounds the graph's workers, so that they start behind a scheduling gate."""
     planner = graph.spec.planner
-    return planner.max_gpu_budget if planner.enabled else None
+    return planner.enabled and (context.in_pool or planner.max_gpu_budget is not None)
 
 
 def stated_gpu_ceiling(raw: Mapping[str, Any]) -> int | None:
@@ -330,7 +330,7 @@ def pod_template(
     counted = Counted(0 if held else gpus, resource, "gpusPerReplica", context.gpu_resources)
     template = overlaid(built, service.pod_template, path, counted=counted, allowed=context.allowed)
     _refuse_uncounted_split(graph, spec.service, template)
-    return _with_own_marks(graph, spec.service, template, own_labels)
+    return _with_own_marks(graph, spec.service, template, own_labels, context)
 
 
 def _refuse_uncounted_split(graph: GraphDeployment, name: str, template: Mapping[str, Any]) -> None:
@@ -437,7 +437,11 @@ def _resources(graph: GraphDeployment, service: str, context: BuildContext) -> d
 
 
 def _with_own_marks(
-    graph: GraphDeployment, service: str, template: dict[str, Any], labels: Mapping[str, str]
+    graph: GraphDeployment,
+    service: str,
+    template: dict[str, Any],
+    labels: Mapping[str, str],
+    context: BuildContext,
 ) -> dict[str, Any]:
     """Set what selectors, budget and rollouts rely on, whatever the overlay made of it."""
     metadata = template.get("metadata", {})
@@ -450,7 +454,7 @@ def _with_own_marks(
             annotations[METRICS_PATH_ANNOTATION] = graph.spec.traits.metrics_path
         if graph.spec.engine.tls is not None:
             annotations[SCHEME_ANNOTATION] = graph.spec.worker_scheme
-        if gpu_ceiling(graph) is not None:
+        if has_budget(graph, context):
             others = [each for each in spec.get("schedulingGates", []) if each["name"] != BUDGET_GATE]
             spec["schedulingGates"] = [{"name": BUDGET_GATE}, *others]
     elif graph.spec.traits.frontend is None:

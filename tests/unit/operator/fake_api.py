@@ -35,6 +35,7 @@ class FakeApi:
         self.writes = []
         self.version = 0
         self.fault = None
+        self.served = {}
         self._watchers = []
 
     def write(self, verb, obj):
@@ -69,8 +70,10 @@ class FakeApi:
         return copy.deepcopy(self.at(kind.kind, name, namespace))
 
     async def raw_get(self, path):
-        """Know no further groups."""
-        raise NotFoundError(path)
+        """Return the kinds that are served below a path; by default there are no further groups."""
+        if path not in self.served:
+            raise NotFoundError(path)
+        return {"resources": [{"name": each} for each in self.served[path]]}
 
     async def create(self, obj, *, field_manager, dry_run=False):
         """Store a new object."""

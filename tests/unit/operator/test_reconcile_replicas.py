@@ -10,7 +10,7 @@ from graph_harness import KEY, Loads, conditions, edit, operator, pod, router, s
 from penstock.core.errors import UnavailableError
 from penstock.kube.kinds import GRAPH_DEPLOYMENT
 from penstock_operator.plan.drain import PodLoad
-from penstock_operator.pools import GpuPools
+from penstock_operator.pools.driver import GpuPools
 
 
 async def test_gates_are_lifted_within_the_budget_even_if_answers_are_lost(api):

@@ -88,7 +88,9 @@ def facts_of(states, targets, *, late_for_s):
         for name, number in targets.items()
     }
     waiting = [Waiting(each.uid, each.name, each.service, "needs 1") for each in pods if each.gated]
-    facts = status_input(GRAPH, 1, pods, services, waiting=waiting, now_s=NOW_S)
+    facts = status_input(
+        GRAPH, 1, pods, services, budget=GRAPH.spec.planner.max_gpu_budget, waiting=waiting, now_s=NOW_S
+    )
     since = dict.fromkeys(facts.short, NOW_S - late_for_s)
     return replace(facts, late=late_services(GRAPH, since, now_s=NOW_S))
 

@@ -19,8 +19,8 @@ from penstock.kube.informer import Informer, key_of
 from penstock.kube.kinds import CLUSTER_GPU_POOL, GPU_POOL, NAMESPACE, Kind
 from penstock.kube.objects.names import is_of_class
 from penstock_operator.cluster import Cluster
-from penstock_operator.plan.pool import entry_of, shares_of
-from penstock_operator.plan.pool_keys import is_of_cluster, kind_of_pool, member_of
+from penstock_operator.pools.keys import is_of_cluster, kind_of_pool, member_of
+from penstock_operator.pools.observe import entry_of, rows_of
 from penstock_operator.queue import Key
 from penstock_operator.trim import Object, version_of
 from penstock_operator.validity import message_of, validated
@@ -173,7 +173,7 @@ class PoolWatch:
         if not is_of_cluster(key) and key[0] != of_graph[0]:
             return False
         if self.model(pool)[0] is None:
-            return member_of(key, of_graph) in shares_of(pool.get("status"))
+            return member_of(key, of_graph) in rows_of(pool.get("status"))
         return self.entry(pool, graph) is not None
 
     def of(self, graph: Object) -> Iterator[Object]:

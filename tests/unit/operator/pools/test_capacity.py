@@ -1,10 +1,16 @@
-"""What the nodes of a GpuPool offer: tables of literals."""
+"""What the nodes of a GpuPool offer, and which quotas are below it: tables of literals."""
 
 from __future__ import annotations
 
 import pytest
 
-from penstock_operator.plan.pool_nodes import PoolNodes, counted, foreign_gpus, usable_nodes
+from penstock_operator.pools.capacity import (
+    PoolNodes,
+    counted,
+    foreign_gpus,
+    quota_problems,
+    usable_nodes,
+)
 
 GPU = "nvidia.com/gpu"
 
@@ -84,3 +90,46 @@ def test_foreign_pods_are_left_out_where_they_are_seen():
     unseen = count([node("a", 8)], None)
     assert unseen.gpus == 8
     assert "foreign pods are not known" in unseen.words
+
+
+def quota(most, name="team", resource=GPU, **more):
+    """A ResourceQuota on what pods request of a resource."""
+    return {"metadata": {"name": name}, "spec": {"hard": {f"requests.{resource}": most}, **more}}
+
+
+@pytest.mark.parametrize(
+    ("quotas", "said"),
+    [
+        ([quota("4")], ["team"]),
+        ([quota("4", "b"), quota("0", "a")], ["a", "b"]),
+        ([quota("8")], []),
+        ([quota("4", resource="amd.com/gpu")], []),
+        ([quota("4", scopes=["BestEffort"])], []),
+        ([quota("4", scopeSelector={"matchExpressions": []})], []),
+        ([{"metadata": {"name": "empty"}}], []),
+    ],
+)
+def test_a_quota_below_the_pool_is_named(quotas, said):
+    """Of the pool's resource, for all pods; one as large as the pool is none."""
+    assert [each.split()[1] for each in quota_problems(quotas, GPU, 8)] == said
+
+
+def test_the_sentence_names_both_numbers_and_what_to_do():
+    """A condition's text."""
+    assert quota_problems([quota("4")], GPU, 8) == [
+        (
+            "ResourceQuota team allows 4 nvidia.com/gpu, fewer than the pool's 8, so granted workers are refused; raise it or lower "
+            "spec.gpus"
+        )
+    ]
+
+
+def test_a_clusters_pool_is_compared_with_what_it_guarantees_in_each_namespace():
+    """A quota of one tenant is below the whole pool as a rule, and no problem."""
+    assert quota_problems([quota("4")], GPU, 3, namespace="b") == []
+    assert quota_problems([quota("4")], GPU, 6, namespace="a") == [
+        (
+            "ResourceQuota a/team allows 4 nvidia.com/gpu, fewer than the 6 guaranteed to graphs there, so granted workers are "
+            "refused; raise it or lower guaranteedGpus"
+        )
+    ]

@@ -1,4 +1,4 @@
-"""Reading a pool's nodes: how often, and what an API server that says no or nothing leads to."""
+"""Reading a pool's nodes and quotas: how often, and what an API server that says no or nothing leads to."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import pytest
 
 from penstock.api import GpuPool
 from penstock.core.errors import ForbiddenError, UnavailableError
-from penstock_operator.pool_nodes import PoolNodeReader
+from penstock.kube.kinds import NODE as NODE_KIND
+from penstock.kube.kinds import RESOURCE_QUOTA
+from penstock_operator.pools.readings import PoolReadings
 
 READY = {"type": "Ready", "status": "True"}
 NODE = {
@@ -22,12 +24,18 @@ class Client:
 
     def __init__(self):
         self.nodes = self.pods = None
+        self.quotas = ["a quota"]
         self.calls = 0
 
-    async def list(self, _kind, *, namespace, labels):
-        """Return the one node, or fail."""
+    async def list(self, kind, *, namespace, labels=None):
+        """Return the one node or quota, or fail."""
         self.calls += 1
-        assert (namespace, labels) == (None, {"gpu": "h100"})
+        if kind is RESOURCE_QUOTA:
+            assert (namespace, labels) == ("ns", None)
+            if isinstance(self.quotas, Exception):
+                raise self.quotas
+            return SimpleNamespace(items=self.quotas)
+        assert (kind, namespace, labels) == (NODE_KIND, None, {"gpu": "h100"})
         if self.nodes:
             raise self.nodes
         return SimpleNamespace(items=[NODE])
@@ -41,18 +49,17 @@ class Client:
 
 
 @pytest.fixture
-def read(monkeypatch):
+def read():
     """Return a reader's read, with its client and its clock."""
     now = [0.0]
-    monkeypatch.setattr("penstock_operator.polled.time.monotonic", lambda: now[0])
     client = Client()
-    reader = PoolNodeReader(client)
+    reader = PoolReadings(client, now_s=lambda: now[0])
 
     async def read(selector=None, generation=1):
         selector = {"gpu": "h100"} if selector is None else selector
         made = {"apiVersion": "penstock.dev/v1alpha1", "kind": "GpuPool", "metadata": {"name": "p"}}
         pool = GpuPool.model_validate({**made, "spec": {"gpus": 9, "nodeSelector": selector, "graphs": []}})
-        return await reader.read(pool, "u", generation=generation, graphs=())
+        return await reader.nodes(pool, "u", generation=generation, graphs=())
 
     return SimpleNamespace(read=read, client=client, now=now, reader=reader)
 
@@ -91,3 +98,23 @@ async def test_an_api_server_that_does_not_answer_changes_nothing(read):
     found = await read.read()
     assert found.gpus == 8
     assert "could not be read" in found.words
+
+
+async def test_quotas_are_read_once_a_minute(read):
+    """A pool is shared out every second or so."""
+    assert await read.reader.quotas("ns") == ["a quota"]
+    read.client.quotas, read.now[0] = [], 59.0
+    assert await read.reader.quotas("ns") == ["a quota"]
+    assert read.client.calls == 1
+    read.now[0] = 60.0
+    assert await read.reader.quotas("ns") == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"), [(ForbiddenError("403"), []), (UnavailableError("503"), ["a quota"])]
+)
+async def test_quotas_that_cannot_be_read_stop_nothing(read, answer, found):
+    """Without the right nothing is known; without an answer what was known stands."""
+    await read.reader.quotas("ns")
+    read.client.quotas, read.now[0] = answer, 60.0
+    assert await read.reader.quotas("ns") == found

@@ -29,6 +29,8 @@ class PoolGrant:
         guaranteed: GPUs that the graph gets as soon as it wants them.
         is_planner_silent: What its planner last wanted of the pool counts no more.
         message: Who holds what the graph lacks, or what keeps its grant from changing; empty: nothing.
+        uid: Of the pool; empty: it is gone, and the graph keeps what it had.
+        serial: Of the grant, to be acknowledged; 0: the graph has no share yet.
     """
 
     kind: str
@@ -39,6 +41,8 @@ class PoolGrant:
     reclaim_s: float | None = None
     is_planner_silent: bool = False
     guaranteed: int = 0
+    uid: str = ""
+    serial: int = 0
 
     @property
     def title(self) -> str:
@@ -50,6 +54,35 @@ class PoolGrant:
         """As a graph's status has it."""
         gpus = {"grantedGpus": self.gpus, "guaranteedGpus": self.guaranteed}
         return {"kind": self.kind, "name": self.pool, **gpus, "message": self.message}
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveBudget:
+    """The GPUs that are in force for a graph, by its manifest and its pool's grant together.
+
+    Attributes:
+        ceiling: Most GPUs that its workers may want; None: no ceiling.
+        gpus: Most GPUs that its existing workers may hold now; None: no ceiling.
+    """
+
+    ceiling: int | None
+    gpus: int | None
+
+
+def effective_budget(graph: GraphDeployment, grant: PoolGrant | None) -> EffectiveBudget:
+    """Return the budget of a graph; in a pool the default of maxGpuBudget is the pool's GPUs.
+
+    Args:
+        graph: As the user wrote it.
+        grant: What its pool lets it hold; None: it is in none.
+    """
+    planner = graph.spec.planner
+    if grant is None:
+        ceiling = planner.max_gpu_budget if planner.enabled else None
+        return EffectiveBudget(ceiling, ceiling)
+    own = planner.own_gpu_budget
+    ceiling = (grant.most if own is None else own) if planner.enabled else None
+    return EffectiveBudget(ceiling, grant.gpus if ceiling is None else min(ceiling, grant.gpus))
 
 
 def bids_of(graph: GraphDeployment, wanted: Mapping[str, Bounded]) -> dict[str, RoleBid]:

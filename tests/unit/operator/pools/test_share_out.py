@@ -1,4 +1,4 @@
-"""What the graphs of a GpuPool may hold, and its status: tables of literals."""
+"""What a GpuPool is shared out by, what its graphs may hold, and its status: tables of literals."""
 
 from __future__ import annotations
 
@@ -7,29 +7,33 @@ from dataclasses import replace
 import pytest
 
 from penstock.api import ClusterGpuPool, GpuPool, GraphDeployment
+from penstock.core.stamps import stamp
 from penstock.gpu_pool.allocator import Share
 from penstock.gpu_pool.bid import RoleBid, sizes
 from penstock.gpu_pool.waiting import DrainTimes
 from penstock_operator.plan.drain import Bounded
-from penstock_operator.plan.grant import bids_of, is_silent, with_wants, within_grant
 from penstock_operator.plan.pods import PodView
-from penstock_operator.plan.pool import (
+from penstock_operator.pools.capacity import PoolNodes
+from penstock_operator.pools.grant import (
+    EffectiveBudget,
+    PoolGrant,
+    bids_of,
+    effective_budget,
+    is_silent,
+    with_wants,
+    within_grant,
+)
+from penstock_operator.pools.observe import (
     PoolMember,
+    PoolObservation,
     drains_after,
     entry_of,
     gpus_of,
-    guarantees,
-    lacking_in,
     leaving_gpus,
-    moved,
-    own_bound,
-    pool_status,
-    problems_of,
-    refused_status,
-    share_out,
     shares_of,
 )
-from penstock_operator.plan.pool_nodes import PoolNodes
+from penstock_operator.pools.share_out import guarantees, moved, share_out
+from penstock_operator.pools.status import lacking_in, own_bound, pool_status, problems_of, refused_status
 
 POOL = GpuPool.model_validate(
     {
@@ -74,6 +78,23 @@ def member(name, wants, held, *, serial=0, arrived=None, leaving=0):
     )
 
 
+def observe(members, shares=None, now_s=0.0, *, pool=POOL, counted=None, **more):
+    """Return a pool's observation whose status holds these shares."""
+    rows = [
+        {
+            "name": name,
+            "granted": share.gpus,
+            "serial": share.serial,
+            "exposed": share.exposed,
+            "gainedTime": None if share.gained_s is None else stamp(share.gained_s),
+            "lostTime": None if share.lost_s is None else stamp(share.lost_s),
+        }
+        for name, share in (shares or {}).items()
+    ]
+    gpus = {} if counted is None else {"gpus": {"counted": counted}}
+    return PoolObservation(pool, members, now_s, status={"graphs": rows, **gpus}, generation=7, **more)
+
+
 def test_the_first_entry_that_matches_is_a_graphs_own():
     """By name, or by labels; another graph has none."""
     assert entry_of(POOL, "a", {}, "ns") is POOL.spec.graphs[0]
@@ -83,13 +104,13 @@ def test_the_first_entry_that_matches_is_a_graphs_own():
 
 def test_nothing_is_shared_out_before_a_new_graph_acts_under_the_pool():
     """Its gates could still open under its own budget."""
-    assert share_out(POOL, {"a": member("a", 4, 2)}, {}, 0.0) is None
+    assert share_out(observe({"a": member("a", 4, 2)})) is None
 
 
 def test_a_new_graph_counts_with_what_it_may_hold_on_arrival():
     """Four of six are its own, so the other gets two."""
     members = {"a": member("a", 4, 3, arrived=4), "b": member("b", 4, 0, arrived=0)}
-    found = share_out(POOL, members, {}, 0.0)
+    found = share_out(observe(members))
     assert {name: each.gpus for name, each in found.shares.items()} == {"a": 4, "b": 2}
 
 
@@ -97,20 +118,21 @@ def test_a_graph_of_unknown_wants_keeps_its_share_and_one_that_is_gone_gives_bac
     """Its workers count as long as they exist."""
     shares = {"a": Share(2, 1, 2), "b": Share(4, 1, 4), "c": Share(1, 1, 1)}
     members = {"a": PoolMember(POOL.spec.graphs[0], held=2), "b": PoolMember(None, bid=(), held=1, leaving=1)}
-    found = share_out(POOL, members, shares, 0.0)
+    found = share_out(observe(members, shares))
     assert found.shares["a"] == Share(2, 1, 2)
     assert (found.shares["b"].gpus, found.shares["b"].exposed) == (0, 4)
     assert "c" not in found.shares
     deleted = {"a": PoolMember(POOL.spec.graphs[0], bid=(), held=2, serial=1)}
-    assert share_out(POOL, deleted, {"a": Share(2, 1, 2)}, 0.0).shares["a"].gpus == 0
+    assert share_out(observe(deleted, {"a": Share(2, 1, 2)})).shares["a"].gpus == 0
 
 
 def test_the_status_holds_the_allocators_state():
     """What is read back from it is what was written; times are whole seconds."""
     shares = {"a": Share(4, 3, 4, 100.0, None), "b": Share(2, 1, 2, None, 50.0)}
     members = {"a": member("a", 4, 4, serial=3), "b": member("b", 2, 2, serial=1)}
-    found = share_out(POOL, members, shares, 500.0)
-    status = pool_status(POOL, members, found, [], old=None, generation=7, now_s=500.0)
+    observed = observe(members, shares, 500.0)
+    found = share_out(observed)
+    status = pool_status(observed, found)
     assert shares_of(status) == dict(found.shares)
     assert status["gpus"] == {"total": 6, "held": 6, "leaving": 0, "free": 0, "unavailable": 0, "borrowed": 2}
     assert {each["type"]: each["status"] for each in status["conditions"]} == {
@@ -125,17 +147,18 @@ def test_a_guarantee_that_waits_names_who_gives_back():
     """The lender sees what it lacks; both graphs are told of the GPUs that move."""
     shares = {"a": Share(0, 1, 0), "b": Share(6, 1, 6)}
     members = {"a": member("a", 2, 0, serial=1), "b": member("b", 6, 7, serial=1)}
-    found = share_out(POOL, members, shares, 500.0)
-    status = pool_status(POOL, members, found, ["x"], old=None, generation=7, now_s=500.0)
+    observed = observe(members, shares, 500.0, elsewhere={"x": "GpuPool old"})
+    found = share_out(observed)
+    status = pool_status(observed, found)
     said = {each["type"]: each["message"] for each in status["conditions"]}
     assert said["GuaranteesMet"] == "a lacks 2 of 2 GPUs; b gives back 3"
     assert said["CeilingRespected"] == "7 of 6 GPUs are held; no new workers start until enough workers exit"
-    assert said["Valid"] == "x"
-    lowered, text = moved(shares, found, "GpuPool shared")["b"]
+    assert said["Valid"] == "graph x draws from GpuPool old, which is older; let one of them match it"
+    lowered, text = moved(observed, found)["b"]
     assert (lowered, text) == (True, "GpuPool shared grants 4 GPUs in place of 6; a wants them")
     after = {"a": member("a", 2, 0, serial=1), "b": member("b", 6, 4, serial=2)}
-    then = share_out(POOL, after, found.shares, 600.0)
-    assert moved(found.shares, then, "GpuPool shared")["a"] == (
+    later = replace(observed, members=after, status=status, now_s=600.0)
+    assert moved(later, share_out(later))["a"] == (
         False,
         "GpuPool shared grants 2 GPUs in place of 0; b gave back",
     )
@@ -147,8 +170,9 @@ def test_a_graph_hears_who_holds_what_it_lacks_and_when_it_comes():
     drains = DrainTimes({"u1": 480.0, "u2": 490.0}, 30.0)
     giving = replace(member("b", 6, 6, serial=1, leaving=2), drains=drains)
     members = {"a": member("a", 3, 0, serial=1), "b": giving}
-    found = share_out(POOL, members, shares, 500.0)
-    status = pool_status(POOL, members, found, [], old=None, generation=7, now_s=500.0)
+    observed = observe(members, shares, 500.0)
+    found = share_out(observed)
+    status = pool_status(observed, found)
     assert lacking_in(status, "a") == (
         "3 more on their way, b gives back 3, expected at 1970-01-01T00:08:40Z"
     )
@@ -175,7 +199,7 @@ def test_drain_times_go_on_from_the_status_after_a_restart():
 def test_a_wrong_pool_keeps_what_its_graphs_may_hold():
     """Only its condition changes."""
     old = {"graphs": [{"name": "a"}], "gpus": {"total": 6}, "conditions": []}
-    said = refused_status(["spec.gpus: is wrong"], old=old, generation=2, now_s=0.0)
+    said = refused_status("spec.gpus: is wrong", old=old, generation=2, now_s=0.0)
     assert (said["graphs"], said["gpus"]) == (old["graphs"], old["gpus"])
     assert said["conditions"][0]["message"] == "spec.gpus: is wrong"
 
@@ -185,9 +209,10 @@ def test_a_pool_has_no_more_than_its_nodes_offer():
     members = {"a": member("a", 6, 2, serial=1), "b": member("b", 2, 2, serial=1)}
     shares = {"a": Share(2, 1, 2), "b": Share(2, 1, 2)}
     for nodes, total in ((PoolNodes(5, "x"), 5), (PoolNodes(None, "x"), 6), (PoolNodes(9, "x"), 6)):
-        found = share_out(POOL, members, shares, 500.0, nodes=nodes)
+        observed = observe(members, shares, 500.0, nodes=nodes)
+        found = share_out(observed)
         assert found.shares["a"].gpus == total - 2
-        status = pool_status(POOL, members, found, [], old=None, generation=7, now_s=500.0, nodes=nodes)
+        status = pool_status(observed, found)
         assert (status["gpus"]["total"], status["gpus"]["unavailable"]) == (total, 6 - total)
         said = {each["type"]: each for each in status["conditions"]}["NodesCounted"]
         assert said["status"] == ("False" if nodes.gpus is None else "True")
@@ -220,11 +245,11 @@ KEPT = {"a": Share(3, 1, 3), "b": Share(2, 1, 2)}
 def test_a_pool_that_writes_no_gpus_has_those_of_its_nodes(nodes, counted, total, unavailable, said):
     """Nodes that are not known shrink nothing, and add nothing that was never there."""
     members = {"a": member("a", 9, 3, serial=1), "b": member("b", 9, 2, serial=1)}
-    found = share_out(COUNTED, members, KEPT, 0.0, nodes=nodes, counted=counted)
+    observed = observe(members, KEPT, pool=COUNTED, counted=counted, nodes=nodes)
+    found = share_out(observed)
     assert sum(each.gpus for each in found.shares.values()) == total
     assert found.gpus == total + unavailable
-    old = None if counted is None else {"gpus": {"counted": counted}}
-    status = pool_status(COUNTED, members, found, (), old=old, generation=1, now_s=0.0, nodes=nodes)
+    status = pool_status(observed, found)
     assert gpus_of(status) == found.gpus
     assert {key: status["gpus"].get(key) for key in ("total", "unavailable", "counted")} == {
         "total": total,
@@ -239,9 +264,8 @@ def test_a_pool_that_writes_no_gpus_has_those_of_its_nodes(nodes, counted, total
 )
 def test_of_written_and_counted_gpus_the_fewer_count(nodes, total):
     """What is written counts alone while the nodes are not known, whatever was counted last."""
-    found = share_out(
-        POOL, {"a": member("a", 9, 3, serial=1)}, {"a": Share(3, 1, 3)}, 0.0, nodes=nodes, counted=2
-    )
+    members = {"a": member("a", 9, 3, serial=1)}
+    found = share_out(observe(members, {"a": Share(3, 1, 3)}, counted=2, nodes=nodes))
     assert (found.total, found.gpus) == (total, 6)
 
 
@@ -255,13 +279,14 @@ def test_who_gives_back_first_is_as_the_pool_says(order, kept):
     pool = GpuPool.model_validate(manifest)
     shares = {"a": Share(2, 1, 2, 50.0), "b": Share(4, 1, 4, 10.0)}
     members = {"a": member("a", 4, 2, serial=1), "b": member("b", 4, 4, serial=1)}
-    grants = share_out(pool, members, shares, 1000.0).grants
+    grants = share_out(observe(members, shares, 1000.0, pool=pool)).grants
     assert {name: each.target for name, each in grants.items()} == kept
 
 
 def test_what_is_wrong_beside_the_graphs_is_said():
     """Two pools, and a graph without a planner."""
-    assert problems_of(POOL, {"a": member("a", 1, 1)}, {"b": "GpuPool old"}, ["c"], 6) == [
+    observed = observe({"a": member("a", 1, 1, arrived=1)}, elsewhere={"b": "GpuPool old"}, unbounded=["c"])
+    assert list(problems_of(observed, share_out(observed))) == [
         "graph b draws from GpuPool old, which is older; let one of them match it",
         "graph c has planner.enabled false, so no budget; enable it, or let no entry match it",
     ]
@@ -273,7 +298,8 @@ def test_pods_that_kueue_admits_are_told():
     labels = {"kueue.x-k8s.io/queue-name": "gpus"}
     manifest["spec"]["services"]["d"]["podTemplate"] = {"metadata": {"labels": labels}}
     graph = GraphDeployment.model_validate(manifest)
-    (said,) = problems_of(POOL, {"a": replace(member("a", 1, 1), graph=graph)}, {}, [], 6)
+    observed = observe({"a": replace(member("a", 1, 1, arrived=1), graph=graph)})
+    (said,) = problems_of(observed, share_out(observed))
     assert said.startswith("graph a: pods of d carry kueue.x-k8s.io/queue-name, so Kueue too decides")
 
 
@@ -358,7 +384,7 @@ def test_a_graph_is_granted_no_more_than_its_own_budget():
     planner = budget.spec.planner.model_copy(update={"max_gpu_budget": 3})
     budget = budget.model_copy(update={"spec": budget.spec.model_copy(update={"planner": planner})})
     asks = PoolMember(POOL.spec.graphs[0], budget, (1,) * 5, held=2, serial=1)
-    assert share_out(POOL, {"a": asks}, {"a": Share(2, 1, 2)}, 0.0).shares["a"].gpus == 3
+    assert share_out(observe({"a": asks}, {"a": Share(2, 1, 2)})).shares["a"].gpus == 3
 
 
 CLUSTER_POOL = ClusterGpuPool.model_validate(
@@ -387,9 +413,10 @@ def of_namespace(namespace, wants, held, **more):
 def test_graphs_of_one_name_in_two_namespaces_share_a_clusters_pool():
     """Each has its own entry and row; what is said of one names the other with its namespace."""
     members = {"x/chat": of_namespace("x", 6, 2), "y/chat": of_namespace("y", 4, 0)}
-    found = share_out(CLUSTER_POOL, members, {}, 0.0)
+    observed = observe(members, pool=CLUSTER_POOL)
+    found = share_out(observed)
     assert {name: each.gpus for name, each in found.shares.items()} == {"x/chat": 2, "y/chat": 4}
-    status = pool_status(CLUSTER_POOL, members, found, (), old=None, generation=1, now_s=0.0)
+    status = pool_status(observed, found)
     assert [(row["name"], row["guaranteed"]) for row in status["graphs"]] == [("x/chat", 2), ("y/chat", 4)]
     assert lacking_in(status, "x/chat").startswith("no 4 more until another wants less: y/chat holds 0")
     assert entry_of(CLUSTER_POOL, "chat", {}, "z") is None
@@ -407,9 +434,10 @@ def test_of_guarantees_above_the_pool_the_oldest_graphs_count(created, expected)
     """Who makes another graph that an entry matches takes nothing that an older one is promised; grants and status agree."""
     members = {name: of_namespace("y", 4, 0, created=at) for name, at in created.items()}
     assert guarantees(6, members) == expected
-    found = share_out(CLUSTER_POOL, members, {}, 0.0)
+    observed = observe(members, pool=CLUSTER_POOL)
+    found = share_out(observed)
     assert {name: each.gpus for name, each in found.shares.items()} == expected
-    status = pool_status(CLUSTER_POOL, members, found, (), old=None, generation=1, now_s=0.0)
+    status = pool_status(observed, found)
     assert {row["name"]: row["guaranteed"] for row in status["graphs"]} == expected
     assert status["gpus"]["borrowed"] == 0
 
@@ -418,3 +446,38 @@ def test_the_workers_of_a_graph_that_is_gone_are_guaranteed_nothing():
     """They leave, and what they held is shared out."""
     members = {"y/gone": PoolMember(None, bid=(), held=2, leaving=2), "y/chat": of_namespace("y", 4, 0)}
     assert guarantees(6, members) == {"y/gone": 0, "y/chat": 4}
+
+
+def test_quotas_below_a_pool_are_among_its_problems():
+    """Of a GpuPool by its GPUs; of a ClusterGpuPool by what it guarantees in each namespace."""
+    quota = {"metadata": {"name": "team"}, "spec": {"hard": {"requests.nvidia.com/gpu": "3"}}}
+    observed = observe({"a": member("a", 1, 1, arrived=1)}, quotas={"": [quota]})
+    (said,) = problems_of(observed, share_out(observed))
+    assert said.startswith("ResourceQuota team allows 3 nvidia.com/gpu, fewer than the pool's 6")
+    members = {"x/chat": of_namespace("x", 6, 2), "y/chat": of_namespace("y", 4, 0)}
+    observed = observe(members, pool=CLUSTER_POOL, quotas={"x": [quota], "y": [quota]})
+    (said,) = problems_of(observed, share_out(observed))
+    assert said.startswith("ResourceQuota y/team allows 3 nvidia.com/gpu, fewer than the 4 guaranteed")
+
+
+GRANT = PoolGrant("GpuPool", "shared", gpus=3, most=6)
+
+
+@pytest.mark.parametrize(
+    ("planner", "grant", "expected"),
+    [
+        ({}, None, EffectiveBudget(8, 8)),
+        ({"maxGpuBudget": 2}, None, EffectiveBudget(2, 2)),
+        ({"maxGpuBudget": None}, None, EffectiveBudget(None, None)),
+        ({"enabled": False}, None, EffectiveBudget(None, None)),
+        ({}, GRANT, EffectiveBudget(6, 3)),
+        ({"maxGpuBudget": 2}, GRANT, EffectiveBudget(2, 2)),
+        ({"maxGpuBudget": 4}, GRANT, EffectiveBudget(4, 3)),
+        ({"enabled": False}, GRANT, EffectiveBudget(None, 3)),
+    ],
+)
+def test_a_graph_is_bounded_by_its_manifest_and_by_its_pools_grant(planner, grant, expected):
+    """In a pool the pool's GPUs take the place of the default; the manifest stays as the user wrote it."""
+    manifest = made("a").to_manifest()
+    manifest["spec"]["planner"] = planner
+    assert effective_budget(GraphDeployment.model_validate(manifest), grant) == expected

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.kube.kinds import CLUSTER_GPU_POOL, GPU_POOL
-from penstock_operator.plan.pool_keys import graph_of, is_of_cluster, kind_of_pool, member_of, title_of
+from penstock_operator.pools.keys import graph_of, is_of_cluster, kind_of_pool, member_of, title_of
 
 
 @pytest.mark.parametrize(

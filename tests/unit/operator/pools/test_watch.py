@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock_operator.pool_watch import PoolWatch
+from penstock_operator.pools.watch import PoolWatch
 
 
 def pool(match):

@@ -1,6 +1,6 @@
 """Graphs of several namespaces, some of one name, beside a ClusterGpuPool and a GpuPool, whose operator dies at any step.
 
-The model does what `penstock_operator.pools` does: a graph draws from the oldest pool that matches it, acts under the grant
+The model does what `penstock_operator.pools.driver` does: a graph draws from the oldest pool that matches it, acts under the grant
 that its reconcile began with, and only a pool's status outlives the process.
 """
 
@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from penstock.api import ClusterGpuPool, GpuPool, GraphDeployment
-from penstock_operator.plan.pool import PoolMember, entry_of, pool_status, share_out, shares_of
-from penstock_operator.plan.pool_keys import graph_of, member_of
+from penstock_operator.pools.keys import graph_of, member_of
+from penstock_operator.pools.observe import PoolMember, PoolObservation, entry_of, shares_of
+from penstock_operator.pools.share_out import share_out
+from penstock_operator.pools.status import pool_status
 
 GPUS = 6
 OWN = ("x", "own")
@@ -187,13 +189,13 @@ class NamespacesMachine(RuleBasedStateMachine):
                     members[name] = PoolMember(None, bid=(), held=graph.held, leaving=graph.held)
             elif self.pool_of(key) == pool:
                 members[name] = self.member(key, self.entry(pool, key))
-        found = share_out(model, members, before, self.now_s)
+        observed = PoolObservation(model, members, self.now_s, status=self.statuses.get(pool), generation=1)
+        found = share_out(observed)
         if is_lost:
             self.restart()
         if found is None or is_lost:
             return
-        old = self.statuses.get(pool)
-        self.statuses[pool] = pool_status(model, members, found, (), old=old, generation=1, now_s=self.now_s)
+        self.statuses[pool] = pool_status(observed, found)
 
     def member(self, key, entry):
         """Return a graph as the operator's process knows it."""

@@ -1,0 +1,121 @@
+"""What the graphs of a pool may hold from now on, by what was observed; the allocator's state is kept in the pool's status. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.gpu_pool.allocator import Grant, GraphBid, PoolTerms, Share, allocate
+from penstock_operator.pools.observe import PoolMember, PoolObservation
+
+
+@dataclass(frozen=True, slots=True)
+class PoolShares:
+    """What the graphs may do from now on, and the state that says so.
+
+    Attributes:
+        grants, shares: By graph.
+        total: GPUs that the graphs may hold together now.
+        unavailable: GPUs of the pool besides, which its nodes do not offer now.
+    """
+
+    grants: Mapping[str, Grant]
+    shares: Mapping[str, Share]
+    total: int
+    unavailable: int = 0
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the pool, also those that its nodes do not offer now."""
+        return self.total + self.unavailable
+
+
+def share_out(observed: PoolObservation) -> PoolShares | None:
+    """Return what every graph may hold; None while a graph that is new in the pool does not act under it yet."""
+    members, before = observed.members, observed.shares
+    state = {name: share for name, share in before.items() if name in members}
+    for name, each in members.items():
+        if name in state:
+            continue
+        if each.arrived_with is None:
+            return None
+        state[name] = Share(each.arrived_with, 0, max(each.arrived_with, each.held))
+    exposed = sum(share.exposed for share in state.values())
+    total, unavailable = _gpus(observed, exposed)
+    gpus = total + unavailable
+    promised = guarantees(gpus, members)
+    bids = {
+        name: _bid(gpus, each, state[name], each.bid, promised[name])
+        for name, each in members.items()
+        if each.bid is not None
+    }
+    spec = observed.pool.spec
+    terms = PoolTerms(total, spec.hold_seconds, spec.reclaim.order)
+    grants, after = allocate(terms, bids, state, observed.now_s)
+    return PoolShares(grants, after, total, unavailable)
+
+
+def guarantees(gpus: int, members: Mapping[str, PoolMember]) -> dict[str, int]:
+    """Return what each graph is guaranteed: what its entry says as far as the pool has it, the oldest graph first.
+
+    So that no user takes what another one is guaranteed, by making more graphs that an entry matches.
+    """
+    left, found = gpus, {}
+    for name, each in sorted(members.items(), key=lambda item: (item[1].created, item[0])):
+        found[name] = 0 if each.entry is None else min(each.entry.guaranteed_gpus, left)
+        left -= found[name]
+    return found
+
+
+def moved(observed: PoolObservation, found: PoolShares) -> dict[str, tuple[bool, str]]:
+    """Return the graphs whose grant changed: whether it was lowered, and a sentence that names who wants or gives."""
+    before, said = observed.shares, {}
+    for name, share in found.shares.items():
+        was = before.get(name)
+        if was is None or was.gpus == share.gpus:
+            continue
+        lowered = share.gpus < was.gpus
+        text = f"{observed.pool.title} grants {share.gpus} GPUs in place of {was.gpus}"
+        others = _growing(found) if lowered else _shrunk(before, found)
+        others = [each for each in others if each != name]
+        if others:
+            text += f"; {', '.join(others)} {'wants them' if lowered else 'gave back'}"
+        said[name] = (lowered, text)
+    return said
+
+
+def _gpus(observed: PoolObservation, exposed: int) -> tuple[int, int]:
+    """Return the GPUs that a pool's graphs may hold together now, and those that its nodes have besides and do not offer.
+
+    Nodes that are not known shrink nothing: what is written counts, without that what was counted last, and before that
+    ``exposed``, what the graphs may hold until they act under their grants, so that none gains.
+    """
+    written, nodes, counted = observed.pool.spec.gpus, observed.nodes, observed.counted
+    if nodes is not None and nodes.gpus is not None:
+        if written is None:
+            return nodes.gpus, nodes.unavailable
+        return min(written, nodes.gpus), max(0, written - nodes.gpus)
+    if written is not None:
+        return written, 0
+    return exposed if counted is None else counted, 0
+
+
+def _bid(gpus: int, member: PoolMember, share: Share, bid: tuple[int, ...], guaranteed: int) -> GraphBid:
+    serial = -1 if member.serial is None else member.serial
+    if member.entry is None or member.graph is None:
+        return GraphBid(0, 0, 0, (), member.held, share.serial if member.entry is None else serial)
+    entry = member.entry
+    most = entry.most(gpus, member.graph)
+    return GraphBid(guaranteed, entry.priority.rank, most, bid, member.held, serial)
+
+
+def _growing(found: PoolShares) -> list[str]:
+    return sorted(name for name, each in found.grants.items() if each.target > each.gpus)
+
+
+def _shrunk(before: Mapping[str, Share], found: PoolShares) -> list[str]:
+    return sorted(
+        name
+        for name, share in found.shares.items()
+        if name in before and share.exposed < before[name].exposed
+    )

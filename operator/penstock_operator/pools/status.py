@@ -1,0 +1,208 @@
+"""What a pool's status says of what was observed and shared out; it is written before any graph acts on it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from penstock.api import ClusterGpuPool
+from penstock.api.pool_rules import pool_problems
+from penstock.api.rule import dotted
+from penstock.core.stamps import stamp
+from penstock.gpu_pool.allocator import Grant, Share
+from penstock.gpu_pool.waiting import holdings_in, lacking
+from penstock_operator.plan.status import ConditionResult, conditions
+from penstock_operator.pools.capacity import PoolNodes, quota_problems
+from penstock_operator.pools.keys import graph_of
+from penstock_operator.pools.observe import PoolMember, PoolObservation, Status, rows_of
+from penstock_operator.pools.share_out import PoolShares, guarantees
+
+VALID: Final = "Valid"
+GUARANTEES_MET: Final = "GuaranteesMet"
+CEILING_RESPECTED: Final = "CeilingRespected"
+NODES_COUNTED: Final = "NodesCounted"
+QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+"""By which Kueue takes over when a pod starts."""
+
+
+def pool_status(observed: PoolObservation, found: PoolShares) -> dict[str, Any]:
+    """Return the complete status of a pool, for server-side apply.
+
+    Args:
+        observed: What the pool was shared out by.
+        found: What `share_out` returned.
+    """
+    members, nodes, total = observed.members, observed.nodes, found.total
+    promised = guarantees(found.gpus, members)
+    rows = [
+        _row(name, members[name], share, found.grants.get(name), promised[name])
+        for name, share in sorted(found.shares.items())
+    ]
+    held = sum(row["held"] for row in rows)
+    results = [_valid(list(problems_of(observed, found))), _met(rows, members), _ceiling(held, total)]
+    known = observed.counted
+    if nodes is not None:
+        results.append(_counted(observed, nodes))
+        known = known if nodes.gpus is None else nodes.gpus
+    return {
+        **_head(results, old=observed.status, generation=observed.generation, now_s=observed.now_s),
+        "gpus": {
+            "total": total,
+            "held": held,
+            "leaving": sum(each.leaving for each in members.values()),
+            "free": max(0, total - held),
+            "unavailable": found.unavailable,
+            "borrowed": sum(row["borrowed"] for row in rows),
+            **({} if nodes is None or known is None else {"counted": known}),
+        },
+        "graphs": rows,
+    }
+
+
+def refused_status(problem: str, *, old: Status | None, generation: int, now_s: float) -> dict[str, Any]:
+    """Return the status of a pool whose own manifest is wrong: its graphs keep what they may hold."""
+    kept = {key: each for key, each in (old or {}).items() if key in {"gpus", "graphs"}}
+    return {**_head([_valid([problem])], old=old, generation=generation, now_s=now_s), **kept}
+
+
+def lacking_in(status: Status | None, name: str) -> str:
+    """Return who holds what a graph lacks, by its pool's status; empty: it lacks nothing."""
+    holdings = holdings_in(status)
+    if name not in holdings:
+        return ""
+    return lacking(name, holdings, lambda at_s: f"at {stamp(at_s)}")
+
+
+def own_bound(graph: Mapping[str, Any], *, wanted: int, pool_gpus: int) -> str:
+    """Return that a graph wants all that its own budget lets it have, less than the pool has; empty: nothing of the kind.
+
+    Args:
+        graph: The object, whose budget may be one that the API server wrote when it had a default for it.
+        wanted: GPUs that it bids for.
+        pool_gpus: Of the pool.
+    """
+    own = (graph["spec"].get("planner") or {}).get("maxGpuBudget")
+    if not isinstance(own, int) or own >= pool_gpus or wanted < own:
+        return ""
+    return f"limited by planner.maxGpuBudget ({own}), below the pool's {pool_gpus}; remove the key to use the pool's limit"
+
+
+def of_graph(status: Status | None, name: str) -> tuple[str, int, int]:
+    """Return what a graph's own status repeats of its pool's: who holds what it lacks, its guarantee, and what it wants."""
+    row = rows_of(status).get(name, {})
+    return lacking_in(status, name), row.get("guaranteed", 0), row.get("wanted", 0)
+
+
+def problems_of(observed: PoolObservation, found: PoolShares) -> Iterator[str]:
+    """Yield what is wrong with a pool beside its graphs, its nodes' quotas included, each as a sentence."""
+    pool = observed.pool
+    graphs = [each.graph for each in observed.members.values() if each.graph is not None]
+    for path, message in pool_problems(pool, graphs, found.gpus):
+        yield f"{dotted(path)}: {message}"
+    for name, other in sorted(observed.elsewhere.items()):
+        yield f"graph {name} draws from {other}, which is older; let one of them match it"
+    for graph in graphs:
+        queued = sorted(name for name, each in graph.spec.workers.items() if _is_queued(each.pod_template))
+        if queued:
+            yield (
+                f"graph {pool.called(graph)}: pods of {', '.join(queued)} carry {QUEUE_LABEL}, so Kueue too decides when they start, "
+                "and a GPU that is granted may wait for it; use the pool or Kueue on these nodes"
+            )
+    for name in sorted(observed.unbounded):
+        yield f"graph {name} has planner.enabled false, so no budget; enable it, or let no entry match it"
+    for namespace, gpus in sorted(needed_by_namespace(observed, found.total).items()):
+        shown = namespace if isinstance(pool, ClusterGpuPool) else None
+        yield from quota_problems(
+            observed.quotas.get(namespace, ()), pool.spec.resource, gpus, namespace=shown
+        )
+
+
+def needed_by_namespace(observed: PoolObservation, total: int) -> Mapping[str, int]:
+    """Return the GPUs that a namespace's quotas must allow: all of a GpuPool, of a ClusterGpuPool what is guaranteed there."""
+    if not isinstance(observed.pool, ClusterGpuPool):
+        return {observed.pool.metadata.namespace or "": total}
+    guaranteed = Counter[str]()
+    for name, each in observed.members.items():
+        if each.entry is not None:
+            guaranteed[graph_of(("", observed.pool.name), name)[0]] += each.entry.guaranteed_gpus
+    return guaranteed
+
+
+def _head(
+    results: Sequence[ConditionResult], *, old: Status | None, generation: int, now_s: float
+) -> dict[str, Any]:
+    return {
+        "observedGeneration": generation,
+        "conditions": conditions(
+            sorted(results, key=lambda each: each.type),
+            old=(old or {}).get("conditions") or (),
+            generation=generation,
+            now=stamp(now_s),
+        ),
+    }
+
+
+def _is_queued(pod_template: Mapping[str, Any]) -> bool:
+    labels = (pod_template.get("metadata") or {}).get("labels") or {}
+    return QUEUE_LABEL in labels
+
+
+def _row(name: str, member: PoolMember, share: Share, grant: Grant | None, guaranteed: int) -> dict[str, Any]:
+    wanted = member.held if grant is None else grant.wanted
+    row: dict[str, Any] = {
+        "name": name,
+        "guaranteed": guaranteed,
+        "held": member.held,
+        "granted": share.gpus,
+        "wanted": wanted,
+        "target": share.gpus if grant is None else grant.target,
+        "borrowed": max(0, member.held - guaranteed),
+        "owed": 0 if grant is None else max(0, min(guaranteed, grant.target) - share.gpus),
+        "serial": share.serial,
+        "exposed": share.exposed,
+    }
+    if member.drains.took_s is not None:
+        row["drainSeconds"] = math.ceil(member.drains.took_s)
+    times = {"gainedTime": share.gained_s, "lostTime": share.lost_s, "returnTime": member.drains.ends_s}
+    return {**row, **{key: stamp(at_s) for key, at_s in times.items() if at_s is not None}}
+
+
+def _valid(problems: Collection[str]) -> ConditionResult:
+    if problems:
+        return ConditionResult(VALID, False, "InvalidSpec", "; ".join(problems))
+    return ConditionResult(VALID, True, "Valid", "guarantees and graphs fit the pool")
+
+
+def _met(rows: Sequence[Mapping[str, Any]], members: Mapping[str, PoolMember]) -> ConditionResult:
+    owed = [f"{row['name']} lacks {row['owed']} of {row['guaranteed']} GPUs" for row in rows if row["owed"]]
+    if not owed:
+        return ConditionResult(GUARANTEES_MET, True, "Met", "every guarantee is satisfied")
+    giving = [
+        f"{row['name']} gives back {row['exposed'] - row['granted']}"
+        for row in rows
+        if row["exposed"] > row["granted"] and members[row["name"]].held > row["granted"]
+    ]
+    return ConditionResult(GUARANTEES_MET, False, "Waiting", "; ".join([*owed, *giving]))
+
+
+def _counted(observed: PoolObservation, nodes: PoolNodes) -> ConditionResult:
+    known = observed.counted
+    if nodes.gpus is not None:
+        return ConditionResult(NODES_COUNTED, True, "Counted", nodes.words)
+    if observed.pool.spec.gpus is not None:
+        text = "spec.gpus counts"
+    elif known is not None:
+        text = f"using the last known count of {known} GPUs"
+    else:
+        text = "the GPUs were never counted, so the graphs keep what they hold and gain nothing; correct the cause, or set spec.gpus"
+    return ConditionResult(NODES_COUNTED, False, "NotKnown", f"{nodes.words}; {text}")
+
+
+def _ceiling(held: int, gpus: int) -> ConditionResult:
+    used = f"{held} of {gpus} GPUs are held"
+    if held > gpus:
+        text = f"{used}; no new workers start until enough workers exit"
+        return ConditionResult(CEILING_RESPECTED, False, "OverPool", text)
+    return ConditionResult(CEILING_RESPECTED, True, "WithinPool", used)
