@@ -29,7 +29,7 @@ from penstock_planner.dashboard_picture import (
     picture,
 )
 from penstock_planner.dashboard_runs import NOTES, Runs
-from penstock_planner.decide.bounds import existing_gpus
+from penstock_planner.decide.bounds.gpu_budget import existing_gpus
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Decision
 from penstock_planner.learnt import memory_in_words

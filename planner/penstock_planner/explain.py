@@ -93,7 +93,8 @@ def in_words(record: Record) -> str:
     if not decision["roles"]:
         lines.append("  no observations")
     for role in decision["roles"]:
-        lines.append(f"  {role['sentence']}  [{role['reason']}]")
+        rule = f"{role['rule']}: " if role.get("rule") else ""
+        lines.append(f"  {role['sentence']}  [{rule}{role['reason']}]")
         forecast = forecast_of((step["name"], step["inputs"]) for step in role["steps"])
         if forecast is not None:
             lines.append(f"    forecast {forecast}")

@@ -30,7 +30,8 @@ from penstock_planner.core.ledger_history import LedgerHistory
 from penstock_planner.core.planner import Answer, PlannerCore
 from penstock_planner.core.planner_settings import PlannerSettings
 from penstock_planner.core.records import DecisionKind, Record
-from penstock_planner.decide.bounds import existing_gpus, owner
+from penstock_planner.decide.bounds.gpu_budget import existing_gpus
+from penstock_planner.decide.bounds.owner import owner
 from penstock_planner.decide.decision import Reason
 from penstock_planner.decide.observation import Demand, PoolCounts, Pull, kv_role, summarise
 from penstock_planner.decide.schedule import in_force

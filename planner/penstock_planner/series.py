@@ -56,9 +56,10 @@ def _drawn(tag: str, curve: str, *labels: str, is_decided: bool = False) -> Seri
 SERIES: Final[Mapping[str, Series]] = {
     "decisions": _counter(
         names.PLANNER_DECISIONS,
-        "Recorded decisions per role; action hold carries its reason.",
+        "Recorded decisions per role; rule names the one that decided, empty where none did.",
         "role",
         "action",
+        "rule",
         "reason",
     ),
     "ledger_errors": _counter(names.PLANNER_LEDGER_ERRORS, "Ledger records that could not be written."),

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from penstock.core.histogram import quantile, share_within
+from penstock_planner.decide.bounds.pool import bid_sizes
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Decision
-from penstock_planner.decide.grant import bid_sizes
 from penstock_planner.decide.observation import Demand, Pull
 from penstock_planner.decision_steps import DemandForecast, ProfileReading, forecast_of, profile_reading
 from penstock_planner.observers import View
@@ -46,7 +46,7 @@ class PlannerStats:
     pull: Pull | None = None
     demands: list[Demand] = field(default_factory=list)
     desired: dict[str, int] = field(default_factory=dict)
-    decisions: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    decisions: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)
     ticks: int = 0
     ledger_errors: int = 0
     dropped_updates: int = 0
@@ -106,7 +106,7 @@ class PlannerStats:
     def decided(self, decision: Decision, view: View) -> None:
         """Take what a decision expected and read off the profile, and the latencies of the preceding interval."""
         for role in decision.roles:
-            self.decisions[role.role.value, role.action.value, role.reason.value] += 1
+            self.decisions[role.role.value, role.action.value, role.rule, role.reason.value] += 1
         steps = {
             role.role.value: [(step.name, step.inputs) for step in role.steps] for role in decision.roles
         }

@@ -24,9 +24,9 @@ from penstock.kube.events import EventMessage, EventRecorder
 from penstock.kube.objects.names import PLANNER
 from penstock_planner.cluster.watch import PLANNER_CONDITION, Key
 from penstock_planner.core.phase import PlannerPhase
+from penstock_planner.decide.bounds.pool import bids_in
 from penstock_planner.decide.config import MAX_BACKOFF_INTERVALS, DecideConfig
 from penstock_planner.decide.decision import Action, Decision, Reason, RoleDecision
-from penstock_planner.decide.grant import bids_in
 from penstock_planner.observers import View
 from penstock_planner.problems import UnknownSignals
 from penstock_planner.served_shares import shares_of

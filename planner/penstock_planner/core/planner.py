@@ -41,7 +41,8 @@ from penstock_planner.core.records import (
 from penstock_planner.core.starts import Starts, added, finished, starts_after, without_oldest
 from penstock_planner.core.tick_schedule import TickSchedule
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory
-from penstock_planner.decide.bounds import existing_gpus, is_heard, written
+from penstock_planner.decide.bounds.gpu_budget import existing_gpus
+from penstock_planner.decide.bounds.owner import is_heard, written
 from penstock_planner.decide.by_demand import resumed
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision, PlannerState

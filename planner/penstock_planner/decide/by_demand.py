@@ -18,7 +18,9 @@ from penstock_planner.decide.adaptive.memory import HOLD_S, AdaptiveMemory, hold
 from penstock_planner.decide.adaptive.observed import ObservedWorkers
 from penstock_planner.decide.adaptive.signals import KvView, WorkView
 from penstock_planner.decide.adaptive.week import Recalled
-from penstock_planner.decide.bounds import back_off, below_floor, existing_gpus, remember
+from penstock_planner.decide.bounds.backoff import back_off, remember
+from penstock_planner.decide.bounds.gpu_budget import existing_gpus
+from penstock_planner.decide.bounds.replicas import below_floor
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import (
     Action,
@@ -220,14 +222,21 @@ def _draft(
         return below_floor(blank, floor, _at_most(floor - pool.replicas, config))
     if case is None:
         step = Step("known", {"demand": "unknown" if pull.demand is None else "known"}, None, "hold")
-        return replace(blank.passed(step), reason=Reason.METRIC_UNKNOWN, detail=_unknown(role, pull))
+        return blank.changed(Action.HOLD, Reason.METRIC_UNKNOWN, _unknown(role, pull), step)
     findings = rules.lacks(case)
     steps = tuple(found.step for found in findings)
     blank = replace(blank, steps=steps, arriving_worth=rules.grows_at(case))
     for found in findings:
         if found.applies:
             amount = rules.missing(case, _at_most(MOST_AT_ONCE, config))
-            return replace(blank, action=Action.UP, reason=found.reason, detail=found.detail, amount=amount)
+            return replace(
+                blank,
+                action=Action.UP,
+                reason=found.reason,
+                detail=found.detail,
+                amount=amount,
+                rule=found.step.name,
+            )
     made = replace(_spared(blank, case, window, memory), yields=_yields(blank, case, window, memory))
     return replace(made, gives=_gives(case, window, memory)) if config.switches_roles else made
 

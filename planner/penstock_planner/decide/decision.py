@@ -141,6 +141,7 @@ class RoleDecision:
     Attributes:
         desired: At most ``max_step`` from current; a withdrawal asks for one less than the scale-up did.
         sentence: For people: "decode 2 -> 3: KV 0.93 > 0.90".
+        rule: Name of the rule that decided, as its step has it; empty: no rule asked for a change, or held one back.
     """
 
     role: Role
@@ -150,6 +151,7 @@ class RoleDecision:
     reason: Reason
     sentence: str
     steps: tuple[Step, ...]
+    rule: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +200,7 @@ class RoleProposal:
         gives: Why the other role could have one of its workers now, in words; empty: it keeps all that it does not remove.
         yields: Why nothing but a trial keeps one of its replicas, in words; empty: more does, or none is on trial.
         arriving_worth: Workers' worth that what arrives asks for, without what queues; None: not known.
+        rule: Name of the rule that gave the reason; empty: none did.
     """
 
     role: Role
@@ -211,6 +214,7 @@ class RoleProposal:
     gives: str = ""
     yields: str = ""
     arriving_worth: float | None = None
+    rule: str = ""
 
     @property
     def change(self) -> int:
@@ -226,7 +230,13 @@ class RoleProposal:
     ) -> RoleProposal:
         """Return the proposal as a rule changed it."""
         return replace(
-            self, action=action, reason=reason, detail=detail, amount=amount, steps=(*self.steps, step)
+            self,
+            action=action,
+            reason=reason,
+            detail=detail,
+            amount=amount,
+            steps=(*self.steps, step),
+            rule=step.name,
         )
 
     def held(self, reason: Reason, detail: str, step: Step) -> RoleProposal:
@@ -237,6 +247,7 @@ class RoleProposal:
             reason=reason,
             detail=f"{self.detail}, but {detail}",
             steps=(*self.steps, step),
+            rule=step.name,
         )
 
 

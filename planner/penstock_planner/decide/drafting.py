@@ -37,7 +37,7 @@ def drafted(role: Role, pull: Pull, desired: int | None, step: Step, config: Dec
         action = Action.UP if desired > current else Action.DOWN if desired < current else Action.HOLD
         reason = _REASONS[action] if current >= floor else Reason.BELOW_FLOOR
     amount = max(1, abs((current if desired is None else desired) - current))
-    return RoleProposal(role, pool, gpus, action, reason, step.outcome, (step,), amount)
+    return RoleProposal(role, pool, gpus, action, reason, step.outcome, (step,), amount, rule=step.name)
 
 
 _REASONS = {

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.api import Role
-from penstock_planner.decide.bounds import back_off, below_floor, remember
+from penstock_planner.decide.bounds.backoff import back_off, remember
+from penstock_planner.decide.bounds.replicas import below_floor
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import (
     Action,
@@ -220,7 +221,8 @@ def propose(role: Role, pulls: Sequence[Pull], signal: Signal, config: DecideCon
     action, reason, detail = _compare(name, signal, down, up)
     threshold = {Action.UP: up, Action.DOWN: down, Action.HOLD: None}[action]
     compared = Step("thresholds", {"mean": signal.mean, "down": down, "up": up}, threshold, reason.value)
-    proposal = replace(blank, action=action, reason=reason, detail=detail, steps=(step, compared))
+    rule = "" if reason is Reason.WITHIN_THRESHOLDS else compared.name
+    proposal = replace(blank, action=action, reason=reason, detail=detail, steps=(step, compared), rule=rule)
     return _with_rejected(proposal, turned_away(pulls, role), pulls)
 
 

@@ -6,12 +6,11 @@ Entries that hold at once add up: the largest floor, the smallest ceiling. A cei
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from penstock.api import Role
 from penstock.api.schedule import ScheduleEntry
 from penstock.core.cron import Recurring
-from penstock_planner.decide.decision import Action, Reason, RoleProposal, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,34 +67,3 @@ def lowered_ceilings(ceilings: Mapping[Role, int], held: Schedule) -> Mapping[Ro
         least = {role: min(count, ceilings.get(role, count)) for role, count in each.ceilings.items()}
         ceilings = {**ceilings, **least}
     return ceilings
-
-
-def within_schedule(proposal: RoleProposal, held: Schedule) -> RoleProposal:
-    """Return the proposal; a role above what the schedule allows shrinks, whatever is known of its load."""
-    most = lowered_ceilings({}, held).get(proposal.role)
-    above = 0 if most is None else proposal.pool.replicas - most
-    if above < 1:
-        return proposal
-    step = Step("scheduled_most", {"replicas": proposal.pool.replicas}, most, Reason.ABOVE_SCHEDULE.value)
-    detail = f"{proposal.pool.replicas} exceeds the scheduled maximum of {most}"
-    return proposal.changed(Action.DOWN, Reason.ABOVE_SCHEDULE, detail, step, amount=above)
-
-
-_BY_SCHEDULE = frozenset({Reason.BELOW_FLOOR, Reason.AT_FLOOR, Reason.AT_MAX_REPLICAS, Reason.ABOVE_SCHEDULE})
-
-
-def noted(proposal: RoleProposal, held: Schedule) -> RoleProposal:
-    """Return the proposal with what the schedule bounded it by, as its first step, and named where that decided."""
-    bounds = [each for each in held if proposal.role in {*each.floors, *each.ceilings}]
-    if not bounds:
-        return proposal
-    names = ", ".join(each.name for each in bounds)
-    inputs = {
-        "entries": names,
-        "floor": raised_floors({}, bounds).get(proposal.role),
-        "ceiling": lowered_ceilings({}, bounds).get(proposal.role),
-    }
-    detail = proposal.detail
-    if proposal.reason in _BY_SCHEDULE:
-        detail = f"{detail} (schedule: {names})"
-    return replace(proposal, detail=detail, steps=(Step("schedule", inputs, None, "holds"), *proposal.steps))

@@ -26,8 +26,8 @@ from penstock.local.statefile import (
     template,
 )
 from penstock.local.store import StateStore
+from penstock_planner.decide.bounds.pool import bid_sizes
 from penstock_planner.decide.decision import Decision
-from penstock_planner.decide.grant import bid_sizes
 from penstock_planner.decide.observation import PoolCounts
 from penstock_planner.observers import View
 from penstock_planner.targets.base import Endpoint, TargetState

@@ -14,7 +14,7 @@ from penstock.api import Role
 from penstock.core.errors import LedgerError
 from penstock.core.printable import printable
 from penstock_planner.core.records import MALFORMED, Record
-from penstock_planner.decide.bounds import existing_gpus
+from penstock_planner.decide.bounds.gpu_budget import existing_gpus
 from penstock_planner.decide.codec import from_plain
 from penstock_planner.decide.config import DecideConfig, config_from
 from penstock_planner.decide.observation import Pull

@@ -19,7 +19,7 @@ from penstock.simulator.observer import Recording
 from penstock.simulator.scenario import BudgetChange, Scenario
 from penstock.simulator.simulation import CutDrain, Simulation
 from penstock.workload.traces import TraceRequest
-from penstock_planner.decide.grant import bid_sizes
+from penstock_planner.decide.bounds.pool import bid_sizes
 
 POOL_TICK_S: Final = 1.0
 """Between two allocations; as often as planners pull metrics."""

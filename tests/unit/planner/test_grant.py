@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from penstock.api import Role
 from penstock.gpu_pool.bid import RoleBid, by_need, granted
+from penstock_planner.decide.bounds.pool import bid_sizes
 from penstock_planner.decide.codec import to_plain
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, PlannerState, Proposal, Reason, RoleProposal, RoleState
-from penstock_planner.decide.grant import bid_sizes
 from penstock_planner.decide.observation import PoolCounts, Window, summarise
 from penstock_planner.decide.pipeline import decide
 from penstock_planner.decide.policy import PlannerPolicy

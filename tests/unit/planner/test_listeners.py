@@ -321,7 +321,7 @@ async def test_the_metrics_page_shows_demand_decisions_replicas_and_ages(world):
         ("rejected_per_second",): 1,
         ("oldest_wait_seconds",): 100,
         ("replica_startup_seconds", "decode"): 12,
-        ("decisions_total", "up", "above_threshold", "decode"): 2,
+        ("decisions_total", "up", "above_threshold", "decode", "thresholds"): 2,
         ("replicas", "decode", "ready"): 3,
         ("desired_replicas", "decode"): 3,
         ("gpus",): 4,

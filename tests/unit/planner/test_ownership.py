@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from penstock.api import Role
-from penstock_planner.decide.bounds import aged, is_left, owner, written
+from penstock_planner.decide.bounds.backoff import aged
+from penstock_planner.decide.bounds.owner import is_left, owner, written
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, PlannerState, Reason, RoleState
 from penstock_planner.decide.pipeline import decide

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from penstock.api import Role
-from penstock_planner.decide.bounds import yielded
+from penstock_planner.decide.bounds.trial_yield import yield_trials
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, PlannerState, Reason, RoleProposal, RoleState
-from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.observation import PoolCounts, Window
 from penstock_planner.decide.pipeline import decide
+from penstock_planner.decide.rule import Facts, Proposals
 from penstock_planner.ledger import read_ledger
 from penstock_planner.replay import replay
 
@@ -23,6 +24,12 @@ CLAIM = PlannerState(4, {P: RoleState(seen=2, owed=True)})
 
 def _pool(ready, **other):
     return PoolCounts(ready, gpus=1, **other)
+
+
+def _yielded(proposals, config):
+    pools = {each.role: each.pool for each in proposals}
+    facts = Facts(Window(0.0, 2.0, ()), pools, 4, dict.fromkeys((P, D), RoleState()), config)
+    return yield_trials(Proposals(tuple(proposals)), facts).roles
 
 
 def _role(decision, role):
@@ -181,12 +188,11 @@ _TRIED = RoleProposal(
 def test_what_is_only_on_trial_is_given_to_what_the_budget_alone_holds_back(pressed, tried, other, gives):
     """A replica that more keeps stays; so does one where the other role cannot, or need not, grow by its GPUs."""
     proposals = [replace(_TRIED, **tried), replace(_PRESSED, **pressed)]
-    found = yielded(proposals, 4, replace(FULL, **other), seen=dict.fromkeys((P, D), RoleState()))
+    found = _yielded(proposals, replace(FULL, **other))
     assert [each.action is Action.DOWN for each in found] == [gives, False]
 
 
 def test_a_role_that_another_client_scales_yields_nothing():
     """Its writer decides."""
-    seen = dict.fromkeys((P, D), RoleState())
     left = replace(FULL, external=frozenset({P}))
-    assert yielded([_TRIED, _PRESSED], 4, left, seen=seen) == [_TRIED, _PRESSED]
+    assert _yielded([_TRIED, _PRESSED], left) == (_TRIED, _PRESSED)

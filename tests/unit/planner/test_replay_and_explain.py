@@ -138,7 +138,7 @@ def test_explain_tells_the_last_decisions_rule_by_rule(folder):
     """Sentence, reason, steps with their numbers, and what became of it."""
     text = _invoke("explain", "--log-dir", folder, "--id", "d000001").stdout
     assert "d000001  adjustment at 30 s, 30 pulls, GPUs 2 -> 3 (budget 8)" in text
-    assert "decode 1 -> 2: KV 0.95 > 0.90  [above_threshold]" in text
+    assert "decode 1 -> 2: KV 0.95 > 0.90  [thresholds: above_threshold]" in text
     assert "thresholds   mean=0.95 down=0.5 up=0.9 against 0.9 => above_threshold" in text
     assert "decode to 2: applied" in text
     assert "demand unknown: no router reported it" in text
@@ -238,7 +238,7 @@ def test_explain_sends_a_terminal_no_sequence_of_the_ledgers(folder):
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ((), ["decode 2 -> 3: KV 0.93 > 0.90  [above_threshold]"]),
+        ((), ["decode 2 -> 3: KV 0.93 > 0.90  [thresholds: above_threshold]"]),
         (
             ("--mode", "sla"),
             [

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api import Role
+from penstock_planner.decide.bounds.switch import switch
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, PlannerState, Reason, RoleProposal, RoleState
-from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.observation import PoolCounts, Window
 from penstock_planner.decide.pipeline import decide
-from penstock_planner.decide.switching import switched
+from penstock_planner.decide.rule import Facts, Proposals
 from penstock_planner.ledger import read_ledger
 from penstock_planner.replay import replay
 
@@ -93,11 +94,13 @@ def test_a_role_gives_what_it_can_spare_and_nothing_that_the_graph_is_to_lose(gi
     taker = _proposal(D, Action.UP, Reason.KV_ABOVE_CAPACITY, ready=1, amount=4)
     seen = {D: RoleState(), P: RoleState()}
     for proposals in ([taker, giver], [giver, taker]):
-        moved = switched(proposals, seen, SWITCHES)
+        pools = {each.role: each.pool for each in proposals}
+        before = Proposals(tuple(proposals))
+        moved = switch(before, Facts(Window(0.0, 2.0, ()), pools, 4, seen, SWITCHES))
         if not count:
-            assert moved is None
+            assert moved == before
             continue
-        grown, shrunk = moved
+        grown, shrunk = moved.roles
         assert (grown.role, grown.change, grown.reason) == (D, count, Reason.KV_ABOVE_CAPACITY)
         assert (shrunk.role, shrunk.change, shrunk.reason) == (P, -count, Reason.ROLE_SWITCH)
         assert [step.name for step in (*grown.steps, *shrunk.steps)] == ["switch", "switch"]

@@ -12,7 +12,7 @@ from penstock_planner.decide.adaptive.hindsight import Hindsight, Objective, Pul
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.adaptive.served import Served
 from penstock_planner.decide.adaptive.trial import Lateness, Trial
-from penstock_planner.decide.bounds import existing_gpus
+from penstock_planner.decide.bounds.gpu_budget import existing_gpus
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.observation import Demand, Window, entry_role, kv_role
 

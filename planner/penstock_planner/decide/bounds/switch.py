@@ -1,4 +1,4 @@
-"""A worker that goes from one role to the other in place of a start: what one role lacks and the other has. Pure.
+"""Rule ``switch``: a worker goes from one role to the other in place of a start, where one lacks what the other has.
 
 Both changes are one decision and one request to the backend, which drains the worker, switches it, checks that it
 switched, and counts it in its new role. It holds the same GPUs throughout, so that the budget is not asked.
@@ -6,34 +6,34 @@ switched, and counts it in its new role. It holds the same GPUs throughout, so t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from penstock.api import Role
-from penstock_planner.decide.bounds import is_left
+from penstock_planner.decide.bounds.owner import is_left
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, Reason, RoleProposal, RoleState, Step
+from penstock_planner.decide.rule import Facts, Proposals
 
 _STAYS_DOWN = frozenset({Reason.ABOVE_BUDGET, Reason.ABOVE_SCHEDULE, Reason.IDLE})
 """Reasons to shrink that ask for fewer GPUs, whatever the other role has to do."""
 
 
-def switched(
-    proposals: Sequence[RoleProposal], seen: Mapping[Role, RoleState], config: DecideConfig
-) -> list[RoleProposal] | None:
-    """Return the proposals that move workers between the roles; None where none is to move.
+def switch(proposals: Proposals, facts: Facts) -> Proposals:
+    """Move workers between the two roles where that can be done; not while a graph gives GPUs back to its pool.
 
     A role takes where it is to grow and has room below its ceiling; it gives where it is to shrink, or could do with one fewer
     now. What takes has a ready worker already or none is needed for the other to go on: the giving role keeps one ready
     worker, and its floor.
     """
-    if not config.switches_roles or len(proposals) != 2:
-        return None
-    for taker, giver in (proposals, reversed(proposals)):
-        count = min(_headroom(taker, config), _spare(giver, seen[giver.role], config))
+    config, roles = facts.config, proposals.roles
+    is_giving_back = config.grant is not None and facts.gpus > config.grant
+    if not config.switches_roles or len(roles) != 2 or is_giving_back:
+        return proposals
+    for taker, giver in (roles, reversed(roles)):
+        count = min(_headroom(taker, config), _spare(giver, facts.roles[giver.role], config))
         if count > 0:
-            return [_grown(taker, giver, count), _shrunk(giver, taker, count)]
-    return None
+            moved = (_grown(taker, giver, count), _shrunk(giver, taker, count))
+            return replace(proposals, roles=moved, switched=count)
+    return proposals
 
 
 def _headroom(taker: RoleProposal, config: DecideConfig) -> int:

@@ -1,4 +1,4 @@
-"""A graph that draws from a GPU pool: what it bids for, and what it does with what it is granted.
+"""Rule ``pool``: a graph that draws from a GPU pool bids for what it wants, and stays within what it is granted.
 
 A bid is honest: it says what the planner would have without the grant, a replica at a time in the order in which it needs
 them, prefill and decode in the ratio that it asks for. What is granted are the first of them, so that a graph with too
@@ -16,9 +16,17 @@ from penstock.api import Role
 from penstock.gpu_pool.bid import RoleBid, by_need, granted
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, Decision, Reason, RoleProposal, Step, count_of
+from penstock_planner.decide.rule import Facts, Proposals
 
 POOL: Final = "pool"
 """Name of the step that says what a role bids for."""
+
+
+def bid(proposals: Proposals, facts: Facts) -> Proposals:
+    """Note what each role of a graph in a pool wants, before steps and bounds lessen it."""
+    if facts.config.grant is None:
+        return proposals
+    return replace(proposals, bids=bids_of(proposals.roles, facts.config))
 
 
 def bids_of(proposals: Sequence[RoleProposal], config: DecideConfig) -> dict[Role, RoleBid]:
@@ -39,21 +47,17 @@ def bids_of(proposals: Sequence[RoleProposal], config: DecideConfig) -> dict[Rol
     return found
 
 
-def within_grant(
-    proposals: Sequence[RoleProposal], bids: Mapping[Role, RoleBid], config: DecideConfig
-) -> list[RoleProposal]:
-    """Return the proposals of a graph in a pool: no role grows or stays above what the grant is for.
-
-    Args:
-        proposals: One per role, as far as one decision may go.
-        bids: Of every role.
-        config: With a grant.
-    """
-    grant = config.grant or 0
-    fits = granted(bids, grant)
+def keep_grant(proposals: Proposals, facts: Facts) -> Proposals:
+    """Let no role of a graph in a pool grow or stay above what the grant is for; the others as far as one decision may go."""
+    config, bids = facts.config, proposals.bids
+    if config.grant is None:
+        return proposals
+    fits = granted(bids, config.grant)
     # Without a note the pool has not refused the bid: the grant may only come later than it.
-    stay = _staying(proposals, bids, fits, grant, is_short=bool(config.grant_note))
-    return [_fitted(each, bids[each.role], fits[each.role], stay[each.role], config) for each in proposals]
+    stay = _staying(proposals.roles, bids, fits, config.grant, is_short=bool(config.grant_note))
+    return proposals.of(
+        _fitted(each, bids[each.role], fits[each.role], stay[each.role], config) for each in proposals.roles
+    )
 
 
 def _staying(

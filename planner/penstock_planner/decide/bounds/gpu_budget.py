@@ -1,0 +1,75 @@
+"""Rule ``gpu_budget``: all workers together fit the GPU budget.
+
+Precedence where it allows fewer scale-ups than are asked for: a role below its floor, then one that another gave up GPUs
+for, then decode (or aggregated), then prefill. Decode goes first because a full decode pool destroys work, while a
+prefill queue only delays it: decode preempts running streams and recomputes them, and finished prefills pin their KV on
+the prefill workers until a decode worker has room, so a new prefill worker would feed a pool that cannot take it. A role
+that does not fit leaves what is free to the next one.
+
+GPUs of a replica scaled down by the same decision are not free yet: it drains first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penstock.api import Role
+from penstock_planner.decide.bounds.replicas import at_most
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import Action, Reason, RoleProposal, Step
+from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.rule import Facts, Proposals
+
+
+def keep_budget(proposals: Proposals, facts: Facts) -> Proposals:
+    """Hold or lessen the scale-ups that do not fit the budget; return the roles in order of precedence."""
+    owed, granted, bounded = facts.owed, 0, []
+    ordered = sorted(
+        proposals.roles,
+        key=lambda each: (
+            each.reason is not Reason.BELOW_FLOOR,
+            each.role not in owed,
+            each.role is Role.PREFILL,
+        ),
+    )
+    for proposal in ordered:
+        decided = (
+            _fitting(proposal, facts.gpus, granted, facts.config)
+            if proposal.action is Action.UP
+            else proposal
+        )
+        if decided.action is Action.UP:
+            granted += decided.engine_gpus * decided.amount
+        bounded.append(decided)
+    return proposals.of(bounded)
+
+
+def _fitting(proposal: RoleProposal, used: int, granted: int, config: DecideConfig) -> RoleProposal:
+    budget, needed = config.max_gpu_budget, proposal.engine_gpus * proposal.amount
+    if budget is None:
+        return proposal.passed(Step("gpu_budget", {"gpus_needed": needed}, None, "pass: no ceiling"))
+    inputs = {"gpus_existing": used, "gpus_granted": granted, "gpus_needed": needed}
+    free = budget - used
+    if proposal.engine_gpus <= free - granted:
+        fitting = (free - granted) // proposal.engine_gpus if proposal.engine_gpus else proposal.amount
+        return at_most(proposal, fitting, Step("gpu_budget", inputs, budget, "pass"))
+    step = Step("gpu_budget", inputs, budget, "hold")
+    if proposal.engine_gpus <= free:
+        other = Role.DECODE if proposal.role is Role.PREFILL else Role.PREFILL
+        detail = f"the last free GPUs of the budget of {budget} are given to {other.value} first"
+        return proposal.held(Reason.GPU_BUDGET_YIELDED, detail, step)
+    detail = f"{used + granted} + {proposal.engine_gpus} GPUs exceed the budget of {budget}"
+    return proposal.held(Reason.GPU_BUDGET, detail, step)
+
+
+def existing_gpus(pools: Mapping[Role, PoolCounts], config: DecideConfig) -> int:
+    """Return the GPUs that workers hold now: ready, starting and draining ones."""
+    return sum(pool.existing * config.engine_gpus(role, pool.gpus) for role, pool in pools.items())
+
+
+def may_grow(proposal: RoleProposal, gpus: int, config: DecideConfig) -> bool:
+    """Return whether one replica more fits the role's ceiling and the budget, of which ``gpus`` are in use."""
+    ceiling = config.max_replicas.get(proposal.role)
+    if proposal.engine_gpus < 1 or (ceiling is not None and proposal.pool.replicas >= ceiling):
+        return False
+    return config.max_gpu_budget is None or gpus + proposal.engine_gpus <= config.max_gpu_budget

@@ -1,0 +1,37 @@
+"""Rules ``max_step`` and ``again``: how far one decision may go, and how soon the next one follows.
+
+One step a decision bounds a mistake, not the speed: what starts counts as supply, so the next decision asks for more only
+if that is not enough.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import Action, RoleProposal, Step
+from penstock_planner.decide.rule import Facts, Proposals
+
+
+def limit_step(proposals: Proposals, facts: Facts) -> Proposals:
+    """Lessen each change to ``maxStep`` replicas."""
+    return proposals.of(_stepped(each, facts.config) for each in proposals.roles)
+
+
+def _stepped(proposal: RoleProposal, config: DecideConfig) -> RoleProposal:
+    if config.max_step is None or proposal.action is Action.HOLD or proposal.amount <= config.max_step:
+        return proposal
+    outcome = f"limited to {config.max_step}"
+    step = Step("max_step", {"replicas_wanted": proposal.amount}, config.max_step, outcome)
+    return replace(proposal.passed(step), amount=config.max_step)
+
+
+def decide_soon(proposals: Proposals, facts: Facts) -> Proposals:
+    """Decide again sooner than after the mode's interval where a role grows."""
+    config = facts.config
+    is_growing = any(each.action is Action.UP for each in proposals.roles)
+    if config.no_operation or not is_growing or config.again_s >= config.interval_s:
+        return proposals
+    step = Step("again", {"in_s": config.again_s}, None, "decides again: more may be needed")
+    roles = (each.passed(step) if each.action is Action.UP else each for each in proposals.roles)
+    return replace(proposals, roles=tuple(roles), again_s=config.again_s)

@@ -1,0 +1,84 @@
+"""Rule ``rebalance``: GPUs that one role gives up are reserved for the role under load.
+
+One decision shrinks the idle role and remembers, in the recorded state, that the GPUs are reserved; a later one, made once
+they are free, lets the loaded role grow first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from penstock.api import Role
+from penstock_planner.decide.decision import Action, Reason, RoleProposal, Step
+from penstock_planner.decide.rule import Facts, Proposals
+
+_NOT_FREED = frozenset({Reason.GPU_BUDGET, Reason.GPU_BUDGET_YIELDED, Reason.AT_MAX_REPLICAS})
+
+
+def release(proposals: Proposals, facts: Facts) -> Proposals:
+    """Say of a role that no longer asks for its reserved GPUs that it releases them."""
+    owed = facts.owed
+    return proposals.of(
+        _released(each, "it no longer asks for more")
+        if each.role in owed and each.action is not Action.UP
+        else each
+        for each in proposals.roles
+    )
+
+
+def reserve(proposals: Proposals, facts: Facts) -> Proposals:
+    """Add the outcome of every reservation, and the roles with a reservation now.
+
+    A reservation begins when the budget alone holds a role back and another one shrinks in the same decision, if
+    enough for one engine can come free at all. It is kept while a worker still drains or shrinks for it, ends when the
+    role grows, and is released when nothing that could free GPUs is under way.
+    """
+    givers = [each.role for each in proposals.roles if each.action is Action.DOWN]
+    freeable, owed = freeable_gpus(proposals, facts), facts.owed
+    is_draining = any(pool.draining for pool in facts.pools.values())
+    decisions: list[RoleProposal] = []
+    reserved: set[Role] = set()
+    for proposal in proposals.roles:
+        role, decided = proposal.role, proposal
+        if proposal.reason is Reason.GPU_BUDGET and givers and freeable < proposal.engine_gpus:
+            why = f"only {freeable} of the {proposal.engine_gpus} GPUs that it needs can be freed"
+            decided = _rebalanced(proposal, f"not begun: {why}")
+        elif proposal.reason is Reason.GPU_BUDGET and (givers or (role in owed and is_draining)):
+            why = _waits(givers)
+            decided = _rebalanced(proposal, f"waits: {why}", why)
+            reserved.add(role)
+        elif role in owed and proposal.action is Action.UP:
+            decided = _rebalanced(proposal, "freed: it grows")
+        elif role in owed and proposal.reason in _NOT_FREED:
+            decided = _released(proposal, "no GPUs were freed for it")
+        decisions.append(decided)
+    return replace(proposals, roles=tuple(decisions), reserved=frozenset(reserved))
+
+
+def freeable_gpus(proposals: Proposals, facts: Facts) -> int:
+    """Return the GPUs that are free, drain, or stand above the floors of roles that shrink."""
+    free = max(0, (facts.config.max_gpu_budget or 0) - facts.gpus)
+    draining = sum(each.pool.draining * each.engine_gpus for each in proposals.roles)
+    given = sum(
+        (each.pool.replicas - facts.config.floor(each.role, each.engine_gpus)) * each.engine_gpus
+        for each in proposals.roles
+        if each.action is Action.DOWN
+    )
+    return free + draining + given
+
+
+def _waits(givers: Sequence[Role]) -> str:
+    if givers:
+        return f"{givers[0].value} releases one replica for it"
+    return "the replica released for it is still draining"
+
+
+def _released(proposal: RoleProposal, why: str) -> RoleProposal:
+    return _rebalanced(proposal, f"abandoned: {why}", f"rebalance abandoned: {why}")
+
+
+def _rebalanced(proposal: RoleProposal, outcome: str, words: str = "") -> RoleProposal:
+    detail = f"{proposal.detail}; {words}" if words else proposal.detail
+    step = Step("rebalance", {"gpus_needed": proposal.engine_gpus}, None, outcome)
+    return replace(proposal.passed(step), detail=detail)

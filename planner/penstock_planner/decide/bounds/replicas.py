@@ -1,0 +1,62 @@
+"""Rules ``floor`` and ``max_replicas``: the fewest and the most replicas of a role."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import Action, Reason, RoleProposal, Step
+from penstock_planner.decide.rule import Facts, Proposals
+
+
+def keep_floor(proposals: Proposals, facts: Facts) -> Proposals:
+    """Hold or lessen each scale-down that goes below the role's floor."""
+    return proposals.of(
+        _above_floor(each, facts.config) if each.action is Action.DOWN else each for each in proposals.roles
+    )
+
+
+def _above_floor(proposal: RoleProposal, config: DecideConfig) -> RoleProposal:
+    floor = 0 if proposal.reason is Reason.IDLE else config.floor(proposal.role, proposal.engine_gpus)
+    spare = proposal.pool.replicas - floor
+    inputs = {
+        "replicas_after": proposal.pool.replicas - proposal.amount,
+        "gpus_per_engine": proposal.engine_gpus,
+    }
+    if spare < 1:
+        detail = f"{floor} {'is' if floor == proposal.pool.replicas else 'would be'} the floor"
+        return proposal.held(Reason.AT_FLOOR, detail, Step("floor", inputs, floor, "hold"))
+    return at_most(proposal, spare, Step("floor", inputs, floor, "pass"))
+
+
+def keep_ceiling(proposals: Proposals, facts: Facts) -> Proposals:
+    """Hold or lessen each scale-up that goes above the service's ``maxReplicas``."""
+    return proposals.of(
+        _below_ceiling(each, facts.config) if each.action is Action.UP else each for each in proposals.roles
+    )
+
+
+def _below_ceiling(proposal: RoleProposal, config: DecideConfig) -> RoleProposal:
+    ceiling, after = config.max_replicas.get(proposal.role), proposal.pool.replicas + proposal.amount
+    if ceiling is None or after <= ceiling:
+        return proposal
+    headroom = ceiling - proposal.pool.replicas
+    step = Step("max_replicas", {"replicas_after": after}, ceiling, "hold" if headroom < 1 else "pass")
+    if headroom < 1:
+        return proposal.held(Reason.AT_MAX_REPLICAS, f"{ceiling} is the maximum number of replicas", step)
+    return at_most(proposal, headroom, step)
+
+
+def at_most(proposal: RoleProposal, most: int, step: Step) -> RoleProposal:
+    """Return the proposal with a change of ``most`` replicas or less, and the step that says so."""
+    if proposal.amount <= most:
+        return proposal.passed(step)
+    return replace(proposal.passed(replace(step, outcome=f"limited to {most}")), amount=most)
+
+
+def below_floor(blank: RoleProposal, floor: int, amount: int = 1) -> RoleProposal:
+    """Return a proposal to grow a role that has fewer replicas than its floor."""
+    replicas = blank.pool.replicas
+    step = Step("floor", {"replicas": replicas, "floor": floor}, floor, Reason.BELOW_FLOOR.value)
+    detail = f"{replicas} below the floor of {floor}"
+    return blank.changed(Action.UP, Reason.BELOW_FLOOR, detail, step, amount=amount)

@@ -1,0 +1,50 @@
+"""Rules ``scheduled_most`` and ``schedule``: a role above what the calendar allows shrinks, and the record names the entry."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock_planner.decide.decision import Action, Reason, RoleProposal, Step
+from penstock_planner.decide.rule import Facts, Proposals
+from penstock_planner.decide.schedule import Schedule, lowered_ceilings, raised_floors
+
+
+def keep_ceilings(proposals: Proposals, facts: Facts) -> Proposals:
+    """Shrink each role that has more replicas than the schedule allows."""
+    return proposals.of(_within(each, facts.schedule) for each in proposals.roles)
+
+
+def note(proposals: Proposals, facts: Facts) -> Proposals:
+    """Begin each role's steps with what the schedule bounds it by."""
+    return proposals.of(_noted(each, facts.schedule) for each in proposals.roles)
+
+
+def _within(proposal: RoleProposal, held: Schedule) -> RoleProposal:
+    """Return the proposal; a role above what the schedule allows shrinks, whatever is known of its load."""
+    most = lowered_ceilings({}, held).get(proposal.role)
+    above = 0 if most is None else proposal.pool.replicas - most
+    if above < 1:
+        return proposal
+    step = Step("scheduled_most", {"replicas": proposal.pool.replicas}, most, Reason.ABOVE_SCHEDULE.value)
+    detail = f"{proposal.pool.replicas} exceeds the scheduled maximum of {most}"
+    return proposal.changed(Action.DOWN, Reason.ABOVE_SCHEDULE, detail, step, amount=above)
+
+
+_BY_SCHEDULE = frozenset({Reason.BELOW_FLOOR, Reason.AT_FLOOR, Reason.AT_MAX_REPLICAS, Reason.ABOVE_SCHEDULE})
+
+
+def _noted(proposal: RoleProposal, held: Schedule) -> RoleProposal:
+    """Return the proposal with what the schedule bounded it by, as its first step, and named where that decided."""
+    bounds = [each for each in held if proposal.role in {*each.floors, *each.ceilings}]
+    if not bounds:
+        return proposal
+    names = ", ".join(each.name for each in bounds)
+    inputs = {
+        "entries": names,
+        "floor": raised_floors({}, bounds).get(proposal.role),
+        "ceiling": lowered_ceilings({}, bounds).get(proposal.role),
+    }
+    detail = proposal.detail
+    if proposal.reason in _BY_SCHEDULE:
+        detail = f"{detail} (schedule: {names})"
+    return replace(proposal, detail=detail, steps=(Step("schedule", inputs, None, "holds"), *proposal.steps))

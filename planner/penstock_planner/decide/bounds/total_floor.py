@@ -1,0 +1,87 @@
+"""Rule ``total_floor``: all roles together keep the total floor of GPUs.
+
+It counts what stays: ready and starting replicas, without draining ones and what one role gives up for another. Where
+floor and budget cannot both be kept, the budget is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.api import Role
+from penstock_planner.decide.bounds.backoff import back_off
+from penstock_planner.decide.bounds.gpu_budget import may_grow
+from penstock_planner.decide.bounds.owner import is_left
+from penstock_planner.decide.bounds.rebalance import freeable_gpus
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import Action, Reason, RoleProposal, RoleState, Step, count_of
+from penstock_planner.decide.rule import Facts, Proposals
+
+TOTAL_FLOOR = "total_floor"
+
+
+def raise_total(proposals: Proposals, facts: Facts) -> Proposals:
+    """Let, below the floor, the role with fewest replicas that has room grow by one, decode on equal terms.
+
+    What the proposals add counts first, and a role that something was just taken back from is left in peace.
+    """
+    config, gpus, seen = facts.config, facts.gpus, facts.roles
+    staying = proposals.staying_gpus()
+    added = sum(
+        each.engine_gpus * each.amount
+        for each in proposals.roles
+        if each.action is Action.UP and may_grow(each, gpus, config)
+    )
+    if staying + added >= config.total_floor:
+        return proposals
+    grown = {each.role: _grown(each, staying, seen[each.role], config) for each in proposals.roles}
+    able = [
+        each
+        for each in proposals.roles
+        if each.action is not Action.UP
+        and grown[each.role].action is Action.UP
+        and may_grow(each, gpus + added, config)
+        and not is_left(each.role, seen[each.role], config)
+    ]
+    chosen = min(able, key=lambda each: (each.pool.replicas, each.role is Role.PREFILL), default=None)
+    step = Step(TOTAL_FLOOR, {"gpus_staying": staying}, config.total_floor, "no role has room to grow")
+    if chosen is None:
+        return proposals.of(each.passed(step) for each in proposals.roles)
+    return proposals.of(grown[each.role] if each is chosen else each for each in proposals.roles)
+
+
+def _grown(proposal: RoleProposal, staying: int, state: RoleState, config: DecideConfig) -> RoleProposal:
+    floor = config.total_floor
+    step = Step(TOTAL_FLOOR, {"gpus_staying": staying}, floor, Reason.BELOW_TOTAL_FLOOR.value)
+    detail = f"{count_of(staying, 'GPU')} in all {'is' if staying == 1 else 'are'} below the total floor of {floor}"
+    return back_off(proposal.changed(Action.UP, Reason.BELOW_TOTAL_FLOOR, detail, step), state)
+
+
+def keep_total(proposals: Proposals, facts: Facts) -> Proposals:
+    """Hold or lessen the scale-downs after which fewer GPUs than the floor would stay.
+
+    What the budget holds back counts as if it were there, if what can come free suffices for it: a scale-down makes way.
+    """
+    freeable = freeable_gpus(proposals, facts)
+    held_back = (each for each in proposals.roles if each.reason is Reason.GPU_BUDGET)
+    claimed = sum(each.engine_gpus for each in held_back if each.engine_gpus <= freeable)
+    left = proposals.staying_gpus() + proposals.added_gpus() + claimed
+    decided = []
+    for proposal in proposals.roles:
+        kept = _kept(proposal, left, facts.config) if proposal.action is Action.DOWN else proposal
+        if kept.action is Action.DOWN:
+            left -= kept.engine_gpus * kept.amount
+        decided.append(kept)
+    return proposals.of(decided)
+
+
+def _kept(proposal: RoleProposal, left: int, config: DecideConfig) -> RoleProposal:
+    floor, size = config.total_floor, proposal.engine_gpus
+    spare = (left - floor) // size if size else proposal.amount
+    if spare >= proposal.amount:
+        return proposal
+    inputs = {"gpus_after": left - size * proposal.amount}
+    if spare >= 1:
+        return replace(proposal.passed(Step(TOTAL_FLOOR, inputs, floor, f"limited to {spare}")), amount=spare)
+    detail = f"{left} - {size} GPUs in all are below the total floor of {floor}"
+    return proposal.held(Reason.AT_TOTAL_FLOOR, detail, Step(TOTAL_FLOOR, inputs, floor, "hold"))
