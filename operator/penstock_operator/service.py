@@ -73,6 +73,8 @@ class Operator:
             penstock_image=settings.penstock_image,
             image_pull_policy=settings.image_pull_policy,
             gpu_resources=tuple(settings.gpu_resources.split(",")),
+            is_ipv6=":" in settings.pod_ip,
+            ip_family_policy=settings.ip_family_policy,
         )
         self.clock = ServerClock(client)
         applier = Applier(client, metrics, on_written=self.cluster.note)

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from penstock.api.base import DNS_LABEL_PATTERN, OperatorClass
 from penstock.api.runtimes import PENSTOCK_IMAGE
 from penstock.core.errors import ConfigError, InvalidSpecError, ManifestProblem
+from penstock.core.ports import EVERY_ADDRESS
 from penstock.kube.objects.names import OPERATOR_CLASS
 from penstock_operator.resources.accelerators import GPU_RESOURCES
 from penstock_operator.resources.allowances import allowances_of, profiles_of
@@ -36,12 +37,23 @@ class OperatorSettings(BaseModel):
         None, description="Kubeconfig file; none: in the cluster its service account, else KUBECONFIG."
     )
     context: str | None = Field(None, description="Context of the kubeconfig; none: its current one.")
-    host: str = Field("0.0.0.0", description="Address of /metrics, /healthz and /readyz.")  # noqa: S104 - a pod's
+    host: str = Field(
+        EVERY_ADDRESS,
+        description="Address of /metrics, /healthz and /readyz; :: is every address, of IPv6 and IPv4.",
+    )
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = Field(
         8080, description="Port of /metrics, /healthz and /readyz; 0: off."
     )
     penstock_image: Annotated[str, Field(min_length=1)] = Field(
         PENSTOCK_IMAGE, description="Image of routers and simulated workers whose graph names none."
+    )
+    pod_ip: str = Field(
+        "",
+        description="The operator's own address; engines that take one family of addresses listen on that of this one. "
+        "Empty: IPv4.",
+    )
+    ip_family_policy: Literal["", "SingleStack", "PreferDualStack", "RequireDualStack"] = Field(
+        "", description="spec.ipFamilyPolicy of the graphs' Services; empty: the cluster's default."
     )
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
         "IfNotPresent", description="Pull policy of the pods' images."

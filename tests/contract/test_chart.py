@@ -60,6 +60,7 @@ SETTINGS = {
             "extraVolumeMounts": [{"name": "ca", "mountPath": "/etc/private-ca", "readOnly": True}],
         },
         "revisionHistoryLimit": 2,
+        "ipFamilyPolicy": "PreferDualStack",
         "tensorboard": {"enabled": True},
         "networkPolicy": {"plannerEgress": [{"to": [{"namespaceSelector": {}}]}]},
         "monitoring": {

@@ -72,6 +72,31 @@ def test_more_volumes_are_mounted():
         assert deployment["revisionHistoryLimit"] == 2
 
 
+def test_pods_of_the_chart_are_reached_by_ipv6_and_by_ipv4():
+    """The operator knows its own pod's address, by whose family it chooses what engines listen on."""
+    pods = {
+        name: each["spec"]["template"]["spec"]["containers"][0]
+        for name, each in of_kind(rendered("everything"), "Deployment").items()
+    }
+    assert "--host=::" in pods["penstock-operator"]["args"]
+    assert "--host=::" in pods["penstock-planner"]["args"]
+    assert "--bind_all" in pods["penstock-tensorboard"]["args"]
+    (address,) = (
+        each for each in pods["penstock-operator"]["env"] if each["name"] == "PENSTOCK_OPERATOR_POD_IP"
+    )
+    assert address["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+
+
+def test_the_family_policy_reaches_every_service():
+    """Those of the chart, and by the operator those of graphs; without it the cluster's default holds."""
+    for setting, policy in (("default", None), ("everything", "PreferDualStack")):
+        services = of_kind(rendered(setting), "Service").values()
+        assert {each["spec"].get("ipFamilyPolicy") for each in services} == {policy}
+    operator = of_kind(rendered("everything"), "Deployment")["penstock-operator"]["spec"]
+    args = operator["template"]["spec"]["containers"][0]["args"]
+    assert "--ip-family-policy=PreferDualStack" in args
+
+
 @pytest.mark.parametrize("values", [{}, {"operatorClass": "research", "watchNamespaces": ["lab"]}])
 def test_the_notes_hold_without_a_clone(tmp_path, values):
     """They name no file: the first graph is in them, valid, of the release's class and in a watched namespace."""

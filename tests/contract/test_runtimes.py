@@ -49,6 +49,7 @@ CLUSTER = dataclasses.replace(
     discovery="kubernetes",
     environment=Environment.KUBERNETES,
     host="0.0.0.0",
+    own_host="::",
     peer_host="$(POD_IP)",
 )
 

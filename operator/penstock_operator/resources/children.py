@@ -198,6 +198,8 @@ def _service(graph: GraphDeployment, name: str, context: BuildContext) -> dict[s
         "selector": selector(graph, name) | ({SERVING_LABEL: SERVING} if is_worker else {}),
         "ports": [{"name": HTTP_PORT, "port": WORKER_PORT, "targetPort": HTTP_PORT, "protocol": "TCP"}],
     }
+    if context.ip_family_policy:
+        spec["ipFamilyPolicy"] = context.ip_family_policy
     if is_worker:
         spec["clusterIP"] = "None"
     elif graph.spec.router.gateway.enabled:

@@ -40,6 +40,8 @@ class BuildContext:
         allowed: What a podTemplate may add to the restricted standard, see `resources.privileges`.
         gpu_resources: Names, or patterns, of the resources that are GPUs.
         claimed_gpus: GPUs that a claim of each ResourceClaimTemplate holds; without those that are unknown.
+        is_ipv6: Whether the pods' own addresses are of IPv6, the first ones where they have both.
+        ip_family_policy: ``spec.ipFamilyPolicy`` of Services; empty: the cluster's default.
         kinds: Kinds of others' definitions that the graph needs and the cluster serves.
         in_pool: The graph draws from a GPU pool, whose grant bounds it where it states no budget itself.
         labels: Labels of the graph that its children carry too; pods do not, which a changed one would roll.
@@ -54,6 +56,8 @@ class BuildContext:
     allowed: Allowances = NOTHING
     gpu_resources: tuple[str, ...] = GPU_RESOURCES
     claimed_gpus: Mapping[str, int] = field(default_factory=dict)
+    is_ipv6: bool = False
+    ip_family_policy: str = ""
     kinds: frozenset[Kind] = frozenset()
     in_pool: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)

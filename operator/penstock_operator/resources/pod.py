@@ -12,7 +12,7 @@ from penstock.api.planner import DEFAULT_GPU_BUDGET
 from penstock.api.runtimes import RuntimeTraits
 from penstock.core.errors import InvalidSpecError, ManifestProblem
 from penstock.core.metric_names import VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
-from penstock.core.ports import SIDE_CHANNEL_PORT, WORKER_PORT
+from penstock.core.ports import EVERY_ADDRESS, SIDE_CHANNEL_PORT, WORKER_PORT
 from penstock.core.worker_metrics import METRICS_PATH, names_on_page
 from penstock.kube.objects.names import (
     API_KEYS_FOLDER,
@@ -213,6 +213,7 @@ def lifecycle(
     keeps_leases: bool = False,
     traits: RuntimeTraits,
     scheme: str = "http",
+    is_ipv6: bool = False,
 ) -> dict[str, Any]:
     """Return the container's lifecycle hooks.
 
@@ -223,6 +224,7 @@ def lifecycle(
             a cache, which is not waited for.
         traits: Of the runtime, whose workers may have gauges of their own.
         scheme: By which the process is reached.
+        is_ipv6: Whether it may listen on addresses of IPv6 alone.
     """
     if not finishes_requests:
         wanted = (*_REQUEST_SERIES, *((_LEASE_SERIES,) if keeps_leases else ()))
@@ -232,7 +234,7 @@ def lifecycle(
         said = {
             "more": "ssl, " if is_tls else "",
             "series": series,
-            "url": f"{scheme}://127.0.0.1:{WORKER_PORT}{traits.metrics_path}",
+            "url": f"{scheme}://{'[::1]' if is_ipv6 else '127.0.0.1'}:{WORKER_PORT}{traits.metrics_path}",
             "context": ", context=ssl._create_unverified_context()" if is_tls else "",
         }
         return {"preStop": {"exec": {"command": ["python3", "-c", _WAIT_UNTIL_IDLE % said]}}}
@@ -273,7 +275,8 @@ def processes(graph: GraphDeployment, context: BuildContext) -> dict[str, Proces
         graph_file=GRAPH_FILE,
         discovery="kubernetes",
         namespace=f"{context.namespace}-{graph.name}",  # a runtime's own namespace, one per graph
-        host="0.0.0.0",  # noqa: S104 - a pod is reached at its address
+        host=EVERY_ADDRESS if context.is_ipv6 else "0.0.0.0",  # noqa: S104 - a pod is reached at its address
+        own_host=EVERY_ADDRESS,
         peer_host="$(POD_IP)",
         environment=Environment.KUBERNETES,
     )
@@ -385,6 +388,7 @@ def _container(
             keeps_leases=service.role is Role.PREFILL,
             traits=graph.spec.traits,
             scheme=spec.scheme,
+            is_ipv6=context.is_ipv6,
         )
     return {key: value for key, value in container.items() if value}
 

@@ -68,7 +68,7 @@ def _router(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> W
     argv = [context.python, "-m", "penstock.cli", "router", *verb, "--graph", context.graph_file]
     if context.followed_file is not None:
         argv += ["--follow", context.followed_file]
-    argv += ["--discovery", context.discovery, "--host", context.host, "--port", "{port}"]
+    argv += ["--discovery", context.discovery, "--host", context.own_host, "--port", "{port}"]
     return WorkerCommand(argv=(*argv, "--speed", f"{context.speed:g}"), takes_socket=True)
 
 

@@ -66,7 +66,9 @@ class RuntimeContext:
         discovery: Where the router finds workers: the statefile's path, or ``kubernetes``.
         namespace: Namespace on this backend.
         speed: Time scale: simulated seconds per real second.
-        host: Address that HTTP servers bind.
+        host: Address on which engines listen.
+        own_host: Address on which Penstock's own processes listen; ``::`` is every address, of IPv6 and of IPv4, which
+            not every engine understands so.
         peer_host: Address at which other workers reach this one.
         environment: Backend that the planner scales.
         log_dir: The planner's folder; None leaves it to the graph and the planner's default.
@@ -79,6 +81,7 @@ class RuntimeContext:
     namespace: str
     speed: float = 1.0
     host: str = "127.0.0.1"
+    own_host: str = "127.0.0.1"
     peer_host: str = "127.0.0.1"
     environment: Environment = Environment.LOCAL
     log_dir: str | None = None

@@ -38,7 +38,7 @@ class Simulated(Runtime):
         argv = [context.python, "-m", "penstock.cli", "engine", "serve", spec.model.name]
         for name in spec.model_names:
             argv += ["--served-model-name", name]
-        argv += ["--host", context.host, "--port", "{port}"]
+        argv += ["--host", context.own_host, "--port", "{port}"]
         role = "both" if spec.engine.switchable else service.role.value
         argv += ["--role", role, "--profile", service.profile or spec.engine.profile]
         argv += ["--speed", f"{context.speed:g}"]
@@ -50,7 +50,8 @@ class Simulated(Runtime):
             argv += ["--preemption-config", json.dumps(preemption, separators=(",", ":"))]
         # Workers of one host need ports each; the router reads them in the statefile.
         ports: tuple[str, ...] = (KV_EVENTS_PORT, KV_REPLAY_PORT)
-        endpoint, replay = (f"tcp://{context.host}:{{{port}}}" for port in ports)
+        host = f"[{context.own_host}]" if ":" in context.own_host else context.own_host
+        endpoint, replay = (f"tcp://{host}:{{{port}}}" for port in ports)
         events = kv_event_flags(spec, service.role, context, (endpoint, replay))
         argv += events
         if spec.engine.request_limit is not None:
@@ -58,7 +59,7 @@ class Simulated(Runtime):
             argv += ["--engine-request-queue", str(spec.engine.request_queue)]
         if service.startup_seconds > 0:
             argv += ["--startup-seconds", f"{service.startup_seconds:g}"]
-        reached_elsewhere = context.peer_host != context.host and service.role is not Role.AGGREGATED
+        reached_elsewhere = context.peer_host != context.own_host and service.role is not Role.AGGREGATED
         env = {"VLLM_NIXL_SIDE_CHANNEL_HOST": context.peer_host} if reached_elsewhere else {}
         has_own_ports = events and context.environment is Environment.LOCAL
         return WorkerCommand(argv=tuple(argv), ports=(PORT, *ports) if has_own_ports else (PORT,), env=env)

@@ -3,6 +3,7 @@
 import asyncio
 import builtins
 import json
+import socket
 
 import pytest
 
@@ -136,6 +137,19 @@ def test_a_taken_port_is_named():
             second.start()
     finally:
         first.close()
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+def test_subscribers_of_either_family_reach_it():
+    """As in pods, whose workers listen on every address."""
+    publisher = KvPublisher(KvEventsConfig(endpoint="tcp://[::]:*"), 16)
+    publisher.start()
+    port = int(publisher.endpoint.rpartition(":")[2])
+    try:
+        for host in ("127.0.0.1", "::1"):
+            socket.create_connection((host, port)).close()
+    finally:
+        publisher.close()
 
 
 def test_an_address_of_another_host_is_refused():

@@ -18,6 +18,7 @@ from penstock.core.http.messages import Request, Responder
 from penstock.core.http.own_lag import LATE_S, OwnLag
 from penstock.core.http.server_connection import Handler, ServerConnection, ServerContext
 from penstock.core.logs import get_logger
+from penstock.core.ports import EVERY_ADDRESS
 
 __all__ = ["Handler", "HttpServer", "Request", "Responder", "ServerLimits"]
 
@@ -66,6 +67,8 @@ class HttpServer:
     ) -> None:
         """Listen on ``host:port``; port 0 takes a free one, which ``port`` then returns. With ``tls`` it speaks https.
 
+        The host ``::`` means every address of the machine, of IPv6 and of IPv4.
+
         ``held`` is a socket that listens there already, on behalf of who started this process: it is taken over, and its
         other holders keep the connections that are not accepted yet.
         """
@@ -73,6 +76,8 @@ class HttpServer:
         shared.loop = loop = asyncio.get_running_loop()
         shared.bound = shared.limits.connections_within_files()
         try:
+            if held is None and host == EVERY_ADDRESS:
+                held = _listen_everywhere(port)
             place: dict[str, Any] = {"host": host, "port": port} if held is None else {"sock": held}
             self._server = await loop.create_server(
                 lambda: ServerConnection(shared), **place, backlog=BACKLOG, ssl=tls
@@ -181,6 +186,23 @@ class HttpServer:
         if self._is_judging:
             for connection in tuple(shared.connections):
                 connection.sweep(now_s)
+
+
+def _listen_everywhere(port: int) -> socket.socket:
+    """Return a socket that listens on every address of both families, or of IPv4 alone on a machine without IPv6.
+
+    Both event loops would make a socket of ``::`` take IPv6 alone.
+    """
+    try:
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(
+                (EVERY_ADDRESS, port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True
+            )
+    except OSError as exc:
+        # A kernel with IPv6 whose machine has it switched off.
+        if exc.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+            raise
+    return socket.create_server(("", port), backlog=BACKLOG)
 
 
 def _bind_error(exc: OSError, host: str, port: int) -> ConfigError:

@@ -21,6 +21,8 @@ from penstock.core.logs import get_logger
 Handler = Callable[[Request, Responder], Awaitable[None]]
 log = get_logger(__name__)
 
+_MAPPED = "::ffff:"
+"""Before an IPv4 address within IPv6 (RFC 4291, section 2.5.5.2)."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # Chosen: a client that gets 413 may still be sending; closing at once would reset the connection and
 # lose the answer, so what arrives is thrown away for this long (seconds) and this much (bytes).
@@ -100,7 +102,8 @@ class ServerConnection(asyncio.Protocol):
         high = shared.limits.write_high_bytes
         transport.set_write_buffer_limits(high=high, low=high // 4)
         peer = transport.get_extra_info("peername")
-        self._peer = f"{peer[0]}:{peer[1]}" if peer else ""
+        # A socket of both families gives an IPv4 client an address of IPv6.
+        self._peer = f"{peer[0].removeprefix(_MAPPED)}:{peer[1]}" if peer else ""
         self._reader = RequestReader(
             shared.intake,
             peer=self._peer,

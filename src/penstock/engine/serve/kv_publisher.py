@@ -137,6 +137,8 @@ class KvPublisher:
         try:
             socket = self._context.socket(kind)
             socket.set_hwm(most_queued)
+            if "[" in endpoint:
+                socket.setsockopt(zmq.IPV6, 1)  # libzmq's default is IPv4 alone; with it [::] takes both
             socket.bind(endpoint)
         except zmq.ZMQError as exc:
             self.close()

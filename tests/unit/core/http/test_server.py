@@ -1,10 +1,13 @@
 import asyncio
+import errno
+import socket
 
 import orjson
 import pytest
 
 from penstock.core.errors import PortInUseError, UpstreamError
 from penstock.core.http.server import HttpServer
+from penstock.core.ports import EVERY_ADDRESS
 
 
 async def echo(request, responder):
@@ -256,3 +259,51 @@ async def test_a_port_in_use_names_port_and_remedy(serve):
     server = await serve(echo)
     with pytest.raises(PortInUseError, match=rf"port {server.port} .* --port"):
         await HttpServer(echo).start("127.0.0.1", server.port)
+
+
+async def _peer_at(port, host):
+    """Ask a server of this machine, at an address of one family; return the client's address as the server saw it."""
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(b"GET / HTTP/1.1\r\nhost: penstock\r\nconnection: close\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    return answer.rpartition(b"\r\n\r\n")[2].decode()
+
+
+async def _tell_peer(request, responder):
+    responder.send(200, request.peer.rpartition(":")[0].encode())
+
+
+@pytest.mark.asyncio(loop_factories=["uvloop", "asyncio"])
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+async def test_one_server_serves_both_families(stack):
+    """What pods listen on: a kubelet's probe may come by either. A client has the address that it has elsewhere."""
+    server = HttpServer(_tell_peer)
+    await server.start(EVERY_ADDRESS, 0)
+    stack.push_async_callback(server.close, grace_s=0.2)
+    assert [await _peer_at(server.port, host) for host in ("127.0.0.1", "::1")] == ["127.0.0.1", "::1"]
+
+
+@pytest.mark.parametrize("has_ipv6", [False, True])
+async def test_a_machine_without_ipv6_is_served_by_ipv4(stack, monkeypatch, has_ipv6):
+    """Whether its kernel lacks IPv6 or the machine has it switched off."""
+    original = socket.create_server
+
+    def create(address, **options):
+        if options.get("dualstack_ipv6"):
+            raise OSError(errno.EADDRNOTAVAIL, "switched off")
+        return original(address, **options)
+
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: has_ipv6)
+    monkeypatch.setattr(socket, "create_server", create)
+    server = HttpServer(_tell_peer)
+    await server.start(EVERY_ADDRESS, 0)
+    stack.push_async_callback(server.close, grace_s=0.2)
+    assert await _peer_at(server.port, "127.0.0.1") == "127.0.0.1"
+
+
+async def test_a_port_in_use_is_named_on_every_address_too(serve):
+    """Someone listens there by IPv4."""
+    server = await serve(_tell_peer)
+    with pytest.raises(PortInUseError, match=str(server.port)):
+        await HttpServer(_tell_peer).start(EVERY_ADDRESS, server.port)

@@ -252,6 +252,34 @@ def test_who_aborts_at_sigterm_gets_it_when_idle(container, runtime, service, ho
     assert list(container(service, runtime=runtime)["lifecycle"]["preStop"]) == [hook]
 
 
+@pytest.mark.parametrize(("is_ipv6", "engines"), [(False, "0.0.0.0"), (True, "::")])
+def test_pods_are_reached_in_clusters_of_either_family(objects, context, is_ipv6, engines):
+    """Penstock's own processes listen on both; another engine on the pods' own family, by which its hook asks it, too."""
+    context = dataclasses.replace(context, is_ipv6=is_ipv6)
+
+    def container(service, runtime):
+        found = objects(context=context, runtime=runtime)["Deployment", f"llama-{service}"]
+        return found["spec"]["template"]["spec"]["containers"][0]
+
+    def host(found):
+        return found["args"][found["args"].index("--host") + 1]
+
+    assert {host(container(*each)) for each in (("frontend", "vllm"), ("decode", "simulated"))} == {"::"}
+    for runtime in ("vllm", "sglang"):
+        worker = container("decode", runtime)
+        assert host(worker) == engines
+        script = worker["lifecycle"]["preStop"]["exec"]["command"][-1]
+        assert ("[::1]" in script, "127.0.0.1" in script) == (is_ipv6, not is_ipv6)
+
+
+@pytest.mark.parametrize("policy", ["", "PreferDualStack"])
+def test_services_get_the_family_policy_of_the_installation(objects, context, policy):
+    """Nothing is said unless it is set: the cluster's default holds."""
+    found = objects(context=dataclasses.replace(context, ip_family_policy=policy))
+    services = [each["spec"] for (kind, _), each in found.items() if kind == "Service"]
+    assert {each.get("ipFamilyPolicy", "") for each in services} == {policy}
+
+
 @pytest.mark.parametrize("token", [None, "token"])
 def test_workers_that_speak_https(objects, tmp_path, token):
     """Probed by https, marked for operator, planner and Prometheus; a router gets the token alone, and the authorities."""
