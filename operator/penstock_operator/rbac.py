@@ -18,7 +18,7 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     # The routers' secret, which is made once and never read.
     ("", "secrets"): frozenset({"create"}),
     ("", "events"): frozenset({"create", "patch"}),
-    # The label by which a profile of podTemplates is chosen.
+    # The label by which a profile of podTemplates is chosen, and whether the operator's own is being deleted.
     ("", "namespaces"): frozenset({"get"}),
     # A deleted node is noticed at once.
     ("", "nodes"): frozenset({"list", "watch"}),
@@ -62,8 +62,8 @@ CLUSTER_RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
 _OF_OTHERS: Final = ("inference.networking.k8s.io", "leaderworkerset.x-k8s.io")
 """Groups that the chart grants only where the cluster knows them."""
 
-_OF_SETTINGS: Final = (("", "namespaces"), ("", "nodes"))
-"""Granted only with the value that needs them: the chart's podTemplates.profiles, and rbac.nodes."""
+_OF_SETTINGS: Final = (("", "nodes"),)
+"""Granted only with the value that needs them: the chart's rbac.nodes."""
 
 
 @dataclass(frozen=True, slots=True)

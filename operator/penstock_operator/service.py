@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -21,10 +21,11 @@ from penstock.kube.events import EventRecorder
 from penstock.kube.informer import ObjectKey
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, PROFILE_REQUEST, Kind
 from penstock.kube.lease import STOP_S, Election, election_of, instance
-from penstock.kube.objects.names import OPERATOR, lease_name
+from penstock.kube.objects.names import OPERATOR, drain_finalizer, lease_name
 from penstock_operator.apply import Applier
 from penstock_operator.claims import ClaimReader
 from penstock_operator.cluster import Cluster
+from penstock_operator.departure import release_graphs
 from penstock_operator.gates import Gates
 from penstock_operator.loads import MetricsReader
 from penstock_operator.metrics import OperatorMetrics, StatusServer
@@ -42,6 +43,10 @@ log = get_logger(__name__)
 
 SERVED_S: Final = 2.0
 """Between two looks for a kind that the API server does not serve yet; real seconds, chosen."""
+
+
+DEPART_S: Final = 10.0
+"""Chosen: for the last requests to the API server, real seconds; with the others' end within a pod's 30 s."""
 
 
 class Operator:
@@ -206,9 +211,20 @@ class OperatorService:
         try:
             async with self._status_server():
                 await run_until(stop, self._elect(client), grace_s=STOP_S)
+                await self._depart(client)
         finally:
             await client.close()
         log.info("operator stopped")
+
+    async def _depart(self, client: KubeClient) -> None:
+        """Leave no graph behind that waits for this process, where its pod goes with its namespace."""
+        own = os.environ.get("POD_NAMESPACE")
+        if own is None or watched_namespace(self._settings, client) not in {None, own}:
+            return
+        finalizer = drain_finalizer(self._settings.operator_class)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DEPART_S):
+                await release_graphs(client, own, finalizer=finalizer)
 
     async def _elect(self, client: KubeClient) -> None:
         if not self._settings.leader_election:

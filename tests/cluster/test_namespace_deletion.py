@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from contextlib import asynccontextmanager
 
 import pytest
-from operating import Loads, graph, is_ready, pods_of, running, scale, until
+from operating import Loads, graph, is_ready, pods_of, process, running, scale, until
 
 from penstock.core.errors import NotFoundError
 from penstock.kube.informer import Informer
@@ -85,3 +86,34 @@ async def test_a_namespace_goes_while_a_worker_drains_and_nothing_is_left(
 async def _count(check, number):
     found = await check()
     return found if len(found) == number else None
+
+
+async def test_a_namespace_goes_with_the_operator_that_lives_in_it(
+    crds, make_node, client, namespace, monkeypatch
+):
+    """README's installation. The operator's pod ends with the others; nobody is left to finish the drain, so it is given up."""
+    make_node(gpus=8)
+    monkeypatch.setenv("POD_NAMESPACE", namespace)
+    await client.create(graph(namespace), field_manager="test")
+    with process(crds.kubeconfig, namespace) as (operator, _):
+        await until(is_ready(client, namespace), "readiness")
+        await client.delete(NAMESPACE, namespace, namespace=None)
+        operator.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(operator.wait, 30) == 0
+    await until(is_gone(client, namespace), "the namespace to go")
+
+
+async def test_an_operator_that_ends_elsewise_keeps_its_finalizers(crds, client, namespace, monkeypatch):
+    """A rollout or an eviction of the operator gives no drain up."""
+    monkeypatch.setenv("POD_NAMESPACE", namespace)
+    await client.create(graph(namespace), field_manager="test")
+
+    async def finalizers():
+        found = await client.get(GRAPH_DEPLOYMENT, "g", namespace=namespace)
+        return found["metadata"].get("finalizers")
+
+    with process(crds.kubeconfig, namespace) as (operator, _):
+        before = await until(finalizers, "the finalizer")
+        operator.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(operator.wait, 30) == 0
+    assert await finalizers() == before

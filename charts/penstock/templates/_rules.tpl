@@ -16,11 +16,9 @@ alphabetical; tests compare them with what the code says it calls. Kinds of othe
 - apiGroups: [""]
   resources: [events]
   verbs: [create, patch]
-{{- if .Values.podTemplates.profiles }}
 - apiGroups: [""]
   resources: [namespaces]
   verbs: [get]
-{{- end }}
 {{- if .Values.clusterWide }}
 - apiGroups: [""]
   resources: [namespaces]
