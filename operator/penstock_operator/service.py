@@ -21,7 +21,7 @@ from penstock.kube.events import EventRecorder
 from penstock.kube.informer import ObjectKey
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, PROFILE_REQUEST, Kind
 from penstock.kube.lease import STOP_S, Election, election_of, instance
-from penstock.kube.objects.names import OPERATOR, drain_finalizer, lease_name
+from penstock.kube.objects.names import OPERATOR, PLANNER, drain_finalizer, lease_name
 from penstock_operator.apply import Applier
 from penstock_operator.claims import ClaimReader
 from penstock_operator.cluster import Cluster
@@ -37,6 +37,7 @@ from penstock_operator.reconcile import Dependencies, Reconciler
 from penstock_operator.resources.allowances import allowances_of, profiles_of
 from penstock_operator.resources.metadata import BuildContext
 from penstock_operator.settings import OperatorSettings
+from penstock_operator.silence import PlannerSilence
 from penstock_operator.trim import Object
 
 log = get_logger(__name__)
@@ -115,6 +116,12 @@ class Operator:
         )
         self.reconciler = Reconciler(parts)
         self.profiles = Profiles(parts, namespace=namespace, limits=self.queue.limits)
+        self.silence = PlannerSilence(
+            client,
+            lease_of(settings, client, PLANNER),
+            namespace=namespace,
+            operator_class=settings.operator_class,
+        )
 
     async def run(self) -> None:
         """Watch and reconcile until cancelled.
@@ -150,6 +157,7 @@ class Operator:
                 await pools.wait()
                 group.create_task(kopf.run(), name="kopf")
                 group.create_task(self.profiles.run(), name="profiles")
+                group.create_task(self.silence.run(), name="planner's silence")
                 work = serve(self.queue, self.reconciler.reconcile, workers=self._settings.workers)
                 group.create_task(work, name="workers")
         except ExceptionGroup as failures:
@@ -302,10 +310,10 @@ def watched_namespace(settings: OperatorSettings, client: KubeClient) -> str | N
     return None if settings.all_namespaces else settings.namespace or client.namespace
 
 
-def lease_of(settings: OperatorSettings, client: KubeClient) -> ObjectKey:
-    """Return namespace and name of the Lease of this process's installation."""
+def lease_of(settings: OperatorSettings, client: KubeClient, component: str = OPERATOR) -> ObjectKey:
+    """Return namespace and name of the Lease of this process's installation, its operator's or its planner's."""
     namespace = watched_namespace(settings, client)
-    name = lease_name(OPERATOR, cluster_wide=namespace is None, operator_class=settings.operator_class)
+    name = lease_name(component, cluster_wide=namespace is None, operator_class=settings.operator_class)
     return namespace or _own_namespace(client), name
 
 

@@ -39,7 +39,8 @@ async def test_the_table_of_rights_is_enough(crds, client, namespace):
     """Run as a ServiceAccount that may do what the table says and not a thing more."""
     leases = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"]}
     own = {**leases, "verbs": ["get", "update", "patch"], "resourceNames": ["penstock-operator"]}
-    rules = [*operators_rules(), {**leases, "verbs": ["create"]}, own]
+    planners = {**leases, "verbs": ["get"], "resourceNames": ["penstock-planner"]}
+    rules = [*operators_rules(), {**leases, "verbs": ["create"]}, own, planners]
     kubeconfig = account(crds, namespace, "operator", rules)
     let_watch_nodes(crds, namespace, "operator")
     mark = crds.audit_mark()

@@ -120,6 +120,14 @@ alphabetical; tests compare them with what the code says it calls. Kinds of othe
   verbs: [get, list, patch, watch]
 {{- end -}}
 
+{{/* Whether the planner lives, which the operator says where it does not; takes the name of its Lease. */}}
+{{- define "penstock.leaseReaderRules" -}}
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [{{ . }}]
+  verbs: [get]
+{{- end -}}
+
 {{/* The Lease by which replicas of a component agree who works; takes its name. */}}
 {{- define "penstock.leaseRules" -}}
 - apiGroups: [coordination.k8s.io]
