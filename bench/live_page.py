@@ -144,7 +144,7 @@ def _named(values: Sequence[str | int]) -> list[int]:
 
 def show(found: dict[str, Any], arguments: argparse.Namespace) -> None:
     """Print one policy's table."""
-    rate = f"{arguments.qps:g}/s" if arguments.qps else "the trace's rate"
+    rate = f"{arguments.rate:g}/s" if arguments.rate else "the trace's rate"
     print(
         f"\n{found['policy']}: {len(found['simulated'])} rows of {arguments.trace} at {rate} on {arguments.instances},"
         f" speed {arguments.speed:g}, {arguments.runs} live run(s)"

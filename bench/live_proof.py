@@ -1,8 +1,8 @@
 """Holds the simulator against real time: one trace slice through real processes and through virtual time.
 
-    python bench/live_proof.py [--policy prefix-cost,dualmap] [--instances 4P4D] [--rows 300] [--qps 2.5] [--plot PNG]
+    python bench/live_proof.py [--policy prefix-cost,dualmap] [--instances 4P4D] [--rows 300] [--rate 2.5] [--plot PNG]
 
-Without --qps arrivals come at the trace's own rate; --instances 8 are aggregated workers.
+Without --rate arrivals come at the trace's own rate; --instances 8 are aggregated workers.
 
 Live: the router, worker processes and the load client's replayer, on this machine. Simulated: the same graph,
 arrivals, lengths and prompts. With --runs N the live figures are medians of N runs. Queues are chaotic: who meets
@@ -107,7 +107,7 @@ def read_requests(arguments: argparse.Namespace) -> tuple[TraceRequest, ...]:
         on_long=OnLong.TRUNCATE,
         limit=arguments.rows,
     )
-    return prepare(spec, seed=arguments.seed, qps=arguments.qps or None).requests
+    return prepare(spec, seed=arguments.seed, qps=arguments.rate or None).requests
 
 
 # ---------------------------------------------------------------------- virtual time
@@ -122,7 +122,7 @@ def simulate(
         pools=graph_pools(graph),
         router=config,
         routers=SimulatedRouters(routers),
-        slo_s=config.ttft_slo_seconds,
+        slo=graph.spec.slo,
         seed=seed,
     )
     world = Simulation(scenario, requests, chains=TextChains(PromptMaker(seed)))
@@ -324,7 +324,7 @@ def main() -> None:
         choices={"spread": [each.value for each in Spread]},
         trace="mooncake",
         rows=300,
-        qps=0.0,
+        rate=0.0,
         spread="poisson",
         max_input_tokens=32_768,
         instances="4P4D",

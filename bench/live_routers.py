@@ -1,6 +1,6 @@
 """Holds the simulator's word on several routers against real ones: 1, 2 and 4 processes before 8 simulated workers.
 
-    python bench/live_routers.py [--routers 1,2,4] [--trace FILE] [--rows 400] [--qps 28] [--speed 0.5] [--json]
+    python bench/live_routers.py [--routers 1,2,4] [--trace FILE] [--rows 400] [--rate 28] [--speed 0.5] [--json]
 
 Each policy with each number of routers, of which one picks, runs as processes and in virtual time, with the same arrivals,
 lengths and texts. What is compared is the order in which these ways come, by median TTFT and by hits, of those that the simulator tells apart
@@ -196,7 +196,7 @@ def main() -> None:
         __doc__,
         trace="mooncake",
         rows=400,
-        qps=28.0,
+        rate=28.0,
         spread="poisson",
         max_input_tokens=8192,
         max_output_tokens=16,

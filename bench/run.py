@@ -36,7 +36,7 @@ BENCHMARKS = {
     "simulator": ("simulator.py",),
     "live": (
         "live_proof.py",
-        *["--rows", "60", "--qps", "1.5", "--instances", "2P2D", "--policy", "prefix-cost", "--speed", "2"],
+        *["--rows", "60", "--rate", "1.5", "--instances", "2P2D", "--policy", "prefix-cost", "--speed", "2"],
     ),
 }
 

@@ -71,7 +71,7 @@ def graph(kube, release, namespace_for_all, node, tmp_path_factory):
             "env": [{"name": name, "value": value} for name, value in settings.items()],
             "engine": {"pythonEnvironment": None},
             # So that what waits for a prompt's computation is late on a fast machine, too.
-            "router": {"ttftSloSeconds": 1},
+            "slo": {"ttft": "1s"},
         },
     )
     model = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "tiny-model"}, "binaryData": data}

@@ -39,7 +39,7 @@ ROUTERS = (1, 2, 4, 8, 16)
 def attained(spec: RunSpec) -> dict[str, Any]:
     """Return a run's figures with the share in time over time."""
     recording, _, figures = simulate(spec)
-    times, shares = attainment_over_time(recording, spec.scenario.slo_s, window_s=WINDOW_S)
+    times, shares = attainment_over_time(recording, spec.scenario.slo.ttft_seconds, window_s=WINDOW_S)
     replicas = [(sample.at_s, sample.gpus) for sample in recording.samples[:: int(WINDOW_S)]]
     return {**figures, "attainment": {"until_s": times, "share": shares}, "instances": replicas}
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from penstock.api import QueueOrder, Role, RouterConfig
+from penstock.api import QueueOrder, Role, RouterConfig, SloConfig
 from penstock.router.policy.registry import policy_names
 from penstock.simulator.scenario import (
     DUALMAP_7B,
@@ -28,7 +28,7 @@ from penstock.simulator.sweep import RunSpec
 from penstock.simulator.workload import WorkloadSpec
 
 INSTANCES = 8
-SLO_S = 5.0
+SLO = SloConfig()
 WARMUP = 500
 PACKAGED = "mooncake"
 PACKAGED_WARMUP = 100
@@ -144,7 +144,7 @@ def engine_cases(traces: Traces) -> list[Case]:
 def world(model: Model, router: RouterConfig, *, instances: int = INSTANCES) -> Scenario:
     """Return instances of a model behind a router, which hands them as much at a time as they take."""
     pools = (PoolSpec(Role.AGGREGATED, instances, model),)
-    return Scenario(pools=pools, router=router, slo_s=SLO_S, cold_start_s=0.0)
+    return Scenario(pools=pools, router=router, slo=SLO, cold_start_s=0.0)
 
 
 def router(
@@ -160,7 +160,6 @@ def router(
         prefillQueue={"order": order},
         policyParameters=parameters,
         dualmap={"rebalance": rebalance},
-        ttftSloSeconds=SLO_S,
     )
 
 

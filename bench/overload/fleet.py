@@ -9,12 +9,16 @@ from worker import BATCH_TOKENS, BLOCK_TOKENS, KV_BLOCKS, MAX_SEQS, PROFILE, TAR
 from workload import TIERS, traffic
 
 from penstock.api import Role, RouterConfig, Tier
+from penstock.core.durations import duration_text
 from penstock.core.tiers import TierPriority
 from penstock.engine.serve.settings import PreemptionFlag
 from penstock.simulator.jobs import Job, JobOutcome
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario
 from penstock.simulator.simulation import Simulation
 from penstock.workload.traces import TraceRequest
+
+NO_TARGET_S = 86_400.0
+"""Longer than any run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +54,10 @@ def run_fleet(rate: float, seconds: float) -> dict[TierPriority, TierFigures]:
         max_num_seqs=MAX_SEQS,
         preemption=PreemptionFlag(),
     )
-    none = {"ttftSeconds": None, "tpotSeconds": None, "endToEndSeconds": None}
-    slo = {tier.name.lower(): {**none, "ttftSeconds": TARGETS_S.get(tier)} for tier in TIERS}
+    slo = {
+        tier.name.lower(): {"ttft": duration_text(TARGETS_S.get(tier, NO_TARGET_S)), "endToEnd": None}
+        for tier in TIERS
+    }
     router = RouterConfig.model_validate({"tiers": {"enabled": True, "slo": slo}})
     world = Simulation(Scenario([PoolSpec(Role.AGGREGATED, 1, model)], router), requests)
     world.run()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.api import AdmissionConfig, AdmissionMode, QueueOrder, Role, RouterConfig
+from penstock.api import AdmissionConfig, AdmissionMode, QueueOrder, Role, RouterConfig, SloConfig
 from penstock.api.router_queues import PrefillQueueConfig
 from penstock.simulator.observer import Requests
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, unbounded_router
@@ -34,7 +34,7 @@ THRESHOLDS = AdmissionConfig(
 )
 """A worker is busy while it computes any prompt: an accepted request never waits for another's."""
 
-TARGET_S = RouterConfig().ttft_slo_seconds
+TARGET_S = SloConfig().ttft_seconds
 PRODUCT = RouterConfig(admission=AdmissionConfig(mode=AdmissionMode.TOKEN_CAPACITY))
 """What a graph has that sets ``router.admission.mode: token-capacity`` and nothing else."""
 

@@ -92,7 +92,7 @@ def _product_section(found: Sweep) -> list[str]:
             f"With the product's own queue (policy {PRODUCT.policy}, {queue.worker_tokens} prompt tokens given to a worker at a "
             f"time, at most {queue.max_wait_seconds:g} s) and default thresholds ({admission.active_decode_blocks_threshold:.0%} "
             f"of the KV blocks, {admission.active_prefill_tokens_threshold:,} prompt tokens a worker). The default order "
-            f"`{queue.order}` serves first who can still have a first token within `ttftSloSeconds` ({TARGET_S:g} s), so that under "
+            f"`{queue.order}` serves first who can still have a first token within `slo.ttft` ({TARGET_S:g} s), so that under "
             "overload most are within it and the late ones, which make the p99, wait on until the queue's bound; by arrival "
             "all wait for the thresholds' prompts, and hardly any is in time."
         ),

@@ -11,6 +11,7 @@ from worker import KV_BLOCKS, PROFILE
 from workload import TIERS
 
 from penstock.api import Role, RouterConfig, Tier
+from penstock.core.durations import duration_text
 from penstock.engine.serve.settings import PreemptionFlag
 from penstock.simulator.jobs import Job, JobOutcome
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario
@@ -90,11 +91,8 @@ def measure(seconds: float, note: Callable[[str], None], *, workers: tuple[int, 
 
 
 def _run(mode: Mode, workers: int, load: int, seconds: float) -> Figures:
-    slo: dict[str, dict[str, float | None]] = {
-        tier.name.lower(): {"ttftSeconds": None, "tpotSeconds": None, "endToEndSeconds": 60.0}
-        for tier in TIERS
-    }
-    slo["premium"]["ttftSeconds"] = PREMIUM_TTFT_S
+    slo = {tier.name.lower(): {"ttft": "24h", "endToEnd": "1m"} for tier in TIERS}
+    slo["premium"]["ttft"] = duration_text(PREMIUM_TTFT_S)
     section: dict[str, Any] = {
         "admission": {"mode": "token-capacity" if mode.rejects else "none"},
         "tiers": {"enabled": mode.tiers, "slo": slo, "shedding": {"enabled": mode.sheds}},

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from workload import TIERS, Request
 
 from penstock.api import Tier, TiersConfig
+from penstock.core.durations import duration_text
 from penstock.core.tiers import TierPriority
 from penstock.engine import profiles
 from penstock.engine.core.batching import BatchLimits
@@ -76,7 +77,7 @@ def make_engine(mode: Mode) -> Engine:
 def make_monitor() -> SloMonitor:
     """Return the router's monitor, with the document's targets of TTFT."""
     slo = {
-        tier.name.lower(): {"ttftSeconds": target_s, "tpotSeconds": None, "endToEndSeconds": None}
+        tier.name.lower(): {"ttft": duration_text(target_s), "endToEnd": None}
         for tier, target_s in TARGETS_S.items()
     }
     return SloMonitor(TiersConfig.model_validate({"slo": slo}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from penstock.simulator.scoreboard import in_time, measures
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import prepare
 from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.policy import policy_of
 from penstock_planner.served_shares import agreement
 
 BIN_S = 300
@@ -57,7 +58,10 @@ def config_of(case: Case, mode: str) -> DecideConfig:
         metric_pulling_interval_s=case.pull_s,
         switches_roles=case.switches_roles,
     )
-    return configured(base, mode, case.pools(), case.itl_slo_s)
+    found, policy = configured(base, mode, case.pools()), policy_of(mode)
+    if policy.needs_profile and not policy.is_oracle:
+        return replace(found, itl_slo_s=case.itl_slo_s)
+    return found  # what the board's other policies decide by leaves ITL out: TRIED.md
 
 
 def scenario_of(cell: Cell) -> Scenario:
@@ -72,8 +76,7 @@ def scenario_of(cell: Cell) -> Scenario:
         cold_start_s=case.cold_start_s,
         cold_start_cv=case.cold_start_cv,
         max_gpus=case.budget,
-        slo_s=case.slo_s,
-        itl_slo_s=case.itl_slo_s,
+        slo=case.slo,
         sample_s=case.sample_s,
         seed=cell.seed,
     )

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from split import is_tuned
 
-from penstock.api import Role, RouterConfig
+from penstock.api import Role, RouterConfig, SloConfig
+from penstock.core.durations import duration_text
 from penstock.simulator.scenario import (
     BudgetChange,
     Fault,
@@ -95,8 +96,16 @@ class Case:
 
     @property
     def router(self) -> RouterConfig:
-        """The router of every run: the live one's own settings, with the bounds of its queue, and the case's TTFT target."""
-        return RouterConfig(ttftSloSeconds=self.slo_s)
+        """The router of every run: the live one's own settings, with the bounds of its queue."""
+        return RouterConfig()
+
+    @property
+    def slo(self) -> SloConfig:
+        """The targets by which runs are judged."""
+        return SloConfig(
+            ttft=duration_text(self.slo_s),
+            itl=None if self.itl_slo_s is None else duration_text(self.itl_slo_s),
+        )
 
 
 PUBLISHED = "sine:rate=25,amplitude=0.8,period_s=600,input_tokens=3000,output_tokens=300,length_cv=0.2"

@@ -76,7 +76,7 @@ def _scenario(load: Load) -> Scenario:
     return Scenario(
         pools=pools,
         router=unbounded_router("prefix-cost"),
-        planner=configured(config, Mode.ADAPTIVE, pools, None),
+        planner=configured(config, Mode.ADAPTIVE, pools),
         cold_start_s=STARTUP_S,
     )
 

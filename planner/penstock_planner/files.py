@@ -20,7 +20,7 @@ import orjson
 
 from penstock.core.local_state import PLANNER_STATE_FILE
 from penstock.core.logs import get_logger
-from penstock_planner.decide.config import DecideConfig, Mode
+from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision
 from penstock_planner.ledger import FormerChange, FormerRuns
 from penstock_planner.observers import Observers, View
@@ -232,7 +232,7 @@ class SnapshotWriter:
             "queue": [config.queue_down, config.queue_up],
             "is_queue_per_worker": config.queue_per_worker,
             "ttft_s": config.ttft_slo_s,
-            "itl_s": config.itl_slo_s if config.mode == Mode.SLA else None,
+            "itl_s": config.itl_slo_s,
         }
         self._tracker = ProblemTracker(needs_demand=config.policy.follows_demand)
         self._problems: tuple[str, ...] = ()

@@ -18,18 +18,29 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
-from penstock.api import Environment, GraphDeployment, MetricsSource, PlannerMode, Predictor, Role
+from penstock.api import (
+    Environment,
+    GraphDeployment,
+    MetricsSource,
+    PlannerMode,
+    Predictor,
+    Role,
+    SloConfig,
+)
 from penstock.api.base import RULE_ERROR
+from penstock.api.durations import DURATION_ERROR, Duration
 from penstock.api.fields import bounds
 from penstock.api.manifests import read_text
 from penstock.api.planner import READ_IN_MODES, PlannerConfig, PolicyName
 from penstock.api.rule import Violation
 from penstock.api.runtimes import traits_of
 from penstock.api.schedule import TimeZone
+from penstock.core.durations import duration_text
 from penstock.core.errors import InvalidSpecError, ManifestProblem
+from penstock.core.flags import RENAMED_FLAGS
 from penstock.core.local_state import state_dir
 from penstock.performance.profile import PerformanceProfile
-from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.config import DecideConfig, targets_of
 from penstock_planner.decide.policy import parameters_of
 from penstock_planner.decide.schedule import ScheduledBounds
 
@@ -68,6 +79,13 @@ def _declared(key: str, decides: str | None = None, **overrides: Any) -> Any:
     return Field(**shared, json_schema_extra={"setting": DeclaredOption(key, decides)})  # type: ignore[dict-item]
 
 
+_SLO = SloConfig()
+
+
+def _meaning(target: str) -> str:
+    return str(SloConfig.model_fields[target].description)
+
+
 class PlannerOptions(BaseModel):
     """Settings of one planner; those in ``spec.planner`` too take their bounds, default and help from there.
 
@@ -103,17 +121,11 @@ class PlannerOptions(BaseModel):
     decode_kv_scale_down_threshold: float = _declared("decode_kv_scale_down_threshold", "kv_down")
     prefill_queue_scale_up_threshold: float = _declared("prefill_queue_scale_up_threshold", "queue_up")
     prefill_queue_scale_down_threshold: float = _declared("prefill_queue_scale_down_threshold", "queue_down")
-    decode_engine_num_gpu: int = _declared(
-        "decode_engine_num_gpu",
-        "decode_gpus",
-        default=1,
-        description="GPUs of one decode (or aggregated) engine.",
+    decode_engine_num_gpu: Annotated[int, Field(ge=1, le=512)] = Field(
+        1, description="GPUs of one decode (or aggregated) engine."
     )
-    prefill_engine_num_gpu: int = _declared(
-        "prefill_engine_num_gpu",
-        "prefill_gpus",
-        default=1,
-        description="GPUs of one prefill engine.",
+    prefill_engine_num_gpu: Annotated[int, Field(ge=1, le=512)] = Field(
+        1, description="GPUs of one prefill engine."
     )
 
     mode: PolicyName = _declared(
@@ -127,19 +139,13 @@ class PlannerOptions(BaseModel):
         "scale_to_zero_after_seconds", "scale_to_zero_after_s"
     )
     time_zone: TimeZone = _declared("time_zone", "time_zone")
-    in_time: float = _declared("objective.in_time", "in_time")
     gpu_percent_per_point: float = _declared("objective.gpu_percent_per_point", "gpu_percent_per_point")
-    objective_itl: float | None = _declared("objective.itl_seconds")
-    ttft_slo: Annotated[float, Field(gt=0)] = Field(
-        5,
-        description="TTFT below which a request counts as on time, modes adaptive and sla; simulated seconds. A "
-        "graph in mode sla sets it in planner.sla, any other in router.ttftSloSeconds.",
+    ttft_slo: Duration = Field(_SLO.ttft_seconds, description=_meaning("ttft_seconds"))
+    itl_slo: Annotated[Duration | None, BeforeValidator(_none_word)] = Field(
+        _SLO.itl_seconds, description=_meaning("itl_seconds")
     )
-    itl_slo: float = _declared(
-        "sla.itl_seconds", description="ITL target, mode sla; simulated seconds between tokens."
-    )
-    attainment: float = _declared(
-        "sla.attainment", description="Fraction of requests that must meet the targets, mode sla; below 1."
+    attainment: Annotated[float, Field(ge=0.5, lt=1)] = Field(
+        _SLO.attainment, description=_meaning("attainment")
     )
     predictor: Predictor = _declared("sla.predictor", "predictor")
     profile: str | None = _declared(
@@ -165,6 +171,17 @@ class PlannerOptions(BaseModel):
         600, description="Maximum wait for a new replica before it is rolled back; simulated seconds."
     )
 
+    @property
+    def slo(self) -> SloConfig:
+        """The targets."""
+        return _SLO.model_copy(
+            update={
+                "ttft_seconds": self.ttft_slo,
+                "itl_seconds": self.itl_slo,
+                "attainment": self.attainment,
+            }
+        )
+
     def decide_config(
         self,
         graph: GraphDeployment | None = None,
@@ -182,9 +199,9 @@ class PlannerOptions(BaseModel):
         }
         return DecideConfig(
             **declared,
-            ttft_slo_s=self.ttft_slo,
-            itl_slo_s=self.itl_slo if is_sla else self.objective_itl,
-            attainment=self.attainment,
+            **targets_of(self.slo),
+            decode_gpus=self.decode_engine_num_gpu,
+            prefill_gpus=self.prefill_engine_num_gpu,
             performance=performance if is_sla else None,
             min_replicas={each.role: each.replica_bounds[0] for each in services},
             max_replicas={each.role: each.replica_bounds[1] for each in services},
@@ -225,13 +242,20 @@ SETTINGS: Mapping[str, DeclaredOption] = {
 }
 """The options that ``spec.planner`` declares, by attribute."""
 
+TARGETS: Mapping[str, tuple[str, ...]] = {
+    "ttft_slo": ("ttft_slo_s",),
+    "itl_slo": ("itl_slo_s",),
+    "attainment": ("attainment", "in_time"),
+}
+"""The options of ``spec.slo``, each with the fields of `DecideConfig` that it fills."""
+
 _DEMAND_MODES = (PlannerMode.ADAPTIVE, PlannerMode.SLA)
 
 
 def modes_of(name: str) -> tuple[PlannerMode, ...]:
     """Return the modes that decide by an option, named without dashes in front; empty: every mode does."""
     attribute = name.replace("-", "_")
-    if attribute == "ttft_slo":
+    if attribute in TARGETS:
         return _DEMAND_MODES
     setting = SETTINGS.get(attribute)
     if setting is None:
@@ -253,8 +277,6 @@ def join(
     """
     said = {**(_from_file(file) if file is not None else {}), **given}
     layers = {**_from_graph(graph), **said}
-    if graph is not None and layers["mode"] == PlannerMode.SLA:
-        layers = {**layers, "ttft-slo": graph.spec.planner.sla.ttft_seconds, **said}
     options = _checked(layers, given, file)
     zero_after_s = options.scale_to_zero_after
     # Elsewhere a graph's routers would refuse the request that wakes it.
@@ -325,13 +347,13 @@ def _from_graph(graph: GraphDeployment | None) -> dict[str, Any]:
     declared = {_kebab(name): attrgetter(setting.key)(planner) for name, setting in SETTINGS.items()}
     found = {
         **declared,
-        "namespace": planner.namespace or graph.name,
-        "environment": planner.environment,
-        "served-model-name": planner.served_model_name or spec.served_name,
-        "log-dir": planner.log_dir,
-        "decode-engine-num-gpu": planner.decode_engine_num_gpu or (decode[1].gpus if decode else None),
-        "prefill-engine-num-gpu": planner.prefill_engine_num_gpu or (prefill[1].gpus if prefill else None),
-        "ttft-slo": spec.router.ttft_slo_seconds,
+        "namespace": graph.name,
+        "served-model-name": spec.served_name,
+        "decode-engine-num-gpu": decode[1].gpus if decode else None,
+        "prefill-engine-num-gpu": prefill[1].gpus if prefill else None,
+        "ttft-slo": duration_text(spec.slo.ttft_seconds),
+        "itl-slo": None if spec.slo.itl_seconds is None else duration_text(spec.slo.itl_seconds),
+        "attainment": spec.slo.attainment,
         "adjustment-deadline": max(starts, default=None),
     }
     stated = {key: value for key, value in found.items() if value is not None}
@@ -393,6 +415,10 @@ def _camel(key: Iterable[object]) -> str:
 def _problem(error: Any, file: Path | None, given: Mapping[str, Any]) -> ManifestProblem:
     key = str(error["loc"][0]) if error["loc"] else ""
     where = str(file) if file is not None and key not in given else "planner"
+    if error["type"] == DURATION_ERROR:
+        return ManifestProblem(f"--{key}", error["msg"], where)
+    if f"--{key}" in RENAMED_FLAGS:
+        return ManifestProblem(f"{SECTION}.{key}", f"no longer an option; {RENAMED_FLAGS[f'--{key}']}", where)
     if error["type"] == "extra_forbidden":
         return ManifestProblem(f"{SECTION}.{key}", f"unknown option; known are {', '.join(FLAGS)}", where)
     return ManifestProblem(f"--{key}", f"{error['input']!r}: {error['msg'].lower()}; correct it", where)

@@ -22,14 +22,19 @@ from penstock_planner.decide.decision import Decision, PlannerState, Step
 from penstock_planner.decide.observation import Pull, Window
 from penstock_planner.decide.pipeline import decide, roll_back
 from penstock_planner.ledger import LedgerFile
-from penstock_planner.options import SETTINGS, PlannerOptions
+from penstock_planner.options import SETTINGS, TARGETS, PlannerOptions
 
-SETTABLE: Mapping[str, str] = {
-    name.replace("_", "-"): setting.decides
-    for name, setting in SETTINGS.items()
-    if setting.decides and name not in {"mode", "no_operation"}
+SETTABLE: Mapping[str, tuple[str, ...]] = {
+    **{
+        name.replace("_", "-"): (setting.decides,)
+        for name, setting in SETTINGS.items()
+        if setting.decides and name not in {"mode", "no_operation"}
+    },
+    **{name.replace("_", "-"): found for name, found in TARGETS.items()},
+    "decode-engine-num-gpu": ("decode_gpus",),
+    "prefill-engine-num-gpu": ("prefill_gpus",),
 }
-"""Options that a what-if may change, and their field in the decision's configuration."""
+"""Options that a what-if may change, and their fields in the decision's configuration."""
 
 
 OnRecord = Callable[[int], None]
@@ -174,7 +179,7 @@ def settings(pairs: Sequence[str]) -> dict[str, Any]:
             options = PlannerOptions.model_validate({key: value})
         except ValidationError as exc:
             raise ConfigError(f"--set {pair}: {exc.errors()[0]['msg'].lower()}; correct the value") from exc
-        found[SETTABLE[key]] = getattr(options, key.replace("-", "_"))
+        found |= dict.fromkeys(SETTABLE[key], getattr(options, key.replace("-", "_")))
     return found
 
 

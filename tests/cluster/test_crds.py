@@ -278,7 +278,12 @@ CHANGES = (
     *({"planner": {"maxGpuBudget": most}} for most in (1, 2, 4, 5, 12)),
     *({"planner": {"minGpuBudget": least}} for least in (0, 2, 3, 8, 9)),
     *({"planner": {"enabled": on}} for on in (True, False)),
-    *({"planner": {f"{role}EngineNumGpu": gpus}} for role in ("prefill", "decode") for gpus in (1, 2)),
+    *({"slo": {"ttft": text}} for text in ("0s", "1ms", "90s", "1h30m", "24h", "25h", "5", "2 s", "-1s", 5)),
+    *(
+        {"slo": {"itl": text, "attainment": share}}
+        for text in (None, "50ms")
+        for share in (0.4, 0.5, 0.99, 1)
+    ),
     *({"planner": {"decodeKvScaleUpThreshold": up}} for up in (0.4, 0.5, 0.6)),
     *({"planner": {"metricPullingIntervalSeconds": pull}} for pull in (29.5, 30, 31)),
     {"planner": {"metrics": {"source": "prometheus"}}},
@@ -350,12 +355,12 @@ async def test_fractions_come_back_as_they_were_sent(crds, client, namespace):
     """Bit for bit, so that applying a graph that was read changes nothing: docs/adr/0024 rests on it."""
     rng = random.Random(3)
     awkward = [0.1, 1 / 3, 5e-324, 2.0, 1e-7, 99.99999999999999, *(rng.uniform(0, 100) for _ in range(50))]
-    made = manifest({"spec": {"router": {"ttftSloSeconds": 1.5}}}, namespace)
+    made = manifest({"spec": {"router": {"dualmap": {"decodeBottleneckSeconds": 1.5}}}}, namespace)
     await client.create(made, field_manager="test")
     for value in awkward:
-        made["spec"]["router"]["ttftSloSeconds"] = value
+        made["spec"]["router"]["dualmap"]["decodeBottleneckSeconds"] = value
         sent = await client.apply(made, field_manager="test")
-        assert sent["spec"]["router"]["ttftSloSeconds"] == value
+        assert sent["spec"]["router"]["dualmap"]["decodeBottleneckSeconds"] == value
         read = {key: sent[key] for key in ("apiVersion", "kind", "spec")}
         read["metadata"] = {key: sent["metadata"][key] for key in ("name", "namespace")}
         again = await client.apply(read, field_manager="test")

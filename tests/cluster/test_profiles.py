@@ -125,7 +125,10 @@ async def test_a_request_becomes_one_job_and_its_result_is_told(crds, client, na
 
 async def test_the_job_measures_the_deployed_graph(crds, client, namespace):
     """`graph` names one; until it is there the request waits and says for what."""
-    await client.create(request(namespace, template=None, graph="g", ttftSeconds=0.2), field_manager="test")
+    await client.create(
+        request(namespace, template=None, graph="g", slo={"ttft": "200ms", "itl": "50ms"}),
+        field_manager="test",
+    )
     async with running(client, namespace):
         await until(status_is(client, namespace, "Pending", "GraphMissing"), "the word that it is missing")
         await client.create(graph(namespace), field_manager="test")
@@ -137,7 +140,7 @@ async def test_the_job_measures_the_deployed_graph(crds, client, namespace):
     [container] = job["spec"]["template"]["spec"]["containers"]
     assert " ".join(container["args"]) == (
         "profile --config /etc/penstock-profile/graph.yaml --output-dir /tmp/profile --isl 3000 --osl 150 "
-        "--ttft 200 --itl 50 --gpus 2 --config-map fast"
+        "--ttft-slo 200ms --itl-slo 50ms --gpus 2 --config-map fast"
     )
 
 

@@ -9,8 +9,10 @@ from penstock.api import ClusterGpuPool, GpuPool, GraphDeployment, ProfileReques
 from penstock.api.crd import definitions, file_name
 from penstock.api.crd.__main__ import FOLDERS, write
 from penstock.api.fields import sections
+from penstock.core.durations import MAX_CHARS, PATTERN
 
 ROOT = Path(__file__).parents[2]
+DURATION = "must be a duration from 1ms to 24h, such as 500ms or 2s"
 
 
 def validations(node):
@@ -57,7 +59,20 @@ def test_every_rule_in_cel_is_emitted():
         for _, model in sections(kind)
     ]
     rows = [rule for model in models for rule in model.rules if rule.cel is not None]
-    assert {rule.to_schema()["message"] for rule in rows} == attached
+    assert {rule.to_schema()["message"] for rule in rows} | {DURATION} == attached
+
+
+def test_every_duration_is_checked_by_the_api_server():
+    """By its form and its bounds; the target of the graph among them."""
+    durations = {}
+    for each in definitions().values():
+        schema = each["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        durations |= {path: text for path, text in of_type(schema, "", "string") if "pattern" in text}
+    found = {path: text for path, text in durations.items() if text["pattern"] == PATTERN}
+    assert {"spec.slo.ttft", "spec.slo.itl", "spec.router.tiers.slo.premium.endToEnd"} <= found.keys()
+    for text in found.values():
+        assert [rule["message"] for rule in text["x-kubernetes-validations"]] == [DURATION]
+        assert text["maxLength"] == MAX_CHARS
 
 
 def test_a_definition_fits_the_annotation_in_which_kubectl_keeps_what_it_applied():
@@ -159,24 +174,16 @@ FRACTIONS = {
         "spec.router.breaker.maxEjectedFraction",
         "spec.router.retries.budgetFraction",
         "spec.engine.preemption.premiumReservedFraction",
-        "spec.planner.objective.inTime",
+        "spec.slo.attainment",
+        *(f"spec.router.tiers.slo.{tier}.attainment" for tier in ("premium", "standard", "background")),
         "spec.planner.decodeKvScaleUpThreshold",
         "spec.planner.decodeKvScaleDownThreshold",
-        "spec.planner.sla.attainment",
     },
     "latencies, of which a tenth of a second, or a hundredth, is much": {
-        *(f"spec.router.tiers.slo.{tier}.{key}" for tier in ("premium", "standard", "background")
-          for key in ("ttftSeconds", "tpotSeconds", "endToEndSeconds")),
-        "spec.router.ttftSloSeconds",
         "spec.router.dualmap.decodeBottleneckSeconds",
         "spec.router.prefillDeflection.queueSeconds",
         "spec.router.prefillDeflection.itlSeconds",
         "spec.engine.preemption.dropAboveSeconds",
-        "spec.planner.objective.itlSeconds",
-        "spec.planner.sla.ttftSeconds",
-        "spec.planner.sla.itlSeconds",
-        "spec.ttftSeconds",
-        "spec.itlSeconds",
     },
     "waits and periods that may be less than a second": {
         "spec.router.prefillQueue.maxWaitSeconds",
@@ -190,7 +197,6 @@ FRACTIONS = {
         "spec.router.admission.activePrefillTokensThresholdFrac",
         "spec.router.tiers.agingPerSecond",
         "spec.router.tiers.maxAging",
-        "spec.router.tiers.shedding.percentile",
         "spec.router.retries.minPerSecond",
         "spec.planner.prefillQueueScaleUpThreshold",
         "spec.planner.prefillQueueScaleDownThreshold",

@@ -104,7 +104,7 @@ def guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("guide")
 def test_the_policy_in_30_lines_is_found_by_the_simulator() -> None:
     """docs/routing.md's package serves a simulated trace, and shows its name."""
-    options = ["--policy", "shortest-of-three", "--trace", "mooncake", "--limit", "40", "--qps", "2"]
+    options = ["--policy", "shortest-of-three", "--trace", "mooncake", "--limit", "40", "--rate", "2"]
     result = CliRunner().invoke(cli, ["simulate", *options, "--json", "--jobs", "1"])
 
     assert result.exit_code == 0, result.output

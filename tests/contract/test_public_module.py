@@ -90,14 +90,14 @@ def test_wrong_options_are_refused(options: dict[str, Any], error: type[Exceptio
 
 def test_the_keywords_are_the_options_of_the_command() -> None:
     """Each field of `SimulateOptions` is an argument or a keyword, and no other is."""
-    named = {"trace", "policy", "qps", "planners", "manifest"}
+    named = {"trace", "policy", "rate_rps", "planners", "manifest"}
     assert set(SimulateKeywords.__annotations__) == {each.name for each in fields(SimulateOptions)} - named
 
 
 def test_one_and_several_are_both_taken() -> None:
     """A number or a list, a name or a list."""
-    one = penstock.compare(trace=POISSON, policies="round-robin", qps=2, routers=1)
-    several = penstock.compare(trace=POISSON, policies=["round-robin"], qps=[2.0], routers=(1,))
+    one = penstock.compare(trace=POISSON, policies="round-robin", rate_rps=2, routers=1)
+    several = penstock.compare(trace=POISSON, policies=["round-robin"], rate_rps=[2.0], routers=(1,))
     assert one == several
     assert [row["policy"] for row in one.summary] == ["round-robin"]
     both = penstock.compare(trace=POISSON, planners="load,adaptive", policies="prefix-cost")

@@ -172,7 +172,7 @@ def started(environment, tmp_path_factory):
         graph["metadata"]["name"] = "dynamo-test"
         spec = graph["spec"]
         spec["engine"] |= {"pythonEnvironment": str(environment), "kvBlocks": 1500, "blockTokens": 64}
-        spec["router"]["ttftSloSeconds"] = 1
+        spec["slo"] = {"ttft": "1s"}
         spec["planner"] |= {"mode": mode, "adjustmentIntervalSeconds": 10}
         for role in ("prefill", "decode"):
             spec["services"][role]["scaling"]["maxReplicas"] = 2

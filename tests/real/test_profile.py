@@ -40,7 +40,9 @@ def test_a_real_vllm_is_profiled(deployment, tmp_path):
     graph, folder = tmp_path / "tiny.yaml", tmp_path / "out"
     graph.write_text(GRAPH.format(model=os.environ["PENSTOCK_VLLM_MODEL"]))
     path = os.pathsep.join([str(Path(os.environ["PENSTOCK_VLLM"]).parent), os.environ["PATH"]])
-    options = f"--gpus 1 --isl 500 --osl 50 --ttft 60000 --itl 10000 --max-context 1024 --output-dir {folder}"
+    options = (
+        f"--gpus 1 --isl 500 --osl 50 --ttft-slo 1m --itl-slo 10s --max-context 1024 --output-dir {folder}"
+    )
     done = subprocess.run(
         [sys.executable, "-m", "penstock.cli", "profile", "--config", graph, *options.split()],
         env={**os.environ, **VARIABLES, "PATH": path},

@@ -35,7 +35,8 @@ spec:
     decode: {role: decode, replicas: 1, scaling: {minReplicas: 1, maxReplicas: 2}}
   engine: {profile: h200-llama-3.1-8b-tp1}
   router: {tiers: {enabled: true}, prefillQueue: {maxWakeSeconds: 60}}
-  planner: {mode: sla, maxGpuBudget: 4, sla: {ttftSeconds: 2, itlSeconds: 0.05}}
+  slo: {ttft: 2s, itl: 50ms}
+  planner: {mode: sla, maxGpuBudget: 4}
 """
 SILENT = {
     "Errors and retries by reason": "nothing failed",

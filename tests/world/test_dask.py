@@ -24,7 +24,7 @@ pytestmark = [
 
 def plan():
     """Return six short runs of a trace."""
-    return make_plan(SimulateOptions(policy="least-loaded", qps=(2.0, 4.0), seeds=3, limit=60))
+    return make_plan(SimulateOptions(policy="least-loaded", rate_rps=(2.0, 4.0), seeds=3, limit=60))
 
 
 def test_a_killed_worker_costs_no_run(tmp_path):

@@ -49,7 +49,7 @@ def test_texts_share_what_the_traces_ids_share():
 
 def test_a_light_load_takes_the_same_way_through_both():
     """Lengths, cached tokens, prefill worker and the order of first tokens agree for every request."""
-    options = {"--rows": 24, "--qps": 0.5, "--spread": "even", "--max-input-tokens": LONGEST, "--speed": 4}
+    options = {"--rows": 24, "--rate": 0.5, "--spread": "even", "--max-input-tokens": LONGEST, "--speed": 4}
     words = [str(word) for pair in options.items() for word in pair]
     command = [sys.executable, str(SCRIPT), "--policy", "preble", "--instances", "2P1D", "--json", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)

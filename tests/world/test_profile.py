@@ -13,7 +13,7 @@ from patience import LIMIT_S
 from penstock.profiler.journal import JOURNAL
 
 SMALL = (
-    *("--isl", 400, "--osl", 50, "--ttft", 500, "--itl", 50),
+    *("--isl", 400, "--osl", 50, "--ttft-slo", "500ms", "--itl-slo", "50ms"),
     *("--max-context", 1024, "--max-concurrency", 12, "--gpus", 1),
 )
 PROGRAM = """#!{python}

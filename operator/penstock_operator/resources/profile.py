@@ -15,6 +15,7 @@ from typing import Any, Final
 import yaml
 
 from penstock.api import GraphDeployment, NodePool, ProfileRequest, Role
+from penstock.core.durations import duration_text
 from penstock.core.errors import InvalidSpecError, ManifestProblem
 from penstock.kube.kinds import (
     CONFIG_MAP,
@@ -226,12 +227,15 @@ def _container(work: _Work, mounted: list[Mounted]) -> dict[str, Any]:
 
 
 def _arguments(work: _Work) -> list[str]:
-    spec, sla = work.request.spec, work.graph.spec.planner.sla
-    ttft_s = sla.ttft_seconds if spec.ttft_seconds is None else spec.ttft_seconds
-    itl_s = sla.itl_seconds if spec.itl_seconds is None else spec.itl_seconds
+    spec, slo = work.request.spec, work.graph.spec.slo
+    ttft_s = slo.ttft_seconds if spec.slo.ttft_seconds is None else spec.slo.ttft_seconds
+    itl_s = slo.itl_seconds if spec.slo.itl_seconds is None else spec.slo.itl_seconds
+    if itl_s is None:
+        message = "null, and the graph's slo.itl is null too; write the ITL to plan for, such as 50ms"
+        raise InvalidSpecError([ManifestProblem(path="spec.slo.itl", message=message)])
     arguments = ["profile", "--config", PROFILE_GRAPH_FILE, "--output-dir", OUTPUT_FOLDER]
     arguments += ["--isl", str(spec.isl), "--osl", str(spec.osl)]
-    arguments += ["--ttft", f"{ttft_s * 1e3:g}", "--itl", f"{itl_s * 1e3:g}"]
+    arguments += ["--ttft-slo", duration_text(ttft_s), "--itl-slo", duration_text(itl_s)]
     arguments += ["--gpus", str(work.gpus)]
     if spec.tensor_parallel:
         arguments += ["--tp", ",".join(map(str, spec.sizes))]

@@ -32,11 +32,12 @@ def config_digest(graph: GraphDeployment) -> str:
     """Return a digest of the settings read only at router start: a change rolls the routers, and only them.
 
     The admission section is left out, with what it refers to, and so is what tiers share and are promised: running
-    routers follow them.
+    routers follow them. Of the graph's targets policies read the TTFT, and only when they start.
     """
     kept = _kept(graph)
     spec = {key: value for key, value in kept["spec"].items() if key != "engine"}
     router = {key: value for key, value in spec["router"].items() if key not in {"admission", "tiers"}}
+    spec["slo"] = graph.spec.slo.ttft_seconds
     if graph.spec.engine.tls is not None:
         spec["tls"] = kept["spec"]["engine"]["tls"]
     tiers = graph.spec.router.tiers
@@ -61,6 +62,7 @@ def _kept(graph: GraphDeployment) -> dict[str, Any]:
         "model": spec.model.to_manifest(),
         "runtime": spec.runtime,
         "services": {name: {"role": each.role.value} for name, each in spec.services.items()},
+        "slo": spec.slo.to_manifest(),
         "router": spec.router.to_manifest(),
         "lease": _lease(spec.lease_seconds),
         "planner": {"enabled": False},

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from penstock.api import Environment, GraphDeployment, Role, as_pool_member
+from penstock.api import GraphDeployment, Role, as_pool_member
 from penstock.api.manifests.validation import problems_outside_pools, validate
 from penstock.core.backoff import Backoff
 from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, ManifestProblem, PenstockError
@@ -111,8 +111,6 @@ def why_disabled(graph: GraphDeployment) -> str:
     planner = graph.spec.planner
     if not planner.enabled:
         return "spec.planner.enabled is false"
-    if planner.environment is Environment.LOCAL:
-        return "spec.planner.environment is local"
     if not any(service.scaling for service in graph.spec.workers.values()):
         return "no worker service has spec.services.*.scaling"
     return ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from penstock.api import Predictor, Role
+from penstock.api import Predictor, Role, SloConfig
 from penstock.performance.profile import PerformanceProfile, profile_from
 from penstock_planner.decide.codec import from_plain
 from penstock_planner.decide.policy import PlannerPolicy, policy_of
@@ -60,9 +60,8 @@ class DecideConfig:
             queue is extrapolated, >= 0; 0 looks no further than the interval's end.
         mode: Which policy decides, by its name in `policy`.
         max_step: Most replicas that one decision adds to or removes from a role, >= 1; None: no such bound.
-        ttft_slo_s: TTFT that counts as in time, > 0; the graph's ``router.ttftSloSeconds``, in mode sla
-            ``planner.sla.ttftSeconds``.
-        itl_slo_s: ITL that mode sla holds, and of which mode adaptive counts what is above, > 0; None: any.
+        ttft_slo_s: TTFT target, > 0; the graph's ``slo.ttft``.
+        itl_slo_s: ITL target, > 0; None: none. The graph's ``slo.itl``.
         performance: What mode sla plans by; None in every other mode that needs no profile.
         learns_from: Model, engine, profile and time scale that memories are of; a memory of another is not taken. Empty: any.
         schedule: Bounds that hold for periods of the calendar.
@@ -212,6 +211,16 @@ class DecideConfig:
         if role is Role.PREFILL:
             return self.queue_down, self.queue_up
         return self.kv_down, self.kv_up
+
+
+def targets_of(slo: SloConfig) -> dict[str, Any]:
+    """Return the fields of `DecideConfig` that hold a graph's targets; ledgers have the attainment under two names."""
+    return {
+        "ttft_slo_s": slo.ttft_seconds,
+        "itl_slo_s": slo.itl_seconds,
+        "attainment": slo.attainment,
+        "in_time": slo.attainment,
+    }
 
 
 def config_from(plain: Mapping[str, Any]) -> DecideConfig:

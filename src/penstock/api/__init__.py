@@ -32,6 +32,7 @@ from penstock.api.router_tiers import SheddingConfig, TiersConfig
 from penstock.api.router_workers import BreakerConfig, HealthConfig
 from penstock.api.rule import Violation, dotted
 from penstock.api.service import EnvFrom, EnvVar, NodePool, ScalingConfig, ServiceSpec, Toleration
+from penstock.api.slo import SloConfig
 from penstock.api.status import AdapterStatus, Condition, GraphStatus
 
 __all__ = [
@@ -78,6 +79,7 @@ __all__ = [
     "ScalingConfig",
     "ServiceSpec",
     "SheddingConfig",
+    "SloConfig",
     "SpecModel",
     "Tier",
     "TiersConfig",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from pydantic.alias_generators import to_snake
-
 from penstock.api.enums import WORKER_ROLES, Role
 from penstock.api.graph import GraphSpec
 from penstock.api.rule import Breach, KeyPath, Rule, quoted
@@ -17,29 +15,6 @@ from penstock.api.service import ServiceSpec
 def exists(role: Role) -> str:
     """Return the CEL of whether a graph has a service of a role."""
     return f"self.services.exists(k, self.services[k].role == '{role}')"
-
-
-def _engine_gpus(key: str, roles: tuple[Role, ...]) -> Rule[GraphSpec]:
-    """The planner's own number of GPUs per engine, if given, is the service's."""
-    differs = f"self.services[k].role in [{', '.join(map(quoted, roles))}] && self.services[k].gpusPerReplica != self.planner.{key}"
-
-    def find(spec: GraphSpec) -> Iterator[Breach]:
-        value: int | None = getattr(spec.planner, to_snake(key))
-        for name, service in spec.services.items():
-            if value is not None and service.role in roles and service.gpus != value:
-                yield Breach((value, name, service.gpus), related=(("services", name, "gpusPerReplica"),))
-                return
-
-    return Rule(
-        path=f"planner.{key}",
-        must=f"{key} equals the service's gpusPerReplica",
-        cel=f"!has(self.planner.{key}) || !self.services.exists(k, {differs})",
-        find=find,
-        first=f"self.services.filter(k, {differs})",
-        text="%d contradicts services.%s.gpusPerReplica %d",
-        values=(f"self.planner.{key}", "k", "self.services[k].gpusPerReplica"),
-        remedy=f"drop {key} or make them equal",
-    )
 
 
 def role_floor_gpus(service: ServiceSpec, min_gpu_budget: int) -> int:
@@ -139,8 +114,6 @@ _STARTS_TEXT = "%s GPUs are fewer than the graph starts with: %s = %s"
 _STARTS_REMEDY = "raise it or lower replicas"
 
 BUDGET_RULES: tuple[Rule[GraphSpec], ...] = (
-    _engine_gpus("prefillEngineNumGpu", (Role.PREFILL,)),
-    _engine_gpus("decodeEngineNumGpu", (Role.DECODE, Role.AGGREGATED)),
     Rule(
         path="planner.maxGpuBudget",
         must=(

@@ -13,6 +13,7 @@ from pydantic import StringConstraints
 from pydantic.fields import FieldInfo
 
 from penstock.api.base import SpecModel
+from penstock.api.durations import DurationBounds
 from penstock.api.rule import KeyPath
 
 _SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
@@ -93,6 +94,11 @@ def kind_of(field: FieldInfo) -> Any:
     return _strip(field.annotation)[0]
 
 
+def is_duration(field: FieldInfo) -> bool:
+    """Return whether a field's values are durations, also of one that may be None."""
+    return any(isinstance(each, DurationBounds) for each in (*_strip(field.annotation)[1], *field.metadata))
+
+
 def bounds(field: FieldInfo) -> dict[str, float]:
     """Return the bounds of a number, also of one that may be None, by ``gt``, ``ge``, ``lt`` and ``le``."""
     constraints = (*_strip(field.annotation)[1], *field.metadata)
@@ -132,6 +138,13 @@ def _shape(annotation: Any, constraints: list[Any]) -> str:
         return "one of " + ", ".join(f"`{each.value}`" for each in annotation)
     if isinstance(annotation, type) and issubclass(annotation, SpecModel):
         return "section"
+    return _scalar_shape(annotation, constraints)
+
+
+def _scalar_shape(annotation: Any, constraints: list[Any]) -> str:
+    for each in constraints:
+        if isinstance(each, DurationBounds):
+            return f"duration, {each.least} to {each.most}"
     words = {int: "whole number", float: "number", bool: "true or false", str: "text"}
     bounds = _bounds(constraints)
     name = words.get(annotation, "any value")

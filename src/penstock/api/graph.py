@@ -26,6 +26,7 @@ from penstock.api.router import RouterConfig
 from penstock.api.rule import Rule, immutable
 from penstock.api.runtimes import DEFAULT_RUNTIME, PENSTOCK_IMAGE, RuntimeTraits, traits_of
 from penstock.api.service import EnvFrom, EnvVar, NodePool, ServiceSpec
+from penstock.api.slo import SloConfig
 from penstock.api.status import AdapterStatus, GraphStatus
 from penstock.kube.objects.names import OPERATOR_CLASS
 
@@ -109,6 +110,10 @@ class GraphSpec(SpecModel):
         description="Services by name, 1 to 25."
     )
     node_pools: dict[DnsLabel, NodePool] = entry({}, "Node pools by name, at most 25.", max_length=25)
+    slo: SloConfig = entry(
+        SloConfig(),
+        "Latency target of the graph: for its router, planner, profiles, reports and simulations.",
+    )
     router: RouterConfig = entry(RouterConfig(), "The router.")
     lease: LeaseConfig = entry(LeaseConfig(), "KV leases between prefill and decode.")
     engine: EngineConfig = entry(EngineConfig(), "The workers.")

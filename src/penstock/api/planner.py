@@ -1,8 +1,6 @@
-"""Settings of the planner: the document's fifteen options and what load mode needs besides.
+"""Settings of the planner in a graph's manifest. All durations are simulated seconds.
 
-The eight names from adjustmentIntervalSeconds on are the document's options. ``namespace``,
-``environment``, ``servedModelName``, ``logDir`` and the two ``…EngineNumGpu`` complete the fifteen; null
-takes them from the graph or from where the planner runs. All durations are simulated seconds.
+The planner document's fifteen options are `penstock planner run`'s; the manifest has those that nothing else in the graph says.
 """
 
 from __future__ import annotations
@@ -15,12 +13,10 @@ from pydantic import Field, JsonValue
 from penstock.api.base import (
     WHOLE,
     DnsLabel,
-    EngineGpus,
     Flag,
     Integer,
     Number,
     Seconds,
-    ServedName,
     Share,
     SpecModel,
     Text,
@@ -28,7 +24,7 @@ from penstock.api.base import (
     entry,
     one_of,
 )
-from penstock.api.enums import Environment, MetricsSource, PlannerMode, Predictor
+from penstock.api.enums import MetricsSource, PlannerMode, Predictor
 from penstock.api.rule import Rule
 from penstock.api.schedule import ScheduleEntry, TimeZone
 from penstock.core.plugins import registered
@@ -52,13 +48,8 @@ PolicyName = Annotated[DnsLabel, one_of(known_modes)]
 
 
 class SlaConfig(SpecModel):
-    """Targets of the planner's SLA mode."""
+    """How the planner meets spec.slo in mode sla."""
 
-    ttft_seconds: Seconds = entry(0.5, "TTFT to hold; seconds.")
-    itl_seconds: Seconds = entry(0.05, "ITL to hold; seconds.")
-    attainment: Annotated[Number, Field(ge=0.5, lt=1)] = entry(
-        0.99, "Share of the requests to hold the TTFT for; a fraction, 0.5 to below 1."
-    )
     profile: Text | None = entry(
         None,
         "Performance profile to plan by, as `penstock profile` writes it: its file or folder, on Kubernetes "
@@ -71,17 +62,8 @@ class SlaConfig(SpecModel):
 
 
 class ObjectiveConfig(SpecModel):
-    """What the planner weighs, modes adaptive and sla: requests in time against GPU-hours."""
+    """What requests that meet spec.slo may cost in GPU-hours, modes adaptive and sla."""
 
-    in_time: Annotated[Number, Field(ge=0.5, lt=1)] = entry(
-        0.99,
-        "Share of the requests to serve within the targets; nothing is spent on more. A fraction, 0.5 to below 1.",
-    )
-    itl_seconds: Seconds | None = entry(
-        None,
-        "Gap between tokens that counts as in time, mode adaptive (mode sla has sla.itlSeconds); null: any. The TTFT in time "
-        "is router.ttftSloSeconds.",
-    )
     gpu_percent_per_point: Annotated[Integer, Field(ge=1, le=1000), WHOLE] = entry(
         20,
         "Extra GPU cost accepted per percentage point of on-time requests, as a percentage of 4 x busy GPU-hours.",
@@ -152,16 +134,6 @@ class PlannerConfig(SpecModel):
         "What an installed planner policy itself reads, by the names of its parameters. null: its defaults.",
     )
     no_operation: Flag = entry(False, "Observe, decide and log, but change nothing.")
-    namespace: DnsLabel | None = entry(None, "Namespace that the planner observes; null: the graph's.")
-    environment: Environment | None = entry(
-        None, "Backend to scale; null: where the planner was started. No key of the CRD."
-    )
-    served_model_name: ServedName | None = entry(
-        None, "Model whose metrics are read; null: model.servedName."
-    )
-    log_dir: Text | None = entry(
-        None, "Folder for dashboard, ledger and state; null: the backend's default. No key of the CRD."
-    )
     adjustment_interval_seconds: WholeSeconds = entry(
         30,
         "Time between two scaling decisions, mode load; adaptive and sla decide every 2 s, or as often as this where "
@@ -221,12 +193,6 @@ class PlannerConfig(SpecModel):
     prefill_queue_scale_down_threshold: QueueThreshold = entry(
         0.2, "Queued requests below which prefill shrinks, mode load."
     )
-    decode_engine_num_gpu: EngineGpus | None = entry(
-        None, "GPUs of one decode engine; null: the service's gpusPerReplica."
-    )
-    prefill_engine_num_gpu: EngineGpus | None = entry(
-        None, "GPUs of one prefill engine; null: the service's gpusPerReplica."
-    )
     new_decode_worker_grace_intervals: Annotated[Integer, Field(ge=0, le=1000)] = entry(
         3, "Adjustment intervals after a new decode worker without a decode scale-down, mode load."
     )
@@ -234,7 +200,7 @@ class PlannerConfig(SpecModel):
         3,
         "Intervals ahead in which a queue falling below its threshold needs no new prefill worker, mode load.",
     )
-    sla: SlaConfig = entry(SlaConfig(), "Targets, mode sla.")
+    sla: SlaConfig = entry(SlaConfig(), "Profile and forecast, mode sla.")
     metrics: PlannerMetricsConfig = entry(PlannerMetricsConfig(), "Where metrics come from.")
 
     @property
@@ -304,7 +270,6 @@ READ_IN_MODES: Mapping[str, tuple[PlannerMode, ...]] = {
     "max_step": (PlannerMode.ADAPTIVE, PlannerMode.SLA),
     "memory": (PlannerMode.ADAPTIVE, PlannerMode.SLA),
     "objective": (PlannerMode.ADAPTIVE, PlannerMode.SLA),
-    "objective.itl_seconds": (PlannerMode.ADAPTIVE,),
     "time_zone": (PlannerMode.ADAPTIVE, PlannerMode.SLA),
     "decode_kv_scale_up_threshold": _LOAD,
     "decode_kv_scale_down_threshold": _LOAD,

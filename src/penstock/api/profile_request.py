@@ -12,7 +12,6 @@ from penstock.api.base import (
     EngineGpus,
     Integer,
     OperatorClass,
-    Seconds,
     SpecModel,
     Text,
     Tokens,
@@ -22,6 +21,7 @@ from penstock.api.enums import ProfilePhase
 from penstock.api.graph import KubernetesObject
 from penstock.api.rule import Breach, Rule
 from penstock.api.service import POD_TEMPLATE_RULE
+from penstock.api.slo import ProfileSlo
 from penstock.api.status import Condition
 from penstock.kube.objects.names import OPERATOR_CLASS
 
@@ -42,12 +42,7 @@ class ProfileRequestSpec(SpecModel):
     operator_class: OperatorClass = entry(OPERATOR_CLASS, "Class of the operator that measures it.")
     isl: Tokens = Field(description="Input tokens of a request to plan for.")
     osl: Tokens = Field(description="Output tokens of a request to plan for.")
-    ttft_seconds: Seconds | None = entry(
-        None, "TTFT to hold; seconds. null: the graph's planner.sla.ttftSeconds."
-    )
-    itl_seconds: Seconds | None = entry(
-        None, "ITL to hold; seconds. null: the graph's planner.sla.itlSeconds."
-    )
+    slo: ProfileSlo = entry(ProfileSlo(), "Targets to plan for, in place of the graph's.")
     tensor_parallel: Annotated[tuple[EngineGpus, ...], Field(max_length=16)] = entry(
         (), "Tensor-parallel sizes to measure, one after the other; empty: powers of two up to maxGpus."
     )

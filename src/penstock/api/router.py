@@ -125,7 +125,6 @@ class RouterConfig(SpecModel):
     policy_parameters: dict[str, JsonValue] | None = entry(
         None, "What the policy itself reads, by the names of its parameters. null: its defaults."
     )
-    ttft_slo_seconds: Seconds = entry(5, "TTFT that SLO-aware policies aim for; seconds.")
     session_header: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]+$", max_length=64)] | None = entry(
         None,
         "Request header; requests of equal value stay on one prefill (or aggregated) worker under a "

@@ -53,7 +53,7 @@ class PrefillQueueConfig(SpecModel):
     order: QueueOrder = entry(
         QueueOrder.IN_TIME_FIRST,
         "Who is next where a policy gives each worker a queue: the first to arrive; the one with the "
-        "most cached tokens; or the first that can still meet ttftSloSeconds, before those that cannot.",
+        "most cached tokens; or the first that can still meet spec.slo.ttft, before those that cannot.",
     )
 
 

@@ -11,7 +11,6 @@ from penstock.api.base import (
     Flag,
     Integer,
     Number,
-    Seconds,
     ServedName,
     Share,
     SpecModel,
@@ -19,16 +18,12 @@ from penstock.api.base import (
     WholeSeconds,
     entry,
 )
+from penstock.api.durations import Duration
 from penstock.api.enums import Tier
 from penstock.api.rule import Breach, Rule
+from penstock.api.slo import SloConfig, TierSlo
 
-_TTFT = "p99 of the time from arrival to first token; seconds. null: no target."
-
-
-_TPOT = "p99 of the mean time between a request's further tokens; seconds. null: no target."
-
-
-_E2E = "Time from arrival to last token, after which a request that still waits is refused; seconds. null: no target."
+_E2E = "Time from arrival to last token, after which a request that still waits is refused. null: no target."
 
 
 class TierShares(SpecModel):
@@ -39,32 +34,26 @@ class TierShares(SpecModel):
     background: Share = entry(0.15, "Share of tier background, above 0, at most 1.")
 
 
-class PremiumSlo(SpecModel):
-    """What tier premium is promised."""
+class PremiumSlo(TierSlo):
+    """Targets of tier premium."""
 
-    ttft_seconds: Seconds | None = entry(0.2, _TTFT)
-    tpot_seconds: Seconds | None = entry(0.03, _TPOT)
-    end_to_end_seconds: Seconds | None = entry(5, _E2E)
+    end_to_end_seconds: Duration | None = entry(5.0, _E2E, alias="endToEnd")
 
 
-class StandardSlo(SpecModel):
-    """What tier standard is promised."""
+class StandardSlo(TierSlo):
+    """Targets of tier standard."""
 
-    ttft_seconds: Seconds | None = entry(0.5, _TTFT)
-    tpot_seconds: Seconds | None = entry(0.08, _TPOT)
-    end_to_end_seconds: Seconds | None = entry(15, _E2E)
+    end_to_end_seconds: Duration | None = entry(15.0, _E2E, alias="endToEnd")
 
 
-class BackgroundSlo(SpecModel):
-    """What tier background is promised."""
+class BackgroundSlo(TierSlo):
+    """Targets of tier background."""
 
-    ttft_seconds: Seconds | None = entry(None, _TTFT)
-    tpot_seconds: Seconds | None = entry(None, _TPOT)
-    end_to_end_seconds: Seconds | None = entry(60, _E2E)
+    end_to_end_seconds: Duration | None = entry(60.0, _E2E, alias="endToEnd")
 
 
 class TierSlos(SpecModel):
-    """What each tier is promised."""
+    """Targets of each tier."""
 
     premium: PremiumSlo = entry(PremiumSlo(), "Targets of tier premium.")
     standard: StandardSlo = entry(StandardSlo(), "Targets of tier standard.")
@@ -75,9 +64,6 @@ class SheddingConfig(SpecModel):
     """When arrivals of background, then of standard, are refused so that the tiers above keep their targets."""
 
     enabled: Flag = entry(True, "Shed; compliance is measured in either case.")
-    percentile: Annotated[Number, Field(ge=50, le=100)] = entry(
-        99, "Percentile, by nearest rank, of TTFT and TPOT that is compared with the targets."
-    )
     window_seconds: WholeSeconds = entry(60, "Length of the sliding windows; seconds.")
     min_samples: Annotated[Integer, Field(ge=1, le=8192)] = entry(
         20, "Minimum number of measurements since the last step for a target to count as missed."
@@ -141,7 +127,7 @@ class TiersConfig(SpecModel):
         "Maximum fraction of the queue slots open to its tier (prefillQueue.maxRequests) that one tenant, identified by its key, "
         "may occupy.",
     )
-    slo: TierSlos = entry(TierSlos(), "What each tier is promised.")
+    slo: TierSlos = entry(TierSlos(), "Targets of each tier, in place of spec.slo.")
     shedding: SheddingConfig = entry(SheddingConfig(), "Refusal of lower tiers by SLO.")
 
     rules = (
@@ -164,3 +150,15 @@ class TiersConfig(SpecModel):
             remedy="choose premium, standard or background",
         ),
     )
+
+    def under(self, slo: SloConfig) -> TiersConfig:
+        """Return the section with the graph's targets where a tier has none; background has no latency target but its own."""
+        own = self.slo
+        resolved = TierSlos(
+            premium=own.premium.model_copy(update=own.premium.under(slo)),
+            standard=own.standard.model_copy(update=own.standard.under(slo)),
+            background=own.background.model_copy(
+                update={"attainment": own.background.under(slo)["attainment"]}
+            ),
+        )
+        return self.model_copy(update={"slo": resolved})

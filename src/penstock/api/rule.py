@@ -185,8 +185,14 @@ def _keys(path: str) -> tuple[str, ...]:
 def _read(model: BaseModel, path: str) -> object:
     value: Any = model
     for key in _keys(path):
-        value = getattr(value, to_snake(key))
+        value = getattr(value, _attribute(value, key))
     return value
+
+
+def _attribute(model: BaseModel, key: str) -> str:
+    """Return the attribute that a manifest's key fills; ``itl_seconds`` for ``itl``."""
+    fields = getattr(type(model), "model_fields", {})
+    return next((name for name, info in fields.items() if info.alias == key), to_snake(key))
 
 
 def _shown(value: object) -> object:

@@ -101,7 +101,7 @@ def _over_budget(plan: CapacityPlan, most: int | None) -> str | None:
     return (
         f"the load needs {plan.gpus} GPUs, {plan.gpus - most} more than --max-gpus {most}: prefill is "
         f"bound by {plan.prefill.binds}, decode by {plan.decode.binds}; raise it, lower --rps, or "
-        "allow more --ttft or --itl"
+        "allow more --ttft-slo or --itl-slo"
     )
 
 

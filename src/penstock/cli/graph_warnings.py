@@ -9,9 +9,11 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
-from penstock.api import AdmissionMode, GraphDeployment, Role, RouterConfig
+from penstock.api import AdmissionMode, GraphDeployment, GraphSpec, PlannerMode, Role, RouterConfig
 from penstock.api.planner import READ_IN_MODES, PlannerConfig, unread_keys
+from penstock.api.slo import UNUSUAL_ITL_S, UNUSUAL_TTFT_S
 from penstock.cli.say import say
+from penstock.core.durations import duration_text
 from penstock.core.errors import ConfigError, ManifestProblem
 from penstock.router.gateway.ignored_keys import ignored_keys
 from penstock.router.policy.busy import BusyThresholds
@@ -33,6 +35,7 @@ def warnings_of(
         found += missing_extras(graph)
         found += connector_warnings(graph)
         found += _without_scaling(graph)
+        found += _unusual_targets(graph.spec, mode or graph.spec.planner.mode)
         found += _behind_gateway(graph)
         found += _switched_off(graph.spec.router)
         found += _of_another_mode(graph.spec.planner, mode or graph.spec.planner.mode)
@@ -59,6 +62,27 @@ def _without_scaling(graph: GraphDeployment) -> Iterator[ManifestProblem]:
             "planner.enabled: false"
         )
         yield ManifestProblem("spec.planner", message)
+
+
+def _unusual_targets(spec: GraphSpec, mode: str) -> Iterator[ManifestProblem]:
+    """Yield targets that are probably written in another unit than meant, and the one that mode sla would use."""
+    slo, tiers = spec.slo, spec.router.tiers.slo
+    of_tiers = {name: getattr(tiers, name) for name in type(tiers).model_fields}
+    places: dict[str, Any] = {
+        "slo": slo,
+        **{f"router.tiers.slo.{tier}": own for tier, own in of_tiers.items()},
+    }
+    for place, own in places.items():
+        limits = (("ttft", own.ttft_seconds, UNUSUAL_TTFT_S), ("itl", own.itl_seconds, UNUSUAL_ITL_S))
+        for key, target_s, limit_s in limits:
+            if target_s is not None and target_s > limit_s:
+                message = (
+                    f"{duration_text(target_s)} is unusual, above {duration_text(limit_s)}; check its unit"
+                )
+                yield ManifestProblem(f"spec.{place}.{key}", message)
+    if spec.planner.enabled and mode == PlannerMode.SLA and slo.itl_seconds is None:
+        message = "null, so mode sla sizes decode by its capacity alone; write a target, such as 50ms"
+        yield ManifestProblem("spec.slo.itl", message)
 
 
 def _behind_gateway(graph: GraphDeployment) -> Iterator[ManifestProblem]:

@@ -15,6 +15,7 @@ from penstock.cli.say import say
 from penstock.core import logs
 from penstock.core.closest import did_you_mean
 from penstock.core.errors import ConfigError, PenstockError
+from penstock.core.flags import RENAMED_FLAGS
 from penstock.core.printable import printable_lines
 from penstock.local.beginning import Beginning
 
@@ -69,6 +70,12 @@ def _printable_errors() -> Iterator[None]:
     """Show arguments and files' names that an error of usage repeats without control characters."""
     try:
         yield
+    except click.NoSuchOption as exc:
+        renamed = RENAMED_FLAGS.get(exc.option_name)
+        if renamed is not None:
+            raise click.UsageError(f"{exc.option_name}: no longer an option; {renamed}", exc.ctx) from exc
+        vars(exc)["message"] = printable_lines(exc.message)
+        raise
     except click.ClickException as exc:
         vars(exc)["message"] = printable_lines(exc.message)
         raise

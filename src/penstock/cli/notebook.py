@@ -53,8 +53,9 @@ class SimulateKeywords(TypedDict, total=False):
     resizes: tuple[Resize, ...]
     failures: tuple[WorkerFailure, ...]
     faults: Faults
-    slo_s: float | None
+    ttft_slo_s: float | None
     itl_slo_s: float | None
+    attainment: float | None
     tiers: str | None
     propagation_delay_s: float
     routers: int | Sequence[int]
@@ -112,7 +113,7 @@ def simulate(
     trace: TraceLike = "mooncake",
     *,
     policy: str | Sequence[str] | None = None,
-    qps: float | Sequence[float] = (),
+    rate_rps: float | Sequence[float] = (),
     planners: str | Sequence[str] = (),
     processes: int = 1,
     **options: Unpack[SimulateKeywords],
@@ -125,7 +126,7 @@ def simulate(
             DataFrame or rows, shape (requests, 3 or 4): ``arrival_s`` (seconds, >= 0), ``input_tokens``, ``output_tokens``
             (>= 1), and maybe ``block_ids``, one id per begun 512 prompt tokens.
         policy: Router policies, one or several; None: the graph's, or least-loaded.
-        qps: Mean rates to try, requests/s, > 0, one or several; none: the trace's.
+        rate_rps: Mean rates to try, requests/s, > 0, one or several; none: the trace's.
         planners: Let these scale; none: nothing scales.
         processes: Cores to use; more than one needs a script whose main part is guarded.
         options: See `SimulateKeywords`.
@@ -142,7 +143,7 @@ def simulate(
     default = "least-loaded" if graph is None else graph.spec.router.policy
     given: dict[str, Any] = {
         **options,
-        "qps": qps,
+        "rate_rps": rate_rps,
         "policy": default if policy is None else ",".join(_names(policy)),
         "planners": _names(planners),
     }
@@ -166,7 +167,7 @@ def compare(
     *,
     policies: str | Sequence[str] = (),
     planners: str | Sequence[str] = (),
-    qps: float | Sequence[float] = (),
+    rate_rps: float | Sequence[float] = (),
     processes: int = 1,
     **options: Unpack[SimulateKeywords],
 ) -> Comparison:
@@ -179,7 +180,7 @@ def compare(
         trace: As in `simulate`.
         policies: Names as in a manifest, one or several.
         planners: Names, one or several.
-        qps: Mean rates to try, requests/s, > 0.
+        rate_rps: Mean rates to try, requests/s, > 0.
         processes: Cores to use.
         options: See `SimulateKeywords`.
 
@@ -192,10 +193,12 @@ def compare(
         TypeError: there is no such option.
     """
     policy: str | Sequence[str] | None = policies or (None if planners else "all")
-    return simulate(graph, trace, policy=policy, planners=planners, qps=qps, processes=processes, **options)
+    return simulate(
+        graph, trace, policy=policy, planners=planners, rate_rps=rate_rps, processes=processes, **options
+    )
 
 
-_NUMBERS = frozenset({"qps", "routers", "picker_death"})
+_NUMBERS = frozenset({"rate_rps", "routers", "picker_death"})
 """Options that take one number or several."""
 
 

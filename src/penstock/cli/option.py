@@ -12,8 +12,9 @@ import click
 from pydantic.fields import FieldInfo
 
 from penstock.api import AdmissionConfig, AdmissionMode
-from penstock.api.fields import bounds, kind_of
+from penstock.api.fields import bounds, is_duration, kind_of
 from penstock.core.closest import did_you_mean
+from penstock.core.durations import duration_text
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag_of
 
@@ -141,6 +142,8 @@ def of_settings(
     def made(name: str, field: FieldInfo) -> Option:
         flag, details = shape(name, field)
         default = getattr(field.default, "value", field.default)
+        if is_duration(field) and default is not None:
+            default = duration_text(default)
         shown = "none" if default is None else str(default).lower() if isinstance(default, bool) else default
         return click.option(
             flag,

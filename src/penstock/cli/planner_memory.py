@@ -57,7 +57,9 @@ def export(log_dir: Path | None, namespace: str | None, file: Path, *, as_json: 
     help="Graph whose planner will start from the export.",
 )
 @click.option(
-    "--qps",
+    "--rate",
+    "rate_rps",
+    metavar="RPS",
     type=click.FloatRange(min=0, min_open=True),
     help="Mean rate, requests/s.  [default: the trace's]",
 )
@@ -70,7 +72,7 @@ def export(log_dir: Path | None, namespace: str | None, file: Path, *, as_json: 
 )
 @click.option("--limit", type=click.IntRange(min=1), help="Maximum number of requests.  [default: all]")
 def from_trace(
-    trace: str, file: Path, *, manifest: Path, qps: float | None, cold_start_s: float, limit: int | None
+    trace: str, file: Path, *, manifest: Path, rate_rps: float | None, cold_start_s: float, limit: int | None
 ) -> None:
     """Write to FILE what the graph's planner would have learnt from TRACE, as `penstock simulate --trace` reads it.
 
@@ -81,7 +83,7 @@ def from_trace(
 
     graph = load_graph(manifest)
     with working(f"simulating {trace} with the planner of {graph.name}", Terminal(stderr=True)):
-        known = learnt_from_trace(graph, trace, qps=qps, cold_start_s=cold_start_s, limit=limit)
+        known = learnt_from_trace(graph, trace, rate_rps=rate_rps, cold_start_s=cold_start_s, limit=limit)
     write_text(f"FILE {file}", file, learnt.as_json(known).decode())
     say(learnt.in_words(known))
 

@@ -136,7 +136,8 @@ def _shape(name: str, field: FieldInfo) -> tuple[str, dict[str, Any]]:
 
 
 _METAVARS = {
-    **dict.fromkeys(("interval", "max_age", "deadline", "slo"), "SECONDS"),
+    **dict.fromkeys(("interval", "max_age", "deadline"), "SECONDS"),
+    "slo": "DURATION",
     **dict.fromkeys(("budget", "num_gpu"), "GPUS"),
     "url": "URL",
     "memory": "FILE",
@@ -216,11 +217,6 @@ def _performance(
 def _on_backend(service: PlannerService) -> Callable[[asyncio.Event], Coroutine[Any, Any, None]]:
     """Return the process's main coroutine for the environment."""
     options = service.options
-    if options.environment is Environment.KUBERNETES:
-        raise ConfigError(
-            "spec.planner.environment: kubernetes, but this is a local planner; apply the graph to a "
-            "cluster and give --environment kubernetes"
-        )
     from penstock.local.store import StateStore  # noqa: PLC0415 - only where it is used
     from penstock.local.target import LocalTarget  # noqa: PLC0415 - only where it is used
 

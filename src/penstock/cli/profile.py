@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from penstock.api import GraphDeployment
+from penstock.api import GraphDeployment, SloConfig
 from penstock.api.manifests import load_graph
 from penstock.cli import fields, option
 from penstock.cli.cluster import Connection, require_packages
@@ -156,19 +156,20 @@ def _shown_steps() -> Iterator[Callable[[ProfileProgress], None]]:
     help="Folder for points, profile, arrays, plots and graph; points that it holds are not measured "
     "again. Required for measuring.  [default: nothing is written with --from]",
 )
-@fields.options(ProfileConfig, isl=3000, osl=500, ttft_s=500.0, itl_s=50.0)
+@fields.options(ProfileConfig, isl=3000, osl=500, ttft_s=None, itl_s=None)
 @click.option("--dry-run", is_flag=True, help="Print what would be measured, without starting anything.")
 @fields.options(ConfigMapFlags)
 @option.as_json("Print the result as JSON, without a progress bar.")
 def profile(graph_file: Path | None, source: str | None, **options: Any) -> None:
     """Measure TTFT and ITL of engine sizes, and recommend the best sizes for prefill and decode that meet targets.
 
-    Started again with the same folder, it resumes where it stopped. Times are simulated seconds if workers are
-    simulated.
+    Targets that are not given are the graph's spec.slo. Started again with the same folder, the command resumes where it
+    stopped. Times are simulated seconds if workers are simulated.
     """
     is_dry, as_json = options.pop("dry_run"), options.pop("as_json")
     flags = fields.take(ConfigMapFlags, options)
     graph = load_graph(graph_file) if graph_file is not None else None
+    _fill_targets(options, SloConfig() if graph is None else graph.spec.slo)
     targets = fields.take(Targets, options)
     directory: Path | None = options["output_dir"]
     if graph_file and directory and (directory / GRAPH_FILE).resolve() == graph_file.resolve():
@@ -191,6 +192,14 @@ def profile(graph_file: Path | None, source: str | None, **options: Any) -> None
         _print_plan(plan, as_json=as_json)
         return
     _conclude(_measured(plan, is_quiet=as_json), targets, graph, directory, flags, as_json=as_json)
+
+
+def _fill_targets(options: dict[str, Any], slo: SloConfig) -> None:
+    """Take the graph's targets where none are given."""
+    for name, target_s in (("ttft_s", slo.ttft_seconds), ("itl_s", slo.itl_seconds)):
+        options[name] = target_s if options[name] is None else options[name]
+    if options["itl_s"] is None:
+        raise ConfigError("--itl-slo: missing, and no graph has slo.itl; give one, such as 50ms")
 
 
 _MEASURING = ("endpoint", "gpus", "max_gpus", "max_context", "max_concurrency", "kv_tokens", "speed", "model")

@@ -15,7 +15,7 @@ from penstock.cli.progress import working
 from penstock.cli.say import say_json
 from penstock.cli.terminal import Terminal
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.core.flags import flag
+from penstock.core.flags import duration_flag, flag
 from penstock.report.findings import RunReport, analyse, require_plots, with_graph
 from penstock.report.page import write_report
 from penstock.report.plain import as_json as plain_report
@@ -42,13 +42,17 @@ class ReportOptions:
         "Maximum processor time for simulating other fleets, real seconds.", default=120.0, gt=0
     )
     output: Path = flag("Folder for the PNG files and report.html; created if missing.", path="folder")
-    ttft_target_s: float | None = flag(
-        "Count requests whose TTFT is above this, simulated seconds.",
+    ttft_slo_s: float | None = duration_flag(
+        "Count requests whose TTFT is above this, simulated time.",
+        name="--ttft-slo",
+        gt=0,
         unset="in mode sla the ledger's target, otherwise the graph's SLO, otherwise none",
     )
-    itl_target_s: float | None = flag(
-        "Count inter-token gaps above this, simulated seconds.",
-        unset="in mode sla the ledger's target, otherwise none",
+    itl_slo_s: float | None = duration_flag(
+        "Count inter-token gaps above this, simulated time.",
+        name="--itl-slo",
+        gt=0,
+        unset="in mode sla the ledger's target, otherwise the graph's SLO, otherwise none",
     )
 
 
@@ -62,9 +66,7 @@ def report(*, as_json: bool, **given: Any) -> None:
     """
     require_plots()
     said = fields.take(ReportOptions, given)
-    found = analyse(
-        said.run, ledger=said.ledger, ttft_target_s=said.ttft_target_s, itl_target_s=said.itl_target_s
-    )
+    found = analyse(said.run, ledger=said.ledger, ttft_target_s=said.ttft_slo_s, itl_target_s=said.itl_slo_s)
     console = Terminal()
     graph, remark = _graph_of(found, said.manifest)
     if graph is not None:

@@ -6,11 +6,12 @@ The command line is generated from them (`penstock.cli.fields`), and `check_boun
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Final, Literal
 
 from penstock.core.clock import SimulatedClock
+from penstock.core.durations import EXAMPLES, seconds_of
 from penstock.core.errors import ConfigError
 
 _KEY: Final = "flag"
@@ -58,6 +59,31 @@ def flag(text: str, *, default: Any = MISSING, **details: Any) -> Any:
     if default is MISSING and found.unset is not None:
         default = None
     return field(default=default, repr=found.key_variable is None, metadata={_KEY: found})
+
+
+def duration_flag(text: str, **details: Any) -> Any:
+    """Return the field of a duration, in seconds, whose flag takes it with its unit."""
+    form = f"a duration, such as {EXAMPLES}"
+    return flag(text, convert=seconds_of, form=form, metavar="DURATION", **details)
+
+
+def attainment_flag(text: str, **details: Any) -> Any:
+    """Return the field of ``--attainment``."""
+    return flag(text, name="--attainment", ge=0.5, lt=1, **details)
+
+
+RENAMED_FLAGS: Final[Mapping[str, str]] = {
+    "--slo-s": "write --ttft-slo with a unit, such as 5s",
+    "--ttft": "write --ttft-slo with a unit, such as 500ms",
+    "--ttft-target-s": "write --ttft-slo with a unit, such as 2s",
+    "--itl-slo-s": "write --itl-slo with a unit, such as 50ms",
+    "--itl": "write --itl-slo with a unit, such as 50ms",
+    "--itl-target-s": "write --itl-slo with a unit, such as 50ms",
+    "--objective-itl": "write --itl-slo with a unit, such as 50ms",
+    "--in-time": "write --attainment, a fraction such as 0.99",
+    "--qps": "write --rate, requests/s",
+}
+"""What to write in place of a former flag."""
 
 
 def time_scale(default: float = 1.0, *, more: str = "") -> Any:

@@ -116,10 +116,7 @@ def _planned_as(graph: GraphDeployment, overrides: Mapping[str, str]) -> GraphDe
             f"--Planner.environment: {options.environment.value}: `penstock up` starts a local planner; apply "
             "the graph to a cluster instead"
         )
-    log_dir = None if options.log_dir is None else str(Path(options.log_dir).expanduser().absolute())
-    planner = graph.spec.planner.model_copy(
-        update={"max_gpu_budget": options.max_gpu_budget, "log_dir": log_dir}
-    )
+    planner = graph.spec.planner.model_copy(update={"max_gpu_budget": options.max_gpu_budget})
     return graph.model_copy(update={"spec": graph.spec.model_copy(update={"planner": planner})})
 
 
@@ -144,8 +141,7 @@ _APPLIED = frozenset({"log-dir", "environment"})
 def _context(
     graph: GraphDeployment, file: Path, store: StateStore, options: UpOptions, log_dir: Path
 ) -> RuntimeContext:
-    planner_dir = graph.spec.planner.log_dir
-    given = options.planner
+    given, planner_dir = options.planner, options.planner.get("log-dir")
     if options.pool is not None and graph.spec.planner.max_gpu_budget is None:
         given = {
             "max-gpu-budget": "none",
@@ -158,7 +154,7 @@ def _context(
         discovery=str(store.path.absolute()),
         namespace=store.path.stem,
         speed=options.speed,
-        log_dir=str(Path(planner_dir).absolute() if planner_dir else log_dir / "planner"),
+        log_dir=str(Path(planner_dir).expanduser().absolute() if planner_dir else log_dir / "planner"),
         planner_args=tuple(
             # A planner that restarts elsewhere understands an absolute path, too.
             f"--{name}={Path(value).expanduser().absolute() if name == 'memory' else value}"

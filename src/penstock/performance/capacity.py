@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from penstock.core.errors import ConfigError
-from penstock.core.flags import flag
+from penstock.core.flags import attainment_flag, flag
 from penstock.performance.profile import DecodeRow
 from penstock.performance.recommend import DecodeChoice, Targets, decode_choices, prefill_choice
 from penstock.performance.sweep import EngineSweep, Sweep
@@ -91,9 +91,7 @@ class OfferedLoad:
     isl_cv: float = flag(
         "Coefficient of variation of prompt lengths, a factor of their mean.", default=0.0, ge=0
     )
-    quantile: float = flag(
-        "Share of the requests to hold them for.", name="--attainment", default=0.99, ge=0.5, lt=1
-    )
+    quantile: float = attainment_flag("Fraction of the requests that must meet the targets.", default=0.99)
     transfer_s: float | None = flag(
         "Time to hand a prompt's KV from prefill to decode, milliseconds.",
         name="--kv-transfer-ms",

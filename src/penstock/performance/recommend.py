@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from penstock.core.errors import ConfigError
-from penstock.core.flags import flag
+from penstock.core.flags import duration_flag, flag
 from penstock.performance.sweep import EngineSweep, Sweep, by_context
 
 LEAST = 0.1
@@ -29,12 +29,12 @@ SAME_CONTEXT = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What requests look like and what they may take; the help of its fields is the command line's, in milliseconds."""
+    """What requests look like and what they may take; the help of its fields is the command line's."""
 
     isl: int = flag("Prompt tokens.", ge=1)
     osl: int = flag("Output tokens.", ge=1)
-    ttft_s: float = flag("TTFT to hold, milliseconds.", name="--ttft", gt=0, convert=lambda ms: ms / 1000)
-    itl_s: float = flag("ITL to hold, milliseconds.", name="--itl", gt=0, convert=lambda ms: ms / 1000)
+    ttft_s: float = duration_flag("TTFT to hold.", name="--ttft-slo", gt=0)
+    itl_s: float = duration_flag("ITL to hold.", name="--itl-slo", gt=0)
 
     @property
     def context(self) -> float:
@@ -233,13 +233,13 @@ def _misses(
         (
             f"TTFT {targets.ttft_s * 1000:g} ms at {targets.isl:,} prompt tokens",
             f"the nearest is TP{prefill.gpus} with {prefill.ttft_s * 1000:.1f} ms",
-            f"it takes --ttft {_rounded_up(prefill.ttft_s)}, or a faster engine",
+            f"it takes --ttft-slo {_rounded_up(prefill.ttft_s)}, or a faster engine",
             prefill.ttft_s / targets.ttft_s,
         ),
         (
             f"ITL {targets.itl_s * 1000:g} ms at {targets.context:,.0f} tokens of context",
             f"the nearest is TP{decode.gpus} with {decode.itl_s * 1000:.1f} ms and {decode.concurrency:,.0f} in flight",
-            f"it takes --itl {_rounded_up(decode.itl_s)}, or a faster engine",
+            f"it takes --itl-slo {_rounded_up(decode.itl_s)}, or a faster engine",
             decode.itl_s / targets.itl_s,
         ),
     )
@@ -252,7 +252,7 @@ def _misses(
 
 
 def _rounded_up(seconds: float) -> str:
-    return f"{math.ceil(seconds * 10_000) / 10:g}"
+    return f"{math.ceil(seconds * 10_000) / 10:g}ms"
 
 
 def _check_inside(key: str, value: float, bounds: tuple[float, float], unit: str) -> None:

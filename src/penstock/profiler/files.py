@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from rich.table import Table
 
 from penstock.api import GraphDeployment, PlannerMode, Role
+from penstock.core.durations import duration_text
 from penstock.core.errors import ConfigError, PenstockError, unwritable
 from penstock.core.validation import findings
 from penstock.engine import profiles
@@ -207,26 +208,23 @@ def graph_back(graph: GraphDeployment, recommendation: Recommendation, profile: 
         written["gpusPerReplica"] = size
         if graph.spec.traits.is_simulated:
             written["profile"] = family(service.profile or graph.spec.engine.profile)[size]
+    targets = recommendation.targets
+    held = {"ttft": duration_text(targets.ttft_s), "itl": duration_text(targets.itl_s)}
+    spec["slo"] = {**spec.get("slo", {}), **held}
     spec["planner"] = {**spec.get("planner", {}), **_planner(graph, recommendation, profile)}
     return manifest
 
 
 def _planner(graph: GraphDeployment, recommendation: Recommendation, profile: str) -> dict[str, Any]:
-    targets, planner = recommendation.targets, graph.spec.planner
-    aims = {"ttftSeconds": targets.ttft_s, "itlSeconds": targets.itl_s, "profile": profile}
     written: dict[str, Any] = {
         "mode": PlannerMode.SLA.value,
         "decodeKvScaleUpThreshold": recommendation.kv.upper,
         "decodeKvScaleDownThreshold": recommendation.kv.lower,
-        "sla": {**planner.sla.to_manifest(), **aims},
+        "sla": {**graph.spec.planner.sla.to_manifest(), "profile": profile},
     }
     if graph.spec.is_disaggregated:
         written["prefillQueueScaleUpThreshold"] = recommendation.queue.upper
         written["prefillQueueScaleDownThreshold"] = recommendation.queue.lower
-    if planner.prefill_engine_num_gpu is not None:
-        written["prefillEngineNumGpu"] = recommendation.prefill.gpus
-    if planner.decode_engine_num_gpu is not None:
-        written["decodeEngineNumGpu"] = recommendation.decode.gpus
     return written
 
 

@@ -94,7 +94,7 @@ def analyse(
         ConfigError: the run's files cannot be read, or a target is not above 0.
         LedgerError: the ledger cannot be read.
     """
-    for flag, target in (("--ttft-target-s", ttft_target_s), ("--itl-target-s", itl_target_s)):
+    for flag, target in (("--ttft-slo", ttft_target_s), ("--itl-slo", itl_target_s)):
         if target is not None and not target > 0:
             raise ConfigError(f"{flag}: {target!r} must be above 0 simulated seconds")
     load = read_run(run)
@@ -120,10 +120,10 @@ def with_graph(report: RunReport, graph: GraphDeployment) -> RunReport:
     """Return a report against the SLO of the graph that served, where no target was given."""
     if report.violations.ttft_target_s is not None:
         return report
-    slo_s, itl_s = graph.spec.router.ttft_slo_seconds, report.violations.itl_target_s
-    return replace(
-        report, violations=violations(report.load.results, ttft_target_s=slo_s, itl_target_s=itl_s)
-    )
+    slo, itl_s = graph.spec.slo, report.violations.itl_target_s
+    itl_s = slo.itl_seconds if itl_s is None else itl_s
+    missed = violations(report.load.results, ttft_target_s=slo.ttft_seconds, itl_target_s=itl_s)
+    return replace(report, violations=missed)
 
 
 def has_plots() -> bool:

@@ -121,11 +121,12 @@ class RouterServer:
         reads_prompts = self.core.entry_queue.policy.assigns is AssignTime.ON_ARRIVAL
         self._reader = PromptReader(_exact_keys(settings)) if reads_prompts else None
         self._kv_events = self._make_listener() if reads_prompts else None
+        self._graph_admission = settings.config.admission
+        self._graph_tiers = settings.config.tiers.under(settings.slo)
         self._tiers = self._make_tiers()
         self._access_log = AccessLog.open(settings.access_log) if settings.access_log else None
         self._transfers = KvTransfers(context)
         self._handler = self.handler_type(context, self._transfers)
-        self._graph_config = settings.config
         self._graph_file_stamp: tuple[int, int, int] | None = None
         self.app = self._make_app(secret)
         self._http = HttpServer(
@@ -291,7 +292,7 @@ class RouterServer:
         settings = self._settings
         if self.core.tiers is None:
             return None
-        return LiveTiers(settings.config.tiers, settings.tier_keys, self.admission, model=settings.model)
+        return LiveTiers(self._graph_tiers, settings.tier_keys, self.admission, model=settings.model)
 
     def _make_listener(self) -> KvListener | None:
         port, tokens = self._settings.config.kv_events_port, _engine_block_tokens(self._settings)
@@ -322,15 +323,17 @@ class RouterServer:
             if stamp == self._graph_file_stamp:
                 return
             self._graph_file_stamp = stamp
-            config = (await asyncio.to_thread(load_graph, file)).spec.router
+            spec = (await asyncio.to_thread(load_graph, file)).spec
         except (OSError, ConfigError) as exc:
             log.warning("router settings kept: the graph's file is not usable", problem=str(exc))
             return
-        before, self._graph_config = self._graph_config, config
-        if config.admission != before.admission:
-            self._follow_admission(config.admission, before.admission)
-        if config.tiers != before.tiers:
-            self._set_tiers(config.tiers)
+        admission, tiers = spec.router.admission, spec.router.tiers.under(spec.slo)
+        former, self._graph_admission = self._graph_admission, admission
+        if admission != former:
+            self._follow_admission(admission, former)
+        before, self._graph_tiers = self._graph_tiers, tiers
+        if tiers != before:
+            self._set_tiers(tiers)
 
     def _follow_admission(self, section: AdmissionConfig, former: AdmissionConfig) -> None:
         now, before = self._settings.admission(section), self._settings.admission(former)
@@ -421,6 +424,7 @@ def _build_core(settings: RouterSettings) -> LiveCore:
     core: LiveCore = build_router(
         settings.config.model_copy(update={"admission": admission}),
         dict.fromkeys(settings.roles, size),
+        slo=settings.slo,
         lease_s=settings.lease_s,
         worker_wait_s=settings.worker_wait_s,
         is_supervised=settings.kubernetes is not None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.api import AdmissionConfig, GraphSpec, Role, RouterConfig
+from penstock.api import AdmissionConfig, GraphSpec, Role, RouterConfig, SloConfig
 from penstock.core.errors import ConfigError
 from penstock.core.http.server import ServerLimits
 from penstock.core.http.tls import NO_FILES, TlsFiles
@@ -105,6 +105,11 @@ class RouterSettings:
         return section.model_copy(update=dict(self.admission_flags))
 
     @property
+    def slo(self) -> SloConfig:
+        """The graph's targets; the defaults without a graph."""
+        return SloConfig() if self.graph is None else self.graph.slo
+
+    @property
     def aliases(self) -> tuple[str, ...]:
         """Further names of the model that workers answer to, too."""
         return () if self.graph is None else self.graph.model.aliases
@@ -179,6 +184,7 @@ class RouterSettings:
             "access_log": self.access_log,
             "lease_s": self.lease_s,
             "admission_flags": dict(self.admission_flags),
+            "slo": self.slo.to_manifest(),
             "config": self.config.to_manifest(),
         }
 

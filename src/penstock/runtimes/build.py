@@ -73,14 +73,11 @@ def _router(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> W
 
 
 def _planner(graph: GraphDeployment, context: RuntimeContext) -> ProcessSpec:
-    planner = graph.spec.planner
-    environment = planner.environment or context.environment
-    log_dir = planner.log_dir or context.log_dir
     argv = [context.python, "-m", "penstock.cli", "planner", "run", "--graph", context.graph_file]
-    argv += ["--namespace", planner.namespace or context.namespace, "--environment", environment.value]
+    argv += ["--namespace", context.namespace, "--environment", context.environment.value]
     argv += ["--speed", f"{context.speed:g}", "--metrics-port", f"{{{PORT}}}"]
-    if log_dir is not None:
-        argv += ["--log-dir", log_dir]
+    if context.log_dir is not None:
+        argv += ["--log-dir", context.log_dir]
     argv += context.planner_args
     return ProcessSpec(
         name=f"{context.namespace}_{PLANNER_SERVICE}",

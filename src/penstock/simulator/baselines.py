@@ -6,21 +6,19 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from penstock.api import GraphDeployment, Role
+from penstock.api import GraphDeployment, Role, SloConfig
 from penstock.core.closest import did_you_mean
 from penstock.core.errors import ConfigError
 from penstock.engine import profiles
 from penstock.engine.profiles.performance import EngineSpeed, performance_of
 from penstock.performance.profile import PerformanceProfile
 from penstock.simulator.scenario import PlannerPatience, PoolSpec, ProfiledModel
-from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.config import DecideConfig, targets_of
 from penstock_planner.decide.policy import policy_names, policy_of
 from penstock_planner.options import join
 
 
-def configured(
-    config: DecideConfig, mode: str, pools: Sequence[PoolSpec], itl_slo_s: float | None = None
-) -> DecideConfig:
+def configured(config: DecideConfig, mode: str, pools: Sequence[PoolSpec]) -> DecideConfig:
     """Return the configuration of a mode, with its knowledge of the pools; an oracle's schedule comes with its run."""
     policy = policy_of(mode)
     if policy.needs_profile and not has_profile(pools):
@@ -33,8 +31,7 @@ def configured(
         config = replace(config, parameters=measured(policy.parameters, pools))
     if not policy.needs_profile or policy.is_oracle:
         return config
-    itl_slo_s = config.itl_slo_s if itl_slo_s is None else itl_slo_s
-    return replace(config, itl_slo_s=itl_slo_s, performance=performance_profile(pools))
+    return replace(config, performance=performance_profile(pools))
 
 
 def has_profile(pools: Sequence[PoolSpec]) -> bool:
@@ -86,7 +83,7 @@ ALL = "all"
 
 
 def planner_config(
-    graph: GraphDeployment | None, pools: Sequence[PoolSpec], *, max_gpus: int | None, slo_s: float
+    graph: GraphDeployment | None, pools: Sequence[PoolSpec], *, max_gpus: int | None, slo: SloConfig
 ) -> DecideConfig:
     """Return the options that every planner of a simulation begins with."""
     given: dict[str, Any] = {} if max_gpus is None else {"max-gpu-budget": max_gpus}
@@ -95,7 +92,7 @@ def planner_config(
             given["prefill-engine-num-gpu" if pool.role is Role.PREFILL else "decode-engine-num-gpu"] = (
                 pool.gpus
             )
-    return replace(join(given=given, graph=graph).decide_config(graph), ttft_slo_s=slo_s)
+    return replace(join(given=given, graph=graph).decide_config(graph), **targets_of(slo))
 
 
 def patience_of(graph: GraphDeployment) -> PlannerPatience:
@@ -105,7 +102,7 @@ def patience_of(graph: GraphDeployment) -> PlannerPatience:
 
 
 def chosen_planners(
-    names: tuple[str, ...], config: DecideConfig, pools: Sequence[PoolSpec], *, itl_slo_s: float | None
+    names: tuple[str, ...], config: DecideConfig, pools: Sequence[PoolSpec]
 ) -> dict[str, DecideConfig | None]:
     """Return each planner's configuration by name; a single None where nothing plans."""
     if not names:
@@ -117,6 +114,4 @@ def chosen_planners(
         raise ConfigError(f"--planner {','.join(unknown)}: choose from {', '.join(known)}, or all{meant}")
     if ALL in names:
         names = tuple(name for name in known if has_profile(pools) or not policy_of(name).needs_profile)
-    return {
-        name: configured(config, name if name in known else config.mode, pools, itl_slo_s) for name in names
-    }
+    return {name: configured(config, name if name in known else config.mode, pools) for name in names}

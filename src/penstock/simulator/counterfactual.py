@@ -23,7 +23,7 @@ from penstock.report.ledger_view import PlannerRun
 from penstock.simulator.baselines import configured, patience_of, performance_profile
 from penstock.simulator.oracle import ScheduleTarget, Utilisation, needs
 from penstock.simulator.oracle_search import with_schedule
-from penstock.simulator.scenario import MONDAY_S, PoolSpec, ProfiledModel, Scenario, graph_pools, graph_slo_s
+from penstock.simulator.scenario import MONDAY_S, PoolSpec, ProfiledModel, Scenario, graph_pools
 from penstock.simulator.simulation import Simulation
 from penstock.workload.results import RESULTS_FILE, LoadRun
 from penstock.workload.traces import TraceRequest
@@ -143,7 +143,7 @@ def setting_of(report: RunReport, graph: GraphDeployment) -> FleetSetting:
     config = join(given={}, graph=graph).decide_config(graph) if run is None else run.config
     budget = _budget(report, config, sum(pool.replicas * pool.gpus for pool in pools))
     start_up_s, note = _start_up(run, graph)
-    slo_s = graph_slo_s(graph)
+    slo = graph.spec.slo
     return FleetSetting(
         base=Scenario(
             pools,
@@ -151,14 +151,15 @@ def setting_of(report: RunReport, graph: GraphDeployment) -> FleetSetting:
             patience=patience_of(graph),
             cold_start_s=start_up_s,
             max_gpus=budget,
-            slo_s=slo_s,
+            slo=slo,
             calendar_s=_calendar_s(run),
         ),
         planner=replace(
             config,
             max_gpu_budget=budget,
             no_operation=False,
-            ttft_slo_s=slo_s,
+            ttft_slo_s=slo.ttft_seconds,
+            itl_slo_s=slo.itl_seconds,
             performance=config.performance
             or (performance_profile(pools) if config.mode == Mode.SLA else None),
         ),
@@ -305,7 +306,7 @@ class _Comparison:
             name=name,
             kind=kind,
             requests=len(self._traffic),
-            slo_s=scenario.slo_s,
+            slo_s=scenario.slo.ttft_seconds,
             gpu_hours=recording.gpu_s / 3600,
         )
 
@@ -333,7 +334,7 @@ def compare(
         report.load.results,
         report.use,
         name="as served" if report.planner is None else report.planner.config.mode,
-        slo_s=setting.base.slo_s,
+        slo_s=setting.base.slo.ttft_seconds,
         duration_s=duration_s,
     )
     tried, notes = _Comparison(traffic, cpu_s, on_fleet or (lambda _name: None), served), list(setting.notes)
@@ -353,7 +354,7 @@ def compare(
         )
     shown = (served, *tried.scaled, *_chosen_fixed(tried), *_chosen_schedule(tried))
     return Counterfactual(
-        setting.base.slo_s,
+        setting.base.slo.ttft_seconds,
         shown,
         fixed=tuple(each for _, each in tried.fixed),
         notes=tuple(notes),

@@ -50,7 +50,9 @@ def needs(requests: Sequence[TraceRequest], scenario: Scenario, at: Utilisation)
     arrivals = np.array([request.arrival_s for request in requests])
     length = math.ceil(float(arrivals[-1]) + AFTER_S)
     by_second = np.bincount(arrivals.astype(np.int64), weights=work, minlength=length).astype(np.float64)
-    prefill = _smoothed(by_second, scenario.slo_s, at.smoothing_s, int(arrivals[-1]) + 1) / at.prefill
+    prefill = (
+        _smoothed(by_second, scenario.slo.ttft_seconds, at.smoothing_s, int(arrivals[-1]) + 1) / at.prefill
+    )
     decode = _decode_need(requests, arrivals + work, scenario, at, length)
     if scenario.is_disaggregated:
         return {Role.PREFILL: prefill, Role.DECODE: decode}
@@ -82,8 +84,8 @@ def _decoding(
     held = np.array([request.input_tokens for request in requests]) + outputs / 2
     mean = float(held.mean())
     batch = max(1.0, min(256.0, kv * kv_tokens / mean))
-    if scenario.itl_slo_s is not None:
-        batch = _largest_batch(latency, mean, batch, scenario.itl_slo_s)
+    if scenario.slo.itl_seconds is not None:
+        batch = _largest_batch(latency, mean, batch, scenario.slo.itl_seconds)
     return batch, latency.decode.step_s(batch, batch * mean), outputs, held
 
 
@@ -277,7 +279,7 @@ class _Search:
             self._busy_s,
             worker_changes(sizes, entry.replicas, scenario.cold_start_s),
             start=entry.replicas,
-            deadline_s=self._target.deadline * scenario.slo_s,
+            deadline_s=self._target.deadline * scenario.slo.ttft_seconds,
         )
 
     def _cost(self, counts: Mapping[Role, Counts]) -> float:

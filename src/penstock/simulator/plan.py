@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from penstock.api import GraphDeployment, QueueOrder, Role, RouterConfig
+from penstock.api import GraphDeployment, QueueOrder, Role, RouterConfig, SloConfig
 from penstock.api.manifests import load_graph
 from penstock.core.closest import did_you_mean
 from penstock.core.errors import ConfigError
-from penstock.core.flags import check_bounds, flag
+from penstock.core.flags import attainment_flag, check_bounds, duration_flag, flag
 from penstock.router.policy.busy import check_flags
 from penstock.router.policy.registry import policy_names
 from penstock.simulator.baselines import ALL, DEFAULT_PLANNER, chosen_planners, patience_of, planner_config
@@ -34,7 +34,6 @@ from penstock.simulator.scenario import (
     SimulatedRouters,
     WorkerFailure,
     graph_pools,
-    graph_slo_s,
     unbounded_router,
     unsimulated,
 )
@@ -82,8 +81,9 @@ class SimulateOptions:
         metavar="all|NAME[,NAME…]",
         unset="all; with several planners least-loaded, or the manifest's",
     )
-    qps: tuple[float, ...] = flag(
+    rate_rps: tuple[float, ...] = flag(
         "Mean rates to try, requests/s.",
+        name="--rate",
         default=(),
         gt=0,
         is_separated=True,
@@ -139,9 +139,17 @@ class SimulateOptions:
         form="SECONDS[-BACK]:WORKER, as 60-120:prefill-0",
     )
     faults: Faults = field(default_factory=Faults)
-    slo_s: float | None = flag("TTFT that counts as in time, virtual seconds.", unset="5, or the manifest's")
-    itl_slo_s: float | None = flag(
-        "Mean gap between a request's tokens that counts as in time, virtual seconds.", gt=0, unset="any"
+    ttft_slo_s: float | None = duration_flag(
+        "TTFT that counts as on time.", name="--ttft-slo", gt=0, unset="5s, or the manifest's"
+    )
+    itl_slo_s: float | None = duration_flag(
+        "Mean gap between a request's tokens that counts as on time.",
+        name="--itl-slo",
+        gt=0,
+        unset="any, or the manifest's",
+    )
+    attainment: float | None = attainment_flag(
+        "Fraction of the requests that the planner keeps on time.", unset="0.99, or the manifest's"
     )
     tiers: str | None = flag(
         "Let requests ask for priority tiers in these proportions, as premium=20,standard=50,background=30; the "
@@ -197,7 +205,6 @@ class SimulateOptions:
 
 DEFAULT_PROFILE = "a100-llama-8b-bf16-tp1"
 DEFAULT_REPLICAS = 4
-DEFAULT_SLO_S = 5.0
 DEFAULT_POLICY = "least-loaded"
 MAX_ROUTERS = 256
 """Chosen: each knows all workers, so that memory grows with both."""
@@ -225,10 +232,9 @@ def make_plan(
     if graph is None and options.manifest is not None:
         graph = load_graph(options.manifest)
     pools = _pools(options, graph)
-    default_s = DEFAULT_SLO_S if graph is None else graph_slo_s(graph)
-    slo_s = default_s if options.slo_s is None else options.slo_s
-    config = planner_config(graph, pools, max_gpus=options.max_gpus, slo_s=slo_s)
-    planners = chosen_planners(options.planners, config, pools, itl_slo_s=options.itl_slo_s)
+    slo = _slo(options, graph)
+    config = planner_config(graph, pools, max_gpus=options.max_gpus, slo=slo)
+    planners = chosen_planners(options.planners, config, pools)
     workload = WorkloadSpec(
         options.trace if trace is None else trace,
         options.spread,
@@ -239,7 +245,7 @@ def make_plan(
         tiers=options.tiers,
         block_tokens=options.block_tokens,
     )
-    rates: tuple[float | None, ...] = options.qps or (None,)
+    rates: tuple[float | None, ...] = options.rate_rps or (None,)
     routers = _routers(options, graph)
     worlds = {
         _label(label, planner, routers, planners): Scenario(
@@ -253,8 +259,7 @@ def make_plan(
             faults=options.faults,
             cold_start_s=options.cold_start_s,
             max_gpus=config.max_gpu_budget if config is not None else options.max_gpus,
-            slo_s=slo_s,
-            itl_slo_s=options.itl_slo_s,
+            slo=slo,
             calendar_s=MONDAY_S if options.calendar_start is None else options.calendar_start.timestamp(),
         )
         for label, (router, group) in routers.items()
@@ -267,6 +272,17 @@ def make_plan(
         for seed in range(options.seeds)
     )
     return RunPlan(runs, _notes(workload, pools, graph), compares_planners=len(planners) > 1)
+
+
+def _slo(options: SimulateOptions, graph: GraphDeployment | None) -> SloConfig:
+    """Return the manifest's targets, or the defaults, with what the options say in their place."""
+    given = {
+        "ttft_seconds": options.ttft_slo_s,
+        "itl_seconds": options.itl_slo_s,
+        "attainment": options.attainment,
+    }
+    base = SloConfig() if graph is None else graph.spec.slo
+    return base.model_copy(update=_given(given))
 
 
 def _routers(
@@ -308,7 +324,7 @@ def result_of(plan: RunPlan, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "schema": SCHEMA,
         "notes": list(plan.notes),
         "compares_planners": plan.compares_planners,
-        "slo_s": first.scenario.slo_s,
+        "slo_s": first.scenario.slo.ttft_seconds,
         "workload": {
             "name": workload.name,
             "requests": len(workload.requests),
@@ -398,7 +414,6 @@ def _router(options: SimulateOptions, policy: str, graph: GraphDeployment | None
         "policy": policy,
         "admission": admission,
         "prefill_queue": base.prefill_queue.model_copy(update=_given(queue)),
-        "ttft_slo_seconds": options.slo_s,
     }
     if options.no_rebalance:
         section["dualmap"] = base.dualmap.model_copy(update={"rebalance": False})

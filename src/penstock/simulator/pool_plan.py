@@ -104,10 +104,10 @@ def _check(options: SimulateOptions, manifests: Sequence[Path], traces: Sequence
         )
     if options.max_gpus is not None:
         raise ConfigError("--max-gpus: the pool is the budget; leave it out with --pool")
-    several = len(options.qps) > 1 or len(options.routers) > 1 or len(options.planners) > 1
+    several = len(options.rate_rps) > 1 or len(options.routers) > 1 or len(options.planners) > 1
     if several or options.seeds > 1 or "," in (options.policy or ""):
         raise ConfigError(
-            "--pool: one run; give one --qps, --seeds, --routers, --planner and --policy at most"
+            "--pool: one run; give one --rate, --seeds, --routers, --planner and --policy at most"
         )
 
 

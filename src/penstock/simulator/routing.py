@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from math import inf
 
-from penstock.api import Role, RouterConfig
+from penstock.api import Role, RouterConfig, SloConfig
 from penstock.router.core.build import build_router
 from penstock.router.core.limits import worker_wait_s
 from penstock.router.core.retries import (
@@ -41,12 +41,13 @@ class VirtualRouter:
         config: RouterConfig,
         sizes: Mapping[Role, WorkerSize],
         *,
+        slo: SloConfig = SloConfig(),  # noqa: B008 - frozen
         faults: Faults = Faults(),  # noqa: B008 - frozen
         lease_s: float = inf,
     ) -> None:
         wait_s = worker_wait_s(config.retries)
         self.core: RouterCore[Job] = build_router(
-            config, sizes, lease_s=lease_s, worker_wait_s=wait_s, is_supervised=True
+            config, sizes, slo=slo, lease_s=lease_s, worker_wait_s=wait_s, is_supervised=True
         )
         self.retries = RetryRules(self.core.pool, config.retries, 0.0)
         queue = self.core.entry_queue

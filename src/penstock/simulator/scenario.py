@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from penstock.api import GraphDeployment, PlannerMode, Role, RouterConfig
+from penstock.api import GraphDeployment, Role, RouterConfig, SloConfig
 from penstock.core.errors import ConfigError
 from penstock.core.flags import check_bounds, flag
 from penstock.engine.core.lease import LeaseTerms
@@ -288,6 +288,7 @@ class Scenario:
 
     Attributes:
         pools: Either prefill and decode, or aggregated.
+        slo: What counts as on time: the TTFT, and of a request's tokens the mean time between them.
         patience: Of the planner, as the graph has it.
         memory: What the planner starts from, learnt by another one.
         calendar_s: Real seconds since 1970 at second 0, for the planner's schedule.
@@ -310,10 +311,7 @@ class Scenario:
     max_gpus: int | None = flag(
         "Never exceeded by the GPUs of existing workers, draining ones included.", ge=0, unset="no ceiling"
     )
-    slo_s: float = flag("TTFT that counts as in time.", default=5.0, gt=0)
-    itl_slo_s: float | None = flag(
-        "Mean time between a request's tokens that counts as in time.", gt=0, unset="any"
-    )
+    slo: SloConfig = field(default_factory=SloConfig)
     sample_s: float = flag("Between two samples of loads and replicas.", default=1.0, gt=0)
     calendar_s: float = MONDAY_S
     seed: int = 0
@@ -422,10 +420,3 @@ def graph_pools(graph: GraphDeployment) -> tuple[PoolSpec, ...]:
         for service in graph.spec.workers.values()
         for lease in (graph.spec.lease_of(service),)
     )
-
-
-def graph_slo_s(graph: GraphDeployment) -> float:
-    """Return the TTFT that counts as in time: the planner's target in mode sla, else the router's."""
-    spec = graph.spec
-    is_target = spec.planner.mode == PlannerMode.SLA
-    return spec.planner.sla.ttft_seconds if is_target else spec.router.ttft_slo_seconds

@@ -78,8 +78,8 @@ def in_time(recording: Recording, scenario: Scenario) -> tuple[NDArray[np.bool_]
     """Return, for every request, whether its TTFT and whether its mean gap between tokens is in time."""
     requests = recording.requests
     with np.errstate(invalid="ignore"):
-        is_ttft = requests.ttft_s < scenario.slo_s
-        is_itl = requests.is_ok & ~(requests.tpot_s > (scenario.itl_slo_s or np.inf))
+        is_ttft = requests.ttft_s < scenario.slo.ttft_seconds
+        is_itl = requests.is_ok & ~(requests.tpot_s > (scenario.slo.itl_seconds or np.inf))
     return is_ttft, is_itl
 
 
@@ -116,8 +116,9 @@ def tier_scores(recording: Recording, workload: Workload, scenario: Scenario) ->
     """
     asked = np.array([request.tier for request in workload.requests], dtype=object)
     judged = np.arange(asked.size) >= workload.warmup
+    tiers = scenario.router.tiers.under(scenario.slo)
     return {
-        tier.value: _figures(recording, judged & (asked == tier), slo_of(scenario.router.tiers, tier))
+        tier.value: _figures(recording, judged & (asked == tier), slo_of(tiers, tier))
         for tier in Tier
         if (asked == tier).any()
     }
@@ -128,7 +129,7 @@ def _figures(recording: Recording, own: Any, slo: Slo) -> dict[str, Any]:
     is_ok, is_rejected = requests.is_ok[own], requests.is_rejected[own]
     ttft, tpot, e2e = requests.ttft_s[own], requests.tpot_s[own], requests.e2e_s[own]
     is_met = is_ok.copy()
-    for values, bound in ((ttft, slo.ttft_seconds), (tpot, slo.tpot_seconds), (e2e, slo.end_to_end_seconds)):
+    for values, bound in ((ttft, slo.ttft_seconds), (tpot, slo.itl_seconds), (e2e, slo.end_to_end_seconds)):
         if bound is not None:
             is_met &= ~(values > bound)
     admitted = int((~is_rejected).sum())
@@ -171,7 +172,7 @@ def score(recording: Recording, workload: Workload, scenario: Scenario) -> dict[
     ttft = requests.ttft_s[judged]
     is_ok = requests.is_ok[judged]
     with np.errstate(invalid="ignore"):
-        in_time = int((ttft < scenario.slo_s).sum())
+        in_time = int((ttft < scenario.slo.ttft_seconds).sum())
     hits = _hits(recording, workload, judged)
     return {
         "requests": len(workload.requests),
@@ -181,7 +182,7 @@ def score(recording: Recording, workload: Workload, scenario: Scenario) -> dict[
         "failed": int((~requests.is_ok & ~requests.is_rejected).sum()),
         "continued": int(requests.is_continued.sum()),
         "rate_rps": rounded(workload.rate_rps),
-        "slo_s": scenario.slo_s,
+        "slo_s": scenario.slo.ttft_seconds,
         "capacity": rounded(in_time / max(1, is_ok.size)),
         "ttft_s": describe(known(ttft)),
         "e2e_s": describe(known(requests.e2e_s[judged])),

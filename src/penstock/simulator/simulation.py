@@ -70,11 +70,17 @@ class Simulation:
         self._succession = Succession(
             self.kernel,
             scenario.routers,
-            lambda: VirtualRouter(scenario.router, sizes, faults=scenario.faults, lease_s=scenario.lease_s),
+            lambda: VirtualRouter(
+                scenario.router,
+                sizes,
+                slo=scenario.slo,
+                faults=scenario.faults,
+                lease_s=scenario.lease_s,
+            ),
             ready=self._update_router,
         )
         self.routers: Sequence[VirtualRouter] = self._succession.pickers
-        self.frontend = FrontendCounters(self.gaps, scenario.slo_s)
+        self.frontend = FrontendCounters(self.gaps, scenario.slo.ttft_seconds)
         state = SimulationState(
             scenario, self.kernel, self.fleet, self.routers, self.jobs, self.gaps, self.frontend
         )

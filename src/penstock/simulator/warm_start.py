@@ -16,14 +16,14 @@ from penstock_planner.options import join
 
 
 def learnt_from_trace(
-    graph: GraphDeployment, trace: str, *, qps: float | None, cold_start_s: float, limit: int | None
+    graph: GraphDeployment, trace: str, *, rate_rps: float | None, cold_start_s: float, limit: int | None
 ) -> Learnt:
     """Return what the graph's planner knows after it has served a trace.
 
     Args:
         graph: With its workers' latency profiles; its planner's mode learns.
         trace: As of `penstock simulate --trace`.
-        qps: Mean rate, requests/s; None: the trace's.
+        rate_rps: Mean rate, requests/s; None: the trace's.
         cold_start_s: From asking for a replica until it serves, seconds, > 0.
         limit: Most requests; None: all.
 
@@ -35,12 +35,12 @@ def learnt_from_trace(
         raise ConfigError(
             f"--manifest: planner.mode {options.mode} does not learn; choose mode {' or '.join(LEARNING)}"
         )
-    rates = () if qps is None else (qps,)
+    rates = () if rate_rps is None else (rate_rps,)
     chosen = SimulateOptions(
         trace=trace,
         policy=graph.spec.router.policy,
         planners=(DEFAULT_PLANNER,),
-        qps=rates,
+        rate_rps=rates,
         cold_start_s=cold_start_s,
         limit=limit,
     )

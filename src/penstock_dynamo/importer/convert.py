@@ -144,7 +144,8 @@ def _convert(source: ManifestSource, components: list[Component]) -> dict[str, A
         if why is not None:
             each.source.note(why)
         elif each.kind == "planner":
-            planner = read_planner(each)
+            planner, slo = read_planner(each)
+            spec |= {"slo": slo} if slo else {}
         else:
             each.read()
             kept.append(each)

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
+from penstock.core.durations import duration_text
 from penstock_dynamo.importer.command import Command, parse_command
 from penstock_dynamo.importer.component import Component
 from penstock_dynamo.importer.source import ManifestSource
@@ -18,8 +19,6 @@ _SAME = (
     "decode_kv_scale_down_threshold",
     "prefill_queue_scale_up_threshold",
     "prefill_queue_scale_down_threshold",
-    "decode_engine_num_gpu",
-    "prefill_engine_num_gpu",
 )
 """Numbers that have the same name here."""
 
@@ -32,16 +31,16 @@ _NUMBERS = {
 }
 """A later one of the same key wins; the first two of an interval are older names."""
 
-_MILLISECONDS = {f"{name}{unit}": f"{name}Seconds" for name in ("ttft", "itl") for unit in ("", "_ms")}
+_MILLISECONDS = {f"{name}{unit}": name for name in ("ttft", "itl") for unit in ("", "_ms")}
 """Targets, by their older names and those of 1.6."""
 
 _PROFILE = "profile_results_dir"
-_SAID_BY_GRAPH = ("environment", "backend", "namespace")
+_SAID_BY_GRAPH = ("environment", "backend", "namespace", "decode_engine_num_gpu", "prefill_engine_num_gpu")
 _OWN_PLANNER = "belongs to Dynamo's planner; Penstock's own runs in its place"
 
 
-def read_planner(component: Component) -> dict[str, Any]:
-    """Return the planner section; every other flag and setting of the component is noted."""
+def read_planner(component: Component) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the planner section and the graph's ``slo``; every other flag and setting of the component is noted."""
     source, container = component.source, component.container
     source.take(component.type_key)
     for key in ("command", "args"):
@@ -50,16 +49,16 @@ def read_planner(component: Component) -> dict[str, Any]:
     if command is None:
         for key in [each for each in ("command", "args") if each in container.names()]:
             container.at(key).note("is no plain Python command; set spec.planner by hand")
-        return {}
-    planner = _read_settings(component.args, command)
+        return {}, {}
+    planner, slo = _read_settings(component.args, command)
     for word in command.words:
         component.args.note("is no option of this planner", word)
     for each in (container, component.pod, source):
         each.note_keys(_OWN_PLANNER)
-    return planner
+    return planner, slo
 
 
-def _read_settings(args: ManifestSource, command: Command) -> dict[str, Any]:
+def _read_settings(args: ManifestSource, command: Command) -> tuple[dict[str, Any], dict[str, Any]]:
     config = _read_config(args, command)
     for name in (*_NUMBERS, *_MILLISECONDS, *_SAID_BY_GRAPH):
         value = command.pop_value(f"--{name.replace('_', '-')}")
@@ -69,14 +68,13 @@ def _read_settings(args: ManifestSource, command: Command) -> dict[str, Any]:
     for key, unlimited in (("minGpuBudget", 0), ("maxGpuBudget", None)):
         if planner.get(key, 0) < 0:
             planner[key] = unlimited
-    targets = _numbers(args, config, _MILLISECONDS, factor=0.001)
+    slo = {key: duration_text(ms / 1000) for key, ms in _numbers(args, config, _MILLISECONDS).items()}
     is_sla = config.pop("optimization_target", None) == "sla" or (command.module or "").endswith(
         "planner_sla"
     )
-    if targets or is_sla:
-        targets |= _read_profile(args, command, config)
-        planner |= {"mode": "sla"} if "profile" in targets else {}
-        planner |= {"sla": targets} if targets else {}
+    if slo or is_sla:
+        profile = _read_profile(args, command, config)
+        planner |= {"mode": "sla", "sla": profile} if profile else {}
     if command.pop_flag("--no-operation"):
         planner["noOperation"] = True
     for key, value in config.items():
@@ -84,7 +82,7 @@ def _read_settings(args: ManifestSource, command: Command) -> dict[str, Any]:
             args.note(f"{key}: this graph's planner decides alone", value)
         elif key not in _SAID_BY_GRAPH:
             args.note(f"{key} is no option of this planner", json.dumps(value))
-    return planner
+    return planner, slo
 
 
 def _read_config(args: ManifestSource, command: Command) -> dict[str, Any]:
@@ -115,15 +113,13 @@ def _read_profile(args: ManifestSource, command: Command, config: dict[str, Any]
     return {}
 
 
-def _numbers(
-    args: ManifestSource, config: dict[str, Any], keys: dict[str, str], *, factor: float = 1
-) -> dict[str, Any]:
+def _numbers(args: ManifestSource, config: dict[str, Any], keys: dict[str, str]) -> dict[str, Any]:
     """Take the numbers out of a planner's settings, by the keys that they have here."""
     found: dict[str, Any] = {}
     for name in [each for each in keys if each in config]:
         value = config.pop(name)
         try:
-            number = float(str(value)) * factor
+            number = float(str(value))
         except ValueError:
             args.note(f"is no number for {keys[name]}", value)
             continue

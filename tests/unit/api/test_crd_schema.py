@@ -48,12 +48,6 @@ def test_a_read_of_an_absent_key_is_one_of_its_default(cel, expected):
     assert with_absent_keys(cel, Body) == expected
 
 
-def test_keys_of_a_local_planner_are_none_of_the_clusters():
-    """They would be accepted there and do nothing."""
-    planner = openapi(GraphDeployment)["properties"]["spec"]["properties"]["planner"]["properties"]
-    assert not {"environment", "logDir"} & set(planner)
-
-
 def test_the_few_defaults_that_are_stored():
     """Those whose change a rule forbids, the number of /scale, and that no operator has observed a new object.
 

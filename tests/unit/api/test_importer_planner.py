@@ -35,7 +35,7 @@ def planner(*args):
 
 
 ARGS = "spec.services.Planner.extraPodSpec.mainContainer.args"
-SLA = {"ttftSeconds": 0.2, "itlSeconds": 0.01}
+SLO = {"ttft": "200ms", "itl": "10ms"}
 
 
 def of(**config):
@@ -44,7 +44,7 @@ def of(**config):
 
 
 @pytest.mark.parametrize(
-    ("args", "expected", "losses"),
+    ("args", "expected", "slo", "losses"),
     [
         (
             (
@@ -58,18 +58,20 @@ def of(**config):
                 "maxGpuBudget": 6,
                 "minGpuBudget": 0,
                 "decodeKvScaleUpThreshold": 0.8,
-                "sla": SLA,
             },
+            SLO,
             1,
         ),
         (
             ("--ttft=200", "--itl=10", "--profile-results-dir=/profiles"),
-            {"mode": "sla", "sla": {**SLA, "profile": "/profiles"}},
+            {"mode": "sla", "sla": {"profile": "/profiles"}},
+            SLO,
             1,
         ),
         (
             of(environment="kubernetes", throughput_adjustment_interval_seconds=60, ttft=300, a=True),
-            {"adjustmentIntervalSeconds": 60, "sla": {"ttftSeconds": 0.3}},
+            {"adjustmentIntervalSeconds": 60},
+            {"ttft": "300ms"},
             2,
         ),
         *(
@@ -79,20 +81,22 @@ def of(**config):
                     profile_results_dir="/p",
                     decode_engine_num_gpu=1,
                 ),
-                {"decodeEngineNumGpu": 1, "mode": "sla", "sla": {**SLA, "profile": "/p"}},
+                {"mode": "sla", "sla": {"profile": "/p"}},
+                SLO,
                 1,
             )
             for unit in ("", "_ms")
         ),
-        (of(environment="global-planner", mode="decode"), {}, 2),
-        (("--profile-results-dir=/p", "--adjustment-interval=fast"), {}, 2),
-        *((("--config", text), {}, 1) for text in ("{", "[1]", "3")),
+        (of(environment="global-planner", mode="decode"), {}, {}, 2),
+        (("--profile-results-dir=/p", "--adjustment-interval=fast"), {}, {}, 2),
+        *((("--config", text), {}, {}, 1) for text in ("{", "[1]", "3")),
     ],
 )
-def test_options_of_a_planner_are_carried_or_listed(args, expected, losses):
+def test_options_of_a_planner_are_carried_or_listed(args, expected, slo, losses):
     """By older names and newer ones; targets make mode sla where they come with a profile, which is to be checked."""
     spec, notes = planner(*args)
     assert spec.get("planner", {}) == expected
+    assert spec.get("slo", {}) == slo
     assert spec["services"]["decode"]["scaling"] == {}
     assert notes == [ARGS] * losses
 

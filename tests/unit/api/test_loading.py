@@ -380,7 +380,7 @@ def test_a_request_names_a_graph_or_describes_one():
         ("", "spec.graph", "both or neither of graph and template"),
         (f"  graph: llama\n{TEMPLATE}", "spec.graph", "both or neither of graph and template"),
         ("  graph: llama\n  maxGpus: 2\n  tensorParallel: [1, 4]\n", "spec.tensorParallel", "4 exceeds maxGpus 2"),
-        ("  graph: llama\n  ttftSecond: 1\n", "spec.ttftSecond", "did you mean ttftSeconds"),
+        ("  graph: llama\n  slo: {ttfts: 1s}\n", "spec.slo.ttfts", "did you mean ttft"),
         ("  graph: llama\n  podTemplate: {spec: {nodeSelectr: {}}}\n", "spec.podTemplate.spec.nodeSelectr", "did you mean nodeSelector"),
         (TEMPLATE.replace("aggregated", "prefill"), "spec.template.services", "no decode service"),
         (TEMPLATE.replace("model:", "modell:"), "spec.template.modell", "did you mean model"),

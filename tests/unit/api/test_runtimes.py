@@ -124,14 +124,6 @@ def test_simulated_router_and_planner(build, context):
     assert (planner.ports, planner.health_path, planner.gpus) == (("port",), None, 0)
 
 
-def test_planner_takes_what_the_manifest_says(build, context):
-    """The graph's own namespace, backend and folder win over the context's."""
-    graph = build(planner={"namespace": "other", "environment": "kubernetes", "logDir": "/mine"})
-    argv = by_service(graph, dataclasses.replace(context, log_dir="/logs"))["planner"].argv
-    said = [after(argv, flag) for flag in ("--namespace", "--environment", "--log-dir")]
-    assert said == ["other", "kubernetes", "/mine"]
-
-
 def _connector(spec):
     """Return kv_connector_extra_config of a process."""
     return json.loads(spec.argv[spec.argv.index("--kv-transfer-config") + 1])["kv_connector_extra_config"]

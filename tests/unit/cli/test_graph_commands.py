@@ -92,12 +92,32 @@ def test_keys_of_another_mode_are_reported(run, tmp_path):
         "adjustmentIntervalSeconds: mode adaptive decides every 2 s regardless; remove it, or choose mode load",
         "decodeKvScaleUpThreshold: mode adaptive does not read it; remove it, or choose mode load",
     ]
-    graph["spec"]["planner"] |= {"mode": "load", "sla": {"ttftSeconds": 1}}
+    graph["spec"]["planner"] |= {"mode": "load", "sla": {"predictor": "constant"}}
     file.write_text(yaml.safe_dump(graph))
     assert [line.split(": ")[2:4] for line in run("validate", file)[2].splitlines()] == [
         ["spec.planner.maxStep", "mode load does not read it; remove it, or choose mode adaptive or sla"],
         ["spec.planner.sla", "mode load does not read it; remove it, or choose mode sla"],
     ]
+
+
+def test_targets_that_are_probably_in_another_unit_are_reported(run, tmp_path):
+    """The file stays valid; so does mode sla without an ITL, which validate names too."""
+    file = tmp_path / "graph.yaml"
+    graph = yaml.safe_load((SAMPLES / "disaggregated.yaml").read_text())
+    graph["spec"] |= {"slo": {"ttft": "500s", "itl": "50s"}, "router": {"tiers": {"slo": {}}}}
+    graph["spec"]["router"]["tiers"] = {"enabled": True, "slo": {"premium": {"ttft": "2m"}}}
+    file.write_text(yaml.safe_dump(graph))
+    status, _, err = run("validate", file)
+    assert status == 0
+    assert [line.removeprefix(f"warning: {file}: spec.") for line in err.splitlines()] == [
+        "slo.ttft: 500s is unusual, above 1m; check its unit",
+        "slo.itl: 50s is unusual, above 1s; check its unit",
+        "router.tiers.slo.premium.ttft: 2m is unusual, above 1m; check its unit",
+    ]
+    del graph["spec"]["slo"], graph["spec"]["router"]
+    graph["spec"]["planner"] = {"mode": "sla"}
+    file.write_text(yaml.safe_dump(graph))
+    assert "spec.slo.itl: null, so mode sla sizes decode by its capacity alone" in run("validate", file)[2]
 
 
 def test_a_device_that_no_budget_counts_is_reported(run, tmp_path):
@@ -453,7 +473,7 @@ def test_validate_refuses_a_profile_requests_pod_template_as_the_operator_does(t
         "maxGpus": 1,
         "podTemplate": {"spec": {"hostPID": True}},
     }
-    spec |= {"ttftSeconds": 1, "itlSeconds": 0.1}
+    spec |= {"slo": {"ttft": "1s", "itl": "100ms"}}
     manifest = {
         "apiVersion": "penstock.dev/v1alpha1",
         "kind": "ProfileRequest",

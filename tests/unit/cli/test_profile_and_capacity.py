@@ -12,7 +12,7 @@ from penstock.performance.profile import profile_from
 
 NAME = "h200-llama-3.1-8b-tp1"
 FAMILY = [word for size in (2, 4, 8) for word in ("--profile", f"h100-llama-3.3-70b-tp{size}")]
-TARGETS = ("--isl", "3000", "--osl", "150", "--ttft", "200", "--itl", "20")
+TARGETS = ("--isl", "3000", "--osl", "150", "--ttft-slo", "200ms", "--itl-slo", "20ms")
 LOAD = (*TARGETS, "--rps", "10")
 
 
@@ -61,7 +61,7 @@ def test_the_profile_of_the_page_is_what_its_command_prints(run, tmp_path, monke
 
 def test_profile_capacity_and_simulate_agree(run, tmp_path):
     """TTFT of one prompt and ITL of one request on the same idle graph, within 2%."""
-    lengths = ("--isl", 3000, "--osl", 150, "--ttft", 250, "--itl", 20)
+    lengths = ("--isl", 3000, "--osl", 150, "--ttft-slo", "250ms", "--itl-slo", "20ms")
     profile = json.loads(run("profile", "--config", SAMPLE, *lengths, "--output-dir", tmp_path, "--json")[1])
     load = ("--rps", 0.001)
     capacity = json.loads(run("capacity", "--profile", tmp_path, *lengths, *load, "--json")[1])["plan"]
@@ -91,7 +91,7 @@ def test_they_agree_on_an_aggregated_graph(run, tmp_path):
         "spec: {model: {name: m}, runtime: simulated, engine: {profile: a100-llama-8b-bf16-tp1},"
         " services: {w: {role: aggregated}, r: {role: router}}}\n"
     )
-    lengths = ("--isl", 3000, "--osl", 150, "--ttft", 250, "--itl", 20)
+    lengths = ("--isl", 3000, "--osl", 150, "--ttft-slo", "250ms", "--itl-slo", "20ms")
     folder = tmp_path / "profile"
     profile = json.loads(run("profile", "--config", graph, *lengths, "--output-dir", folder, "--json")[1])
     plan = json.loads(run("capacity", "--profile", folder, *lengths, "--rps", 0.001, "--json")[1])["plan"]
@@ -105,17 +105,17 @@ def test_they_agree_on_an_aggregated_graph(run, tmp_path):
 
 def test_a_target_missed_by_less_than_measurements_differ_counts_as_met(run, tmp_path):
     """By 0.8% it is met, and a warning says so; by 5% it is not."""
-    lengths = ("--isl", 3000, "--osl", 150, "--itl", 20)
-    code, _, err = run("profile", "--from", NAME, *lengths, "--ttft", 90)
+    lengths = ("--isl", 3000, "--osl", 150, "--itl-slo", "20ms")
+    code, _, err = run("profile", "--from", NAME, *lengths, "--ttft-slo", "90ms")
 
     assert code == 0
     assert "the nearest is TP1 with 90.7 ms, which counts as met: measurements differ by 2%" in err
-    assert run("profile", "--from", NAME, *lengths, "--ttft", 86)[0] == 1
+    assert run("profile", "--from", NAME, *lengths, "--ttft-slo", "86ms")[0] == 1
 
 
 def test_a_miss_ends_with_one_and_what_it_takes(run, tmp_path):
     """The profile is written, a graph that misses its target is not."""
-    strict = ("--isl", 3000, "--osl", 150, "--ttft", 10, "--itl", 20)
+    strict = ("--isl", 3000, "--osl", 150, "--ttft-slo", "10ms", "--itl-slo", "20ms")
     code, _, err = run("profile", "--from", NAME, *strict, "--output-dir", tmp_path)
 
     assert code == 1
@@ -139,7 +139,7 @@ def test_a_miss_ends_with_one_and_what_it_takes(run, tmp_path):
 )
 def test_options_without_effect_are_refused(run, arguments, said):
     """With 2, and named."""
-    code, _, err = run("profile", *arguments)
+    code, _, err = run("profile", "--itl-slo", "50ms", *arguments)
 
     assert code == 2
     assert said in " ".join(err.split())
@@ -152,7 +152,7 @@ def test_the_graph_that_is_profiled_is_not_replaced(run, tmp_path):
         "apiVersion: penstock.dev/v1alpha1\nkind: GraphDeployment\nmetadata: {name: g}\n"
         "spec: {model: {name: m}, runtime: simulated, services: {w: {role: aggregated}, r: {role: router}}}\n"
     )
-    code, _, err = run("profile", "--config", graph, "--output-dir", tmp_path)
+    code, _, err = run("profile", "--config", graph, "--itl-slo", "50ms", "--output-dir", tmp_path)
 
     assert code == 2
     assert "would replace --config" in err
@@ -160,9 +160,22 @@ def test_the_graph_that_is_profiled_is_not_replaced(run, tmp_path):
 
 def test_capacity_of_several_sizes(run):
     """Pools, GPUs and their cost."""
-    code, out, err = run("capacity", *FAMILY, *LOAD, "--ttft", 500, "--itl", 30, "--gpu-hour-price", 2)
+    code, out, err = run(
+        "capacity", *FAMILY, *LOAD, "--ttft-slo", "500ms", "--itl-slo", "30ms", "--gpu-hour-price", 2
+    )
     plain = json.loads(
-        run("capacity", *FAMILY, *LOAD, "--ttft", 500, "--itl", 30, "--gpu-hour-price", 2, "--json")[1]
+        run(
+            "capacity",
+            *FAMILY,
+            *LOAD,
+            "--ttft-slo",
+            "500ms",
+            "--itl-slo",
+            "30ms",
+            "--gpu-hour-price",
+            2,
+            "--json",
+        )[1]
     )
 
     assert code == 0, err
@@ -173,7 +186,7 @@ def test_capacity_of_several_sizes(run):
 
 def test_a_missed_target_names_the_nearest(run):
     """Exit status 1."""
-    code, _, err = run("capacity", "--profile", NAME, *LOAD, "--ttft", 60)
+    code, _, err = run("capacity", "--profile", NAME, *LOAD, "--ttft-slo", "60ms")
 
     assert code == 1
     assert "no number of replicas meets TTFT 60 ms: without any wait it is" in err
@@ -181,7 +194,9 @@ def test_a_missed_target_names_the_nearest(run):
 
 def test_too_few_gpus_name_what_binds(run):
     """And what to change."""
-    code, _, err = run("capacity", *FAMILY, *LOAD, "--ttft", 500, "--itl", 30, "--max-gpus", 6)
+    code, _, err = run(
+        "capacity", *FAMILY, *LOAD, "--ttft-slo", "500ms", "--itl-slo", "30ms", "--max-gpus", 6
+    )
 
     assert code == 1
     assert "more than --max-gpus 6: prefill is bound by" in err
@@ -211,3 +226,28 @@ def test_profiles_that_are_not_sizes_of_one_model(run, profiles, said):
 
     assert code == 2
     assert said in err
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "said"),
+    [
+        (("capacity",), "--ttft", "write --ttft-slo with a unit, such as 500ms"),
+        (("profile",), "--itl", "write --itl-slo with a unit, such as 50ms"),
+        (("simulate",), "--qps", "write --rate, requests/s"),
+        (("simulate",), "--slo-s", "write --ttft-slo with a unit, such as 5s"),
+        (("report",), "--ttft-target-s", "write --ttft-slo with a unit, such as 2s"),
+        (("planner", "run"), "--in-time", "write --attainment, a fraction such as 0.99"),
+        (("planner", "run"), "--objective-itl", "write --itl-slo with a unit, such as 50ms"),
+    ],
+)
+def test_a_former_flag_is_refused_and_the_new_one_named(run, command, flag, said):
+    """Whichever command had it."""
+    code, _, err = run(*command, flag, "1")
+    assert code == 2
+    assert f"{flag}: no longer an option; {said}" in err
+
+
+def test_a_target_without_a_unit_is_refused(run):
+    """It would be read as seconds by one and as milliseconds by the other."""
+    code, _, err = run("capacity", "--profile", NAME, "--rps", 1, "--isl", 1, "--osl", 1, "--ttft-slo", 500)
+    assert (code, "--ttft-slo 500: must be a duration, such as 500ms, 2s" in err) == (2, True)

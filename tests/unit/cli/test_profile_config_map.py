@@ -33,7 +33,10 @@ class Api:
 def test_a_namespace_without_a_config_map_is_refused():
     """By its name."""
     with pytest.raises(ConfigError, match="--namespace: has an effect only with --config-map"):
-        profile.main(["--from", "h200-llama-3.1-8b-tp1", "--namespace", "x"], standalone_mode=False)
+        profile.main(
+            ["--from", "h200-llama-3.1-8b-tp1", "--itl-slo", "50ms", "--namespace", "x"],
+            standalone_mode=False,
+        )
 
 
 @pytest.fixture(name="files")

@@ -296,7 +296,7 @@ spec:
     frontend: {role: router}
     prefill: {role: prefill, gpusPerReplica: 1, scaling: {minReplicas: 1, maxReplicas: 4}}
     decode: {role: decode, gpusPerReplica: 1, scaling: {minReplicas: 1, maxReplicas: 4}}
-  planner: {maxGpuBudget: 8, logDir: /graphs/own}
+  planner: {maxGpuBudget: 8}
 """
 
 

@@ -48,8 +48,8 @@ def test_what_no_size_meets_names_the_nearest_and_what_it_takes(two_sizes):
     found = recommend(two_sizes, replace(TARGETS, ttft_s=0.1, itl_s=0.007))
 
     assert (found.prefill.gpus, found.decode.gpus, found.decode.concurrency) == (2, 2, 1)
-    assert "the nearest is TP2 with 130.0 ms; it takes --ttft 130" in found.misses[0]
-    assert "the nearest is TP2 with 7.5 ms and 1 in flight; it takes --itl 7.5" in found.misses[1]
+    assert "the nearest is TP2 with 130.0 ms; it takes --ttft-slo 130ms" in found.misses[0]
+    assert "the nearest is TP2 with 7.5 ms and 1 in flight; it takes --itl-slo 7.5ms" in found.misses[1]
 
 
 def test_what_is_missed_by_less_than_the_tolerance_counts_as_met_and_is_noted(two_sizes):

@@ -161,7 +161,7 @@ async def test_a_loop_is_restarted_only_by_what_it_depends_on(world):
     ("planner", "reason", "words"),
     [
         ({"enabled": False}, PlannerReason.DISABLED, "spec.planner.enabled is false"),
-        ({"environment": "local"}, PlannerReason.DISABLED, "spec.planner.environment is local"),
+        ({"environment": "local"}, PlannerReason.MISCONFIGURED, "spec.planner.environment"),
         ({"bogus": 1}, PlannerReason.MISCONFIGURED, "spec.planner.bogus"),
         ({"is_fixed": True}, PlannerReason.DISABLED, "no worker service has spec.services.*.scaling"),
     ],

@@ -42,9 +42,8 @@ def test_every_setting_of_a_graphs_planner_has_one_declaration():
         "policy_parameters",
         "schedule",
     }
-    own_words = {"namespace", "environment", "served_model_name", "log_dir"}  # null means the graph's
     declared = {setting.key.split(".")[0] for setting in SETTINGS.values()}
-    assert set(PlannerConfig.model_fields) - declared == without_option | own_words
+    assert set(PlannerConfig.model_fields) - declared == without_option
     for name in ("adjustment_interval", "min_gpu_budget", "max_step", "prefill_queue_scale_up_threshold"):
         of_graph = PlannerConfig.model_fields[SETTINGS[name].key]
         option = PlannerOptions.model_fields[name]
@@ -124,6 +123,11 @@ def test_a_graph_gives_names_gpus_bounds_and_rules():
             "--adjustment-interval: '0': input should be greater than or equal to 1",
         ),
         ({"max-gpu-budget": "many"}, "--max-gpu-budget: 'many': input should be a valid integer"),
+        ({"ttft-slo": "5000"}, '--ttft-slo: "5000" is not a duration; write 5s or 5000ms'),
+        (
+            {"in-time": "0.9"},
+            "Planner.in-time: no longer an option; write --attainment, a fraction such as 0.99",
+        ),
         ({"environment": "moon"}, "--environment: 'moon': input should be 'local' or 'kubernetes'"),
         ({"router-url": "ftp://x"}, "--router-url: 'ftp://x': string should match"),
     ],
@@ -158,21 +162,21 @@ def test_mode_step_and_slo_come_from_the_graph(mode):
     text = GRAPH.replace(
         "    maxGpuBudget: null", f"    mode: {mode}\n    maxStep: 3\n    maxGpuBudget: null"
     )
-    graph = load_graph(text.replace("spec:\n", "spec:\n  router: {ttftSloSeconds: 1.5}\n", 1))
+    graph = load_graph(text.replace("spec:\n", "spec:\n  slo: {ttft: 1500ms}\n", 1))
     config = join(given={}, graph=graph).decide_config(graph)
     assert (config.mode, config.max_step, config.ttft_slo_s) == (mode, 3, 1.5)
     assert not config.queue_per_worker
     per_worker = join(given={"prefill-queue-per-worker": "true"}, graph=graph).decide_config(graph)
     assert per_worker.queue_per_worker
-    given = {"mode": "load", "max-step": 2, "ttft-slo": 0.5}
+    given = {"mode": "load", "max-step": 2, "ttft-slo": "500ms"}
     config = join(given=given, graph=graph).decide_config(graph)
     assert (config.mode, config.max_step, config.ttft_slo_s) == (Mode.LOAD, 2, 0.5)
 
 
-def test_mode_sla_takes_its_targets_from_the_graph_and_its_profile_as_given():
-    """The targets of planner.sla, not the router's; a flag wins; what is no mode's own is left out of the others."""
-    sla = "    mode: sla\n    sla: {ttftSeconds: 0.3, itlSeconds: 0.02, attainment: 0.95}\n    maxGpuBudget: null"
-    graph = load_graph(GRAPH.replace("    maxGpuBudget: null", sla))
+def test_every_mode_takes_its_targets_from_the_graph_and_mode_sla_its_profile_as_given():
+    """Those of spec.slo; a flag wins; the profile is left out of the other modes."""
+    text = GRAPH.replace("spec:\n", "spec:\n  slo: {ttft: 300ms, itl: 20ms, attainment: 0.95}\n", 1)
+    graph = load_graph(text.replace("    maxGpuBudget: null", "    mode: sla\n    maxGpuBudget: null"))
     config = join(given={}, graph=graph).decide_config(graph, FEW_POINTS)
     assert (config.mode, config.ttft_slo_s, config.itl_slo_s, config.attainment) == (
         Mode.SLA,
@@ -181,11 +185,10 @@ def test_mode_sla_takes_its_targets_from_the_graph_and_its_profile_as_given():
         0.95,
     )
     assert config.performance is FEW_POINTS
-    assert join(given={"ttft-slo": 0.4}, graph=graph).ttft_slo == 0.4
-    adaptive = join(given={"mode": "adaptive"}, graph=graph)
-    assert adaptive.ttft_slo == graph.spec.router.ttft_slo_seconds
-    other = adaptive.decide_config(graph, FEW_POINTS)
-    assert (other.itl_slo_s, other.performance) == (None, None)
+    flagged = join(given={"ttft-slo": "400ms", "itl-slo": "none", "attainment": 0.9}, graph=graph)
+    assert (flagged.ttft_slo, flagged.itl_slo, flagged.attainment) == (0.4, None, 0.9)
+    other = join(given={"mode": "adaptive"}, graph=graph).decide_config(graph, FEW_POINTS)
+    assert (other.ttft_slo_s, other.itl_slo_s, other.in_time, other.performance) == (0.3, 0.02, 0.95, None)
 
 
 def test_scaling_to_zero_is_the_graphs_to_say_and_the_flags_to_change(tmp_path):

@@ -66,14 +66,13 @@ def test_options_that_do_nothing_in_the_mode_are_named(tmp_path):
         "--mode",
         "adaptive",
         "--itl-slo",
-        "0.1",
+        "100ms",
         "--adjustment-interval",
         "60",
         "--min-gpu-budget",
         "1",
     ]
     told = [
-        "warning: planner: --itl-slo: mode adaptive does not read it; leave it out, or choose mode sla",
         "warning: planner: --adjustment-interval: mode adaptive decides every 2 s regardless; leave it out, or choose mode load",
     ]
     for more, keys in ((["--graph", str(graph)], ["spec.planner.decodeKvScaleUpThreshold"]), (CLUSTER, [])):

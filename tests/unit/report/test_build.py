@@ -34,7 +34,7 @@ def written(write_run, write_ledger, tmp_path_factory):
     folder = tmp_path_factory.mktemp("written")
     run, ledger = write_run(folder / "run", lag_s=0.4), write_ledger(folder / "ledger.jsonl")
     inputs = ["--run", str(run), "--ledger", str(ledger), "--output", str(folder / "out")]
-    targets = ["--ttft-target-s", "1", "--itl-target-s", "0.05"]
+    targets = ["--ttft-slo", "1s", "--itl-slo", "50ms"]
     ended = CliRunner().invoke(report_command, [*inputs, *targets, "--json"])
     assert ended.exit_code == 0, ended.output
     return orjson.loads(ended.stdout), folder

@@ -119,7 +119,7 @@ def test_the_load_is_named_in_words():
 
 def test_page_text_and_json_begin_with_the_result(make_run, tmp_path):
     """One sentence, the same everywhere."""
-    inputs = ["--run", str(make_run()), "--output", str(tmp_path / "out"), "--ttft-target-s", "1"]
+    inputs = ["--run", str(make_run()), "--output", str(tmp_path / "out"), "--ttft-slo", "1s"]
     text = CliRunner().invoke(report_command, inputs).stdout
     found = orjson.loads(CliRunner().invoke(report_command, [*inputs, "--json"]).stdout)
 

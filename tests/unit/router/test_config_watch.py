@@ -126,7 +126,7 @@ async def test_changed_tiers_hold_for_the_next_request(harness, tmp_path):
         **section,
         "models": {"llama-batch": "background"},
         "shares": shares,
-        "slo": {"premium": {"ttftSeconds": 9}},
+        "slo": {"premium": {"ttft": "9s"}},
         "shedding": {"windowSeconds": 7},
     }
     write(file, router_manifest(graph(tiers=changed)))
@@ -148,7 +148,5 @@ def test_the_operator_rolls_no_router_for_it():
     for rolled in ({"enabled": True}, {"keysSecret": "keys"}):
         assert config_digest(graph(tiers=rolled)) != before
     other = graph().model_copy(deep=True)
-    changed = other.spec.model_copy(
-        update={"router": other.spec.router.model_copy(update={"ttft_slo_seconds": 1.0})}
-    )
+    changed = other.spec.model_copy(update={"slo": other.spec.slo.model_copy(update={"ttft_seconds": 1.0})})
     assert config_digest(other.model_copy(update={"spec": changed})) != before

@@ -31,7 +31,7 @@ spec:
   planner: {{enabled: false}}
 """
 CORE = {
-    "policy", "policyParameters", "ttftSloSeconds", "sessionHeader", "tokenizer", "kvEventsPort", "dualmap", "admission",
+    "policy", "policyParameters", "sessionHeader", "tokenizer", "kvEventsPort", "dualmap", "admission",
     "tiers", "auth", "corsAllowedOrigins", "prefillQueue", "decodeQueue", "prefillDeflection", "health",
 }  # fmt: skip
 """Read by what both commands share, and nowhere replaced: the core, the application, the watch of the workers."""

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from penstock.api import Role, RouterConfig, Tier, TiersConfig
+from penstock.api import Role, RouterConfig, SloConfig, Tier, TiersConfig
 from penstock.api.router_tiers import TierShares
 from penstock.router.core.build import SPLIT, TOGETHER, build_router
 from penstock.router.core.dispatch_queue import DispatchQueue
@@ -71,7 +71,7 @@ class Script:
 
     def __init__(self, policy, order, tiers=None, *, step_s=0.3):
         settings = {"slot_tokens": 1000, "max_wait_s": 20.0, "order": order, "slo_s": 2.0, "tiers": tiers}
-        policy = StickySessions(make_policy(RouterConfig(policy=policy, ttft_slo_seconds=1.0)))
+        policy = StickySessions(make_policy(RouterConfig(policy=policy), SloConfig(ttft="1s")))
         self.queue = placement(policy, (), tokens_per_s=500.0, **settings)
         self.waiting, self.running, self.decoding, self.log = set(), [], [], []
         self.now_s, self.step_s, self.count = 0.0, step_s, 0

@@ -7,15 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api import SheddingConfig, Tier, TiersConfig
+from penstock.api.router_tiers import PremiumSlo, StandardSlo, TierSlos
 from penstock.core.histogram import percentile
 from penstock.router.policy.slo_monitor import EndedRequest, SlidingWindow, SloMonitor
 
 SETTINGS = SheddingConfig()
+TARGETS = TierSlos(
+    premium=PremiumSlo(ttft="200ms", itl="30ms"), standard=StandardSlo(ttft="500ms", itl="80ms")
+)
 
 
 def monitor(**values: object) -> SloMonitor:
     """Return a monitor of the usual targets."""
-    return SloMonitor(TiersConfig(shedding=SheddingConfig(**values)))
+    return SloMonitor(TiersConfig(slo=TARGETS, shedding=SheddingConfig(**values)))
 
 
 def run(slo: SloMonitor, seconds: range, ttft_s: dict[Tier, float], *, rps: int = 10) -> list[int]:

@@ -12,6 +12,7 @@ from placement import EVENTS, Script, Stage, placement
 
 from penstock.api import QueueOrder, RouterConfig, Tier, TiersConfig
 from penstock.api.router_tiers import BackgroundSlo, PremiumSlo, StandardSlo, TierSlos
+from penstock.core.durations import duration_text
 from penstock.router.core.dispatch_queue import DispatchQueue
 from penstock.router.core.retries import RefusalReason
 from penstock.router.core.tiers import QueueOccupancy
@@ -20,7 +21,7 @@ from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.registry import make_policy, policy_names
 
 SLO_S = 2.0
-TARGETS = {"ttft_seconds": SLO_S, "tpot_seconds": None, "end_to_end_seconds": None}
+TARGETS = {"ttft": duration_text(SLO_S), "endToEnd": None}
 ALIKE = TiersConfig(
     slo=TierSlos(
         premium=PremiumSlo(**TARGETS), standard=StandardSlo(**TARGETS), background=BackgroundSlo(**TARGETS)
@@ -221,7 +222,7 @@ def test_the_core_sheds_new_requests_and_none_that_it_has_admitted():
 
 def test_requests_that_wait_are_seen_by_the_monitor_each_second():
     """A worker that has stopped yields no first token; the waiting requests tell."""
-    stage = prompt_by_prompt()
+    stage = prompt_by_prompt(slo={"premium": {"ttft": "200ms"}})
     for _ in range(31):
         stage.ask(tier=Tier.PREMIUM)
     for now_s, step in ((0.1, 0), (1.2, 1)):

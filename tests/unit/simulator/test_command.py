@@ -22,7 +22,7 @@ def run(*arguments):
 
 def test_the_result_is_the_same_byte_for_byte():
     """Two runs of the same options print the same JSON."""
-    options = (*FAST, "--policy", "least-loaded", "--qps", "2,4", "--seeds", "2", "--json")
+    options = (*FAST, "--policy", "least-loaded", "--rate", "2,4", "--seeds", "2", "--json")
 
     first = run(*options)
 
@@ -97,7 +97,7 @@ def test_what_happens_is_given_by_options():
 def test_pictures_are_written(tmp_path):
     """Beside the JSON."""
     folder = tmp_path / "out"
-    compared = ("--policy", "least-loaded,round-robin", "--qps", "2,4", "--planner")
+    compared = ("--policy", "least-loaded,round-robin", "--rate", "2,4", "--planner")
     result = run(*FAST, *compared, "--output-dir", str(folder))
 
     assert result.exit_code == 0
@@ -108,7 +108,7 @@ def test_pictures_are_written(tmp_path):
 def test_tiers_and_goodput_have_tables_of_their_own():
     """Without a manifest tiers only label the figures; at 80 columns no figure is cut."""
     text = run(
-        *FAST, "--policy", "least-loaded", "--qps", "2,4", "--tiers", "premium=20,background=80"
+        *FAST, "--policy", "least-loaded", "--rate", "2,4", "--tiers", "premium=20,background=80"
     ).stdout
 
     assert all(
@@ -155,7 +155,7 @@ def test_wrong_options_are_refused_with_their_remedy(options, told):
 
 def test_numbers_of_routers_are_compared_in_one_table():
     """One of them picks, so the number changes little; its death does more."""
-    options = (*FAST, "--profile", "dualmap-7b", "--policy", "prefix-cost,min-ttft", "--qps", "6")
+    options = (*FAST, "--profile", "dualmap-7b", "--policy", "prefix-cost,min-ttft", "--rate", "6")
     one = orjson.loads(run(*options, "--routers", "1,4", "--pick-delay-s", "0", "--json").stdout)
     dying = orjson.loads(run(*options, "--routers", "2,4", "--picker-death", "3", "--json").stdout)
 
@@ -174,7 +174,7 @@ def test_numbers_of_routers_are_compared_in_one_table():
 
 def test_streams_that_went_on_behind_a_dead_worker_are_counted():
     """In the JSON of each run and of the summary, and below the table; without a death there is no such line."""
-    options = (*FAST, "--policy", "least-loaded", "--manifest", SPLIT, "--qps", "6")
+    options = (*FAST, "--policy", "least-loaded", "--manifest", SPLIT, "--rate", "6")
     dying = (*options, "--fail", "5-60:decode-0")
     result = orjson.loads(run(*dying, "--json").stdout)
     (row,) = result["summary"]
@@ -196,9 +196,9 @@ spec:
     decode: {role: decode, replicas: 3, startupTimeoutSeconds: 3600}
   engine: {profile: a100-llama-8b-bf16-tp1, kvBlocks: 9000, maxBatchTokens: 4096}
   lease: {durationSeconds: 12}
+  slo: {ttft: 3s}
   router:
     policy: dualmap
-    ttftSloSeconds: 3
     dualmap: {rebalance: false, hotWindow: 50}
     prefillQueue: {order: hit-first, workerTokens: 20000, maxRequests: 7, maxWaitSeconds: 9}
   planner: {maxGpuBudget: 8, metrics: {maxAgeSeconds: 20}}
@@ -220,7 +220,10 @@ def test_the_command_takes_what_is_not_given_from_the_manifest(manifest):
     def settings(*options):
         return orjson.loads(run(*common, *options, "--json").stdout)["settings"]
 
-    told, asked = settings("--planner"), settings("--slo-s", "4", "--slot-tokens", "100", "--prefill", "1")
+    told, asked = (
+        settings("--planner"),
+        settings("--ttft-slo", "4s", "--slot-tokens", "100", "--prefill", "1"),
+    )
 
     prefill, decode = told["pools"]
     assert (prefill["replicas"], prefill["gpus"]) == (2, 2)
@@ -229,7 +232,7 @@ def test_the_command_takes_what_is_not_given_from_the_manifest(manifest):
     queue = told["router"]["prefillQueue"]
     assert (queue["workerTokens"], queue["maxRequests"]) == (20000, 7)
     assert told["router"]["dualmap"]["rebalance"] is False
-    assert (told["slo_s"], told["max_gpus"], told["planner"]["max_gpu_budget"]) == (3, 8, 8)
+    assert (told["slo"]["ttft"], told["max_gpus"], told["planner"]["max_gpu_budget"]) == ("3s", 8, 8)
     assert told["patience"] == {"deadline_s": 3600, "max_age_s": 20}
-    assert (asked["slo_s"], asked["router"]["prefillQueue"]["workerTokens"]) == (4, 100)
+    assert (asked["slo"]["ttft"], asked["router"]["prefillQueue"]["workerTokens"]) == ("4s", 100)
     assert asked["pools"][0]["replicas"] == 1

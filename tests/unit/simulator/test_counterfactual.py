@@ -25,7 +25,7 @@ DURATION_S = 62.0
 SCALED = {"scaling": {"minReplicas": 1, "maxReplicas": 4}}
 
 
-def graph_of(*roles, budget=5, prefill_gpus=1, **router):
+def graph_of(*roles, budget=5, prefill_gpus=1, ttft="5s", **router):
     """Return a graph inside a budget, with prefill and decode apart unless roles are given."""
     services = {role: {"role": role, **SCALED} for role in roles or ("prefill", "decode")}
     services.get("prefill", {})["gpusPerReplica"] = prefill_gpus
@@ -35,6 +35,7 @@ def graph_of(*roles, budget=5, prefill_gpus=1, **router):
         "services": {"frontend": {"role": "router"}, **services},
         "engine": {"profile": "a100-llama-8b-bf16-tp1"},
         "planner": {"maxGpuBudget": budget},
+        "slo": {"ttft": ttft},
         "router": router,
     }
     head = {"apiVersion": "penstock.dev/v1alpha1", "kind": "GraphDeployment", "metadata": {"name": "g"}}
@@ -302,11 +303,11 @@ def test_the_ledgers_planner_is_simulated_and_may_act():
     """Its own settings, the graph's SLO; one that only observed is let loose."""
     run = planner_run(mode=Mode.LOAD, queue_up=0.7, no_operation=True)
 
-    setting = setting_of(report_of(planner=run), graph_of(ttftSloSeconds=3))
+    setting = setting_of(report_of(planner=run), graph_of(ttft="3s"))
 
     assert (setting.planner.mode, setting.planner.queue_up) == (Mode.LOAD, 0.7)
     assert not setting.planner.no_operation
-    assert (setting.planner.ttft_slo_s, setting.base.slo_s) == (3, 3)
+    assert (setting.planner.ttft_slo_s, setting.base.slo.ttft_seconds) == (3, 3)
     assert setting.has_ledger
 
 
@@ -329,7 +330,7 @@ def test_fleets_come_by_what_they_hold_within_the_budget():
 
 def test_hopeless_fleets_and_odd_splits_are_not_tried():
     """Nothing below half of what the load needs; of a large size the splits next to that need."""
-    setting = setting_of(report_of(), graph_of(ttftSloSeconds=3))
+    setting = setting_of(report_of(), graph_of(ttft="3s"))
     large = replace(setting, base=replace(setting.base, max_gpus=40))
 
     sizes = large.fleets(requests_at(20))

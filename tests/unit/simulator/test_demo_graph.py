@@ -30,7 +30,7 @@ def base():
         graph.spec.router,
         cold_start_s=START_UP_S,
         max_gpus=config.max_gpu_budget,
-        slo_s=graph.spec.router.ttft_slo_seconds,
+        slo=graph.spec.slo,
     )
     return scenario, configured(config, config.mode, pools)
 
@@ -51,7 +51,7 @@ def test_no_fixed_fleet_serves_as_well_for_as_little(base):
     fixed = {fleet: _figures(_fixed(scenario, fleet)) for fleet in ((4, 2), (4, 1), (3, 2))}
     hpa = _figures(replace(scenario, planner=configured(config, "hpa", scenario.pools)))
 
-    assert planned["ttft_s"]["p99"] < scenario.slo_s
+    assert planned["ttft_s"]["p99"] < scenario.slo.ttft_seconds
     assert planned["failed"] + planned["rejected"] == 0
     assert planned["capacity"] >= 0.99
     assert planned["gpu_hours"] < 0.85 * fixed[4, 2]["gpu_hours"]

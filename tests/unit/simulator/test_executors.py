@@ -25,7 +25,7 @@ from penstock.simulator.workload import WorkloadSpec
 
 def plan(**options):
     """Return six short runs."""
-    given = {"policy": "least-loaded", "qps": (2.0, 4.0), "seeds": 3, "limit": 60, **options}
+    given = {"policy": "least-loaded", "rate_rps": (2.0, 4.0), "seeds": 3, "limit": 60, **options}
     return make_plan(SimulateOptions(**given))
 
 

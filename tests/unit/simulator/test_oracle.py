@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from penstock.api import Role
+from penstock.api import Role, SloConfig
 from penstock.core.errors import ConfigError
 from penstock.simulator.baselines import configured
 from penstock.simulator.oracle import (
@@ -159,19 +159,19 @@ def test_only_a_simulation_with_a_profile_has_an_oracle(simple_world):
     outputs=st.integers(1, 2000),
     budget=st.integers(2, 12),
     cold_s=st.sampled_from([0.0, 7.5, 60.0]),
-    itl_slo_s=st.sampled_from([None, 0.011]),
+    itl=st.sampled_from([None, "11ms"]),
     mode=st.sampled_from([FREE, ONE_STEP]),
 )
-@example(gaps=[0.2] * 40, tokens=60_000, outputs=10, budget=3, cold_s=7.5, itl_slo_s=0.011, mode=FREE)
+@example(gaps=[0.2] * 40, tokens=60_000, outputs=10, budget=3, cold_s=7.5, itl="11ms", mode=FREE)
 def test_a_schedule_can_be_carried_out(
-    oracle_world, request_at, *, gaps, tokens, outputs, budget, cold_s, itl_slo_s, mode
+    oracle_world, request_at, *, gaps, tokens, outputs, budget, cold_s, itl, mode
 ):
     """At each second every role has a replica and, by any step, all together the GPUs that there are; nothing is lost."""
     times = np.cumsum(gaps)
     requests = [
         request_at(float(at_s), tokens, outputs, line=line) for line, at_s in enumerate(times, start=1)
     ]
-    terms = {"budget": budget, "cold_start_s": cold_s, "itl_slo_s": itl_slo_s}
+    terms = {"budget": budget, "cold_start_s": cold_s, "slo": SloConfig(itl=itl)}
     scenario = with_schedule(oracle_world(mode, prefill=1, **terms), requests, AIM)
     found = scenario.planner.parameters.schedule
 

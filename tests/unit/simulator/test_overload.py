@@ -137,11 +137,11 @@ def test_several_routers_oversubscribe_a_worker_by_a_prompt_at_most(policy, deat
 
 ORDER = (Tier.STANDARD, Tier.BACKGROUND, Tier.STANDARD, Tier.BACKGROUND, Tier.PREMIUM)
 SLO = {
-    "premium": {"ttftSeconds": 1.0, "tpotSeconds": 0.1, "endToEndSeconds": 10.0},
-    "standard": {"ttftSeconds": 3.0, "tpotSeconds": 0.2, "endToEndSeconds": 20.0},
-    "background": {"endToEndSeconds": 60.0},
+    "premium": {"ttft": "1s", "itl": "100ms", "endToEnd": "10s"},
+    "standard": {"ttft": "3s", "itl": "200ms", "endToEnd": "20s"},
+    "background": {"endToEnd": "1m"},
 }
-NO_TARGETS = {"ttftSeconds": None, "tpotSeconds": None, "endToEndSeconds": None}
+NO_TARGETS = {"ttft": "24h", "itl": "24h"}
 PREEMPTING = replace(PROFILE, preemption=PreemptionFlag())
 
 
@@ -229,7 +229,7 @@ def traffic(
 
 def bounded():
     """Return a router section with tiers that shed nothing and a queue of at most 60 s."""
-    slo = {tier: {**NO_TARGETS, "endToEndSeconds": 60.0} for tier in SHARED}
+    slo = {tier: {**NO_TARGETS, "endToEnd": "1m"} for tier in SHARED}
     return RouterConfig.model_validate(
         {"tiers": {"enabled": True, "slo": slo, "shedding": {"enabled": False}}}
     )

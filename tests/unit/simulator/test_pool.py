@@ -32,7 +32,7 @@ def graph(requests, *, guaranteed=2, mode=Mode.ADAPTIVE, **terms):
     scenario = Scenario(
         pools=APART,
         router=unbounded_router("prefix-cost"),
-        planner=configured(config, mode, APART, None),
+        planner=configured(config, mode, APART),
         cold_start_s=20.0,
     )
     requests = sorted(requests, key=lambda each: each.arrival_s)

@@ -148,8 +148,8 @@ def test_several_graphs_need_a_pool(files):
     [
         (["--trace", TRACE], "2 --manifest and 3 --trace; give each graph's manifest and its trace"),
         (["--max-gpus", "4"], "the pool is the budget; leave it out with --pool"),
-        (["--seeds", "2"], "one run; give one --qps, --seeds, --routers, --planner and --policy at most"),
-        (["--qps", "1,2"], "one run; give one --qps"),
+        (["--seeds", "2"], "one run; give one --rate, --seeds, --routers, --planner and --policy at most"),
+        (["--rate", "1,2"], "one run; give one --rate"),
     ],
 )
 def test_what_contradicts_a_pool_is_refused(files, more, expected):

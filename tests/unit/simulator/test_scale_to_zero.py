@@ -35,7 +35,7 @@ def world_of(shape, mode, requests, faults=None, **router):
         router=unbounded_router(
             "prefix-cost", prefillQueue={"maxWaitSeconds": 10.0, "maxWakeSeconds": 120.0, **router}
         ),
-        planner=configured(config, mode, pools, None),
+        planner=configured(config, mode, pools),
         cold_start_s=COLD_START_S,
         max_gpus=8,
         faults=faults or Faults(),

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api import Role
+from penstock.api import Role, SloConfig
 from penstock.simulator.frontend import FrontendCounters, GapHistogram
 from penstock.simulator.jobs import Job
 from penstock.simulator.observer import SimulatedChange
@@ -49,7 +49,7 @@ def test_goodput_is_where_the_curve_leaves_the_share(points, expected):
 def test_capacity_counts_what_is_in_time_after_the_warm_up(simple_world, request_at):
     """One server, 1 s each, all at once, SLO 3.5 s: of requests 2 to 6 two are in time."""
     requests = [request_at(0.0, 1000, line=line) for line in range(1, 7)]
-    scenario = simple_world(slo_s=3.5)
+    scenario = simple_world(slo=SloConfig(ttft="3500ms"))
 
     figures = score(Simulation(scenario, requests).run(), workload_of(requests, warmup=1), scenario)
 
@@ -73,7 +73,7 @@ def test_hits_are_weighed_by_tokens_beside_their_bound(simple_world, request_at)
 def test_attainment_is_counted_by_arrival(simple_world, request_at):
     """Ten requests in the first 10 s overload the server; one after 60 s is in time."""
     requests = [request_at(float(i), 3000) for i in range(10)] + [request_at(60.0, 1000)]
-    recording = Simulation(simple_world(slo_s=5.0), requests).run()
+    recording = Simulation(simple_world(), requests).run()
 
     times, shares = attainment_over_time(recording, 5.0, window_s=10.0)
 
@@ -172,8 +172,8 @@ def test_slow_tokens_miss_the_second_target_only(split_world, request_at):
     """A step takes 12 ms: 20 ms between tokens is in time, 10 ms is not; one token has no gap."""
     requests = [request_at(0.0, 1000, 50), request_at(5.0, 1000, 1)]
     shares = []
-    for itl_slo_s in (0.02, 0.01):
-        scenario = split_world(1, 1, itl_slo_s=itl_slo_s)
+    for itl in ("20ms", "10ms"):
+        scenario = split_world(1, 1, slo=SloConfig(itl=itl))
         shares.append(measures(Simulation(scenario, requests).run(), scenario)["in_time"])
 
     assert shares[0] == {"ttft": 1.0, "itl": 1.0, "both": 1.0}
@@ -182,7 +182,7 @@ def test_slow_tokens_miss_the_second_target_only(split_world, request_at):
 
 def test_a_backlog_worked_out_by_hand(simple_world, request_at):
     """Five at once on a server of one a second, one more at 25 s: three of six are in time, ten seconds are bad."""
-    scenario = simple_world(slo_s=2.5)
+    scenario = simple_world(slo=SloConfig(ttft="2500ms"))
     requests = [*(request_at(0.0, line=line) for line in range(1, 6)), request_at(25.0)]
 
     recording = Simulation(scenario, requests).run()

@@ -18,7 +18,7 @@ from penstock.simulator.shards import Shard, run_shard
 
 SAMPLE = Path(__file__).resolve().parents[3] / "manifests" / "samples" / "disaggregated.yaml"
 ROW = '{"timestamp": %d, "input_length": 900, "output_length": 20, "hash_ids": [1, 2]}\n'
-SWEEP = ("--policy", "least-loaded,round-robin", "--qps", "2,4", "--seeds", "2", "--limit", "20")
+SWEEP = ("--policy", "least-loaded,round-robin", "--rate", "2,4", "--seeds", "2", "--limit", "20")
 
 
 def run(*arguments):

@@ -36,6 +36,5 @@ def _steady():
         planner=DecideConfig(mode=Mode.ADAPTIVE, max_gpu_budget=8, metric_pulling_interval_s=1.0),
         cold_start_s=30.0,
         max_gpus=8,
-        slo_s=5.0,
     )
     return Simulation(scenario, prepare(WorkloadSpec(STEADY, limit=4600), seed=0, qps=None).requests).run()

@@ -91,7 +91,7 @@ class Script:
 def section(policy):
     """Return a router section with small bounds."""
     queue = {"workerTokens": SLOT_TOKENS, "maxRequests": MAX_WAITING, "maxWaitSeconds": MAX_WAIT_S}
-    return RouterConfig.model_validate({"policy": policy, "prefillQueue": queue, "ttftSloSeconds": SLO_S})
+    return RouterConfig.model_validate({"policy": policy, "prefillQueue": queue})
 
 
 class Virtual:

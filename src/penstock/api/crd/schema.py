@@ -15,6 +15,7 @@ from typing import Any, Final
 from pydantic_core import PydanticUndefined
 
 from penstock.api.base import SpecModel
+from penstock.api.durations import BOUNDS_KEY, DurationBounds
 from penstock.api.fields import keys_of, model_at, sections
 from penstock.api.rule import literal
 from penstock.kube.objects.pod_template import overlay_schema
@@ -110,9 +111,6 @@ and wait; an object without a status counts as healthy."""
 _OVERLAY: Final = "podTemplate"
 """Key of an overlay on a pod template, whose keys are Kubernetes' own."""
 
-_LOCAL = frozenset({("PlannerConfig", "environment"), ("PlannerConfig", "logDir")})
-"""Keys that mean something to a planner outside a cluster alone."""
-
 _METADATA: Schema = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 63}},
@@ -146,9 +144,7 @@ class _Converter:
 
     def section(self, name: str, source: Schema) -> Schema:
         properties = {
-            key: self._property(f"{name}.{key}", value)
-            for key, value in source["properties"].items()
-            if (name, key) not in _LOCAL
+            key: self._property(f"{name}.{key}", value) for key, value in source["properties"].items()
         }
         result: Schema = {"description": _first_paragraph(source["description"]), "type": "object"}
         if source.get("required"):
@@ -175,6 +171,7 @@ class _Converter:
         entries = [each.to_schema() for each in model.rules if each.key == key and each.cel is not None]
         for entry in () if key else entries:
             entry |= {each: with_absent_keys(entry[each], model) for each in ("rule", "messageExpression")}
+        entries = [*schema.get("x-kubernetes-validations", ()), *entries]
         return {**schema, "x-kubernetes-validations": entries} if entries else schema
 
     def _value(self, source: Schema) -> Schema:
@@ -184,6 +181,8 @@ class _Converter:
         if "$ref" in source:
             return self._reference(source["$ref"].rpartition("/")[2])
         result = {key: source[key] for key in _KEPT if key in source}
+        if BOUNDS_KEY in source:
+            result["x-kubernetes-validations"] = [_duration_rule(*source[BOUNDS_KEY])]
         if "const" in source:
             result["enum"] = [source["const"]]
         for bound in ("minimum", "maximum"):
@@ -218,6 +217,14 @@ class _Converter:
         if "type" not in inner:
             return inner
         return {"additionalProperties": inner}
+
+
+def _duration_rule(least: str, most: str) -> Schema:
+    """Return the CEL that holds the bounds of a duration."""
+    return {
+        "rule": DurationBounds(least, most).cel,
+        "message": f"must be a duration from {least} to {most}, such as 500ms or 2s",
+    }
 
 
 def _first_paragraph(text: str) -> str:

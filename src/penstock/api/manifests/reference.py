@@ -14,11 +14,12 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from penstock.api.base import SpecModel
-from penstock.api.fields import ANY_NAME, FieldEntry, sections, walk
+from penstock.api.fields import ANY_NAME, FieldEntry, is_duration, sections, walk
 from penstock.api.gpu_pool import ClusterGpuPool, GpuPool
 from penstock.api.graph import GraphDeployment, ScalingAdapter
 from penstock.api.profile_request import ProfileRequest
 from penstock.api.rule import Rule
+from penstock.core.durations import duration_text
 
 _INTRODUCTION = """\
 # The manifest
@@ -29,7 +30,8 @@ A file holds one or more YAML documents of kind `GraphDeployment`, `ScalingAdapt
 `ClusterGpuPool` (`apiVersion: penstock.dev/v1alpha1`). Check it with `penstock validate FILE`, and see the processes that
 it becomes with `penstock render FILE`, or its Kubernetes objects with `penstock render FILE --kubernetes`.
 Unknown keys are refused; scalars are not coerced (`"8"` is text).
-Seconds are simulated seconds (see [glossary](glossary.md)): `--speed 20` makes twenty of them pass in a real one, except where the key
+Durations are text as in Kubernetes: `500ms`, `2s`, `10m`, `1h30m`; a number without a unit is refused.
+Durations and seconds are simulated (see [glossary](glossary.md)): `--speed 20` makes twenty of them pass in a real one, except where the key
 says real. `NAME` stands for a name that you choose, `[]` for each item of a list; a default of `required`
 means that there is none.
 
@@ -126,6 +128,8 @@ def default_text(info: FieldInfo) -> str:
         return f"`{default.value}`"
     if default in ((), {}):
         return "empty"
+    if is_duration(info) and default is not None:
+        return f"`{duration_text(default)}`"
     return f"`{json.dumps(default)}`"
 
 

@@ -19,10 +19,12 @@ from penstock.api.base import (
     SERVED_NAME_PATTERN,
     SpecModel,
 )
+from penstock.api.durations import DURATION_ERROR
 from penstock.api.fields import keys_of, model_at, walk
 from penstock.api.graph import API_VERSION, GraphDeployment
 from penstock.api.pool_rules import as_pool_member
 from penstock.api.profile_request import ProfileRequest
+from penstock.api.renamed import RENAMED_KEYS
 from penstock.api.rule import KeyPath
 
 MAX_VALUE_CHARS = 60
@@ -92,6 +94,8 @@ def message_of(error: Mapping[str, Any], root: type[SpecModel]) -> str:
     if kind in _TEXTS:
         count = len(value) if isinstance(value, Sized) else 0
         return _TEXTS[kind].format(shown=shown(value), count=count, **ctx)
+    if kind == DURATION_ERROR:
+        return str(error["msg"])
     if kind in {"enum", "literal_error"}:
         return _choice(value, ctx)
     what = f"{shown(value)}: {error['msg']}"
@@ -121,6 +125,9 @@ def _missing(path: KeyPath, root: type[SpecModel]) -> str:
 
 def _unknown(path: KeyPath, root: type[SpecModel]) -> str:
     key = str(path[-1])
+    renamed = RENAMED_KEYS.get(".".join(str(each) for each in path))
+    if renamed is not None:
+        return f"no longer a key; {renamed}"
     parent = model_at(root, path[:-1])
     known = list(keys_of(parent)) if parent is not None else []
     close = suggestion(key, known)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import inf
 from typing import TypeVar
 
-from penstock.api import Role, RouterConfig
+from penstock.api import Role, RouterConfig, SloConfig, TiersConfig
 from penstock.router.core.deflection import PrefillDeflection
 from penstock.router.core.dispatch_queue import DispatchQueue
 from penstock.router.core.limits import LEASE_WAIT, MAX_WORKER_WAIT_S
@@ -17,7 +17,7 @@ from penstock.router.core.tiers import TierControl
 from penstock.router.core.waiting import QueueSettings
 from penstock.router.core.worker import Recorder, WorkerPool, WorkerSize, ignore
 from penstock.router.policy.busy import BusyWorkers, busy_thresholds
-from penstock.router.policy.registry import decode_policy, entry_policy
+from penstock.router.policy.registry import DEFAULT_SLO, decode_policy, entry_policy
 from penstock.router.policy.routing_policy import AssignTime, RoutingPolicy
 
 T = TypeVar("T")
@@ -32,6 +32,7 @@ def build_router(
     config: RouterConfig,
     sizes: Mapping[Role, WorkerSize],
     *,
+    slo: SloConfig = DEFAULT_SLO,
     lease_s: float = inf,
     worker_wait_s: float = MAX_WORKER_WAIT_S,
     is_supervised: bool = False,
@@ -42,6 +43,7 @@ def build_router(
     Args:
         config: The section.
         sizes: Of the workers by role, the first stage's first: prefill and decode, or aggregated.
+        slo: The graph's targets.
         lease_s: First lease of a prefilled prompt, simulated seconds; inf: it bounds no wait.
         worker_wait_s: Longest wait of a begun stream for a worker, simulated seconds; see `limits.worker_wait_s`.
         is_supervised: Something keeps workers running, so one may be waited for even while none is known.
@@ -52,24 +54,30 @@ def build_router(
     """
     thresholds = busy_thresholds(config.admission)
     busy = {role: BusyWorkers(thresholds, batch_tokens=each.batch_tokens) for role, each in sizes.items()}
-    policy = entry_policy(config)
+    policy = entry_policy(config, slo)
     entry = next(iter(sizes))
-    settings = _entry_settings(config, policy, sizes[entry], is_disaggregated=Role.DECODE in sizes)
-    settings = replace(settings, begun_wait_s=worker_wait_s)
+    tiers = config.tiers.under(slo) if config.tiers.enabled else None
+    settings = _entry_settings(config, policy, sizes[entry], tiers, is_disaggregated=Role.DECODE in sizes)
+    settings = replace(settings, slo_s=slo.ttft_seconds, begun_wait_s=worker_wait_s)
     queues: dict[Role, DispatchQueue[T]] = {entry: DispatchQueue(policy, settings)}
     if Role.DECODE in sizes:
-        bounds = _decode_settings(config, sizes[Role.DECODE], lease_s)
-        queues[Role.DECODE] = DispatchQueue(decode_policy(config), bounds)
+        bounds = _decode_settings(config, sizes[Role.DECODE], tiers, lease_s)
+        queues[Role.DECODE] = DispatchQueue(decode_policy(config, slo), bounds)
     pool = WorkerPool(config.breaker, is_supervised=is_supervised, record=record)
-    tiers = TierControl(config.tiers, queues) if config.tiers.enabled else None
+    control = None if tiers is None else TierControl(tiers, queues)
     deflection = None
     if config.prefill_deflection.enabled and Role.DECODE in sizes:
         deflection = PrefillDeflection(config.prefill_deflection, sizes[Role.DECODE].batch_tokens)
-    return RouterCore(pool, queues, busy, tiers, deflection)
+    return RouterCore(pool, queues, busy, control, deflection)
 
 
 def _entry_settings(
-    config: RouterConfig, policy: RoutingPolicy, size: WorkerSize, *, is_disaggregated: bool
+    config: RouterConfig,
+    policy: RoutingPolicy,
+    size: WorkerSize,
+    tiers: TiersConfig | None,
+    *,
+    is_disaggregated: bool,
 ) -> QueueSettings:
     """Return how the first stage's queue behaves.
 
@@ -77,32 +85,33 @@ def _entry_settings(
     then what waits is to wait here, in its tier's turn. With tiers no more requests are sent to a worker than it has room
     for, so that what is beyond waits in its tier's turn.
     """
-    queue, tiers = config.prefill_queue, config.tiers
-    has_slots = is_disaggregated or tiers.enabled or policy.assigns is AssignTime.ON_ARRIVAL
+    queue = config.prefill_queue
+    has_slots = is_disaggregated or tiers is not None or policy.assigns is AssignTime.ON_ARRIVAL
     return QueueSettings(
         slot_tokens=queue.worker_tokens if has_slots and size.slot_requests is None else None,
         slot_requests=size.slot_requests,
-        worker_requests=size.requests if tiers.enabled else None,
+        worker_requests=None if tiers is None else size.requests,
         max_requests=queue.max_requests,
         max_wait_s=queue.max_wait_seconds,
         max_wake_s=queue.max_wake_seconds,
         order=queue.order,
-        slo_s=config.ttft_slo_seconds,
-        tiers=tiers if tiers.enabled else None,
+        tiers=tiers,
     )
 
 
-def _decode_settings(config: RouterConfig, size: WorkerSize, lease_s: float) -> QueueSettings:
+def _decode_settings(
+    config: RouterConfig, size: WorkerSize, tiers: TiersConfig | None, lease_s: float
+) -> QueueSettings:
     """Return how the second stage's queue behaves, in which requests wait only while no circuit lets them pass.
 
     A prefilled prompt's lease is not renewed meanwhile.
     """
-    own_s, tiers = config.decode_queue.max_wait_seconds, config.tiers
+    own_s = config.decode_queue.max_wait_seconds
     leased_s = min(config.prefill_queue.max_wait_seconds, TRUSTED_FRACTION * lease_s)
     return QueueSettings(
-        worker_requests=size.requests if tiers.enabled else None,
+        worker_requests=None if tiers is None else size.requests,
         max_requests=config.prefill_queue.max_requests,
         max_wait_s=leased_s if own_s is None else own_s,
         wait_limit=LEASE_WAIT,
-        tiers=tiers if tiers.enabled else None,
+        tiers=tiers,
     )

@@ -10,7 +10,7 @@ from enum import StrEnum
 from math import inf
 from typing import Any, Self
 
-from penstock.api import RouterConfig
+from penstock.api import RouterConfig, SloConfig
 from penstock.router.policy.parameters import parameters
 from penstock.router.policy.policies import LeastPending, prefix_cost
 from penstock.router.policy.rings import WINDOW, HashRing, HotnessTree, pair
@@ -73,9 +73,9 @@ class DualMap:
         self._hotness = HotnessTree(self.hot_window, self.start_depth, self.hot_share, self.cold_share)
 
     @classmethod
-    def from_config(cls, config: RouterConfig) -> Self:
-        """Return the policy that a graph's router section asks for."""
-        return parameters(cls, config, _own_keys(config))
+    def from_config(cls, config: RouterConfig, slo: SloConfig) -> Self:
+        """Return the policy that a graph's router section and targets ask for."""
+        return parameters(cls, config, _own_keys(config, slo))
 
     @property
     def bottleneck_s(self) -> float:
@@ -152,9 +152,9 @@ class PairCost(DualMap):
     """The cheaper of a prefix's two candidates by prefix cost. Not the paper's."""
 
     @classmethod
-    def from_config(cls, config: RouterConfig) -> Self:
-        """Return the policy that a graph's router section asks for."""
-        given = parameters(cls, config, {**_own_keys(config), "choice": PairChoice.PREFIX_COST})
+    def from_config(cls, config: RouterConfig, slo: SloConfig) -> Self:
+        """Return the policy that a graph's router section and targets ask for."""
+        given = parameters(cls, config, {**_own_keys(config, slo), "choice": PairChoice.PREFIX_COST})
         return replace(given, start_depth=max(PAIR_COST_DEPTH, given.start_depth))
 
 
@@ -187,10 +187,10 @@ class CacheAffinity(LeastPending):
         return RoutingDecision(name, "prefix's worker on the ring")
 
 
-def _own_keys(config: RouterConfig) -> dict[str, Any]:
+def _own_keys(config: RouterConfig, slo: SloConfig) -> dict[str, Any]:
     section = config.dualmap
     return {
-        "slo_s": config.ttft_slo_seconds,
+        "slo_s": slo.ttft_seconds,
         "rebalance": section.rebalance,
         "hot_window": section.hot_window,
         "decode_bottleneck_s": section.decode_bottleneck_seconds,

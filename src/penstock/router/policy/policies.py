@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import Field
 
-from penstock.api import RouterConfig
+from penstock.api import RouterConfig, SloConfig
 from penstock.router.policy.parameters import parameters
 from penstock.router.policy.routing_policy import (
     Arrival,
@@ -329,7 +329,7 @@ class PrefixCost:
         self._turn = 0
 
     @classmethod
-    def from_config(cls, config: RouterConfig) -> Self:
+    def from_config(cls, config: RouterConfig, _slo: SloConfig) -> Self:
         """Return the policy that a graph's router section asks for."""
         return cls(parameters(PrefixCostParameters, config))
 

@@ -1,14 +1,15 @@
 """Policies by the names under which distributions register them in the group `penstock.routing_policies`. Pure.
 
 An entry names a class that is made without arguments, or one whose ``from_config`` makes it from the graph's router
-section; `penstock.router.policy.parameters` reads ``policyParameters`` into the policy's own model.
+section and its ``spec.slo``; `penstock.router.policy.parameters` reads ``policyParameters`` into the policy's own model.
 """
 
 from __future__ import annotations
 
 from itertools import islice
+from typing import Final
 
-from penstock.api import RouterConfig
+from penstock.api import RouterConfig, SloConfig
 from penstock.api.router import ROUTING_POLICIES
 from penstock.core.errors import ConfigError
 from penstock.core.plugins import load, registered
@@ -25,14 +26,17 @@ from penstock.router.policy.routing_policy import (
     reads_usage,
 )
 
+DEFAULT_SLO: Final = SloConfig()
+"""Targets of a router without a graph."""
+
 
 def policy_names() -> tuple[str, ...]:
     """Return the names of all installed policies, sorted."""
     return tuple(registered(ROUTING_POLICIES))
 
 
-def make_policy(config: RouterConfig) -> RoutingPolicy:
-    """Return a new policy as a graph's router section asks for it.
+def make_policy(config: RouterConfig, slo: SloConfig = DEFAULT_SLO) -> RoutingPolicy:
+    """Return a new policy as a graph's router section and its targets ask for it.
 
     Raises:
         ConfigError: no such policy is installed, or it does not take its parameters.
@@ -40,7 +44,7 @@ def make_policy(config: RouterConfig) -> RoutingPolicy:
     kind = load(ROUTING_POLICIES, config.policy, kind="policy")
     policy: RoutingPolicy
     if hasattr(kind, "from_config"):
-        policy = kind.from_config(config)
+        policy = kind.from_config(config, slo)
     elif config.policy_parameters:
         raise ConfigError(
             f"router.policyParameters: {', '.join(config.policy_parameters)}: policy {config.policy} has none; remove them"
@@ -50,20 +54,20 @@ def make_policy(config: RouterConfig) -> RoutingPolicy:
     return policy
 
 
-def entry_policy(config: RouterConfig) -> RoutingPolicy:
+def entry_policy(config: RouterConfig, slo: SloConfig = DEFAULT_SLO) -> RoutingPolicy:
     """Return the policy of the first stage, sticky where sessions have a header and requests are assigned on arrival."""
-    policy = make_policy(config)
+    policy = make_policy(config, slo)
     if config.session_header is None or policy.assigns is AssignTime.WHEN_FREE:
         return policy
     return StickySessions(policy)
 
 
-def decode_policy(config: RouterConfig) -> RoutingPolicy:
+def decode_policy(config: RouterConfig, slo: SloConfig = DEFAULT_SLO) -> RoutingPolicy:
     """Return the policy for decode workers: the named one if it compares loads, else least-loaded.
 
     A policy that reads prompts knows prefixes; what matters for decode is free KV and load.
     """
-    policy = make_policy(config)
+    policy = make_policy(config, slo)
     return policy if policy.assigns is AssignTime.WHEN_FREE else LeastLoaded()
 
 

@@ -360,7 +360,7 @@ class RoutingDecision(NamedTuple):
 class RoutingPolicy(Protocol):
     """Chooses a worker for each request.
 
-    A class that has parameters has a class method ``from_config`` besides, which takes the graph's router section. It may
+    A class that has parameters has a class method ``from_config`` besides, which takes the graph's router section and its ``spec.slo``. It may
     say more by the attributes that `bottleneck_s` and `reads_usage` read.
 
     Attributes:

@@ -1,6 +1,6 @@
 """Whether the tiers keep their SLOs, and which share of the lower tiers to shed so that the higher ones do. Pure.
 
-Each second `SloMonitor.evaluate` compares the p99 of TTFT and TPOT over a sliding window with the tier's targets. While
+Each second `SloMonitor.evaluate` compares TTFT and TPOT over a sliding window, at the percentile of the tier's attainment, with its targets for TTFT and ITL. While
 premium or standard misses one, shedding goes up the ladder `STEPS`, standard being shed for premium alone; while both keep
 well within their targets it comes down, more slowly. Each step is compared with what was measured since it was taken.
 """
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple, Self
 
-from penstock.api import Tier, TiersConfig
+from penstock.api import SloConfig, Tier, TiersConfig
 from penstock.core.histogram import percentile
 from penstock.router.policy.tiers import PRIORITIES, Slo, slo_of
 
@@ -60,13 +60,16 @@ class EndedRequest(NamedTuple):
         """Return whether nothing that was measured exceeds the targets."""
         pairs = (
             (self.ttft_s, slo.ttft_seconds),
-            (self.tpot_s, slo.tpot_seconds),
+            (self.tpot_s, slo.itl_seconds),
             (self.e2e_s, slo.end_to_end_seconds),
         )
         return not self.is_failed and all(
             bound is None or value is None or value <= bound for value, bound in pairs
         )
 
+
+_ATTAINMENT: Final = SloConfig().attainment
+"""Of a tier whose section has not been completed by `TiersConfig.under`."""
 
 MOST_VALUES = 8192
 """Chosen: 270 requests/s of one tier in 30 s; of more, the newest count."""
@@ -176,19 +179,20 @@ class SloMonitor:
 
     def _has_missed(self, tier: Tier, now_s: float, since_s: float, waits: _Waits) -> bool:
         return any(
-            len(values) >= self.settings.min_samples and self._percentile(values) > target_s
+            len(values) >= self.settings.min_samples and self._percentile(tier, values) > target_s
             for values, target_s in self._measured(tier, now_s, since_s, waits)
         )
 
     def _is_well(self, tier: Tier, now_s: float, since_s: float, waits: _Waits) -> bool:
         """Return whether a tier is well within its targets; a tier without data is."""
         return all(
-            self._percentile(values) <= target_s * self.settings.recover_fraction
+            self._percentile(tier, values) <= target_s * self.settings.recover_fraction
             for values, target_s in self._measured(tier, now_s, since_s, waits)
         )
 
-    def _percentile(self, values: list[float]) -> float:
-        return percentile(values, self.settings.percentile) or 0.0
+    def _percentile(self, tier: Tier, values: list[float]) -> float:
+        attainment = slo_of(self.tiers, tier).attainment
+        return percentile(values, 100 * (_ATTAINMENT if attainment is None else attainment)) or 0.0
 
     def _measured(
         self, tier: Tier, now_s: float, since_s: float, waits: _Waits
@@ -198,5 +202,5 @@ class SloMonitor:
         if slo.ttft_seconds is not None:
             overdue = [wait_s for wait_s in waits.get(tier, ()) if wait_s > slo.ttft_seconds]
             yield self._ttft[tier].values(now_s, since_s=since_s) + overdue, slo.ttft_seconds
-        if slo.tpot_seconds is not None:
-            yield self._tpot[tier].values(now_s, since_s=since_s), slo.tpot_seconds
+        if slo.itl_seconds is not None:
+            yield self._tpot[tier].values(now_s, since_s=since_s), slo.itl_seconds

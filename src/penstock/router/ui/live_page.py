@@ -68,8 +68,9 @@ class LivePage:
         self._planner = planner_reader(settings, context.discovery)
         self._began_s = context.clock.now_s()
         self._gpus: Mapping[str, int] | None = None
-        ttft_slo_s = settings.config.ttft_slo_seconds
-        self.history = RouterHistory(context.metrics, core.tiers, self._gauges, ttft_slo_s)
+        slo = settings.slo
+        self.history = RouterHistory(context.metrics, core.tiers, self._gauges, slo.ttft_seconds)
+        self.history.itl_target_s = slo.itl_seconds
         self.history.tick(self._began_s)
         self._speeds = SpeedMeter()
         self._page = resources.files(__package__).joinpath("page.html").read_bytes()
@@ -99,8 +100,9 @@ class LivePage:
         planner = await self._planner.read()
         self._gpus = planner.gpus_per_replica
         rules = planner.rules or {}
-        self.history.ttft_target_s = rules.get("ttft_s") or self._settings.config.ttft_slo_seconds
-        self.history.itl_target_s = rules.get("itl_s")
+        slo = self._settings.slo
+        self.history.ttft_target_s = rules.get("ttft_s") or slo.ttft_seconds
+        self.history.itl_target_s = rules.get("itl_s") or slo.itl_seconds
         return planner
 
     async def answer(self, request: Request, responder: Responder, check: AdminCheck) -> None:

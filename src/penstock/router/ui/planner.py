@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import orjson
 
-from penstock.api import GraphSpec, PlannerMode, Role
+from penstock.api import GraphSpec, Role
 from penstock.core.errors import PenstockError
 from penstock.core.http.own_lag import PatientTimeout
 from penstock.core.local_state import ARBITER_KEY, PLANNER_STATE_FILE, full_disk
@@ -77,14 +77,13 @@ class ShownPlanner:
         planner = graph.planner
         if not planner.enabled:
             return cls(standing, words, None, gpus)
-        is_sla = planner.mode == PlannerMode.SLA
         rules = {
             "mode": planner.mode,
             "kv": [planner.decode_kv_scale_down_threshold, planner.decode_kv_scale_up_threshold],
             "queue": [planner.prefill_queue_scale_down_threshold, planner.prefill_queue_scale_up_threshold],
             "is_queue_per_worker": planner.prefill_queue_per_worker,
-            "ttft_s": planner.sla.ttft_seconds if is_sla else None,
-            "itl_s": planner.sla.itl_seconds if is_sla else None,
+            "ttft_s": graph.slo.ttft_seconds,
+            "itl_s": graph.slo.itl_seconds,
         }
         return cls(standing, words, rules, gpus, planner.max_gpu_budget)
 

@@ -192,7 +192,8 @@ def test_only_who_asks_the_api_server_gets_a_token(objects, runtime, expected):
 def test_routers_read_a_valid_graph_of_their_own(objects, build):
     """The ConfigMap's graph loads, and has the model, the roles, the router's settings and the lease."""
     changes = {
-        "router": {"policy": "dualmap", "ttftSloSeconds": 2},
+        "slo": {"ttft": "2s"},
+        "router": {"policy": "dualmap"},
         "lease": {"durationSeconds": 12},
         "services": {"decode": {"replicas": 4, "gpusPerReplica": 2, "scaling": {}}},
         "planner": {"maxGpuBudget": 64},

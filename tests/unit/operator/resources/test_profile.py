@@ -36,7 +36,8 @@ def made_objects(build, context):
     """Return a function that makes a request's objects for the changed base graph."""
 
     def make(context=context, graph=None, **spec):
-        return profile_objects(request(**{"image": "own:1", **spec}), build(**(graph or {})), context)
+        graph = {"slo": {"ttft": "500ms", "itl": "50ms"}, **(graph or {})}
+        return profile_objects(request(**{"image": "own:1", **spec}), build(**graph), context)
 
     return make
 
@@ -104,11 +105,15 @@ def test_the_job_ends_in_time_and_never_runs_twice_at_once(objects):
 @pytest.mark.parametrize(
     ("spec", "arguments", "gpus"),
     [
-        ({}, "--ttft 500 --itl 50 --gpus 1", "1"),
-        ({"ttftSeconds": 0.2, "itlSeconds": 0.0125}, "--ttft 200 --itl 12.5 --gpus 1", "1"),
-        ({"maxGpus": 8}, "--ttft 500 --itl 50 --gpus 8", "8"),
-        ({"maxGpus": 6}, "--ttft 500 --itl 50 --gpus 4", "4"),
-        ({"maxGpus": 8, "tensorParallel": [4, 1, 4]}, "--ttft 500 --itl 50 --gpus 4 --tp 1,4", "4"),
+        ({}, "--ttft-slo 500ms --itl-slo 50ms --gpus 1", "1"),
+        ({"slo": {"ttft": "200ms", "itl": "12.5ms"}}, "--ttft-slo 200ms --itl-slo 12.5ms --gpus 1", "1"),
+        ({"maxGpus": 8}, "--ttft-slo 500ms --itl-slo 50ms --gpus 8", "8"),
+        ({"maxGpus": 6}, "--ttft-slo 500ms --itl-slo 50ms --gpus 4", "4"),
+        (
+            {"maxGpus": 8, "tensorParallel": [4, 1, 4]},
+            "--ttft-slo 500ms --itl-slo 50ms --gpus 4 --tp 1,4",
+            "4",
+        ),
     ],
 )
 def test_the_pod_holds_the_gpus_of_the_largest_size(objects, spec, arguments, gpus):
@@ -123,10 +128,14 @@ def test_the_pod_holds_the_gpus_of_the_largest_size(objects, spec, arguments, gp
 
 
 def test_targets_come_from_the_graph_where_the_request_has_none(objects):
-    """planner.sla."""
-    sla = {"planner": {"sla": {"ttftSeconds": 1.5, "itlSeconds": 0.03}}}
-    [container] = objects(graph=sla)[-1]["spec"]["template"]["spec"]["containers"]
-    assert "--ttft 1500 --itl 30" in " ".join(container["args"])
+    """Its spec.slo; a request's own target goes before it, and an ITL that neither has is asked for."""
+    graph = {"slo": {"ttft": "1.5s", "itl": "30ms"}}
+    [container] = objects(graph=graph)[-1]["spec"]["template"]["spec"]["containers"]
+    assert "--ttft-slo 1.5s --itl-slo 30ms" in " ".join(container["args"])
+    [container] = objects(graph=graph, slo={"itl": "20ms"})[-1]["spec"]["template"]["spec"]["containers"]
+    assert "--ttft-slo 1.5s --itl-slo 20ms" in " ".join(container["args"])
+    with pytest.raises(InvalidSpecError, match=r"spec\.slo\.itl: null, and the graph's slo\.itl is null too"):
+        objects(graph={"slo": {}})
 
 
 def test_the_pod_goes_where_the_graphs_workers_go(pod):

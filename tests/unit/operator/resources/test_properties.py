@@ -146,7 +146,8 @@ def test_gpus_of_a_service_add_up(manifest):
 def test_a_routers_setting_changes_no_workers_object(manifest, ttft_s, queue):
     """Only the ConfigMap and the routers' Deployments differ; tiers aside, which are the workers' too."""
     changed = copy.deepcopy(manifest)
-    changed["spec"]["router"] |= {"ttftSloSeconds": ttft_s, "prefillQueue": {"maxRequests": queue}}
+    changed["spec"]["slo"] = {"ttft": f"{ttft_s}s"}
+    changed["spec"]["router"] |= {"prefillQueue": {"maxRequests": queue}}
     before, after = objects(manifest), objects(changed)
     routers = {name for name, each in manifest["spec"]["services"].items() if each["role"] == "router"}
     differing = {key for key in before if before[key] != after[key]}
