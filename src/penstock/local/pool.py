@@ -1,7 +1,7 @@
 """A GPU pool on this machine: one file below the state folder that the planners of its graphs share under a lock.
 
-Each planner reports its bid whenever it observes its graph; the one that holds the lock runs the allocator for all of them, with what their
-statefiles hold, and writes its own grant into its own statefile. No process of its own has to live for that.
+Each planner reports its bid whenever it observes its graph; the one that holds the lock observes the pool, shares it out for all
+of them by what their statefiles hold, and writes its own grant into its own statefile. No process of its own has to live for that.
 """
 
 from __future__ import annotations
@@ -75,6 +75,23 @@ class Claim:
     gpus: int
     guaranteed: int
     note: str
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPoolObservation:
+    """All that the pool is shared out by.
+
+    Attributes:
+        before: Its file, with what the last allocation left.
+        members: The graphs that exist or will, with their bids.
+        states: Their statefiles; None: not there yet, or it cannot be read.
+        now_s: Seconds of the graphs' clock.
+    """
+
+    before: PoolFile
+    members: Mapping[str, PoolMember]
+    states: Mapping[str, StateFile | None]
+    now_s: float
 
 
 _FILE: Final[TypeAdapter[PoolFile]] = TypeAdapter(PoolFile)
@@ -168,35 +185,26 @@ class PoolStore:
             namespace: Of the graph.
             bid: GPUs of each replica wanted, in order of need; None: as before.
         """
-        store = StateStore.of(namespace)
         with self._lock.locked():
-            pool = self.read()
-            members, states = self._seen(pool)
-            if namespace not in members:
-                raise NotFoundError(f"{self.path}: has no graph {namespace}; start it with `penstock up`")
-            own = states[namespace]
-            now_s = SimulatedClock(1.0 if own is None else own.arbiter.speed).now_s()
-            latest = members[namespace].bid if bid is None else bid
-            members[namespace] = replace(members[namespace], bid=latest, said_s=now_s // WANTS_S * WANTS_S)
-            bids = {
-                name: _bid(member, states[name], pool.shares.get(name), now_s)
-                for name, member in members.items()
-                if member.is_arriving or states[name] is not None
-            }
-            shares = {name: share for name, share in pool.shares.items() if name in members}
-            terms = PoolTerms(pool.gpus, pool.hold_s, pool.order)
-            grants, after = allocate(terms, bids, shares, now_s)
-            kept = {name: grant for name, grant in pool.grants.items() if name in members}
-            drains = _drains(pool.drains, states, now_s)
-            changed = replace(pool, members=members, shares=after, grants={**kept, **grants}, drains=drains)
-            if changed != pool:
-                self._write(changed)
-            grant = grants[namespace]
-            store.update(lambda state: (_under(state, grant), None))
-            note = _note(changed, states, namespace, now_s)
-            if own is not None:
-                note = with_cut(note, own.arbiter.last_cut, now_s - own.arbiter.last_cut_s)
-            return Claim(grant.gpus, members[namespace].guaranteed, note)
+            observed = self._observe(namespace, bid)
+            shared = _share_out(observed)
+            if shared != observed.before:
+                self._write(shared)
+            grant = shared.grants[namespace]
+            StateStore.of(namespace).update(lambda state: (_under(state, grant), None))
+            return _status(shared, observed, namespace)
+
+    def _observe(self, namespace: str, bid: tuple[int, ...] | None) -> LocalPoolObservation:
+        """Return the pool as it is now, with a graph's latest bid."""
+        before = self.read()
+        members, states = self._seen(before)
+        if namespace not in members:
+            raise NotFoundError(f"{self.path}: has no graph {namespace}; start it with `penstock up`")
+        own = states[namespace]
+        now_s = SimulatedClock(1.0 if own is None else own.arbiter.speed).now_s()
+        latest = members[namespace].bid if bid is None else bid
+        members[namespace] = replace(members[namespace], bid=latest, said_s=now_s // WANTS_S * WANTS_S)
+        return LocalPoolObservation(before, members, states, now_s)
 
     def rows(self) -> list[PoolRow]:
         """Return what each graph holds, may hold, wants, and whom it waits for."""
@@ -237,6 +245,30 @@ class PoolStore:
     def _write(self, pool: PoolFile) -> None:
         data: Any = _FILE.dump_python(pool, mode="json")
         replace_file(self.path, json.dumps(data, indent=2) + "\n")
+
+
+def _share_out(observed: LocalPoolObservation) -> PoolFile:
+    """Return the pool's file with what every graph may hold from now on."""
+    pool, members, states, now_s = observed.before, observed.members, observed.states, observed.now_s
+    bids = {
+        name: _bid(member, states[name], pool.shares.get(name), now_s)
+        for name, member in members.items()
+        if member.is_arriving or states[name] is not None
+    }
+    shares = {name: share for name, share in pool.shares.items() if name in members}
+    grants, after = allocate(PoolTerms(pool.gpus, pool.hold_s, pool.order), bids, shares, now_s)
+    kept = {name: grant for name, grant in pool.grants.items() if name in members}
+    drains = _drains(pool.drains, states, now_s)
+    return replace(pool, members=members, shares=after, grants={**kept, **grants}, drains=drains)
+
+
+def _status(shared: PoolFile, observed: LocalPoolObservation, namespace: str) -> Claim:
+    """Return what a graph may hold and who holds what it lacks."""
+    own = observed.states[namespace]
+    note = _note(shared, observed.states, namespace, observed.now_s)
+    if own is not None:
+        note = with_cut(note, own.arbiter.last_cut, observed.now_s - own.arbiter.last_cut_s)
+    return Claim(shared.grants[namespace].gpus, observed.members[namespace].guaranteed, note)
 
 
 def cut_in_words(arbiter: ArbiterInfo) -> str:

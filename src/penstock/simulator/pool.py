@@ -76,7 +76,7 @@ class _Member:
     graph: PooledGraph
     simulation: Simulation
     bid: tuple[int, ...]
-    acts_on: tuple[int, str] = (0, "")
+    acts_under: tuple[int, str] = (0, "")
     decisions: int = field(default=0)
     cuts: list[CutDrain] = field(default_factory=list)
 
@@ -89,13 +89,13 @@ class _Member:
         self.decisions = len(decisions)
         held = self.simulation.fleet.gpus
         return GraphBid(
-            self.graph.guaranteed, self.graph.priority, self.graph.most, self.bid, held, self.acts_on[0]
+            self.graph.guaranteed, self.graph.priority, self.graph.most, self.bid, held, self.acts_under[0]
         )
 
-    def act_on(self, grant: Grant, note: str) -> None:
-        """Go by a grant from now on; ``note`` says who holds what the graph lacks."""
-        if (grant.serial, note) != self.acts_on:
-            self.acts_on = (grant.serial, note)
+    def act_under(self, grant: Grant, note: str) -> None:
+        """Act under a grant from now on; ``note`` says who holds what the graph lacks."""
+        if (grant.serial, note) != self.acts_under:
+            self.acts_under = (grant.serial, note)
             self.simulation.set_grant(grant.gpus, note)
 
 
@@ -156,16 +156,24 @@ class PoolSimulation:
         self._kernel.at(now_s + POOL_TICK_S, Order.POOL, self._tick)
 
     def _share_out(self) -> PoolSample:
+        """Observe every graph, share the pool out, and let the graphs act under their grants."""
         now_s = self._kernel.now_s
-        bids = {name: member.take_bid() for name, member in self._members.items()}
+        bids = self._observe()
         grants, self._state = self._allocate(self._terms, bids, self._state, now_s)
-        holdings = {name: Holding(bid.guaranteed, bid.held, grants[name]) for name, bid in bids.items()}
-        for name, member in self._members.items():
-            member.act_on(grants[name], self._note(name, lacking(name, holdings, "at {:.0f} s".format)))
-            member.cuts += member.simulation.cut_drains(self._reclaim_s)
+        self._deliver(bids, grants)
         return PoolSample(now_s, {name: bid.held for name, bid in bids.items()}, grants)
 
-    def _note(self, name: str, lacks: str) -> str:
+    def _observe(self) -> dict[str, GraphBid]:
+        return {name: member.take_bid() for name, member in self._members.items()}
+
+    def _deliver(self, bids: Mapping[str, GraphBid], grants: Mapping[str, Grant]) -> None:
+        holdings = {name: Holding(bid.guaranteed, bid.held, grants[name]) for name, bid in bids.items()}
+        for name, member in self._members.items():
+            lacks = lacking(name, holdings, "at {:.0f} s".format)
+            member.act_under(grants[name], self._status(name, lacks))
+            member.cuts += member.simulation.cut_drains(self._reclaim_s)
+
+    def _status(self, name: str, lacks: str) -> str:
         """Return what the pool says to a graph: who holds what it lacks, and that its last drain was cut."""
         cuts = self._members[name].cuts
         if not cuts or self._reclaim_s is None:
