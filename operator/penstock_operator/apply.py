@@ -21,8 +21,8 @@ from penstock.kube.objects.names import APPLIED_ANNOTATION, INITIAL, OPERATOR
 from penstock.kube.objects.refusals import Refusals
 from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.plan.drift import FieldDifference, differences
-from penstock_operator.plan.failures import Failure
 from penstock_operator.plan.status import is_current
+from penstock_operator.plan.status_input import Failure
 from penstock_operator.trim import POSTED, VERSION, Object, is_posted, version_of
 from penstock_operator.workloads import GENERATION_ANNOTATION, WORKLOADS
 

@@ -9,8 +9,8 @@ from penstock.api import GraphDeployment
 from penstock.core.errors import ManifestProblem
 from penstock.kube.objects.served import ServedSpec
 from penstock_operator.cluster import GraphSnapshot
-from penstock_operator.plan.failures import Failure
 from penstock_operator.plan.pods import PodView
+from penstock_operator.plan.status_input import Failure
 from penstock_operator.pools.grant import EffectiveBudget, PoolGrant
 from penstock_operator.queue import Key
 from penstock_operator.resources.metadata import BuildContext

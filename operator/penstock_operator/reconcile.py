@@ -38,18 +38,16 @@ from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.namespaces import NamespaceAllowances
 from penstock_operator.observed import ObservedGraph
 from penstock_operator.plan.budget import Releases
-from penstock_operator.plan.failures import Failure
 from penstock_operator.plan.needed_kinds import needed_kinds
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.replicas import ReplicasPlan, ServiceState
-from penstock_operator.plan.status_input import StatusInput, observed_status_input
+from penstock_operator.plan.status_input import Failure, StatusInput, observed_status_input
 from penstock_operator.pools.driver import GpuPools
 from penstock_operator.pools.grant import PoolGrant, effective_budget
 from penstock_operator.queue import Key
 from penstock_operator.reporting import Findings, Reporter
 from penstock_operator.resources.metadata import BuildContext, inherit
 from penstock_operator.scaling import Scaling
-from penstock_operator.switching import Switching
 from penstock_operator.trim import Object
 from penstock_operator.validity import message_of
 from penstock_operator.wanted import WantedObjects
@@ -104,7 +102,7 @@ class Reconciler:
         self._drains = Drains(parts.applier, parts.loads)
         self._gates = parts.gates
         self._edits = Edits()
-        self._scaling = Scaling(self._drains, self._gates, Switching(parts.applier))
+        self._scaling = Scaling(self._drains, self._gates, parts.applier)
         self._wanted = WantedObjects()
         self._convergence = Convergence(parts.applier, parts.recorder, self._drains)
         self._reporter = Reporter(parts.applier, parts.recorder, now_s=parts.now_s)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from penstock.gpu_pool.bid import sizes
 from penstock.gpu_pool.reclaim import cut_sentence, drain_grace_s
 from penstock.kube.events import EventMessage
-from penstock.kube.kinds import SCALING_ADAPTER
-from penstock.kube.objects.names import child_name
+from penstock.kube.kinds import POD, SCALING_ADAPTER
+from penstock.kube.objects.names import DELETION_COST_ANNOTATION, DRAIN_ANNOTATION, child_name
 from penstock.kube.objects.refusals import Refusals
+from penstock_operator.apply import Applier
 from penstock_operator.draining import Drains, scale_message
 from penstock_operator.gates import Gates
 from penstock_operator.observed import ObservedGraph
@@ -22,11 +24,10 @@ from penstock_operator.plan.budget import Releases, blocked, blocked_on_budget
 from penstock_operator.plan.diagnose import refusal
 from penstock_operator.plan.drain import Bounded, ScalePlan, ServicePool, bounded, held
 from penstock_operator.plan.pods import PodView
-from penstock_operator.plan.replicas import ReplicasPlan, ServiceState
+from penstock_operator.plan.replicas import ReplicasPlan, RoleSwitch, ServiceState
 from penstock_operator.plan.rollout import rollout_view
 from penstock_operator.plan.switch import kept_places, plan_switches, without_switching
 from penstock_operator.pools.grant import bids_of, with_wants, within_grant
-from penstock_operator.switching import Switching
 from penstock_operator.workloads import (
     is_own,
     known_replicas,
@@ -39,8 +40,8 @@ from penstock_operator.workloads import (
 class Scaling:
     """Plans the replicas of a graph's services and drains what is too many."""
 
-    def __init__(self, drains: Drains, gates: Gates, switching: Switching) -> None:
-        self._switching = switching
+    def __init__(self, drains: Drains, gates: Gates, applier: Applier) -> None:
+        self._applier = applier
         self._drains = drains
         self._gates = gates
 
@@ -73,7 +74,32 @@ class Scaling:
                 reason = "Draining" if state.plan.begin else "Restored"
                 messages.append(EventMessage(reason, text, action="Drain"))
             messages += _cut_drains(graph, name, state.plan, pods)
-        return [*messages, *await self._switching.carry_out(graph, plan.switches, refusals)]
+        return [*messages, *await self._switch(graph, plan.switches, refusals)]
+
+    async def _switch(
+        self, graph: ObservedGraph, switches: Sequence[RoleSwitch], refusals: Refusals
+    ) -> list[EventMessage]:
+        """Give drained workers the other role, by the labels of the pods whose place they take; return what to emit of it.
+
+        Each switch is one write, which may be made again.
+        """
+        messages = []
+        for each in switches:
+            worker, own, new = each.worker, _labels(graph, each.worker), _labels(graph, each.place)
+            labels = dict.fromkeys(own, None) | new
+            annotations = {DRAIN_ANNOTATION: None, DELETION_COST_ANNOTATION: None}
+            head = {"name": worker.name, "namespace": worker.namespace}
+            change = {"labels": labels, "annotations": annotations, "uid": worker.uid}
+            with refusals.of(f"Pod {worker.name}: its role", "Switch") as attempt:
+                await self._applier.patch(POD.of(head), {"metadata": change})
+            if attempt.refusal is None:
+                text = f"{worker.name} has drained and serves {each.place.service}, in place of a start"
+                messages.append(EventMessage("RoleSwitched", text, action="Switch"))
+        return messages
+
+
+def _labels(graph: ObservedGraph, pod: PodView) -> dict[str, Any]:
+    return dict(graph.snapshot.pods[POD.kind, pod.name]["metadata"].get("labels", {}))
 
 
 def _cut_drains(

@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from penstock.kube.objects.names import INITIAL, OPERATOR
-from penstock_operator.memory import InterningPool
 from penstock_operator.plan.pods import pod_view
 
 Object = dict[str, Any]
+
+INTERNED_PARTS: Final = 20_000
+"""Parts remembered. Chosen: all that a few hundred graphs have in common, in about five megabytes."""
 
 POSTED: Final = "posted"
 """Key beside ``metadata`` of a trimmed child: it was created by POST and its fields still belong to that, so
@@ -38,8 +40,34 @@ _METADATA: Final = (
 )
 _HEARTBEATS: Final = frozenset({"lastUpdateTime", "lastHeartbeatTime", "lastProbeTime"})
 _OTHERS_CONDITIONS: Final = frozenset({"PlannerActive"})
-_POOL: Final = InterningPool()
 _WITH_STATUS: Final = frozenset({"Deployment", "LeaderWorkerSet", "ScalingAdapter"})
+
+
+class InterningPool:
+    """Remembers parts of JSON objects by their content."""
+
+    def __init__(self, limit: int = INTERNED_PARTS) -> None:
+        self._limit = limit
+        self._parts: dict[Any, Any] = {}
+
+    def intern(self, value: Any) -> Any:
+        """Return an equal value made of shared parts, which must not be changed; the input is left as it is."""
+        if isinstance(value, float):
+            return value  # 0.0 equals -0.0
+        # A part is known by the identities of its own parts: those are shared, and live as long as it does.
+        made, identity = value, (type(value), value)
+        if isinstance(value, dict):
+            made = {key: self.intern(each) for key, each in value.items()}
+            identity = (dict, (*made, *map(id, made.values())))
+        elif isinstance(value, list):
+            made = list(map(self.intern, value))
+            identity = (list, tuple(map(id, made)))
+        if len(self._parts) >= self._limit:
+            self._parts.clear()
+        return self._parts.setdefault(identity, made)
+
+
+_POOL: Final = InterningPool()
 
 
 def trim_graph(obj: Object) -> Object:

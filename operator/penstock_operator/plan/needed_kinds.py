@@ -7,7 +7,7 @@ from collections.abc import Collection
 from penstock.api import GraphSpec
 from penstock.kube.kinds import INFERENCE_POOL, LEADER_WORKER_SET, Kind
 from penstock.runtimes import runtime_of
-from penstock_operator.plan.failures import Failure
+from penstock_operator.plan.status_input import Failure
 
 
 def needed_kinds(spec: GraphSpec) -> dict[Kind, str]:

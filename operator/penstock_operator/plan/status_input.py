@@ -5,23 +5,51 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.api import GraphDeployment, Role, ServiceSpec
 from penstock.core.ports import WORKER_PORT
-from penstock.kube.objects.names import GRAPH_LABEL, SERVICE_LABEL, child_name
+from penstock.kube.objects.names import DRAINING, GRAPH_LABEL, SERVICE_LABEL, child_name
 from penstock.kube.objects.served import ServedSpec
 from penstock_operator.plan.budget import Waiting
 from penstock_operator.plan.diagnose import Diagnosis, diagnose
-from penstock_operator.plan.failures import Failure
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.replicas import ServiceState
-from penstock_operator.plan.service_replicas import ServiceReplicas, count_replicas
 from penstock_operator.resources.metadata import selector
 from penstock_operator.resources.pod import stated_gpu_ceiling
 
 _SLOW_AFTER_STARTUP: float = 0.5
 """Part of a service's startup timeout after which its start is reported as slow. Chosen."""
+
+
+class Failure(NamedTuple):
+    """What of a graph cannot be done: one word such as ``MissingCRD``, and what to do about it."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceReplicas:
+    """Replicas of one service.
+
+    Attributes:
+        existing: Replicas that neither terminate nor are finished, draining ones included.
+        ready: Of those, replicas whose every pod is ready.
+        serving: The ready ones that may get requests: workers by their serving label, routers always.
+        draining: Replicas that are marked to leave or terminate already.
+        gpus: GPUs of all pods that hold some: released and not finished, terminating ones included.
+        unplaced: Of the existing, replicas of which a pod has no node or is yet to be made.
+        gated: Of the existing, replicas with a pod that the budget's gate holds.
+    """
+
+    existing: int
+    ready: int
+    serving: int
+    draining: int
+    gpus: int
+    unplaced: int = 0
+    gated: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +122,12 @@ class StatusInput:
     def gpus(self) -> int:
         """GPUs that workers hold."""
         return sum(each.replicas.gpus for each in self.services.values() if each.role.is_worker)
+
+
+def worst_failure(found: Iterable[Failure | None]) -> Failure | None:
+    """Return failures, gravest first, as one: its reason, and every message; None: there are none."""
+    kept = [each for each in found if each is not None]
+    return Failure(kept[0].reason, "; ".join(each.message for each in kept)) if kept else None
 
 
 def status_input(
@@ -234,3 +268,39 @@ def observed_status_input(
         failure=failure,
         deleting=deleting,
     )
+
+
+def count_replicas(pods: Iterable[PodView]) -> ServiceReplicas:
+    """Return the replicas that ``pods`` of one service make; a LeaderWorkerSet group is one."""
+    present = [pod for pod in pods if not pod.finished]
+    replicas: dict[str, list[PodView]] = defaultdict(list)
+    for pod in present:
+        if not pod.terminating:
+            replicas[f"group {pod.group}" if pod.group else f"pod {pod.name}"].append(pod)
+    leaving = [pod for pod in present if pod.terminating and pod.worker_index == 0]
+    ready = [pods for pods in replicas.values() if _is_ready(pods)]
+    return ServiceReplicas(
+        existing=len(replicas),
+        ready=len(ready),
+        serving=sum(any(pod.takes_requests for pod in pods) for pods in ready),
+        draining=len(leaving) + sum(_is_marked(pods) for pods in replicas.values()),
+        gpus=sum(pod.gpus for pod in present if not pod.gated),
+        unplaced=sum(not _is_placed(pods) for pods in replicas.values()),
+        gated=sum(any(pod.gated for pod in pods) for pods in replicas.values()),
+    )
+
+
+def _is_ready(pods: Sequence[PodView]) -> bool:
+    return all(pod.ready for pod in pods) and _is_complete(pods)
+
+
+def _is_placed(pods: Sequence[PodView]) -> bool:
+    return all(pod.bound or pod.ready for pod in pods) and _is_complete(pods)
+
+
+def _is_complete(pods: Sequence[PodView]) -> bool:
+    return len(pods) >= max(pod.group_size for pod in pods)
+
+
+def _is_marked(pods: Sequence[PodView]) -> bool:
+    return any(pod.serving == DRAINING for pod in pods)

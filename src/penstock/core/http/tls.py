@@ -75,12 +75,16 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     """Return what a server needs to prove itself.
 
     Raises:
-        ConfigError: a file cannot be used.
+        ConfigError: a file cannot be used, or the key does not belong to the certificate.
     """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(certificate, key)
-    except OSError as exc:  # ssl's own errors are OSErrors
+    except ssl.SSLError as exc:
+        raise ConfigError(
+            f"{certificate}, {key}: not a certificate and its key in PEM ({exc.reason}); give a pair that belongs together"
+        ) from exc
+    except OSError as exc:
         raise ConfigError(f"{certificate}, {key}: {exc}; give readable files in PEM") from exc
     return context
 

@@ -8,7 +8,6 @@ files change, so that a rotation needs no restart.
 from __future__ import annotations
 
 import datetime as dt
-import ssl
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -19,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from penstock.core.errors import ConfigError
+from penstock.core.http.tls import server_context
 from penstock.core.logs import get_logger
 
 log = get_logger(__name__)
@@ -74,15 +74,11 @@ def read_key_pair(folder: Path) -> KeyPair:
     certificate, key = folder / CERTIFICATE, folder / KEY
     try:
         found = KeyPair(certificate.read_bytes(), key.read_bytes())
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
-    except ssl.SSLError as exc:
-        raise ConfigError(
-            f"{folder}: {CERTIFICATE} and {KEY} are not a certificate and its key in PEM ({exc.reason}); give a pair that belongs together"
-        ) from exc
     except OSError as exc:
         raise ConfigError(
             f"{exc.filename}: {exc.strerror}; give a folder with {CERTIFICATE} and {KEY}"
         ) from exc
+    server_context(certificate, key)  # only to check that they belong together
     return found
 
 

@@ -11,9 +11,8 @@ from penstock.api import Role
 from penstock.api.enums import GraphPhase
 from penstock.kube.objects.names import BUDGET_GATE, DRAINING, SERVING
 from penstock_operator.plan.pods import ContainerView, PodView
-from penstock_operator.plan.service_replicas import count_replicas
 from penstock_operator.plan.status import condition_results, phase
-from penstock_operator.plan.status_input import ServiceStatusInput, StatusInput
+from penstock_operator.plan.status_input import ServiceStatusInput, StatusInput, count_replicas
 
 WELL = {"Stable", "Healthy", "Scheduled"}
 

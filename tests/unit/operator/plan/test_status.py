@@ -13,8 +13,6 @@ from penstock.api.status import AdapterStatus, GraphStatus
 from penstock_operator.plan.budget import Waiting
 from penstock_operator.plan.diagnose import Category, Diagnosis
 from penstock_operator.plan.drain import Bounded
-from penstock_operator.plan.failures import Failure
-from penstock_operator.plan.service_replicas import ServiceReplicas
 from penstock_operator.plan.status import (
     BUDGET_RESPECTED,
     DEGRADED,
@@ -29,7 +27,7 @@ from penstock_operator.plan.status import (
     graph_status,
     is_current,
 )
-from penstock_operator.plan.status_input import ServiceStatusInput, StatusInput
+from penstock_operator.plan.status_input import Failure, ServiceReplicas, ServiceStatusInput, StatusInput
 
 
 def service(role, number, **more):

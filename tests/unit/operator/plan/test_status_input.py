@@ -10,8 +10,12 @@ from penstock.kube.objects.names import BUDGET_GATE, DRAINING, SERVING
 from penstock_dynamo.runtime import WORKER_METADATA
 from penstock_operator.plan.needed_kinds import missing_definition
 from penstock_operator.plan.pods import PodView
-from penstock_operator.plan.service_replicas import ServiceReplicas, count_replicas
-from penstock_operator.plan.status_input import ServiceStatusInput, observed_status_input
+from penstock_operator.plan.status_input import (
+    ServiceReplicas,
+    ServiceStatusInput,
+    count_replicas,
+    observed_status_input,
+)
 
 
 def pod(name, **more):
