@@ -28,9 +28,9 @@ from penstock.kube.informer import Informer
 from penstock.kube.kinds import CONFIG_MAP, NODE, POD, SECRET
 
 ME = "node-agent"
-_ANY_ADDRESS = "0.0.0.0"
+_ANY_ADDRESSES = frozenset(("0.0.0.0", "::"))
 _TRIES = 8
-_ALL_PORTS = re.compile(r"tcp://\*:")
+_ALL_PORTS = re.compile(r"tcp://(\*|\[::\]):")
 _VARIABLE = re.compile(r"\$\(([A-Z_][A-Z0-9_]*)\)")
 
 
@@ -186,7 +186,7 @@ class NodeAgent:
         text = _VARIABLE.sub(lambda found: variables.get(found[1], found[0]), text)
         for inside, outside in paths.items():
             text = text.replace(inside, str(outside))
-        return address if text == _ANY_ADDRESS else _ALL_PORTS.sub(f"tcp://{address}:", text)
+        return address if text in _ANY_ADDRESSES else _ALL_PORTS.sub(f"tcp://{address}:", text)
 
     async def _mount(self, pod, container, folder):
         """Write the volumes' files; return the folder of each mounted path."""
