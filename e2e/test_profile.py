@@ -29,7 +29,7 @@ LABEL = "penstock.dev/profile"
 def request() -> dict:
     """The sample, with lengths that the small graph serves."""
     found = yaml.safe_load((ROOT / "manifests" / "samples" / "profile-request.yaml").read_text())
-    found["spec"] |= {"isl": 1000, "osl": 100, "ttft": "1s", "itl": "100ms", "timeoutSeconds": 300}
+    found["spec"] |= {"isl": 1000, "osl": 100, "slo": {"ttft": "1s", "itl": "100ms"}, "timeoutSeconds": 300}
     return found
 
 

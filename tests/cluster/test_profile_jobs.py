@@ -19,7 +19,8 @@ def request(namespace, **changes):
     """A request that asks for two GPUs, for a simulated graph on a GPU pool."""
     template = graph(namespace, nodePools=POOL)["spec"]
     template["services"]["decode"]["nodePool"] = "gpu"
-    spec = {"template": template, "isl": 3000, "osl": 150, "maxGpus": 2, **changes}
+    slo = {"ttft": "200ms", "itl": "50ms"}
+    spec = {"template": template, "isl": 3000, "osl": 150, "slo": slo, "maxGpus": 2, **changes}
     return PROFILE_REQUEST.of({"name": "fast", "namespace": namespace}, spec=spec)
 
 

@@ -40,7 +40,15 @@ LINES = (
 
 def request(namespace, name="fast", **changes):
     """Return a request for a small simulated graph that is not deployed."""
-    spec = {"template": graph(namespace)["spec"], "isl": 3000, "osl": 150, "maxGpus": 2, **changes}
+    slo = {"ttft": "200ms", "itl": "50ms"}
+    spec = {
+        "template": graph(namespace)["spec"],
+        "isl": 3000,
+        "osl": 150,
+        "slo": slo,
+        "maxGpus": 2,
+        **changes,
+    }
     given = {key: value for key, value in spec.items() if value is not None}
     return PROFILE_REQUEST.of({"name": name, "namespace": namespace}, spec=given)
 
