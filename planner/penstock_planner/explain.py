@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from datetime import datetime, time, timedelta
 from typing import Any, Final
+from zoneinfo import ZoneInfo
 
+from penstock.api import Role
 from penstock.core.errors import ConfigError
 from penstock.core.printable import printable
 from penstock_planner.core.records import Record
+from penstock_planner.decide.config import config_from
 from penstock_planner.decision_steps import forecast_of
 from penstock_planner.ledger import LedgerFile
 
@@ -15,14 +21,79 @@ _FIRST_GROUPED: Final = 1000.0
 """Smaller and larger numbers than these would be written with an exponent."""
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Wall-clock times between which decisions are shown, real seconds since 1970, both inclusive."""
+
+    since_s: float = -math.inf
+    until_s: float = math.inf
+
+    def holds(self, record: Record) -> bool:
+        """Return whether a decision was made within it."""
+        return self.since_s <= record.get("wall_s", 0.0) <= self.until_s
+
+
+def span_of(ledger: LedgerFile, since: str | None, until: str | None) -> Span:
+    """Return the span between two times as people write them: ``02:00``, ``02:00:30`` or ``2026-01-05 02:00``.
+
+    A time without a date is the newest one before the ledger's end; an end without a date is the first after the begin.
+    Times are in the planner's time zone, where none is written.
+
+    Raises:
+        ConfigError: one is not a time, or the end is before the begin.
+    """
+    decisions = [record for record in ledger.records if record["type"] == "decision"]
+    if not decisions:
+        return Span()
+    newest = datetime.fromtimestamp(decisions[-1].get("wall_s", 0.0), _zone(decisions[-1]))
+    begin = None if since is None else _wall_time("--since", since, newest, newest)
+    first = newest if begin is None else begin + timedelta(days=1)
+    end = None if until is None else _wall_time("--until", until, newest, first)
+    if begin is not None and end is not None and end < begin:
+        raise ConfigError(f"--until {until}: is before --since {since}; swap them")
+    return Span(
+        -math.inf if begin is None else begin.timestamp(), math.inf if end is None else end.timestamp()
+    )
+
+
+def _wall_time(flag: str, text: str, newest: datetime, latest: datetime) -> datetime:
+    """Return a time in the zone of ``newest``; one without a date is the last that is not after ``latest``."""
+    try:
+        if ":" in text[:3]:
+            found = datetime.combine(latest.date(), time.fromisoformat(text), newest.tzinfo)
+            return found if found <= latest else found - timedelta(days=1)
+        found = datetime.fromisoformat(text)
+    except ValueError as exc:
+        raise ConfigError(f"{flag} {text}: write a time such as 02:00 or 2026-01-05T02:00") from exc
+    return found if found.tzinfo is not None else found.replace(tzinfo=newest.tzinfo)
+
+
+def _zone(record: Record) -> ZoneInfo:
+    return ZoneInfo(record.get("config", {}).get("time_zone", "UTC"))
+
+
+def _clock(record: Record) -> str:
+    """Return when a decision was made by the wall clock; empty where the record does not say."""
+    wall_s = record.get("wall_s")
+    if wall_s is None:
+        return ""
+    zone = _zone(record)
+    return f" ({datetime.fromtimestamp(wall_s, zone):%Y-%m-%d %H:%M:%S} {zone.key})"
+
+
 def select(
-    ledger: LedgerFile, *, last: int, decision_id: str | None, with_unchanged: bool = True
+    ledger: LedgerFile,
+    *,
+    last: int | None,
+    decision_id: str | None,
+    with_unchanged: bool = True,
+    span: Span | None = None,
 ) -> list[Record]:
     """Return the wanted decision records, oldest first, each with its ``actuations`` and complete ``config``.
 
-    The newest ``last`` of them, or the one of an id. Decisions that changed nothing count only ``with_unchanged``,
-    and the newest of them where no decision changed anything. In a ledger the performance profile of mode sla is in
-    the header before a decision. Raises `ConfigError` for an unknown id.
+    The newest ``last`` of them (None: all), or the one of an id. Decisions that changed nothing count only
+    ``with_unchanged``, and without a ``span`` the newest of them where no decision changed anything. In a ledger the
+    performance profile of mode sla is in the header before a decision. Raises `ConfigError` for an unknown id.
     """
     outcomes: dict[str, list[Record]] = {}
     for record in ledger.records:
@@ -44,8 +115,10 @@ def select(
             there = f"{known[0]} to {known[-1]}" if known else "none"
             raise ConfigError(f"--id: no decision {decision_id!r}; the ledger holds {there}")
     else:
-        wanted = decisions if with_unchanged else [each for each in decisions if is_change(each)]
-        chosen = (wanted or decisions[-1:])[-last:]
+        within = decisions if span is None else [each for each in decisions if span.holds(each)]
+        wanted = within if with_unchanged else [each for each in within if is_change(each)]
+        found = wanted or (decisions[-1:] if span is None else [])
+        chosen = found if last is None else found[-last:]
     return [
         {
             **record,
@@ -76,7 +149,7 @@ def held_in_words(ledger: LedgerFile) -> str:
     count = _sequence(newest) - since
     sentences = "; ".join(role["sentence"] for role in newest["decision"]["roles"])
     at_s = newest["at_s"] - newest["origin_s"]
-    return f"{count:,} decisions since then changed nothing; the newest at {at_s:,.0f} s: {sentences}"
+    return f"{count:,} decisions since then changed nothing; the newest at {at_s:,.0f} s{_clock(newest)}: {sentences}"
 
 
 def in_words(record: Record) -> str:
@@ -87,8 +160,9 @@ def in_words(record: Record) -> str:
     elapsed_s = record["at_s"] - record["origin_s"]
     mode = ", no-operation" if decision["no_operation"] else ""
     pulls = f"{len(record['window']['pulls'])} pulls, " if "window" in record else ""
-    gpus = f"GPUs {decision['gpus']} -> {decision['gpus_after']} ({budget})"
-    lines = [f"{decision['id']}  {record['kind']} at {elapsed_s:.0f} s, {pulls}{gpus}{mode}"]
+    lines = [
+        f"{decision['id']}  {record['kind']} at {elapsed_s:.0f} s{_clock(record)}, {pulls}{_gpus(record)} ({budget}){mode}"
+    ]
     lines += [f"  {line}" for line in (_grant(record), _demand(record), _supply(record)) if line]
     if not decision["roles"]:
         lines.append("  no observations")
@@ -103,6 +177,29 @@ def in_words(record: Record) -> str:
         error = f": {actuation['error']}" if actuation["error"] else ""
         lines.append(f"  {actuation['role']} to {actuation['replicas']}: {actuation['outcome']}{error}")
     return "\n".join(lines)
+
+
+def _gpus(record: Record) -> str:
+    """Return the GPUs in use before and after a decision, and how many are in use once what it shrinks has drained."""
+    decision = record["decision"]
+    before, after = decision["gpus"], decision["gpus_after"]
+    words = f"GPUs {before}" if before == after else f"GPUs {before} -> {after}"
+    drained = _drained_gpus(record)
+    return words if drained is None or drained >= after else f"{words}, {drained} once drained"
+
+
+def _drained_gpus(record: Record) -> int | None:
+    """Return the GPUs in use once no worker drains any more; None where the record has no replica counts."""
+    pulls = record.get("window", {}).get("pulls") or [each for each in (record.get("pull"),) if each]
+    if not pulls or not record.get("config"):
+        return None
+    config = config_from({key: value for key, value in record["config"].items() if key != "performance"})
+    desired = {role["role"]: role["desired"] for role in record["decision"]["roles"]}
+    return sum(
+        desired.get(role, pool["ready"] + pool["starting"])
+        * config.engine_gpus(Role(role), pool.get("gpus", 0))
+        for role, pool in pulls[-1]["pools"].items()
+    )
 
 
 def _grant(record: Record) -> str:

@@ -121,7 +121,7 @@ class PlannerLoop:
         self._counted: dict[str, Buckets] = {}
         # The last recorded decision, and how often writing had failed by then: pulls lost since would be
         # missed by a replay.
-        self._written: tuple[list[tuple[Role, int, Reason]], int] | None = None
+        self._written: tuple[list[tuple[Role, int, Reason, str]], int] | None = None
         self._held = 0
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -209,7 +209,7 @@ class PlannerLoop:
     def _record(self, asked: RecordDecision) -> bool:
         """Write a decision to the disk, or count it if the ledger's pulls imply it; return whether it is there."""
         decision = asked.decision
-        says = [(role.role, role.desired, role.reason) for role in decision.roles]
+        says = [(role.role, role.desired, role.reason, role.rule) for role in decision.roles]
         written = self._written
         is_made_again = decision.is_hold and asked.kind is DecisionKind.ADJUSTMENT
         if is_made_again and self._held < HELD_MOST and written == (says, self._ledger.errors):

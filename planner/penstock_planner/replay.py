@@ -114,14 +114,16 @@ def replay(ledger: LedgerFile, on_record: OnRecord = lambda _number: None) -> Re
 def _decided(decision: Decision) -> Any:
     """Return a decision without its explanations, whose wording may change between versions; reasons and numbers stay.
 
-    Explanations are the sentences of the roles and the rules that they name, which older ledgers lack, and what follows the
-    first ``:`` or ``;`` of a step's outcome.
+    Explanations are the sentences of the roles, the rules that they name and what those keep, which older ledgers lack, and
+    what follows the first ``:`` or ``;`` of a step's outcome.
     """
     return to_plain(
         replace(
             decision,
             roles=tuple(
-                replace(role, sentence="", rule="", steps=tuple(map(_without_explanation, role.steps)))
+                replace(
+                    role, sentence="", rule="", kept=None, steps=tuple(map(_without_explanation, role.steps))
+                )
                 for role in decision.roles
             ),
         )

@@ -5,7 +5,7 @@ It follows the interval's pulls, then proposes one change per role.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -13,6 +13,7 @@ from penstock.api import Role
 from penstock.core.errors import ConfigError
 from penstock_planner.decide.adaptive import rules, signals
 from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight
+from penstock_planner.decide.adaptive.kept import Clock, kept_by
 from penstock_planner.decide.adaptive.looking_back import late_price_gpu_s, looked_back
 from penstock_planner.decide.adaptive.memory import HOLD_S, AdaptiveMemory, hold_s
 from penstock_planner.decide.adaptive.observed import ObservedWorkers
@@ -237,8 +238,29 @@ def _draft(
                 amount=amount,
                 rule=found.step.name,
             )
-    made = replace(_spared(blank, case, window, memory), yields=_yields(blank, case, window, memory))
+    spared = _explained(_spared(blank, case, window, memory), case, findings, pull, config)
+    made = replace(spared, yields=_yields(blank, case, window, memory))
     return replace(made, gives=_gives(case, window, memory)) if config.switches_roles else made
+
+
+def _explained(
+    proposal: RoleProposal,
+    case: rules.Case,
+    lacking: Sequence[rules.RoleFinding],
+    pull: Pull,
+    config: DecideConfig,
+) -> RoleProposal:
+    """Return a proposal that changes nothing with what holds it, where that is not demand itself."""
+    if proposal.reason is not Reason.WITHIN_CAPACITY:
+        return proposal
+    for found in lacking:
+        if found.waits_for:
+            return replace(proposal, detail=f"{found.detail}, but {found.waits_for}", rule=found.step.name)
+    needs, clock = rules.needed(case), Clock.of(pull, config)
+    kept = kept_by(case, clock) if needs < case.pool.replicas else None
+    if kept is None:
+        return proposal
+    return replace(proposal, detail=kept.in_words(needs, clock), rule=kept.rule, kept=kept.kept(needs))
 
 
 def _at_most(replicas: int, config: DecideConfig) -> int:

@@ -73,6 +73,7 @@ class DecideConfig:
         parameters: What the policy itself is set to, of its own model; None: the model's defaults, or it has none.
         grant: GPUs that a pool lets the graph hold now, in place of ``max_gpu_budget``; None: it is in no pool.
         grant_note: Which pool that is, and who holds what the graph lacks; words.
+        speed: Simulated seconds per real one, > 0; no rule reads it, only the clock times in sentences.
     """
 
     adjustment_interval_s: float = 30.0
@@ -112,6 +113,7 @@ class DecideConfig:
     parameters: Any = None
     grant: int | None = None
     grant_note: str = ""
+    speed: float = 1.0
 
     @property
     def policy(self) -> PlannerPolicy:

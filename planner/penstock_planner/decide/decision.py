@@ -135,13 +135,29 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """Why replicas stay that demand alone does not need.
+
+    Attributes:
+        needs: Replicas that demand alone asks to keep, >= 1.
+        since_s: When the cause began, simulated seconds; None: not known.
+        until_s: When it ends at the latest unless load returns, simulated seconds; None: it has no end.
+    """
+
+    needs: int
+    since_s: float | None = None
+    until_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RoleDecision:
     """What happens to one role.
 
     Attributes:
         desired: At most ``max_step`` from current; a withdrawal asks for one less than the scale-up did.
         sentence: For people: "decode 2 -> 3: KV 0.93 > 0.90".
-        rule: Name of the rule that decided, as its step has it; empty: no rule asked for a change, or held one back.
+        rule: Name of the rule that decided; empty: no rule asked for a change, or held one back.
+        kept: What demand alone needs, where ``rule`` keeps more than that; None: it keeps no more.
     """
 
     role: Role
@@ -152,6 +168,7 @@ class RoleDecision:
     sentence: str
     steps: tuple[Step, ...]
     rule: str = ""
+    kept: Kept | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +218,7 @@ class RoleProposal:
         yields: Why nothing but a trial keeps one of its replicas, in words; empty: more does, or none is on trial.
         arriving_worth: Workers' worth that what arrives asks for, without what queues; None: not known.
         rule: Name of the rule that gave the reason; empty: none did.
+        kept: As of the decision.
     """
 
     role: Role
@@ -215,6 +233,7 @@ class RoleProposal:
     yields: str = ""
     arriving_worth: float | None = None
     rule: str = ""
+    kept: Kept | None = None
 
     @property
     def change(self) -> int:
@@ -237,6 +256,7 @@ class RoleProposal:
             amount=amount,
             steps=(*self.steps, step),
             rule=step.name,
+            kept=None,
         )
 
     def held(self, reason: Reason, detail: str, step: Step) -> RoleProposal:
@@ -248,6 +268,7 @@ class RoleProposal:
             detail=f"{self.detail}, but {detail}",
             steps=(*self.steps, step),
             rule=step.name,
+            kept=None,
         )
 
 

@@ -172,7 +172,8 @@ def roll_back(
 def _finish(proposal: RoleProposal) -> RoleDecision:
     current = proposal.pool.replicas
     desired = current + proposal.change
-    change = f"{current} -> {desired}" if desired != current else f"{current}"
+    stays = f"stays at {current}" if proposal.kept is not None else f"{current}"
+    change = f"{current} -> {desired}" if desired != current else stays
     sentence = f"{proposal.role.value} {change}: {proposal.detail}"
     return RoleDecision(
         proposal.role,
@@ -183,4 +184,5 @@ def _finish(proposal: RoleProposal) -> RoleDecision:
         sentence,
         proposal.steps,
         proposal.rule,
+        proposal.kept,
     )

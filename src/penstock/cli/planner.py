@@ -83,31 +83,55 @@ def decide(file: Path | None, example: bool, mode: str | None, profile: str | No
 @LOG_DIR
 @NAMESPACE
 @click.option(
-    "--last", type=click.IntRange(min=1), default=1, show_default=True, help="How many changes to explain."
+    "--last",
+    type=click.IntRange(min=1),
+    help="How many to explain, the newest ones (1; with --since or --until: all).",
 )
+@click.option(
+    "--since",
+    metavar="TIME",
+    help="Explain decisions from then on, wall clock: 02:00 or 2026-01-05T02:00, in planner.timeZone.",
+)
+@click.option("--until", metavar="TIME", help="Explain decisions up to then.")
 @click.option("--all", "with_unchanged", is_flag=True, help="Include decisions that changed nothing.")
+@click.option(
+    "--changes",
+    "only_changes",
+    is_flag=True,
+    help="With --since or --until: leave out decisions that changed nothing.",
+)
 @click.option("--id", "decision_id", help="Explain only this decision, such as d000012.")
 @option.as_json("The ledger's records as a JSON array.")
 def explain(
     *,
     log_dir: Path | None,
     namespace: str | None,
-    last: int,
+    last: int | None,
+    since: str | None,
+    until: str | None,
     with_unchanged: bool,
+    only_changes: bool,
     decision_id: str | None,
     as_json: bool,
 ) -> None:
     """Explain why the last changes were made, rule by rule with the numbers, and why nothing has changed since."""
     folder = ledger_folder(log_dir, namespace)
-    newest = (
-        None if decision_id is not None else last if with_unchanged else 1
-    )  # changes are never only counted
-    ledger = read_ledger(folder, newest=newest)
+    if with_unchanged and only_changes:
+        raise click.UsageError("--all and --changes exclude each other; give one")
+    has_span = since is not None or until is not None
+    with_unchanged = with_unchanged or (has_span and not only_changes)
+    last = 1 if last is None and not has_span else last
+    newest = None if decision_id is not None or has_span else last
+    # Changes are never only counted.
+    ledger = read_ledger(folder, newest=newest if with_unchanged or decision_id is not None else 1)
     _notes(ledger.notes)
     try:
-        records = explaining.select(ledger, last=last, decision_id=decision_id, with_unchanged=with_unchanged)
+        span = explaining.span_of(ledger, since, until) if has_span else None
+        records = explaining.select(
+            ledger, last=last, decision_id=decision_id, with_unchanged=with_unchanged, span=span
+        )
         words = [] if as_json else [explaining.in_words(record) for record in records]
-        is_part = not (as_json or with_unchanged or decision_id is not None)
+        is_part = not (as_json or with_unchanged or has_span or decision_id is not None)
         held = explaining.held_in_words(ledger) if is_part else ""
         left = next((each["remembered"] for each in ledger.records[::-1] if each.get("remembered")), None)
         former = "" if left is None else learnt.former_run_in_words(Remembered(**left), folder, time.time())
@@ -124,7 +148,7 @@ def explain(
         if former:
             say(former)
     else:
-        say("no decision yet", err=True)
+        say("no such decision in this span" if has_span else "no decision yet", err=True)
 
 
 @planner.command()

@@ -137,6 +137,11 @@ def quarter_of_week(at_s: float, time_zone: str) -> int:
     return local.weekday() * 96 + local.hour * 4 + local.minute // 15
 
 
+def clock_at(at_s: float, time_zone: str) -> str:
+    """Return hour and minute as clocks in the time zone show them: ``02:10``."""
+    return f"{_local(at_s, time_zone):%H:%M}"
+
+
 @lru_cache(maxsize=64)
 def _zone(name: str) -> ZoneInfo:
     return ZoneInfo(name)

@@ -6,6 +6,7 @@ Each rule gives a finding with its numbers, whether it applies or not, so that `
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -25,6 +26,9 @@ from penstock_planner.decide.adaptive.trial import Trial
 from penstock_planner.decide.decision import Reason, Step, count_of
 from penstock_planner.decide.observation import PoolCounts
 
+LASTS = "a replica starts only once demand has lasted for a start-up"
+ALONE = "no requests overlap, so what a worker could compute is not known to be too little"
+
 
 @dataclass(frozen=True, slots=True)
 class RoleFinding:
@@ -34,11 +38,13 @@ class RoleFinding:
         reason: For the decision, if it applies.
         detail: In words and numbers.
         step: For the record.
+        waits_for: What keeps a rule whose condition holds from applying, in words; empty: nothing does.
     """
 
     reason: Reason
     detail: str
     step: Step
+    waits_for: str = ""
 
     @property
     def applies(self) -> bool:
@@ -236,13 +242,13 @@ def _served_late(case: Case, trial: Trial) -> RoleFinding:
         "helped": {None: "unknown", True: "yes", False: "no"}[trial.helped],
     }
     applies = is_late and trial.is_over and not case.pool.starting
-    in_vain = "; one more replica was tried and did not help" if is_late and trial.helped is False else ""
-    step = Step("served", inputs, case.allowed, grows(applies) + in_vain)
+    in_vain = "one more replica was tried and did not help" if is_late and trial.helped is False else ""
+    step = Step("served", inputs, case.allowed, grows(applies) + (in_vain and f"; {in_vain}"))
     detail = (
         f"{trial.share:.1%} of the last {trial.first:.0f} requests missed TTFT or ITL for reasons the "
-        f"model does not explain (allowed {case.allowed:.1%}); adding one replica on trial"
-    )
-    return RoleFinding(Reason.SERVED_LATE, detail, step)
+        f"model does not explain (allowed {case.allowed:.1%})"
+    ) + ("; adding one replica on trial" if applies else "")
+    return RoleFinding(Reason.SERVED_LATE, detail, step, in_vain)
 
 
 def _trial_after(case: Case, trial: Trial) -> RoleFinding:
@@ -281,7 +287,9 @@ def _demand(case: Case, work: WorkView) -> RoleFinding:
         f"{most * able:,.0f} ({most:.0%} of the {able:,.0f} that {count_of(workers, 'worker')} can "
         f"compute{why})"
     )
-    return RoleFinding(Reason.DEMAND_ABOVE_CAPACITY, detail, Step("demand", inputs, most, grows(applies)))
+    waits_for = "" if applies or not is_above else ALONE if work.is_alone else LASTS
+    step = Step("demand", inputs, most, grows(applies))
+    return RoleFinding(Reason.DEMAND_ABOVE_CAPACITY, detail, step, waits_for)
 
 
 def _expected(case: Case, work: WorkView) -> float:
@@ -345,7 +353,9 @@ def _backlog(case: Case, work: WorkView) -> RoleFinding:
         f"projected backlog in {horizon_s:.0f} s: {left:,.0f} tokens; {able} more than {most_s:.0f} s to "
         "clear it"
     )
-    return RoleFinding(Reason.BACKLOG_ABOVE_SLO, detail, Step("backlog", inputs, most_s, grows(applies)))
+    waits_for = "" if applies or clears_s <= most_s else ALONE if work.is_alone else LASTS
+    step = Step("backlog", inputs, most_s, grows(applies))
+    return RoleFinding(Reason.BACKLOG_ABOVE_SLO, detail, step, waits_for)
 
 
 def _first_wait(case: Case) -> RoleFinding:
@@ -377,10 +387,16 @@ def _kv(case: Case, kv: KvView) -> RoleFinding:
         "workers": workers,
     }
     detail = (
-        f"projected KV usage of {count_of(workers, 'worker')} in {case.horizon_s:.0f} s: {ahead:.2f}, "
-        f"above {most:.2f}"
+        f"projected KV usage of {count_of(workers, 'worker')} in {case.horizon_s:.0f} s: "
+        f"{_usage_in_words(ahead)}, above {most:.2f}"
     )
-    return RoleFinding(Reason.KV_ABOVE_CAPACITY, detail, Step("kv", inputs, most, grows(applies)))
+    waits_for = LASTS if ahead > most and case.is_early else ""
+    return RoleFinding(Reason.KV_ABOVE_CAPACITY, detail, Step("kv", inputs, most, grows(applies)), waits_for)
+
+
+def _usage_in_words(usage: float) -> str:
+    """Return a mean KV usage; above 1 it is an estimate of what waits, which ends at a bound, so no number is given."""
+    return "more than full" if usage > 1.0 else f"{usage:.2f}"
 
 
 def _kv_expected(case: Case, kv: KvView) -> float:
@@ -392,13 +408,45 @@ def _kept_rate(work: WorkView, sigmas: float) -> float:
     return max(ahead, work.far_rate, work.level.now + work.level.error, work.far_recalled)
 
 
-def _work_after(case: Case, work: WorkView) -> RoleFinding:
-    workers, kept = case.pool.replicas - 1, case.workers.restraint
-    rate = _kept_rate(work, kept.sigmas)
+def is_enough(case: Case, workers: int) -> bool:
+    """Return whether so many workers, fewer than there are, are all that demand alone asks to keep."""
+    if case.work is not None:
+        busy, most = _busy_with(case, case.work, workers)
+        if busy > most:
+            return False
+    if case.kv is not None and _kv_with(case, case.kv, workers) > case.workers.restraint.kv:
+        return False
+    return case.gaps is None or (workers > 0 and case.gaps.itl_with(workers) <= case.gaps.after_s)
+
+
+def needed(case: Case) -> int:
+    """Return the replicas that demand alone asks to keep, 1 to those that there are."""
+    replicas = case.pool.replicas
+    if not is_enough(case, replicas - 1):
+        return replicas
+    return max(1, bisect_left(range(replicas), True, key=lambda workers: is_enough(case, workers)))
+
+
+def _busy_with(case: Case, work: WorkView, workers: int) -> tuple[float, float]:
+    """Return how busy so many workers, fewer than there are, would be, and how busy they may be."""
+    rate = _kept_rate(work, case.workers.restraint.sigmas)
     able = workers * (work.tokens_per_s or 0.0)
     busy = rate / able if able else (math.inf if rate > 0 or work.backlog_tokens > 0 else 0.0)
     is_prompt = case.hindsight is None or case.hindsight.growth is Growth.PROMPT
     most = (case.workers.busy_after if is_prompt else case.workers.busy_most)(case.role, workers)
+    return busy, most
+
+
+def _kv_with(case: Case, kv: KvView, workers: int) -> float:
+    """Return the mean KV usage of so many workers, fewer than there are."""
+    load = kv.moved(case.pool.ready, workers)
+    return max(load, kv.decoding.load_on(workers)) / workers if workers else math.inf
+
+
+def _work_after(case: Case, work: WorkView) -> RoleFinding:
+    workers, kept = case.pool.replicas - 1, case.workers.restraint
+    rate = _kept_rate(work, kept.sigmas)
+    busy, most = _busy_with(case, work, workers)
     applies = busy <= most
     inputs = {
         "workers_after": workers,
@@ -417,14 +465,13 @@ def _work_after(case: Case, work: WorkView) -> RoleFinding:
 
 def _kv_after(case: Case, kv: KvView) -> RoleFinding:
     workers, kept = case.pool.replicas - 1, case.workers.restraint
-    load = kv.moved(case.pool.ready, workers)
-    usage = max(load, kv.decoding.load_on(workers)) / workers if workers else math.inf
+    load, usage = kv.moved(case.pool.ready, workers), _kv_with(case, kv, workers)
     applies = usage <= kept.kv
     inputs = {"workers_after": workers, "kv_load": load, "projected_kv": usage}
     step = Step("projected_kv", inputs, kept.kv, "shrink" if applies else "hold")
     return RoleFinding(
         Reason.SPARE_CAPACITY,
-        f"KV usage of {count_of(workers, 'worker')} would be {usage:.2f}, within the maximum of "
+        f"KV usage of {count_of(workers, 'worker')} would be {_usage_in_words(usage)}, within the maximum of "
         f"{kept.kv:.2f}",
         step,
     )

@@ -95,6 +95,11 @@ class Trial:
         """Whether the role may ask for another: none is on trial, and none was so in vain of late."""
         return not self.tried or self.helped is True
 
+    @property
+    def holds_s(self) -> float:
+        """Return for how long a trial runs at most, and for how long what it found is believed."""
+        return HOLDS_S * 2 ** max(0, min(self.vain, VAIN_MOST) - 1)
+
     def is_late(self, allowed: float) -> bool:
         """Return whether so many are late that chance does not explain it, where a share may be."""
         expected = allowed * self.first
@@ -137,8 +142,7 @@ class Trial:
     def _aged(self, dt_s: float) -> Trial:
         """Return it so much later; what was found is forgotten after its time, a trial of which nothing comes as well."""
         age_s = self.age_s + dt_s
-        holds_s = HOLDS_S * 2 ** max(0, min(self.vain, VAIN_MOST) - 1)
-        if self.tried and age_s > holds_s:
+        if self.tried and age_s > self.holds_s:
             return replace(self, tried=0, helped=None, age_s=0.0)
         return replace(self, age_s=age_s)
 
