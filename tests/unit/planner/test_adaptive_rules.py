@@ -101,6 +101,11 @@ def _spare(case, name):
             "projected KV usage of 1 worker in 7 s: 0.80, above 0.70",
         ),
         (
+            # An estimate of what waits, which ends at a bound: 2.00 would look measured.
+            partial(_lack, _case(role=D, kv=_kv(2.0)), "kv"),
+            "projected KV usage of 1 worker in 7 s: more than full, above 0.70",
+        ),
+        (
             partial(_lack, _case(role=D, gaps=Gaps()), "itl"),
             "projected ITL of 1 worker: 60.0 ms (target 40 ms)",
         ),

@@ -14,7 +14,7 @@ from penstock_planner import decision_input
 from penstock_planner.decide.config import Mode
 from penstock_planner.decide.observation import Demand
 from penstock_planner.decide.pipeline import decide
-from penstock_planner.explain import held_in_words, in_words, select
+from penstock_planner.explain import held_in_words, in_words, select, span_of
 from penstock_planner.ledger import LedgerFile, read_ledger
 from penstock_planner.replay import replay, settings, what_if
 
@@ -137,7 +137,7 @@ def test_a_wrong_what_if_is_refused(pair):
 def test_explain_tells_the_last_decisions_rule_by_rule(folder):
     """Sentence, reason, steps with their numbers, and what became of it."""
     text = _invoke("explain", "--log-dir", folder, "--id", "d000001").stdout
-    assert "d000001  adjustment at 30 s, 30 pulls, GPUs 2 -> 3 (budget 8)" in text
+    assert "d000001  adjustment at 30 s (2023-11-14 22:30:30 UTC), 30 pulls, GPUs 2 -> 3 (budget 8)" in text
     assert "decode 1 -> 2: KV 0.95 > 0.90  [thresholds: above_threshold]" in text
     assert "thresholds   mean=0.95 down=0.5 up=0.9 against 0.9 => above_threshold" in text
     assert "decode to 2: applied" in text
@@ -170,6 +170,70 @@ def test_explain_shows_changes_and_says_in_one_line_what_has_held_since():
     assert len(select(ledger, last=5, decision_id=None)) == 5
     held = "4 decisions since then changed nothing; the newest at 60 s: decode 2: within"
     assert held_in_words(ledger) == held
+
+
+NEWEST_S = 1767580200.0
+"""2026-01-05 02:30:00 UTC."""
+
+
+def _night():
+    """A decision every ten minutes until 02:30, the one at 02:10 a change."""
+    roles = [{"role": "decode", "sentence": "decode 2: within", "reason": "within", "steps": []}]
+    records = [_decision(n, roles, 2 if n == 4 else 1) for n in range(7)]
+    return LedgerFile(
+        tuple({**each, "wall_s": NEWEST_S - 600.0 * (6 - n)} for n, each in enumerate(records)), (), ()
+    )
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "found"),
+    [
+        ("02:10", None, [4, 5, 6]),
+        ("02:10", "02:20", [4, 5]),
+        (None, "01:40:30", [0, 1]),
+        ("2026-01-05 02:20", None, [5, 6]),
+        ("2026-01-05T03:20+01:00", None, [5, 6]),
+        ("02:31", None, [0, 1, 2, 3, 4, 5, 6]),
+        ("02:21", "02:29", []),
+    ],
+)
+def test_explain_shows_the_decisions_of_a_span_of_the_wall_clock(since, until, found):
+    """A time without a date is the newest one before the ledger's end: 02:31 was yesterday."""
+    ledger = _night()
+    shown = select(ledger, last=None, decision_id=None, span=span_of(ledger, since, until))
+    assert [int(each["decision"]["id"][1:]) for each in shown] == found
+
+
+def test_explain_shows_the_changes_of_a_span_alone_if_asked():
+    """Those of an empty span are none: not the newest decision instead."""
+    ledger = _night()
+    for since, found in (("02:00", ["d000004"]), ("02:20", [])):
+        span = span_of(ledger, since, None)
+        shown = select(ledger, last=None, decision_id=None, with_unchanged=False, span=span)
+        assert [each["decision"]["id"] for each in shown] == found
+    assert "(2026-01-05 02:10:00 UTC)" in in_words(ledger.records[4])
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "message"),
+    [
+        ("half past two", None, "--since half past two: write a time such as 02:00"),
+        ("25:00", None, "--since 25:00: write a time"),
+        ("2026-01-05 02:20", "2026-01-05 02:00", "--until 2026-01-05 02:00: is before --since"),
+    ],
+)
+def test_a_wrong_span_is_refused(since, until, message):
+    """With the option, the value and what to write."""
+    with pytest.raises(ConfigError, match=message):
+        span_of(_night(), since, until)
+
+
+def test_explain_says_how_many_gpus_are_left_once_a_worker_has_drained(folder):
+    """A draining worker holds its GPU for now."""
+    records = select(read_ledger(folder), last=None, decision_id=None)
+    (shrunk,) = (each for each in records if any(r["action"] == "down" for r in each["decision"]["roles"]))
+    assert shrunk["decision"]["gpus_after"] == shrunk["decision"]["gpus"] == 3
+    assert "GPUs 3, 2 once drained (budget 8)" in in_words(shrunk)
 
 
 @pytest.mark.parametrize(
