@@ -30,7 +30,7 @@ class Span:
 
     def holds(self, record: Record) -> bool:
         """Return whether a decision was made within it."""
-        return self.since_s <= record.get("wall_s", 0.0) <= self.until_s
+        return self.since_s <= float(record.get("wall_s", 0.0)) <= self.until_s
 
 
 def span_of(ledger: LedgerFile, since: str | None, until: str | None) -> Span:
@@ -196,7 +196,7 @@ def _drained_gpus(record: Record) -> int | None:
     config = config_from({key: value for key, value in record["config"].items() if key != "performance"})
     desired = {role["role"]: role["desired"] for role in record["decision"]["roles"]}
     return sum(
-        desired.get(role, pool["ready"] + pool["starting"])
+        int(desired.get(role, pool["ready"] + pool["starting"]))
         * config.engine_gpus(Role(role), pool.get("gpus", 0))
         for role, pool in pulls[-1]["pools"].items()
     )

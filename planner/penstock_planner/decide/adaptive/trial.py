@@ -98,7 +98,7 @@ class Trial:
     @property
     def holds_s(self) -> float:
         """Return for how long a trial runs at most, and for how long what it found is believed."""
-        return HOLDS_S * 2 ** max(0, min(self.vain, VAIN_MOST) - 1)
+        return float(HOLDS_S * 2 ** max(0, min(self.vain, VAIN_MOST) - 1))
 
     def is_late(self, allowed: float) -> bool:
         """Return whether so many are late that chance does not explain it, where a share may be."""
