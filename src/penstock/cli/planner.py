@@ -85,7 +85,7 @@ def decide(file: Path | None, example: bool, mode: str | None, profile: str | No
 @click.option(
     "--last",
     type=click.IntRange(min=1),
-    help="How many to explain, the newest ones (1; with --since or --until: all).",
+    help="How many to explain, the newest ones (default: 1; with --since or --until: all).",
 )
 @click.option(
     "--since",
