@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.api import GraphDeployment, dotted
-from penstock.api.manifests.validation import problems_outside_pools
+from penstock.api.manifests.validation import problems_outside_pools, validated
 from penstock.core.errors import ManifestProblem
 from penstock.core.lru_cache import LruCache
 from penstock.kube.objects.served import ServedSpec, current_spec, kept_spec, with_spec
 from penstock_operator.observed import ObservedGraph
 from penstock_operator.queue import Key
 from penstock_operator.trim import Object
-from penstock_operator.validity import ValidatedGraph, validated
+
+ValidatedGraph = tuple[GraphDeployment | None, tuple[ManifestProblem, ...]]
 
 MODELS: Final = 256
 """Validated graphs that are kept for the next reconcile; one at rest needs none. Chosen: five megabytes."""

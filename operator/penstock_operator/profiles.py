@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from penstock.api import GraphDeployment, ProfilePhase, ProfileRequest, dotted
-from penstock.api.manifests.validation import template_of
-from penstock.core.errors import InvalidSpecError, ManifestProblem, NotFoundError
+from penstock.api.manifests.validation import template_of, validated
+from penstock.core.errors import InvalidSpecError, ManifestProblem, NotFoundError, one_line
 from penstock.core.logs import get_logger
 from penstock.core.stamps import stamp
 from penstock.kube.events import EventMessage
@@ -29,7 +29,6 @@ from penstock_operator.queue import Key, RateLimits, WorkQueue, serve
 from penstock_operator.reconcile import Dependencies
 from penstock_operator.resources.profile import profile_objects
 from penstock_operator.trim import Object, trim_child
-from penstock_operator.validity import message_of, validated
 from penstock_operator.workloads import is_own
 
 WAIT_S: Final = 5.0
@@ -100,7 +99,7 @@ class Profiles:
         """Apply the request's other objects, and then its Job."""
         request, problems = validated(ProfileRequest, raw)
         if request is None:
-            return Outcome(ProfilePhase.FAILED, "InvalidSpec", message_of(problems))
+            return Outcome(ProfilePhase.FAILED, "InvalidSpec", one_line(problems))
         graph, waiting = self._graph(key[0], request)
         if graph is None:
             return waiting
@@ -110,7 +109,7 @@ class Profiles:
         try:
             *before, job = map(stamped, profile_objects(request, graph, context))
         except InvalidSpecError as exc:
-            return Outcome(ProfilePhase.FAILED, "InvalidSpec", message_of(exc.problems))
+            return Outcome(ProfilePhase.FAILED, "InvalidSpec", one_line(exc.problems))
         for stage in (before, [job]):
             applied = await self._parts.applier.apply(stage, {}, owner)
             if (trouble := _trouble(applied)) is not None:
@@ -122,14 +121,14 @@ class Profiles:
         name = request.spec.graph
         if name is None:
             found, model = template_of(request)
-            wrong = message_of(ManifestProblem(path=dotted(path), message=message) for path, message in found)
+            wrong = one_line(ManifestProblem(path=dotted(path), message=message) for path, message in found)
             return model, Outcome(ProfilePhase.FAILED, "InvalidSpec", wrong)
         raw = self._parts.cluster.snapshot((namespace, name)).graph
         if raw is None:
             message = f"GraphDeployment {name} is not there; apply it, or write template in place of graph"
             return None, Outcome(ProfilePhase.PENDING, "GraphMissing", message)
         graph, problems = validated(GraphDeployment, raw)
-        return graph, Outcome(ProfilePhase.PENDING, "GraphInvalid", message_of(problems))
+        return graph, Outcome(ProfilePhase.PENDING, "GraphInvalid", one_line(problems))
 
     async def _observe(self, key: Key, raw: Object, job: Object) -> Outcome:
         name = _config_map(raw)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from penstock.api import GraphDeployment
-from penstock.core.errors import ClusterError, InvalidSpecError, ManifestProblem, UnavailableError
+from penstock.core.errors import ClusterError, InvalidSpecError, ManifestProblem, UnavailableError, one_line
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
 from penstock.kube.events import EventMessage, EventRecorder
@@ -29,7 +29,7 @@ from penstock.kube.objects.served import ServedSpec
 from penstock_operator.apply import Applied, Applier, failure_of
 from penstock_operator.claims import ClaimReader
 from penstock_operator.cluster import Cluster, GraphSnapshot
-from penstock_operator.convergence import Convergence
+from penstock_operator.convergence import Convergence, WantedObjects
 from penstock_operator.draining import Drains
 from penstock_operator.edits import Edits
 from penstock_operator.gates import Gates
@@ -38,7 +38,6 @@ from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.namespaces import NamespaceAllowances
 from penstock_operator.observed import ObservedGraph
 from penstock_operator.plan.budget import Releases
-from penstock_operator.plan.needed_kinds import needed_kinds
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.replicas import ReplicasPlan, ServiceState
 from penstock_operator.plan.status_input import Failure, StatusInput, observed_status_input
@@ -46,11 +45,9 @@ from penstock_operator.pools.driver import GpuPools
 from penstock_operator.pools.grant import PoolGrant, effective_budget
 from penstock_operator.queue import Key
 from penstock_operator.reporting import Findings, Reporter
-from penstock_operator.resources.metadata import BuildContext, inherit
+from penstock_operator.resources.metadata import BuildContext, inherit, needed_kinds
 from penstock_operator.scaling import Scaling
 from penstock_operator.trim import Object
-from penstock_operator.validity import message_of
-from penstock_operator.wanted import WantedObjects
 
 DRAIN_REQUEUE_S: Final = 1.0
 """Between two reconciles while workers drain; as far apart as two readings that find one idle must be."""
@@ -176,7 +173,7 @@ class Reconciler:
                 problems = problems or exc.problems
                 continue
             self._edits.note_served(graph)
-            self._parts.pools.report(key, graph.uid, graph.labelled, plan.bid)
+            self._parts.pools.report(raw, model, plan.bid)
             return await self._carry_out(graph, plan, wanted)
         if not valid.edits or not snapshot.pods:
             return await self._invalid(key, raw, snapshot, grant, problems)
@@ -207,8 +204,12 @@ class Reconciler:
             kinds=frozenset(kinds),
             in_pool=grant is not None,
         )
+        planner = (
+            {} if grant is not None and grant.is_planner_silent else (raw.get("status") or {}).get("planner")
+        )
         return ObservedGraph(
             key,
+            raw["metadata"]["uid"],
             model,
             raw,
             snapshot,
@@ -216,6 +217,8 @@ class Reconciler:
             self._parts.now_s(),
             served=served,
             effective=effective_budget(model, grant),
+            workers=snapshot.workers(),
+            wants=(planner or {}).get("wants") or {},
             paused=paused_by(raw),
             problems=problems,
             grant=grant,
@@ -273,7 +276,7 @@ class Reconciler:
             # With the marks that this reconcile's drains have written.
             [each for each in self._snapshot(graph).workers() if each.uid not in kept],
             budget=graph.effective.gpus,
-            priorities=graph.priorities,
+            priorities=graph.model.spec.priorities,
             replicas={name: each.running for name, each in services.items()},
             now_s=graph.now_s,
             refusals=refusals,
@@ -288,7 +291,7 @@ class Reconciler:
         problems: tuple[ManifestProblem, ...],
     ) -> ReconcileResult:
         """Report every problem of a graph of which no edit was ever carried out; nothing of it is touched."""
-        invalid, refusals = Failure("InvalidSpec", message_of(problems)), Refusals()
+        invalid, refusals = Failure("InvalidSpec", one_line(problems)), Refusals()
         inputs = observed_status_input(raw, snapshot.views(), failure=invalid)
         await self._reporter.status(raw, inputs, refusals, grant)
         await self._reporter.events(key, raw, inputs, refusals, invalid=invalid)

@@ -17,13 +17,13 @@ from penstock_operator.cluster import GraphSnapshot
 from penstock_operator.observed import ObservedGraph
 from penstock_operator.plan.budget import Waiting
 from penstock_operator.plan.diagnose import Category
-from penstock_operator.plan.needed_kinds import missing_definition
 from penstock_operator.plan.replicas import ServiceState
 from penstock_operator.plan.status import adapter_status, graph_status
 from penstock_operator.plan.status_input import (
     Failure,
     StatusInput,
     late_services,
+    missing_definition,
     status_input,
     worst_failure,
 )

@@ -49,7 +49,11 @@ class Scaling:
         """Return what every service is to have; the loads of pods that may leave are read, nothing is written."""
         pods = graph.workers
         allowed = self._gates.plan(
-            graph.key, pods, budget=graph.effective.gpus, priorities=graph.priorities, now_s=graph.now_s
+            graph.key,
+            pods,
+            budget=graph.effective.gpus,
+            priorities=graph.model.spec.priorities,
+            now_s=graph.now_s,
         )
         services, first_replicas, bid = _service_states(graph)
         for name, pool in _pools(graph, services, allowed).items():
@@ -106,7 +110,7 @@ def _cut_drains(
     graph: ObservedGraph, name: str, plan: ScalePlan, pods: Sequence[PodView]
 ) -> Iterator[EventMessage]:
     """Yield what to say of workers that end before they have drained, since their pool takes their GPUs back."""
-    bound_s = graph.reclaim_s
+    bound_s = None if graph.grant is None else graph.grant.reclaim_s
     for each in pods:
         if bound_s is None or each.drain_since_s is None or each.name not in plan.leaving:
             continue
@@ -167,7 +171,9 @@ def _pools(
     # A rollout that waits for GPUs which only a scale-down can free makes no progress either.
     waiting = blocked_on_budget(allowed, pods)
     pools = {}
-    is_above = graph.grant is not None and allowed.gpus > graph.grant.gpus
+    grant = graph.grant
+    is_above = grant is not None and allowed.gpus > grant.gpus
+    reclaim_s = None if grant is None else grant.reclaim_s
     for name, service in graph.model.spec.workers.items():
         state = services[name]
         rollout = state.rollout
@@ -176,7 +182,7 @@ def _pools(
             desired=state.bounds.replicas,
             spec_replicas=state.running,
             grace_s=drain_grace_s(
-                service.termination_grace_period_seconds, reclaim_s=graph.reclaim_s, is_above=is_above
+                service.termination_grace_period_seconds, reclaim_s=reclaim_s, is_above=is_above
             ),
             rolling=is_rolling and name not in waiting,
             pods=[each for each in pods if each.service == name],

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from penstock.api import GraphDeployment
+from penstock.api.manifests.validation import validated
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import GRAPH_DEPLOYMENT
-from penstock_operator.validity import validated
 from penstock_planner.cluster.fleet import parse
 
 pytestmark = pytest.mark.cluster

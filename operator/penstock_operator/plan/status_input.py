@@ -7,15 +7,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from penstock.api import GraphDeployment, Role, ServiceSpec
+from penstock.api import GraphDeployment, GraphSpec, Role, ServiceSpec
 from penstock.core.ports import WORKER_PORT
+from penstock.kube.kinds import Kind
 from penstock.kube.objects.names import DRAINING, GRAPH_LABEL, SERVICE_LABEL, child_name
 from penstock.kube.objects.served import ServedSpec
 from penstock_operator.plan.budget import Waiting
 from penstock_operator.plan.diagnose import Diagnosis, diagnose
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.replicas import ServiceState
-from penstock_operator.resources.metadata import selector
+from penstock_operator.resources.metadata import needed_kinds, selector
 from penstock_operator.resources.pod import stated_gpu_ceiling
 
 _SLOW_AFTER_STARTUP: float = 0.5
@@ -122,6 +123,12 @@ class StatusInput:
     def gpus(self) -> int:
         """GPUs that workers hold."""
         return sum(each.replicas.gpus for each in self.services.values() if each.role.is_worker)
+
+
+def missing_definition(spec: GraphSpec, served: Collection[Kind]) -> Failure | None:
+    """Return the first needed kind that the cluster does not serve, and its source; None if it serves all."""
+    missing = (message for kind, message in needed_kinds(spec).items() if kind not in served)
+    return next((Failure("MissingCRD", message) for message in missing), None)
 
 
 def worst_failure(found: Iterable[Failure | None]) -> Failure | None:

@@ -185,9 +185,11 @@ class GpuPools:
         else:
             self._views[key] = view
 
-    def report(self, key: Key, uid: str, graph: GraphDeployment, bid: tuple[int, ...]) -> None:
+    def report(self, raw: Object, graph: GraphDeployment, bid: tuple[int, ...]) -> None:
         """Take over what a graph wants: GPUs of each replica, in order of need."""
-        known = _Report(uid, graph, bid)
+        key, metadata = key_of(raw), raw["metadata"]
+        labelled = graph.metadata.model_copy(update={"labels": metadata.get("labels") or {}})
+        known = _Report(metadata["uid"], graph.model_copy(update={"metadata": labelled}), bid)
         if self._reports.get(key) != known:
             self._reports[key] = known
             if key in self._views:

@@ -12,7 +12,8 @@ from contextlib import suppress
 from typing import Any, Final
 
 from penstock.api import ClusterGpuPool, GpuPool, PoolEntry, PoolObject
-from penstock.core.errors import UnavailableError
+from penstock.api.manifests.validation import validated
+from penstock.core.errors import UnavailableError, one_line
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
 from penstock.kube.informer import Informer, key_of
@@ -23,7 +24,6 @@ from penstock_operator.pools.keys import is_of_cluster, kind_of_pool, member_of
 from penstock_operator.pools.observe import entry_of, rows_of
 from penstock_operator.queue import Key
 from penstock_operator.trim import Object, version_of
-from penstock_operator.validity import message_of, validated
 
 SERVED_S: Final = 30.0
 """Between two looks for a kind where the API server does not serve it. Chosen."""
@@ -156,7 +156,7 @@ class PoolWatch:
                 found = None if found is None else found.within(self._labels)
             else:
                 found, problems = validated(GpuPool, pool)
-            self._models[identity] = (found, message_of(problems))
+            self._models[identity] = (found, one_line(problems))
         return self._models[identity]
 
     def entry(self, pool: Object, graph: Object) -> PoolEntry | None:

@@ -14,8 +14,8 @@ from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any, Final
 
-from penstock.api import API_VERSION, GraphDeployment, ProfileRequest
-from penstock.kube.kinds import Kind
+from penstock.api import API_VERSION, GraphDeployment, GraphSpec, ProfileRequest
+from penstock.kube.kinds import INFERENCE_POOL, LEADER_WORKER_SET, Kind
 from penstock.kube.objects.names import (
     GRAPH_LABEL,
     MANAGED_BY,
@@ -24,6 +24,7 @@ from penstock.kube.objects.names import (
     SERVICE_LABEL,
     child_name,
 )
+from penstock.runtimes import runtime_of
 from penstock_operator.resources.accelerators import GPU_RESOURCES
 from penstock_operator.resources.allowances import NOTHING, Allowances
 
@@ -80,6 +81,27 @@ _RELEASE: Final = version("penstock").replace("+", "_")
 
 _OTHERS: Final = ("*kubernetes.io", "*.k8s.io", "penstock.dev", "*helm.sh", "*argoproj.io", "*fluxcd.io")
 """Domains of keys that stay with the graph: tools find their own objects by them, and would prune the children."""
+
+
+def needed_kinds(spec: GraphSpec) -> dict[Kind, str]:
+    """Return the kinds of others' definitions that a graph needs, each with what to say where the cluster lacks it."""
+    found: dict[Kind, str] = {}
+    cluster = runtime_of(spec.runtime).cluster
+    if cluster.kind is not None:
+        kind = f"{cluster.kind.kind} of {cluster.kind.group}"
+        found[cluster.kind] = f"runtime {spec.runtime} needs the kind {kind}, {cluster.kind_source}"
+    over_nodes = sorted(name for name, each in spec.services.items() if each.nodes_per_replica > 1)
+    if over_nodes:
+        found[LEADER_WORKER_SET] = (
+            f"{', '.join(over_nodes)}: nodesPerReplica above 1 needs the kind LeaderWorkerSet, which this "
+            "cluster does not know; install https://lws.sigs.k8s.io, or set nodesPerReplica to 1"
+        )
+    if spec.router.gateway.enabled:
+        found[INFERENCE_POOL] = (
+            "spec.router.gateway.enabled needs the kind InferencePool of inference.networking.k8s.io, which this cluster "
+            "does not know; install https://gateway-api-inference-extension.sigs.k8s.io, or set it to false"
+        )
+    return found
 
 
 def recommended_labels(instance: str, component: str) -> dict[str, str]:

@@ -205,6 +205,13 @@ class GraphSpec(SpecModel):
         return "http" if self.engine.tls is None else "https"
 
     @property
+    def priorities(self) -> dict[str, int]:
+        """``scaling.priority`` by worker service."""
+        return {
+            name: each.scaling.priority for name, each in self.workers.items() if each.scaling is not None
+        }
+
+    @property
     def workers(self) -> dict[str, ServiceSpec]:
         """Services that run the model, by name."""
         return {name: each for name, each in self.services.items() if each.role.is_worker}

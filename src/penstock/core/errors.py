@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,6 +50,11 @@ class ManifestProblem:
         if self.line is not None:
             place = f"{place}:{self.line}"
         return f"{place}: {self.path}: {self.message}" if self.path else f"{place}: {self.message}"
+
+
+def one_line(problems: Iterable[ManifestProblem]) -> str:
+    """Return problems as one line of a condition."""
+    return "; ".join(f"{each.path}: {each.message}" if each.path else each.message for each in problems)
 
 
 class InvalidSpecError(ConfigError):

@@ -25,7 +25,8 @@ from penstock.api.graph import API_VERSION, GraphDeployment
 from penstock.api.pool_rules import as_pool_member
 from penstock.api.profile_request import ProfileRequest
 from penstock.api.renamed import RENAMED_KEYS
-from penstock.api.rule import KeyPath
+from penstock.api.rule import KeyPath, dotted
+from penstock.core.errors import ManifestProblem
 
 MAX_VALUE_CHARS = 60
 """A longer value is cut in a message."""
@@ -190,6 +191,17 @@ def validate(
         else:
             return list(found), (model if not found else None)
     return list(found), None
+
+
+def validated(
+    model: type[_SpecT], raw: Mapping[str, Any]
+) -> tuple[_SpecT | None, tuple[ManifestProblem, ...]]:
+    """Return the user-written part of an object of the cluster as its model, or None with everything wrong with it."""
+    metadata = {key: raw["metadata"][key] for key in ("name", "namespace") if key in raw["metadata"]}
+    manifest = {**{key: raw[key] for key in ("apiVersion", "kind", "spec")}, "metadata": metadata}
+    found, made = validate(model, manifest)
+    problems = tuple(ManifestProblem(path=dotted(path), message=message) for path, message in found)
+    return (made if isinstance(made, model) else None), problems
 
 
 def problems_outside_pools(graph: GraphDeployment) -> list[tuple[KeyPath, str]]:

@@ -8,12 +8,12 @@ from penstock.api import GraphSpec, Role
 from penstock.kube.kinds import INFERENCE_POOL, LEADER_WORKER_SET
 from penstock.kube.objects.names import BUDGET_GATE, DRAINING, SERVING
 from penstock_dynamo.runtime import WORKER_METADATA
-from penstock_operator.plan.needed_kinds import missing_definition
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.status_input import (
     ServiceReplicas,
     ServiceStatusInput,
     count_replicas,
+    missing_definition,
     observed_status_input,
 )
 
