@@ -100,7 +100,9 @@ class Client:
             )
             response = self._connection.getresponse()
             if response.status != 200:
-                return f"status {response.status}: {response.read(500).decode(errors='replace')}", 0
+                # Routers name no server; a proxy on the way does.
+                by = "" if (server := response.getheader("server")) is None else f" by {server}"
+                return f"status {response.status}{by}: {response.read(500).decode(errors='replace')}", 0
             for line in response:
                 if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
                     continue
