@@ -1,4 +1,4 @@
-"""Draw what bench/capacity/RESULTS.md shows: the TTFT percentile by the formulas beside what the simulator does.
+"""Draw what bench/capacity/RESULTS.md shows: the TTFT percentile by the formulas alongside what the simulator does.
 
     python bench/capacity.py docs/images/capacity.png
 

@@ -53,7 +53,7 @@ async def _leave_early(port: int, within_s: float, rng: random.Random) -> None:
 
 
 async def _clients(port: int, count: int, concurrency: int, within_s: float) -> None:
-    """The other process: so many requests, each reset at a random time."""
+    """The other process: this many requests, each reset at a random time."""
     rng, left = random.Random(1), iter(range(count))
 
     async def one_by_one() -> None:

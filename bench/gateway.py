@@ -1,4 +1,4 @@
-"""What a Gateway's question to the endpoint picker adds to TTFT, beside Penstock's own proxy and Envoy without a picker.
+"""What a Gateway's question to the endpoint picker adds to TTFT, alongside Penstock's own proxy and Envoy without a picker.
 
     python bench/gateway.py [--seconds 20] [--rps 100] [--runs 3] [--json]
 

@@ -45,7 +45,7 @@ LOAD_S = 500.0
 
 
 def run(command: list[str], **more: str) -> None:
-    """Run a command in the repository, its variables beside ours; it ends the run where it fails."""
+    """Run a command in the repository, its variables alongside ours; it ends the run where it fails."""
     subprocess.run(command, cwd=ROOT, check=True, env=os.environ | more)
 
 

@@ -67,7 +67,7 @@ async def per_event_ms(follow: Callable[[], Awaitable[int]]) -> float:
 
 
 async def follow_by_informer(client: KubeClient, version: str, events: int) -> int:
-    """Read so many events of the ConfigMap with an informer."""
+    """Read this many events of the ConfigMap with an informer."""
     is_done = asyncio.Event()
     seen = 0
 
@@ -87,7 +87,7 @@ async def follow_by_informer(client: KubeClient, version: str, events: int) -> i
 
 
 async def follow_by_watch(api: kubernetes.aio.client.ApiClient, version: str, events: int) -> int:
-    """Read so many events of the ConfigMap with the official client's Watch, as plain dictionaries."""
+    """Read this many events of the ConfigMap with the official client's Watch, as plain dictionaries."""
     query = {"watch": "true", "resourceVersion": version, "timeoutSeconds": "60", "labelSelector": LABEL}
 
     async def opened(**_: object) -> Any:

@@ -116,7 +116,7 @@ def cpu(workers: int, fleet_steps: int = STEPS) -> Cost:
 
 
 def cost(workers: int, took_s: float, count: int) -> Cost:
-    """Return the cost of so many batches; every other one shares half of its prompt."""
+    """Return the cost of this many batches; every other one shares half of its prompt."""
     tokens = count * PROMPT * 0.75
     return Cost(workers, took_s / count * 1e6, took_s / tokens * 1e6)
 

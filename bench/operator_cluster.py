@@ -5,8 +5,8 @@
 Starts etcd and kube-apiserver from KUBEBUILDER_ASSETS and one operator process, cluster-wide. Reported: seconds
 until every graph has all its children and a status; seconds from a graph's change to its changed Deployment,
 one graph at a time; the process's memory; its processor time and its writes while nothing changes; then, of a second
-process that follows the killed one, the seconds from its start until a change is carried out, and its writes beside that
-one. With --pods the controllers, the scheduler and kwok run too, each graph has so many pods, and a graph is done when it
+process that follows the killed one, the seconds from its start until a change is carried out, and its writes alongside that
+one. With --pods the controllers, the scheduler and kwok run too, each graph has this many pods, and a graph is done when it
 is Ready. Named otherwise than the command, because a file `operator.py` would shadow the standard library's module.
 """
 
@@ -92,7 +92,7 @@ def memory_mb(pid: int, what: str = "VmRSS") -> float:
 
 
 def create_nodes(plane: ControlPlane, pods: int) -> None:
-    """Create nodes for so many pods, which kwok keeps ready."""
+    """Create nodes for this many pods, which kwok keeps ready."""
     amounts = {"cpu": "512", "memory": "2Ti", "pods": str(PER_NODE), "nvidia.com/gpu": str(PER_NODE)}
     status = {"capacity": amounts, "allocatable": amounts}
     for number in range(pods // (PER_NODE // 2) + 1):
@@ -121,7 +121,7 @@ async def create_graphs(
 async def all_reconciled(client: KubeClient, number: int, timeout_s: float, *, have_pods: bool) -> None:
     """Wait until every graph has a status, which is written after its children; with pods, until it is Ready.
 
-    By a watch, because listing a thousand graphs again and again would take the server's time from the operator.
+    By a watch, because listing a thousand graphs repeatedly would take the server's time from the operator.
     """
     done: set[str] = set()
     all_done = asyncio.Event()
@@ -243,7 +243,7 @@ async def restart(
     arguments: argparse.Namespace,
     figures: Figures,
 ) -> None:
-    """Add what a second process costs that finds everything as it should be, but for one change."""
+    """Add what a second process costs that finds everything as it should be, except for one change."""
     mark, started_s = plane.audit_mark(), time.monotonic()
     with operator(plane) as pid:
         # It lists everything first.

@@ -44,7 +44,7 @@ LASTS_S = {"kill": 4.0, "stop": 3.0, "partition": 15.0, "cut": 15.0, "none": 4.0
 """By event: what of the time from its beginning counts as during it."""
 IN_TIME_S = 1.0
 AFTER_S = 120.0
-"""After the event: for so long the share in time is measured."""
+"""After the event: for this long the share in time is measured."""
 _TIMEOUTS = Timeouts.each(30.0)
 _JSON = ((b"content-type", b"application/json"),)
 
@@ -133,7 +133,7 @@ class Wire:
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def cut(self, *, is_cut: bool) -> None:
-        """Hold what comes, or let it go on."""
+        """Hold what comes, or let it continue."""
         self._whole.clear() if is_cut else self._whole.set()
 
     async def close(self) -> None:

@@ -126,7 +126,7 @@ class _Client:
             self._ended.set_result(None)
 
     async def send(self, count: int) -> None:
-        """Return when so many requests are answered."""
+        """Return when this many requests are answered."""
         self._left, self._ended = count, self._loop.create_future()
         self._connection.data_received(self._request)
         await self._ended

@@ -95,7 +95,7 @@ class Clients:
 
 
 def measure(folder: Path, *, how: str, count: int, clients: int) -> dict[str, Any]:
-    """Return what clients noticed of so many ends of the router."""
+    """Return what clients noticed of this many ends of the router."""
     state, port, manifest = folder / "state", reserved_port(), folder / "graph.yaml"
     manifest.write_text(GRAPH)
     environment = {**os.environ, "HOME": str(folder), "PENSTOCK_LOCAL_STATE_DIR": str(state)}

@@ -3,7 +3,7 @@
     python bench/run.py [NAME ...]
 
 Each benchmark compares side by side within its own run, because machines drift. Nothing here passes or fails:
-the figures and the goals beside them are in bench/RESULTS.md.
+the figures and the goals alongside them are in bench/RESULTS.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""MkDocs' hook: links from the docs to files beside them lead to the repository."""
+"""MkDocs' hook: links from the docs to files alongside them lead to the repository."""
 
 from __future__ import annotations
 

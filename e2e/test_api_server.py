@@ -33,7 +33,7 @@ def signal(kube, name):
 
 @pytest.fixture
 def hang(kube):
-    """Returns a function that stops the API server for a while, and lets it go on."""
+    """Returns a function that stops the API server for a while, and lets it continue."""
     yield lambda: signal(kube, "STOP")
     signal(kube, "CONT")
 

@@ -30,7 +30,7 @@ def graph(deploy_for_all):
 
 @pytest.mark.parametrize("role", ["prefill", "decode", pytest.param("router", marks=pytest.mark.nightly)])
 def test_a_killed_workers_pod_costs_no_request(kube, graph, role):
-    """A pod killed without grace is replaced; a worker's streams go on elsewhere, only a router's own end early."""
+    """A pod killed without grace is replaced; a worker's streams continue elsewhere, only a router's own end early."""
     load = Load(graph, "load", concurrency=CONCURRENCY, max_tokens=200)
     victim = graph.pods(role)[0]["metadata"]["name"]
 

@@ -9,7 +9,7 @@ from traffic import Load
 
 @pytest.mark.nightly
 def test_a_new_installation_takes_up_what_the_old_one_left(kube, deploy, install):
-    """Streams go on without one; then the edit and the deletion that nobody carried out meanwhile come about."""
+    """Streams continue without one; then the edit and the deletion that nobody carried out meanwhile come about."""
     kept = deploy(model={"contextTokens": 4096}, engine={"streamIntervalTokens": 8})
     doomed = deploy("aggregated")
     load = Load(kept, "load", concurrency=8, max_tokens=400)

@@ -37,7 +37,7 @@ PLANNER = {"noOperation": True, "maxGpuBudget": 20}
 
 @pytest.fixture(scope="module")
 def kwok(kube, tmp_path_factory):
-    """The controller beside the cluster: it plays the kubelet of the nodes that say so, and of no other."""
+    """The controller alongside the cluster: it plays the kubelet of the nodes that say so, and of no other."""
     places = (os.environ.get("PATH", ""), os.environ.get("KUBEBUILDER_ASSETS", ""))
     program = shutil.which("kwok", path=os.pathsep.join(each for each in places if each))
     if program is None:

@@ -1,4 +1,4 @@
-"""The chart's TensorBoard: the planner writes on a claim, a Deployment beside it reads and shows."""
+"""The chart's TensorBoard: the planner writes on a claim, a Deployment alongside it reads and shows."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def has_curves(url, graph):
 
 @pytest.mark.nightly
 def test_tensorboard_shows_what_the_planner_decides(kube, deploy, tensorboard):
-    """A graph has runs of its own, with its replicas and its decisions in words; a new planner goes on with them."""
+    """A graph has runs of its own, with its replicas and its decisions in words; a new planner resumes them."""
     services = {"worker": {"replicas": 2}}
     graph = deploy("aggregated", services=services, planner={"adjustmentIntervalSeconds": 5})
     wait_for("the graph has curves", has_curves(tensorboard, graph), 60, every_s=2)

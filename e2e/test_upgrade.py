@@ -39,7 +39,7 @@ def git(*arguments):
 
 @pytest.fixture(scope="module")
 def before(kube, tmp_path_factory):
-    """A checkout of the last release's tag, or of so many commits ago; its image is on the nodes."""
+    """A checkout of the last release's tag, or of this many commits ago; its image is on the nodes."""
     tags = git("tag", "--list", "v*", "--merged", "HEAD~1", "--sort=-version:refname").split()
     folder = tmp_path_factory.mktemp("before") / "checkout"
     git("worktree", "add", "--detach", str(folder), tags[0] if tags else f"HEAD~{COMMITS}")
@@ -79,7 +79,7 @@ def test_an_upgrade_and_the_way_back_lose_no_stream(kube, before, namespace_for_
 
 
 def edit(graph, routers):
-    """Ask for so many routers, and wait until the graph rests with them, on whatever image its operator gives it."""
+    """Ask for this many routers, and wait until the graph rests with them, on whatever image its operator gives it."""
     graph.patch({"services": {"frontend": {"replicas": routers}}})
     wait_for(f"{routers} routers are ready", lambda: graph.ready("router") == routers, 240)
     graph.wait_ready(240)

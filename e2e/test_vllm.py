@@ -24,7 +24,7 @@ NODE = NODES[0]
 GPUS = 3
 MODEL = "/models/tiny"
 START_S = 900.0
-"""Three vLLMs that start beside each other on two cores need minutes."""
+"""Three vLLMs that start alongside each other on two cores need minutes."""
 
 pytestmark = [
     pytest.mark.timeout(3600),

@@ -1,6 +1,6 @@
 """Compares the measured coverage of each pure package with its floor in pyproject.toml; `make coverage` calls it.
 
-Reads the data that a run of the tests with --cov has left. Prints a line a package. Exit status 1 if one lies below
+Reads the data that a run of the tests with --cov has left. Prints a line a package. Exit status 1 if one is below
 its floor.
 """
 

@@ -1,4 +1,4 @@
-"""Runs chosen tests many times beside busy loops, to find those that fail on a machine with other work; `make stress`.
+"""Runs chosen tests many times alongside busy loops, to find those that fail on a machine with other work; `make stress`.
 
 A test that passes here passes in CI. Each core gets one busy loop at normal priority, so that the tests have about half
 of the machine. Failures are printed with their logs by pytest; the exit status is pytest's.
@@ -39,7 +39,7 @@ def main() -> int:
     parser.add_argument("--workers", default="2", help="tests at a time (default: 2)")
     options, arguments = parser.parse_known_args()
     names = chosen(arguments)
-    print(f"{len(names)} tests, {options.times} times each, beside {options.hogs} busy loops", flush=True)
+    print(f"{len(names)} tests, {options.times} times each, alongside {options.hogs} busy loops", flush=True)
     began_s = time.monotonic()
     with ExitStack() as stack:
         for _ in range(options.hogs):

@@ -1,4 +1,4 @@
-"""How long DualMap's hash keys become, beside the paper's figure 6; the tree is the router's own."""
+"""How long DualMap's hash keys become, alongside the paper's figure 6; the tree is the router's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns runs into the figures that stand beside the paper's."""
+"""Turns runs into the figures that are alongside the paper's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMPARED = {
     "engines.conversation": "engines.a100-conversation-7b.arrival",
     "engines.toolagent": "engines.a100-toolagent-7b.arrival",
 }
-"""Parts whose figures stand beside the paper's comparison, by the beginning of their keys."""
+"""Parts whose figures are alongside the paper's comparison, by the beginning of their keys."""
 HELD = 0.9
 """Share in time at which a rate counts as served: the paper's goodput."""
 

@@ -36,7 +36,7 @@ def blocks(name: str, part: Mapping[str, Any]) -> list[Block]:
 
 
 def claims(result: Mapping[str, Any]) -> Block:
-    """Return the table of the paper's claims beside our figures."""
+    """Return the table of the paper's claims alongside our figures."""
     return CLAIM_HEADS, [
         (each["claim"], each["paper"], each["server"], each["engines"]) for each in result["claims"]
     ]
@@ -50,12 +50,12 @@ def heading(part: Mapping[str, Any]) -> str:
 
 
 def show(result: Mapping[str, Any]) -> None:
-    """Print goodputs, comparisons and the table beside the paper's numbers."""
+    """Print goodputs, comparisons and the table alongside the paper's numbers."""
     console = Console(width=150)
     for name, part in result["parts"].items():
         heads, rows = blocks(name, part)[0]
         _print(console, heading(part), heads, rows)
-    _print(console, "beside the paper's numbers", *claims(result))
+    _print(console, "alongside the paper's numbers", *claims(result))
 
 
 def markdown(result: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What the DualMap paper reports, beside which our figures are put; nothing here is measured by us.
+"""What the DualMap paper reports, alongside which our figures are put; nothing here is measured by us.
 
 Source: Yuan et al., "DualMap: Enabling both cache affinity and load balancing for distributed LLM serving";
 its figures are given as text only where the paper states numbers.
@@ -14,7 +14,7 @@ class Claim:
     """One number of the paper.
 
     Attributes:
-        key: Which of our figures stands beside it.
+        key: Which of our figures is alongside it.
         text: What is compared.
         paper: The paper's number, as printed.
     """

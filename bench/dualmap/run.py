@@ -135,7 +135,7 @@ class Bench:
 
 
 def kept(directory: Path) -> dict[str, Any]:
-    """Return every part that the directory holds, in the order of `PARTS`, beside the paper's claims."""
+    """Return every part that the directory holds, in the order of `PARTS`, alongside the paper's claims."""
     names = sorted(
         (path.name.removeprefix("part.").removesuffix(".json") for path in directory.glob("part.*.json")),
         key=lambda name: (PARTS.index(name.split(".", 1)[0]), name),

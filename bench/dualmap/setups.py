@@ -1,7 +1,7 @@
 """The paper's set-up as runs of the simulator, and every choice that the paper leaves open.
 
 Chosen where the paper is ambiguous: prompts above the cap are cut, not dropped; Mooncake's 3 s batches are
-spread as Poisson arrivals, drawn anew for each seed, and time is then stretched to the rate; hits are weighed by
+spread as Poisson arrivals, drawn again for each seed, and time is then stretched to the rate; hits are weighed by
 tokens. A prefill-only server is handed one prompt at a time (`SimpleModel.slot_requests`), an engine what the live router
 hands it: prompts while less than one step's tokens of them are in flight. Engines are aggregated, since each of the
 paper's instances prefills and decodes on one accelerator.
@@ -187,7 +187,7 @@ def comparison(case: Case, seeds: int, *, order: QueueOrder) -> list[RunSpec]:
 
 
 def ours(case: Case, seeds: int) -> list[RunSpec]:
-    """What this router does by default, beside DualMap as its artefact has it and the best of the others."""
+    """What this router does by default, alongside DualMap as its artefact has it and the best of the others."""
     by_default = {
         f"{label}, {DEFAULT_ORDER}": spec
         for label, spec in contestants(DEFAULT_ORDER).items()

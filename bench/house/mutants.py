@@ -2,8 +2,8 @@
 
     make mutants [ARGS="budget rule request adaptive decide"]
 
-mutmut makes the changes. It expects every package below ``src`` and writes beside it, so it works on a copy, in an
-environment of its own: it is no dependency of the product. A share that falls shows tests that have become weaker.
+mutmut makes the changes. It expects every package below ``src`` and writes alongside it, so it works on a copy, in an
+environment of its own: it is not a dependency of the product. A share that falls shows tests that have become weaker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("src/*", "operator/penstock_operator", "planner/penstock_planner")
 BESIDE = ("tests", "docs", "manifests", "crds", "charts", "bench")
-"""What the tests read beside the packages."""
+"""What the tests read alongside the packages."""
 
 SURVIVED, NO_TEST = 0, 33
 """Exit codes that mutmut keeps of a change: its tests passed; none runs it."""
@@ -125,7 +125,7 @@ def run(mutmut: Path, folder: Path, jobs: int, sample: int | None) -> None:
 
 
 def sampled(folder: Path, sample: int) -> list[str]:
-    """Return the names of so many changes, drawn from all."""
+    """Return the names of this many changes, drawn from all."""
     names = sorted(codes(folder))
     return random.Random(0).sample(names, min(sample, len(names)))
 
@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument("--mutmut", type=Path, default=ROOT / ".venv-mutmut/bin/mutmut", help="the program")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="changes at a time (cores)")
     parser.add_argument(
-        "--sample", type=int, help="test only so many changes of each part, always the same (all)"
+        "--sample", type=int, help="test only this many changes of each part, always the same (all)"
     )
     parser.add_argument("--show", action="store_true", help="list the changes that no test noticed")
     options = parser.parse_args()

@@ -1,6 +1,6 @@
 """Counts what a reader of the product has before them; `make house` prints the table, `--json` all of it.
 
-``--page`` writes the table into docs/architecture.md, beside the counts of before.json.
+``--page`` writes the table into docs/architecture.md, alongside the counts of before.json.
 """
 
 from __future__ import annotations

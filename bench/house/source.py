@@ -190,7 +190,7 @@ def _module(path: Path) -> str:
 
 
 def _imports(tree: ast.Module, names: dict[str, Path]) -> Iterator[str]:
-    """Yield the modules that a file imports anywhere; a name that is no module counts for its module."""
+    """Yield the modules that a file imports anywhere; a name that is not a module counts for its module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (each.name for each in node.names if each.name in names)

@@ -37,12 +37,12 @@ class CrashRun:
     freed_s: list[float]
 
     def blocks_at(self, after_s: float) -> int:
-        """Return the blocks still kept so long after the crash."""
+        """Return the blocks still kept this long after the crash."""
         return self.pinned[int(CRASH_S + after_s)]
 
 
 def run_crash(*, leases: bool) -> CrashRun:
-    """Let one of two decode engines crash in mid-traffic; arrivals go on, at what the other one serves."""
+    """Let one of two decode engines crash in mid-traffic; arrivals continue, at what the other one serves."""
     shape = SHAPE if leases else replace(SHAPE, lease=LeaseTerms(FIXED_S), renews=False)
     cluster = Cluster(shape, blocks=BLOCKS)
     for number in range(int(CRASH_S * RATE)):

@@ -23,7 +23,7 @@ def crash_section(lease: CrashRun, fixed: CrashRun) -> list[str]:
         "",
         (
             "One prefill engine, two decode engines, prompts of 2,000 tokens; after 120 s one decode engine is gone without a word, "
-            f"with {lease.orphans} prompts that it had not read. Arrivals go on at what the other one serves."
+            f"with {lease.orphans} prompts that it had not read. Arrivals continue at what the other one serves."
         ),
         "",
         f"KV blocks of those prompts that the prefill engine still keeps, of its {BLOCKS:,}:",

@@ -1,4 +1,4 @@
-"""What a million leases cost: renewal of a batch, reaping, memory; beside a scan of all leases, as vLLM 0.32 reaps.
+"""What a million leases cost: renewal of a batch, reaping, memory; alongside a scan of all leases, as vLLM 0.32 reaps.
 
 Times are processor time of this thread, since the machine may have other work.
 """

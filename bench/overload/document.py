@@ -82,7 +82,7 @@ ROWS = (
         lambda run, _: p99_ms(run, BACKGROUND),
         0,
         "It pays, as in the document, but less: between surges the worker catches up, and a request thrown out three "
-        "times is no victim any more. A first token before the preemption counts. What was shed has no TTFT.",
+        "times is not a victim any more. A first token before the preemption counts. What was shed has no TTFT.",
     ),
     Row(
         "Premium SLO compliance, %",

@@ -147,7 +147,7 @@ def fleet_section(
         "",
         (
             f"The simulator: {seconds / 60:g} minutes of the same traffic through the router's core with the product's defaults "
-            "(policy prefix-cost, 8,192 prompt tokens at the worker at a time but for premium, shares 50/35/15, aging, SLO monitor, "
+            "(policy prefix-cost, 8,192 prompt tokens at the worker at a time except for premium, shares 50/35/15, aging, SLO monitor, "
             "60 s in the queue) and the targets above. Cells: premium / standard / background."
         ),
         "",

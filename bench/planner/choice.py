@@ -31,7 +31,7 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="a few workloads, one seed: a minute or two; fails where the default serves too little beside a fixed fleet of its cost",
+        help="a few workloads, one seed: a minute or two; fails where the default serves too little alongside a fixed fleet of its cost",
     )
     parser.add_argument("--data", type=Path, help=f"folder of traces [default: ${DATA_VARIABLE}]")
     parser.add_argument(
@@ -44,7 +44,9 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
         "--seeds", type=_positive, help=f"seeds 0 to N - 1 [default: {SEEDS} of tuned workloads, else 1]"
     )
     parser.add_argument(
-        "--search", action="store_true", help="only search fixed fleets and oracles anew, and keep them; long"
+        "--search",
+        action="store_true",
+        help="only search fixed fleets and oracles again, and keep them; long",
     )
     parser.add_argument(
         "--reuse",
@@ -53,7 +55,7 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
         " only with the simulator and the shared bounds",
     )
     parser.add_argument(
-        "--before", type=Path, help="results.json of an earlier run to show the default beside"
+        "--before", type=Path, help="results.json of an earlier run to show the default alongside"
     )
     parser.add_argument("--output", type=Path, help="folder [default: this one, for the whole suite]")
     parser.add_argument("--json", action="store_true", help="print every cell as JSON instead of a table")
@@ -65,7 +67,7 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--journal",
         type=Path,
-        help="folder of finished cells, from which a killed run goes on [default: none]",
+        help="folder of finished cells, from which a killed run continues [default: none]",
     )
     options = parser.parse_args(arguments)
     if options.jobs is None and options.on is None:

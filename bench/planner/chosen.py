@@ -42,7 +42,7 @@ class Value:
     def times(self, factor: float) -> float:
         """Return the number times a factor, in its range: a share is at most 1, a count whole and at least 1.
 
-        What lies between 0 and 1 is a share, but for a number of standard errors.
+        What lies between 0 and 1 is a share, except for a number of standard errors.
         """
         number = self.number * factor
         if isinstance(self.number, int):

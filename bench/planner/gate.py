@@ -1,4 +1,4 @@
-"""The quick run's condition: the default beside the best fixed fleet that costs no more, workload by workload."""
+"""The quick run's condition: the default alongside the best fixed fleet that costs no more, workload by workload."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def gate(board: Board) -> tuple[list[str], list[str]]:
 
 
 def table(board: Board, before: Board | None) -> list[str]:
-    """Return the default beside the fixed fleet of its cost, in Markdown, with an earlier run's figures where given."""
+    """Return the default alongside the fixed fleet of its cost, in Markdown, with an earlier run's figures where given."""
     earlier = {} if before is None else _gaps(before)
     lines = [
         "| case | before | points behind | now | fixed fleet of no more GPU-hours | points behind | allowed |",

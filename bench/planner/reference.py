@@ -53,7 +53,7 @@ def is_complete(found: dict[str, Any] | None) -> bool:
 
 
 def save(fresh: list[dict[str, Any]]) -> None:
-    """Write what was searched beside what is there."""
+    """Write what was searched alongside what is there."""
     found = load() | {each["case"]: each for each in fresh}
     rows = [found[name] for name in sorted(found)]
     FILE.write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))

@@ -41,7 +41,7 @@ def document(
         conformance: Its table.
         pictures: Files to show.
         command: What wrote it.
-        before: An earlier run to show the default beside.
+        before: An earlier run to show the default alongside.
         left_out: Cases that were not run.
     """
     default = board.default
@@ -56,7 +56,7 @@ def document(
         _losses(board),
         f"## `{default}` against each other policy",
         _comparison(board),
-        "## Beside a fixed fleet of the same cost",
+        "## Alongside a fixed fleet of the same cost",
         "\n".join(gate.table(board, before)),
         "## The goals",
         _hindsight_goal(board),
@@ -140,19 +140,19 @@ def _comparison(board: Board) -> str:
 
 
 def _profiled(board: Board) -> list[str]:
-    """Return what a profile and targets change: `PROFILED` beside the default, by case; nothing where either is missing."""
+    """Return what a profile and targets change: `PROFILED` alongside the default, by case; nothing where either is missing."""
     found: dict[str, list[str]] = {}
     for case in board.cases:
         own, other = board.of(case, PROFILED), board.of(case, board.default)
         if own is not None and other is not None and board.default != PROFILED:
-            words = f"{case.name} ({_figures(own)} beside {_figures(other)})"
+            words = f"{case.name} ({_figures(own)} against {_figures(other)})"
             found.setdefault(verdict(own, other), []).append(words)
     if not found:
         return []
     lines = [
         f"- *{name}* on {len(found[name])}: {', '.join(found[name])}." for name in VERDICTS if name in found
     ]
-    return [f"## `{PROFILED}`, with a true profile, beside `{board.default}`", "\n".join(lines)]
+    return [f"## `{PROFILED}`, with a true profile, alongside `{board.default}`", "\n".join(lines)]
 
 
 def _hindsight_goal(board: Board) -> str:
@@ -171,7 +171,7 @@ def _hindsight_goal(board: Board) -> str:
     ]
     met = [case.name for case, own, best in pairs if is_met(own, best)]
     missed = [
-        f"{case.name} ({_figures(own)} beside {_figures(best)})"
+        f"{case.name} ({_figures(own)} against {_figures(best)})"
         for case, own, best in pairs
         if not is_met(own, best)
     ]

@@ -2,7 +2,7 @@
 
     python bench/planner/run.py [--quick] [--data DIR] [--workloads NAME,...] [--policies NAME,...] [--seeds N]
 
-The whole suite writes RESULTS.md, results.json and the pictures beside this file; a part of it prints, and writes only to
+The whole suite writes RESULTS.md, results.json and the pictures alongside this file; a part of it prints, and writes only to
 an `--output`. Same options, same figures: nothing reads a clock.
 """
 
@@ -98,7 +98,7 @@ def _key(row: dict[str, Any]) -> tuple[str, str, int]:
 
 
 def _reused(cells: Sequence[Cell], file: Path | None) -> list[dict[str, Any]]:
-    """Return the rows that an earlier run has of these cells, but for those of the planner's own modes."""
+    """Return the rows that an earlier run has of these cells, except for those of the planner's own modes."""
     if file is None:
         return []
     wanted = {

@@ -1,9 +1,9 @@
-"""What each chosen value of mode adaptive buys: cases with one of them halved and doubled, beside the value as it is.
+"""What each chosen value of mode adaptive buys: cases with one of them halved and doubled, alongside the value as it is.
 
     python bench/planner/values.py [--cases CASE[:HOURS],...] [--values NAME,...] [--output FILE.json] [--jobs N]
 
 A value is replaced in its module's source as one run's process imports it, so that all that is derived from it follows; nothing is written there.
-The table is Markdown, VALUES.md beside this file. With `--output` finished runs are kept, and a killed bench goes on from them while the planner's code is the same.
+The table is Markdown, VALUES.md alongside this file. With `--output` finished runs are kept, and a killed bench continues from them while the planner's code is the same.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent / "plugins"))
 
 FACTORS = (0.5, 2.0)
 CASES = "flash,mooncake,aggregated-flash,recurring:2,shared:1.5,tenants:1,drifting-prompts:1"
-"""Chosen: half a minute of processor time for all; cut to so many hours, which tells nothing of what is learnt in a day or a week."""
+"""Chosen: half a minute of processor time for all; cut to this many hours, which tells nothing of what is learnt in a day or a week."""
 
 POINT_COSTS = 0.2
 """Of the GPU-hours, for each point below `ENOUGH`; the manifest's default."""
@@ -186,7 +186,7 @@ def _apart(each: Run) -> Figures:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run what is asked for, print the table and write it beside the figures; return the exit status."""
+    """Run what is asked for, print the table and write it alongside the figures; return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -215,7 +215,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def repeated(cases: str, values: str | None) -> str:
-    """Return the options with which a reader makes the same table; where runs are kept, and how many at once, is no part of it."""
+    """Return the options with which a reader makes the same table; where runs are kept, and how many at once, is not part of it."""
     return f"--cases {cases}" + (f" --values {values}" if values else "")
 
 

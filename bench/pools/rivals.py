@@ -37,7 +37,7 @@ def _whole(bid: GraphBid, gpus: int) -> int:
 
 
 def _one_more(bid: GraphBid, had: int, gpus: int) -> int:
-    """Return the GPUs of the next replica; 0: there is none, or it does not fit into so many."""
+    """Return the GPUs of the next replica; 0: there is none, or it does not fit into this many."""
     return next((more for size in range(1, gpus + 1) if (more := _whole(bid, had + size) - had)), 0)
 
 

@@ -105,7 +105,9 @@ def main() -> int:
         help="dask, or dask://HOST:PORT of a scheduler whose workers have this folder on PYTHONPATH; default: processes",
     )
     parser.add_argument(
-        "--journal", type=Path, help="folder of finished runs, from which a killed one goes on; default: none"
+        "--journal",
+        type=Path,
+        help="folder of finished runs, from which a killed one continues; default: none",
     )
     parser.add_argument("--boards", nargs="*", default=list(BOARDS), choices=BOARDS, help="default: all")
     parser.add_argument("--only", nargs="*", default=None, help="ways to divide the pool; default: all")

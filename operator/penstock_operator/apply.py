@@ -37,7 +37,7 @@ that lags behind its writes; right after the Role it would answer 404."""
 _NUMBER: Final[Mapping[str, Any]] = {"f:spec": {"f:replicas": {}}}
 
 _SAID_BESIDE: Final = frozenset({f"metadata.annotations.[{GENERATION_ANNOTATION}]"})
-"""Paths that are written with what they are about, and are no difference by themselves."""
+"""Paths that are written with what they are about, and make no difference by themselves."""
 
 COMPARED: Final = 4000
 """Children whose last comparison is remembered, until they change. Chosen: those of some 200 graphs, a megabyte."""
@@ -249,7 +249,7 @@ class Applier:
     async def _apply(self, want: Object) -> Object:
         """Apply an object; where another writer changed the key of a list's entry, set the lists right before.
 
-        An apply adds the entry under its own key beside the changed one, and a Service with two ports of one
+        An apply adds the entry under its own key alongside the changed one, and a Service with two ports of one
         name is refused.
         """
         try:
@@ -366,7 +366,7 @@ def _digest(obj: Object) -> str:
 async def _all(calls: Sequence[Any]) -> None:
     """Await all calls, cancel the rest when one fails, and raise that one's error.
 
-    Not by a TaskGroup: one that fails leaves, before Python 3.11.3, its cancellation on the task that goes on.
+    Not by a TaskGroup: one that fails leaves, before Python 3.11.3, its cancellation on the task that continues.
     """
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:

@@ -1,4 +1,4 @@
-"""The operator's last act where its own namespace is deleted: its graphs there wait for a drain that nobody would finish.
+"""The operator's last act where its own namespace is deleted: its graphs there wait for a drain that no operator would finish.
 
 Kubernetes deletes the operator's pod with the rest of the namespace. Graphs would keep the finalizer that only the operator
 removes, and the namespace would never be gone. Their pods are deleted by Kubernetes and finish their requests at SIGTERM.

@@ -1,6 +1,6 @@
 """Which edits of a graph can be carried out: the newest one, else the last one that was.
 
-A refused edit stops nothing: what was carried out before it goes on, from memory or from the graph's status.
+A refused edit stops nothing: what was carried out before it continues, from memory or from the graph's status.
 """
 
 from __future__ import annotations

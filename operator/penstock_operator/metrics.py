@@ -85,7 +85,7 @@ class _PoolCollector(Collector):
         )
         of_graphs = GaugeMetricFamily(
             names.OPERATOR_POOL_GRAPH_GPUS,
-            "GPUs of a graph in a GPU pool: guaranteed, held, granted, wanted, owed; namespace is the graph's.",
+            "GPUs of a graph in a GPU pool: guaranteed, held, granted, wanted, and missing from its guarantee (owed); namespace is the graph's.",
             labels=["namespace", "kind", "pool", "graph", "state"],
         )
         for pool in self.pools():

@@ -1,4 +1,4 @@
-"""Reconciles ProfileRequests: validate, build, apply, watch the Job, report. Beside the graphs, with a queue of its own.
+"""Reconciles ProfileRequests: validate, build, apply, watch the Job, report. Alongside the graphs, with a queue of its own.
 
 A request is measured once: its objects are applied until its Job is there, then the Job is only watched, and once the
 request has ended nothing of it is touched any more. The decisions are in `plan.profile`, the objects in

@@ -23,7 +23,7 @@ Key = tuple[str, str]
 """Namespace and name of a GraphDeployment."""
 
 MAX_WAITS: Final = 4096
-"""Least waits remembered before the expired ones are dropped. Chosen: half a megabyte."""
+"""Minimum number of waits remembered before the expired ones are dropped. Chosen: half a megabyte."""
 
 Work = Callable[[Key], Awaitable[float | None]]
 """Reconciles one graph; returns seconds until it is requeued without being enqueued, or None."""
@@ -124,7 +124,7 @@ class WorkQueue:
                 continue
 
     def done(self, key: Key, *, requeue_after_s: float | None = None) -> None:
-        """End the work on ``key`` with success; requeue it after so many seconds, None: once it is enqueued."""
+        """End the work on ``key`` with success; requeue it after this many seconds, None: once it is enqueued."""
         self._failures.pop(key, None)
         self._end(key, wait_s=self.limits.gap_s, requeue_after_s=requeue_after_s)
 

@@ -57,7 +57,7 @@ CLUSTER_RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ("penstock.dev", "clustergpupools"): frozenset({"list", "watch"}),
     ("penstock.dev", "clustergpupools/status"): frozenset({"patch"}),
 }
-"""What an operator of the complete cluster needs beside `RULES`: on kinds that live in no namespace."""
+"""What an operator of the complete cluster needs in addition to `RULES`: on kinds that live in no namespace."""
 
 _OF_OTHERS: Final = ("inference.networking.k8s.io", "leaderworkerset.x-k8s.io")
 """Groups that the chart grants only where the cluster knows them."""

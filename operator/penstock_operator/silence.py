@@ -1,7 +1,7 @@
 """Says in the graphs' status that their planner is gone, which a planner that is gone cannot say itself.
 
-The planner renews its Lease while it lives. Nobody's clocks are compared: the Lease is looked at again and again, and one that
-does not change for three terms is nobody's. The next planner overwrites what is said here.
+The planner renews its Lease while it lives. No clocks are compared: the Lease is looked at repeatedly, and one that
+does not change for three terms has no owner. The next planner overwrites what is said here.
 """
 
 from __future__ import annotations

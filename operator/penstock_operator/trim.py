@@ -18,13 +18,13 @@ INTERNED_PARTS: Final = 20_000
 """Parts remembered. Chosen: all that a few hundred graphs have in common, in about five megabytes."""
 
 POSTED: Final = "posted"
-"""Key beside ``metadata`` of a trimmed child: it was created by POST and its fields still belong to that, so
+"""Key alongside ``metadata`` of a trimmed child: it was created by POST and its fields still belong to that, so
 the next apply has to take them over first."""
 
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 
 VERSION: Final = "version"
-"""Key beside ``metadata`` of everything trimmed: the resource version as a number, 0 if it is none. Kubernetes
+"""Key alongside ``metadata`` of everything trimmed: the resource version as a number, 0 if it is none. Kubernetes
 makes them comparable within a kind (KEP-5504); etcd has never had others."""
 
 _METADATA: Final = (

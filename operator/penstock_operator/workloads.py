@@ -1,6 +1,6 @@
 """Workloads of a graph as the reconciler compares them: which pod template, which number, whose.
 
-Pure. The pod template has a digest of its own beside that of the entire object, because a template that
+Pure. The pod template has a digest of its own alongside that of the entire object, because a template that
 changed may have to wait for another service's rollout while its number of replicas may not.
 """
 

@@ -1,7 +1,7 @@
 """TensorBoard dashboard: signals with their thresholds, demand with its forecast, latencies with their targets, decisions.
 
 Steps are simulated seconds since the planner first started; wall times are real. A disk that cannot be written ends the
-drawing with one warning, and the planner goes on.
+drawing with one warning, and the planner continues.
 """
 
 from __future__ import annotations

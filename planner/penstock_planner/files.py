@@ -99,7 +99,7 @@ class FileThread:
     def _wait(self) -> bool:
         """Return whether all that was submitted is done; False, and a warning, where that takes longer than `CLOSE_S`.
 
-        A thread that uses no processor time at all, while this one runs, stands in a call of the operating system.
+        A thread that uses no processor time at all, while this one runs, is in a call of the operating system.
         """
         ident = self._thread.ident
         assert ident is not None  # noqa: S101 - it was started

@@ -221,7 +221,7 @@ def memory_in(text: str, origin: str, options: PlannerOptions, graph: GraphDeplo
         graph: Its graph; None: unknown.
 
     Raises:
-        ConfigError: the text is no export, or was learnt from another model or other workers.
+        ConfigError: the text is not an export, or was learnt from another model or other workers.
     """
     known = _parsed(text, origin)
     if known.model != options.served_model_name:

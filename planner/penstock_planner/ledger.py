@@ -48,7 +48,7 @@ class LedgerFile:
 
     Attributes:
         records: In file order, those of the file before the last rotation first; a decision that the ledger only counts
-            stands behind the pull that it was made from.
+            is behind the pull that it was made from.
         lines: 1-based line number of each record, or of that pull; over both files.
         notes: What was dropped, as text.
     """
@@ -335,7 +335,7 @@ class Ledger:
     def tail(self) -> list[Record]:
         """Return the records from the last anchor on, in file order.
 
-        A header of a resumed run is no anchor. Empty when there is no file or no anchor. A torn last
+        A header of a resumed run is not an anchor. Empty when there is no file or no anchor. A torn last
         line is cut off.
 
         Raises:

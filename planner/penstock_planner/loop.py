@@ -54,7 +54,7 @@ LAG_TICKS = 300
 """Chosen: five minutes of pulls; a percentile is computed at every tick."""
 
 HELD_MOST = 150
-"""Chosen: so many decisions in a row are only counted, five minutes of mode adaptive; a restart makes them again."""
+"""Chosen: this many decisions in a row are only counted, five minutes of mode adaptive; a restart makes them again."""
 
 TARGET_TIMEOUT_S = 30.0
 """Real seconds for one call of the backend. Chosen: beyond the local statefile's 5 s lock and a busy API server."""

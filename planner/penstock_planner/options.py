@@ -69,7 +69,7 @@ class DeclaredOption(NamedTuple):
 
 
 def _declared(key: str, decides: str | None = None, **overrides: Any) -> Any:
-    """Return a field with the bounds, default and help of ``spec.planner``'s, but for ``overrides``."""
+    """Return a field with the bounds, default and help of ``spec.planner``'s, except for ``overrides``."""
     *sections, last = key.split(".")
     model: Any = PlannerConfig
     for section in sections:
@@ -421,5 +421,5 @@ def _problem(error: Any, file: Path | None, given: Mapping[str, Any]) -> Manifes
     if f"--{key}" in RENAMED_FLAGS:
         return ManifestProblem(f"{SECTION}.{key}", f"no longer an option; {RENAMED_FLAGS[f'--{key}']}", where)
     if error["type"] == "extra_forbidden":
-        return ManifestProblem(f"{SECTION}.{key}", f"unknown option; known are {', '.join(FLAGS)}", where)
+        return ManifestProblem(f"{SECTION}.{key}", f"unknown option; known: {', '.join(FLAGS)}", where)
     return ManifestProblem(f"--{key}", f"{error['input']!r}: {error['msg'].lower()}; correct it", where)

@@ -57,7 +57,7 @@ class UnknownSignals:
 
 
 def _asked(view: View) -> str:
-    """Return which sources failed; their reasons vary from pull to pull, but for names that no page has."""
+    """Return which sources failed; their reasons vary from pull to pull, except for names that no page has."""
     if view.pull is None:
         return ""
     kv, queue = view.pull.kv, view.pull.queue

@@ -1,6 +1,6 @@
 """Whether a planner's process is ready: its loops tick, and their backend can be read.
 
-Metrics that are missing are no fault of it: it holds the last decision, says so in the graph's status, and stays ready. A loop
+Metrics that are missing are not its fault: it holds the last decision, says so in the graph's status, and stays ready. A loop
 that fails is reported there, too, and started again. What is left is a loop that hangs, which nothing else shows.
 """
 

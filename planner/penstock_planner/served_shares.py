@@ -1,4 +1,4 @@
-"""The share of requests that was served in time beside the share that the planner's model predicts for the same fleet.
+"""The share of requests that was served in time alongside the share that the planner's model predicts for the same fleet.
 
 Read from the steps of decisions, live, simulated or out of a ledger; for statuses, dashboards, reports and the scoreboard. Pure.
 """

@@ -18,7 +18,7 @@ from penstock_planner.served_shares import ServedShares, shares_of
 from penstock_planner.sources.base import Buckets, gained
 
 FORECAST_MOST_S = 60.0
-"""Chosen: decisions come every few seconds; what was expected for a minute ago is no forecast of now."""
+"""Chosen: decisions come every few seconds; what was expected for a minute ago is not a forecast of now."""
 
 
 @dataclass(slots=True)

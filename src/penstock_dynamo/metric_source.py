@@ -95,7 +95,7 @@ class FrontendCounts(PageCounts):
 
 
 def read_frontend(samples: Sequence[Sample]) -> FrontendCounts | None:
-    """Return a frontend's counts; None if the page is none of a frontend's, or holds what is no number."""
+    """Return a frontend's counts; None if the page is none of a frontend's, or holds what is not a number."""
     totals: dict[str, float] = {}
     pending: dict[str, dict[str, float]] = {}
     prefilling: float | None = None

@@ -134,7 +134,7 @@ class ControlPlane:
     def kubeconfig_for(
         self, name: str, token: str, *, namespace: str = "default", file: bool = False
     ) -> Path:
-        """Write a kubeconfig for a bearer token; with ``file`` the token stands in ``NAME.token`` beside it."""
+        """Write a kubeconfig for a bearer token; with ``file`` the token is in ``NAME.token`` alongside it."""
         path = self.folder / f"{name}.kubeconfig"
         user: dict[str, Any] = {"token": token}
         if file:
@@ -180,7 +180,7 @@ class ControlPlane:
         os.kill(self.pid(name), signal.SIGSTOP)
 
     def thaw(self, name: str) -> None:
-        """Let a frozen component go on."""
+        """Let a frozen component continue."""
         os.kill(self.pid(name), signal.SIGCONT)
 
     def restart_api_server(self) -> None:

@@ -1,6 +1,6 @@
 """What the tests of the planner share: a graph with pods made by hand, a planner in this process, and questions.
 
-Pods lie on addresses of loopback, and an operator of a few lines makes as many as are wished for.
+Pods are on addresses of loopback, and an operator of a few lines makes as many as are wished for.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class World:
         await edit(self.client, self.namespace, spec, name="llama")
 
     async def operate(self):
-        """Make as many ready pods as are wished for, again and again."""
+        """Make as many ready pods as are wished for, repeatedly."""
         while True:
             await asyncio.sleep(0.1)
             for service in ("prefill", "decode") if self.obeys else ():

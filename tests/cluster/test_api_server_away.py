@@ -15,7 +15,7 @@ STOPPED_S, GOING_S = 0.8, 0.2
 
 
 async def stutter(plane):
-    """Let the API server answer for a moment only, again and again."""
+    """Let the API server answer for a moment only, repeatedly."""
     try:
         while True:
             plane.freeze("kube-apiserver")

@@ -150,7 +150,7 @@ class _Decode:
         return [each for each in map(pod_view, found.items) if each.alive]
 
     async def becomes(self, desired, ready):
-        """Wait until the number is wanted, and so many pods are ready and no more there than wanted."""
+        """Wait until the number is wanted, and this many pods are ready and no more there than wanted."""
 
         async def check():
             pods = await self.pods()

@@ -181,7 +181,7 @@ async def test_children_are_accepted_and_settle(client, live, manifest):
 
 @pytest.mark.parametrize("manifest", [*MANIFESTS, wide(FULL)], ids=[*NAMES, "wide"])
 async def test_pods_pass_the_restricted_standard(client, live, manifest):
-    """A pod of each template is admitted, with its gate, beside the account that it names."""
+    """A pod of each template is admitted, with its gate, alongside the account that it names."""
     graph, context = await live(manifest)
     several = dataclasses.replace(context, kinds=frozenset({LEADER_WORKER_SET}))
     objects = children(graph, several, replicas={}, unavailable={})

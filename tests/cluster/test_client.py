@@ -68,7 +68,7 @@ async def test_a_list_is_complete_over_many_pages(client, namespace, monkeypatch
 
 
 async def test_a_service_account_without_rights_is_told_which_it_lacks(api_server, client, namespace):
-    """403 names the user, the verb and the resource, at once and without reading credentials again and again."""
+    """403 names the user, the verb and the resource, at once and without reading credentials repeatedly."""
     kubeconfig = api_server.service_account_kubeconfig(namespace, "default")
     mark = api_server.audit_mark()
     weak = await connect(kubeconfig)

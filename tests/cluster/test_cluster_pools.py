@@ -149,7 +149,7 @@ async def test_graphs_of_two_namespaces_lend_and_give_back(world, crds, make_nam
 
 
 async def test_an_operator_that_dies_at_each_step_never_exceeds_a_clusters_pool(world):
-    """At its first to fourth write, again and again, with the answer lost or not; GPUs move between namespaces all the same."""
+    """At its first to fourth write, repeatedly, with the answer lost or not; GPUs move between namespaces all the same."""
     moved, among = world.has("held", 2, 4), {world.ours, world.theirs}
     async with BudgetWatch(world.client, None, among=among).on() as watch:
         async with world.operating():

@@ -178,7 +178,7 @@ async def facts(client, namespace):
 
 
 def happened(client, namespace, *, but=()):
-    """Return a check that all facts hold, but for some prefixes."""
+    """Return a check that all facts hold, except for some prefixes."""
 
     async def check():
         wrong = [name for name, each in (await facts(client, namespace)).items() if not each]

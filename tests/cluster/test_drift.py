@@ -123,7 +123,7 @@ async def edits(client, want):
             try:
                 repaired = await client.apply(want, field_manager=OPERATOR)
             except InvalidObjectError:
-                # A changed merge key (a Service's port number) makes of the edit another element beside the
+                # A changed merge key (a Service's port number) makes of the edit another element alongside the
                 # wanted one, and both together are invalid: the lists have to be replaced as a whole first.
                 found["beyond apply"] += 1
                 await client.patch(kind, name, body(want), namespace=namespace, field_manager=PERSON)

@@ -79,7 +79,7 @@ async def test_what_must_lose_requests_is_said_before_the_first_is_lost(serving)
 @pytest.mark.nightly
 @pytest.mark.parametrize("change", [{"model": {"name": "other"}}, {"runtime": "vllm"}])
 async def test_what_no_order_carries_out_is_refused(serving, change):
-    """Workers that cannot use each other's KV: the API server refuses the change, and what serves goes on."""
+    """Workers that cannot use each other's KV: the API server refuses the change, and what serves continues."""
     with pytest.raises(InvalidObjectError, match="immutable"):
         await serving.edit(change)
     await serving.change("something else", {"inheritedAnnotations": ["a"]})

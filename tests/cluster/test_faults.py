@@ -47,7 +47,7 @@ def there(client, namespace):
 
 
 async def pause(seconds):
-    """Let something go on for a while."""
+    """Let something continue for a while."""
     await asyncio.sleep(seconds)
 
 

@@ -34,7 +34,7 @@ def there(client):
 
 @pytest.mark.nightly
 async def test_adapters_without_their_kind_cost_no_child_and_come_back(own):
-    """What runs goes on, the status says it, nothing needs a hand."""
+    """What runs continues, the status says it, nothing needs a hand."""
     plane, client = own
     async with at_rest(client, NAMESPACE) as operator:
         await asyncio.to_thread(plane.kubectl, "delete", "crd", ADAPTERS)

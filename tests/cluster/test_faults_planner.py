@@ -159,6 +159,6 @@ async def test_it_is_ready_without_metrics_and_not_without_the_api_server(world,
                 return status == 503 and "not_ready" in body
 
             await until(is_unready, "not ready without the API server")
-            assert await says(ports[1], "/readyz")(), "the other one goes on"
+            assert await says(ports[1], "/readyz")(), "the other one continues"
             proxy.heal()
             await until(says(ports[0], "/readyz", "ok"), "ready again")

@@ -28,7 +28,7 @@ LEADERS = 16
 """Chosen: some five minutes, most of them the terms of Leases that nobody gave back."""
 
 CANDIDATES = 2
-"""That stand at once. One that froze and goes on stands again: whichever of them leads next is right."""
+"""That exist at the same time. One that froze and continues stands again: whichever of them leads next is right."""
 
 LEADS = "penstock_operator_leader 1.0"
 BUDGETS = (2, 3, 4, 6)

@@ -1,4 +1,4 @@
-"""`kubectl apply` of a changed admission section: through API server and operator to a running router, which goes on."""
+"""`kubectl apply` of a changed admission section: through API server and operator to a running router, which continues."""
 
 from __future__ import annotations
 

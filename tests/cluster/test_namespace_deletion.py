@@ -52,7 +52,7 @@ def is_gone(client, namespace):
 async def test_a_namespace_goes_while_a_worker_drains_and_nothing_is_left(
     make_node, client, namespace, caplog
 ):
-    """Streams that are open hold neither finalizer nor namespace longer than their pods; the status tells of it, the operator goes on."""
+    """Streams that are open hold neither finalizer nor namespace longer than their pods; the status tells of it, the operator continues."""
     make_node(gpus=8)
     loads = Loads()
     await client.create(graph(namespace), field_manager="test")

@@ -138,7 +138,7 @@ async def test_a_new_leader_takes_over_without_repeating_a_decision(world):
         await stack.enter_async_context(world.planning())
         await first.aclose()
         await until(lambda: is_now(world.desired("decode"), 3), "the second one leads")
-        await until(lambda: is_now(world.desired("decode"), 4), "and goes on")
+        await until(lambda: is_now(world.desired("decode"), 4), "and continues")
         lease = await world.client.get(LEASE, "penstock-planner", namespace=world.namespace)
     assert lease["spec"]["leaseTransitions"] >= 1
     records = world.ledger().records

@@ -96,7 +96,7 @@ async def test_a_graph_borrows_and_gives_back_by_draining(kwok, crds, make_node,
 
 
 async def test_a_restart_takes_no_gpus_back(kwok, crds, make_node, client, namespace):
-    """A new process knows a graph's workers before the graph itself; that is no graph that is gone."""
+    """A new process knows a graph's workers before the graph itself; that is not a graph that is gone."""
     make_node(gpus=16)
     await client.create(pool(namespace), field_manager="test")
     for name in ("chat", "batch"):
@@ -138,7 +138,7 @@ def favouring(batch):
 async def test_an_operator_that_dies_at_each_step_of_a_hand_over_never_exceeds_the_pool(
     kwok, crds, make_node, client, namespace
 ):
-    """It dies at its first, second, third or fourth write, again and again; the GPUs move all the same."""
+    """It dies at its first, second, third or fourth write, repeatedly; the GPUs move all the same."""
     make_node(gpus=16)
     await client.create(pool(namespace), field_manager="test")
     for name in ("chat", "batch"):
@@ -236,7 +236,7 @@ async def test_a_pool_that_writes_no_gpus_has_those_of_its_nodes(crds, make_node
         await client.create(
             {**made, "spec": {"graphs": made["spec"]["graphs"]}}, field_manager="test", dry_run=True
         )
-    with pytest.raises(InvalidObjectError, match=r"gpu.nvidia.com is no extended resource"):
+    with pytest.raises(InvalidObjectError, match=r"gpu.nvidia.com is not an extended resource"):
         await client.create(
             {**made, "spec": {**made["spec"], "resource": "gpu.nvidia.com"}},
             field_manager="test",

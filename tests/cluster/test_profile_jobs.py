@@ -97,7 +97,7 @@ async def test_wrong_options_are_not_tried_again(crds, controllers, client, name
 
 
 async def test_a_job_that_a_quota_refuses_waits_for_it(crds, controllers, client, namespace):
-    """What it needs is there by then; an operator that starts anew goes on from that."""
+    """What it needs is there by then; an operator that starts again continues from that."""
     controllers.kubectl("create", "quota", "none", "--hard=count/jobs.batch=0", "--namespace", namespace)
 
     async def is_counted():

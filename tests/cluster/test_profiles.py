@@ -171,7 +171,7 @@ async def test_an_unusable_request_is_refused_in_its_status(crds, client, namesp
     async with running(client, namespace):
         status = await until(status_is(client, namespace, "Failed", "InvalidSpec"), "the refusal")
     message = status["conditions"][0]["message"]
-    assert "spec.nodePool: h100 is no node pool of graph fast" in message
+    assert "spec.nodePool: h100 is not a node pool of graph fast" in message
     assert {each["metadata"]["name"] for each in (await client.list(JOB, namespace=namespace)).items} == set()
 
 

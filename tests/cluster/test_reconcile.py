@@ -171,7 +171,7 @@ async def test_the_adapters_number_is_its_owners_within_the_bounds(crds, client,
 
 
 async def test_somebody_elses_object_of_that_name_is_never_touched(crds, client, namespace):
-    """The graph says so, makes everything else, and goes on when the name is free."""
+    """The graph says so, makes everything else, and continues when the name is free."""
     foreign = CONFIG_MAP.of({"name": "g-router", "namespace": namespace}, data={"mine": "yes"})
     made = await client.create(foreign, field_manager="somebody")
     await client.create(graph(namespace), field_manager="test")
@@ -213,7 +213,7 @@ async def test_an_orphaned_service_account_is_taken_back(crds, client, namespace
     ids=["a Service's port", "its name", "a container's port"],
 )
 async def test_an_edited_key_of_a_list_is_repaired(crds, client, namespace, changed):
-    """Applied as it is, the entry would come back beside the edited one, which the API server refuses."""
+    """Applied as it is, the entry would come back alongside the edited one, which the API server refuses."""
     kind, name, path, value = changed
     async with at_rest(client, namespace) as operator:
         before = (await client.get(kind, name, namespace=namespace))["spec"]

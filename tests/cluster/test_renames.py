@@ -13,7 +13,7 @@ BUDGET = 3
 
 
 async def test_a_service_is_renamed_though_the_operator_dies_half_way(own, tmp_path):
-    """The next operator goes on while both names have pods."""
+    """The next operator continues while both names have pods."""
     plane, client = own
     async with (
         served(plane, client, tmp_path, planner={"maxGpuBudget": BUDGET}) as serving,

@@ -1,4 +1,4 @@
-"""Tokens of ServiceAccounts end: operator, planner and every watch go on with the next one, and say meanwhile what is wrong."""
+"""Tokens of ServiceAccounts end: operator, planner and every watch continue with the next one, and say meanwhile what is wrong."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def unready(port, running, text):
 
 
 def refused(plane, mark, path):
-    """Return a check that the API server has refused a call for want of credentials."""
+    """Return a check that the API server has refused a call for lack of credentials."""
 
     async def check():
         return any(

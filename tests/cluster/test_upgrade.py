@@ -21,7 +21,7 @@ FIRST = "c0f456dc"
 """The commit whose definitions store next to no defaults; nothing was released before it."""
 DEFINITION = "crds/penstock.dev_graphdeployments.yaml"
 SAMPLES = ("aggregated", "disaggregated", "two-node-pools", "vllm-disaggregated")
-"""Not Dynamo's: it stored settings of Penstock's router, which are refused beside a frontend of its own."""
+"""Not Dynamo's: it stored settings of Penstock's router, which are refused alongside a frontend of its own."""
 
 
 def at_first(path):

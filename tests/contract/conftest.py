@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def acme(tmp_path, monkeypatch):
-    """The runtime of the guide is installed, as its blocks stand there."""
+    """The runtime of the guide is installed, as its blocks are written."""
     text = (ROOT / "docs" / "runtimes.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     (point,) = re.findall(r'^acme = "(.*)"$', text, re.MULTILINE)

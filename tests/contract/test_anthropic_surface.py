@@ -124,7 +124,7 @@ async def test_keys_are_asked_for(router):
 
 
 async def test_what_is_refused_before_any_worker_has_the_form_too(router):
-    """Another method, a path without an answer, a body that is no JSON, and one whose length is no number."""
+    """Another method, a path without an answer, a body that is not JSON, and one whose length is not a number."""
     url = f"http://127.0.0.1:{router.port}/v1/messages"
     pool = ConnectionPool()
     headers = ((b"content-type", b"application/json"), (b"x-api-key", KEY.encode()))

@@ -102,7 +102,7 @@ SETTINGS = {
 
 
 def helm():
-    """Path of helm, from PATH or beside the other Kubernetes binaries; skips without."""
+    """Path of helm, from PATH or alongside the other Kubernetes binaries; skips without."""
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     found = shutil.which("helm", path=assets) if assets else None
     found = found or shutil.which("helm")
@@ -202,7 +202,7 @@ def test_every_pod_keeps_to_restricted_pod_security(name):
 
 @pytest.mark.parametrize(("setting", "reads_nodes"), [("default", True), ("fewest rights", False)])
 def test_nothing_is_granted_beyond_the_namespace_but_to_read_nodes(setting, reads_nodes):
-    """CRDs, what admits their objects, and the names of nodes are cluster-scoped; all else lies in the release's namespace."""
+    """CRDs, what admits their objects, and the names of nodes are cluster-scoped; all else is in the release's namespace."""
     objects = rendered(setting)
     wide = [each for each in objects if "namespace" not in each["metadata"]]
     reader = {"ClusterRole", "ClusterRoleBinding"} if reads_nodes else set()
@@ -387,7 +387,7 @@ def test_two_operators_seek_two_nodes():
 
 
 def test_all_that_mount_a_volume_of_one_node_seek_one_node():
-    """Each pod with the claim wants to be beside pods with the claim, and nowhere where there are some elsewhere."""
+    """Each pod with the claim wants to be alongside pods with the claim, and nowhere where there are some elsewhere."""
     pods = {
         name: each["spec"]["template"]
         for name, each in of_kind(rendered("an own claim"), "Deployment").items()

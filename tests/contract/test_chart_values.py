@@ -62,7 +62,7 @@ def test_profiles_of_podtemplates_reach_the_operator_and_what_admits_graphs():
 
 
 def test_more_volumes_are_mounted():
-    """Such as a CA bundle, beside the pod's own."""
+    """Such as a CA bundle, alongside the pod's own."""
     for component in ("operator", "planner"):
         deployment = of_kind(rendered("everything"), "Deployment")[f"penstock-{component}"]["spec"]
         pod = deployment["template"]["spec"]

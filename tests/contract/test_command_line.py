@@ -77,7 +77,7 @@ BAD = [
     (("planner", "run", "--decode-kv-scale-up-threshold", "0.3", "--dry-run"),
      ["--decode-kv-scale-down-threshold: 0.5", "not below", "0.3", "lower it"]),
     (("planner", "run", "--max-gpu-budget", "1"), ["--max-gpu-budget: 1", "below the floor of 1", "raise it"]),
-    (("planner", "run", "--config", "options.yaml"), ["max-gpu-budgett", "unknown option", "known are"]),
+    (("planner", "run", "--config", "options.yaml"), ["max-gpu-budgett", "unknown option", "known:"]),
     (("planner", "run", "--namespace", "nobody"), ["--namespace: 'nobody'", "penstock up"]),
     (("planner", "explain"), ["--log-dir: required", "no graph is running"]),
 ]  # fmt: skip

@@ -116,7 +116,7 @@ METAV1_CONDITION = {
     },
     "message": {"type": "string", "maxLength": 32768},
 }
-"""As controller-gen writes metav1.Condition, but for the words; int64 is what an integer is without a format."""
+"""As controller-gen writes metav1.Condition, except for the words; int64 is what an integer is without a format."""
 
 
 def test_conditions_are_metav1s():

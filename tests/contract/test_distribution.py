@@ -161,7 +161,7 @@ def test_the_release_pushes_the_images_that_chart_and_manifests_pull():
 
 
 def test_workflows_run_nothing_that_can_move() -> None:
-    """A step beside the release's rights is one commit, its version in a comment; no program is fetched as `latest`."""
+    """A step alongside the release's rights is one commit, its version in a comment; no program is fetched as `latest`."""
     movable = []
     for path in sorted((_ROOT / ".github/workflows").glob("*.yml")):
         text = path.read_text()

@@ -1,4 +1,4 @@
-"""The guides of docs/ do what they say: their blocks are taken as they stand there."""
+"""The guides of docs/ do what they say: their blocks are taken as written."""
 
 from __future__ import annotations
 

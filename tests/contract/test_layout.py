@@ -120,7 +120,7 @@ def test_no_fast_test_has_a_limit_in_seconds_of_its_own():
 
 
 def test_no_code_asks_for_a_runtime_by_name():
-    """Beside its own module, api/runtimes.py alone names a runtime; a CEL rule's text is made of its traits."""
+    """Alongside its own module, api/runtimes.py alone names a runtime; a CEL rule's text is made of its traits."""
     asked = re.compile(r"""runtime['"\])]*\s*(?:==|!=|is|in)\s.*['"](?:vllm|dynamo|sglang|simulated)['"]""")
     found = [
         f"{path.relative_to(ROOT)}: {line.strip()}"

@@ -133,7 +133,7 @@ STRANGERS = {
 
 
 def network(operator_namespace="serving", **spec):
-    """A release with TensorBoard in namespace serving, two graphs beside it, and strangers."""
+    """A release with TensorBoard in namespace serving, two graphs alongside it, and strangers."""
     context = BuildContext(owner_uid="u", namespace="serving", operator_namespace=operator_namespace)
     objects = [*rendered("an own claim")]
     for name in ("a", "b"):
@@ -180,7 +180,7 @@ def test_workers_are_reached_by_their_graph_and_who_reads_metrics_and_routers_by
 
 
 def test_an_operator_of_no_known_namespace_is_in_the_graphs():
-    """A namespaced operator lives beside its graphs."""
+    """A namespaced operator lives alongside its graphs."""
     assert table(network(operator_namespace=None)) == table(network())
 
 

@@ -232,7 +232,7 @@ async def _serve(handler, **config):
 
 
 async def test_a_stream_that_breaks_raises():
-    """Of what breaks off again where it went on, the error event is an APIError, not a stream that looks complete."""
+    """Of what breaks off again where it continued, the error event is an APIError, not a stream that looks complete."""
     seen = asyncio.Event()
 
     async def break_off(request, responder):

@@ -130,7 +130,7 @@ async def test_a_worker_that_dies_before_a_token_costs_no_request(harness, kille
 
 
 async def test_a_stream_that_breaks_does_not_look_complete(harness):
-    """Where it may not go on elsewhere, the client sees the break."""
+    """Where it may not continue elsewhere, the client sees the break."""
     _, decode, router = await harness.serving(
         "prefill", "decode", config={"retries": {"maxContinuations": 0}}
     )

@@ -155,7 +155,7 @@ def test_a_console_shows_escapes_in_every_kind_of_text():
 
 
 def test_commands_print_by_say_and_terminal_alone():
-    """Neither click's echo nor rich's own console stands in a module of a command."""
+    """Neither click's echo nor rich's own console is in a module of a command."""
     for path in CLI.glob("*.py"):
         if path.name in {"say.py", "terminal.py"}:
             continue

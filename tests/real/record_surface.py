@@ -2,7 +2,7 @@
 
     python tests/real/record_surface.py http://PREFILL http://DECODE > tests/contract/data/vllm-VERSION.json
 
-The recording holds names only, no values, but for the closed sets `reason` and `finished_reason`.
+The recording holds names only, no values, except for the closed sets `reason` and `finished_reason`.
 """
 
 from __future__ import annotations

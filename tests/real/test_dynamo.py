@@ -156,7 +156,7 @@ def environment():
     named = os.environ.get("PENSTOCK_DYNAMO")
     folder = Path(named) if named else ROOT / ".venv-dynamo"
     if not (folder / "bin" / "python").exists():
-        pytest.skip(f"{folder} is no environment with NVIDIA's Dynamo; make dynamo, see docs/dynamo.md")
+        pytest.skip(f"{folder} is not an environment with NVIDIA's Dynamo; make dynamo, see docs/dynamo.md")
     return folder.absolute()
 
 

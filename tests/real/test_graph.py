@@ -96,7 +96,7 @@ async def test_prefill_is_scaled_up_and_down_under_load_without_a_loss(graph, cl
 
 
 async def test_a_stopped_engine_core_takes_its_worker_out_of_routing(graph, client):
-    """Its API server still answers 200; a request that meets it waits, and is served once the core goes on."""
+    """Its API server still answers 200; a request that meets it waits, and is served once the core continues."""
     (decode,) = graph.processes("decode")
     (core,) = (each for each in psutil.Process(decode["pid"]).children() if "EngineCor" in each.name())
     core.suspend()

@@ -62,7 +62,7 @@ def _pids(graph):
 
 
 async def test_a_decode_worker_becomes_a_prefill_worker_and_back(graph):
-    """Under streams, without a start: the same processes serve, answers stay what they were, and KV is handed over."""
+    """Under streams, without a start: the same processes serve, answers stay what they were, and KV is transferred."""
     target = LocalTarget(StateStore(graph.statefile))
     before = _pids(graph)
     async with graph.client() as client:

@@ -147,9 +147,9 @@ def test_what_decode_cannot_compute_is_refused(pair):
 
 
 def test_a_killed_decode_server_costs_no_stream(pair):
-    """Each goes on at the other one, after a prefill of its own, to the length asked for.
+    """Each continues on the other one, after a prefill of its own, to the length asked for.
 
-    With random weights what was said is tokenised anew, so the rest is another text.
+    With random weights what was said is tokenised again, so the rest is another text.
     """
     expected, _ = pair.texts(max_tokens=600, extra_body={"ignore_eos": True})
     ends, begun = [], threading.Barrier(5)

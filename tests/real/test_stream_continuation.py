@@ -1,4 +1,4 @@
-"""A stream of real vLLM that breaks off goes on as one stream, and says what vLLM says to a prompt with its beginning.
+"""A stream of real vLLM that breaks off continues as one stream, and says what vLLM says to a prompt with its beginning.
 
 The model's weights are random, so its text, tokenised again, is not the tokens that it came from: an undisturbed stream may
 say something else behind the seam, which a trained model seldom does.
@@ -20,7 +20,7 @@ PROMPT = SENTENCE * 4
 
 
 class Cutter:
-    """Passes everything on to a worker, but cuts the next stream off behind so many events as ``cuts`` say."""
+    """Passes everything on to a worker, but cuts the next stream off behind this many events as ``cuts`` say."""
 
     def __init__(self, url, cuts, seen):
         self._cuts, self._seen = cuts, seen

@@ -75,7 +75,7 @@ class Client:
         )
 
     def run(self, results: Results, is_over: Callable[[], bool]) -> None:
-        """Ask again and again until it is over."""
+        """Ask repeatedly until it is over."""
         turn = 0
         while not is_over():
             turn += 1
@@ -124,7 +124,7 @@ class Client:
 def start_clients(
     settings: Settings, concurrency: int, is_over: Callable[[], bool]
 ) -> tuple[Results, list[threading.Thread]]:
-    """Start so many clients; return what comes of their requests, and the threads, which end once it is over."""
+    """Start this many clients; return what comes of their requests, and the threads, which end once it is over."""
     results = Results(concurrency)
     threads = [
         threading.Thread(target=Client(number, settings).run, args=(results, is_over), daemon=True)

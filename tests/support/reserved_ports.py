@@ -1,6 +1,6 @@
 """Ports for processes that have to be told theirs: free, and nobody else's until the tests' process ends.
 
-A server in the tests' own process listens on port 0 instead. Ports of this module lie below the local backend's range
+A server in the tests' own process listens on port 0 instead. Ports of this module are below the local backend's range
 for workers and below the system's range for outgoing connections. A lock on a file keeps each from other test processes.
 """
 

@@ -130,7 +130,7 @@ class World:
         }
 
     def wait_ready(self, **counts: int) -> None:
-        """Wait until each role has exactly so many ready entries and the router says it serves."""
+        """Wait until each role has exactly this many ready entries and the router says it serves."""
 
         def there() -> bool:
             return self.is_serving() and all(
@@ -233,7 +233,7 @@ class World:
             pids = [*([arbiter] if arbiter else []), *pids, *self.marked(statefile)]
         for pid in [*pids, *self.marked()]:
             with contextlib.suppress(ProcessLookupError):
-                if pid != os.getpid():  # a test may stand in for the arbiter
+                if pid != os.getpid():  # a test may be in for the arbiter
                     os.kill(pid, signal.SIGKILL)
         for process in self._started:
             process.wait(LIMIT_S)
@@ -307,7 +307,7 @@ class Kept:
         self._open: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def open(self, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Return the connection, opened anew where there is none."""
+        """Return the connection, opened again where there is none."""
         if self._open is None:
             self._open = await asyncio.open_connection("127.0.0.1", port)
         return self._open

@@ -56,7 +56,7 @@ SHADOW_S = 45.0
 """A fault's longest effect on requests, real seconds: detection, a restart, and what waited meanwhile."""
 REACHES_NO_REQUEST = frozenset({"kill planner", "stop planner", "kill arbiter", "full disk", "step clock"})
 LINK_BYTES, LINK_S = 4096, (0.05, 0.25)
-"""The slow network passes on so many bytes after each pause, in each direction: 100 ms to 500 ms there and back."""
+"""The slow network passes on this many bytes after each pause, in each direction: 100 ms to 500 ms there and back."""
 CLOCK = """
 import os, time
 real, file, read = time.time, os.environ["SOAK_CLOCK"], [0.0, 0.0]
@@ -93,7 +93,7 @@ class Findings:
 
 
 REST_S = 30.0
-"""A kept connection is not used again after so long without a request; the router closes it after 75 s."""
+"""A kept connection is not used again after this long without a request; the router closes it after 75 s."""
 
 
 @dataclass

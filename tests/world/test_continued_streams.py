@@ -1,4 +1,4 @@
-"""A graph of real processes whose workers are killed under live streams: each stream goes on, and says what it would have said."""
+"""A graph of real processes whose workers are killed under live streams: each stream continues, and says what it would have said."""
 
 import asyncio
 import itertools
@@ -27,7 +27,7 @@ def prompt(number):
 
 
 def up_sample(world, *, decode=1, has_tiers=False):
-    """Start README's sample graph, with so many decode workers, and with tiers if asked."""
+    """Start README's sample graph, with this many decode workers, and with tiers if asked."""
     graph = yaml.safe_load(SAMPLE.read_text())
     graph["spec"]["services"]["decode"]["replicas"] = decode
     if has_tiers:

@@ -141,7 +141,7 @@ def complete(world, tier):
 
 
 def test_every_panel_of_the_dashboards_shows_a_running_graph(world, ask, eventually):
-    """Each query is answered, and with series, but for what this graph has no reason to show."""
+    """Each query is answered, and with series, except for what this graph has no reason to show."""
     queries = {
         (panel["title"], target["expr"])
         for path in DASHBOARDS

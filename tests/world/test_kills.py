@@ -61,7 +61,7 @@ def test_kill_9_of_workers_planner_and_router_loses_only_what_was_in_flight_ther
         for name in ("world_decode", "world_prefill", "world_planner", "world_frontend"):
             kills[name] = kill_and_wait(world, eventually, name)
             done = len(replay.results())
-            eventually(lambda done=done: len(replay.results()) > done + 15, "requests go on")
+            eventually(lambda done=done: len(replay.results()) > done + 15, "requests continue")
         assert replay.process.poll() is None, "the kills came within the replay"
         results, summary = replay.finish()
     failed = [each for each in results if each["status"] != "ok"]

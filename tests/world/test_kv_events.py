@@ -21,13 +21,13 @@ pytest.importorskip("msgspec", reason="the extra kv-events is not installed")
 pytest.importorskip("zmq", reason="pyzmq is not installed")
 
 CACHE_BLOCKS = 160
-"""2,560 tokens: one prompt of 2,048 beside the first 512 of another."""
+"""2,560 tokens: one prompt of 2,048 alongside the first 512 of another."""
 EVENTS = {"tokenizer": "simulated", "kvEventsPort": 5557}
 POLICY = {"policy": "prefix-cost", "health": {"intervalSeconds": 5}}
 
 
 def prompt(name, tokens):
-    """Return a text of so many simulated tokens that no other name shares."""
+    """Return a text of this many simulated tokens that no other name shares."""
     text = "".join(f"{name}{number:06d}." for number in itertools.islice(itertools.count(), tokens))
     return text[: 4 * tokens]
 

@@ -150,7 +150,7 @@ def test_a_full_disk_stops_decisions_but_neither_the_planner_nor_serving(world, 
     words = eventually(
         lambda: "cannot be written" in (text := output.read_text()) and text, "the error is said"
     )
-    time.sleep(2.5)  # two more intervals: the refusals go on, nothing else changes
+    time.sleep(2.5)  # two more intervals: the refusals continue, nothing else changes
     assert process.poll() is None
     assert {len(world.entries(role, "ready")) for role in ("prefill", "decode")} == {2}
     one = stream("word" * 16, 8)

@@ -31,7 +31,7 @@ async def speaking(stream, first=0):
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["as it should", "killed while it drains"])
 async def test_a_decode_worker_that_becomes_prefill_s_costs_no_stream(world, stream, is_killed):
-    """It finishes its streams, or dies and they go on elsewhere; in both cases prefill has it, with its GPU, and uses it."""
+    """It finishes its streams, or dies and they continue elsewhere; in both cases prefill has it, with its GPU, and uses it."""
     world.up(world.manifest(prefill=1, decode=2, switchable="true"), speed=1, flags=("--no-planner",))
     target = LocalTarget(StateStore(world.statefile))
     before = {name: entry["resources"] for name, entry in world.entries("decode", "ready").items()}

@@ -14,7 +14,7 @@ LONG_TOKENS, TOKENS = int(1500 * SLOWNESS), int(640 * SLOWNESS)
 
 
 def prompt(number, tokens=64):
-    """Return a prompt of exactly so many simulated tokens, its own for every number."""
+    """Return a prompt of exactly this many simulated tokens, its own for every number."""
     return f"{number:08d}" + "word" * (tokens - 2)
 
 
@@ -25,7 +25,7 @@ async def open_streams(stream, count, *, tokens, prompt_tokens=64, first=0):
 
 
 async def test_a_draining_decode_worker_leaves_before_its_streams_end(world, stream):
-    """They go on at the other one: none is lost, each says what it would have said, and the drain does not wait for them."""
+    """They continue on the other one: none is lost, each says what it would have said, and the drain does not wait for them."""
     router = "{drain: {migrateAfterSeconds: 1}}"
     world.up(world.manifest(decode=2, router=router), speed=1, flags=("--no-planner",))
     target = LocalTarget(StateStore(world.statefile))

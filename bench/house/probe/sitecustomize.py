@@ -1,7 +1,7 @@
 """Records which product functions a process runs, one window after another; Python imports this module at start.
 
 The folder PENSTOCK_HOUSE_PROBE holds ``window``, a number. When it grows, each process writes the functions that ran
-since to ``<number before>/<pid>.json``, beside its command line, and starts an empty record. A function stands there
+since to ``<number before>/<pid>.json``, alongside its command line, and starts an empty record. A function is there
 once, in the order of first calls: its file, its name, its first line, and the number of the function that called it.
 """
 
@@ -26,7 +26,7 @@ _seen: dict[CodeType, CodeType | None] = {}
 
 
 def _file(code: CodeType) -> str | None:
-    """Return the product's file that a function stands in; None: it is no function of the product."""
+    """Return the product's file that a function is in; None: it is not a function of the product."""
     if code not in _files:
         found = PACKAGE.search(code.co_filename) if code.co_flags & IS_FUNCTION else None
         _files[code] = found[1] if found else None

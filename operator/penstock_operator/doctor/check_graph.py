@@ -327,7 +327,7 @@ def _worker_page(worker: PodView, page: Page, own_names: OwnNames) -> Finding | 
         busy = min(requests, running[0].get(rank, 0.0))
         if busy > 0 and tokens[0].get(rank) == tokens[1].get(rank):
             place = f" in data-parallel rank {rank}" if len(running[1]) > 1 else ""
-            message = f"has {busy:.0f} requests under way{place}, but its token counters stand still"
+            message = f"has {busy:.0f} requests under way{place}, but its token counters do not change"
             return problem(subject, message, logs)
     return None
 

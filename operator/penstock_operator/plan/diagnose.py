@@ -1,7 +1,7 @@
 """Why a pod does not serve, as text, with the remedy.
 
 Pure. Messages say the same for the same state: no counters and no elapsed times in them, so that a status
-that carries one is not written again and again while nothing changes.
+that carries one is not written repeatedly while nothing changes.
 """
 
 from __future__ import annotations

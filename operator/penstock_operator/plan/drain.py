@@ -214,7 +214,7 @@ def plan_scale(pool: ServicePool, *, loads: Mapping[str, PodLoad | None], now_s:
         by_cost = sorted(alive, key=lambda pod: _victim_order(pod, loads.get(pod.name)))
         if (
             pool.rolling
-        ):  # its own extra pods are no surplus; those whose deletion is ordered already stay marked
+        ):  # its own extra pods are not surplus; those whose deletion is ordered already stay marked
             by_cost = [pod for pod in by_cost if pod.draining]
         victims = by_cost[: max(0, len(alive) - desired)]
     marked = {pod.name for pod in victims}

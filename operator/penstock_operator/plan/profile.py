@@ -24,7 +24,7 @@ LAST_WORDS: Final = 800
 """Characters of a failed pod's last lines that a condition keeps. Chosen: the newest error, with its remedy."""
 
 SUMMARY_LINES, LINE_CHARS = 16, 400
-"""Most of a summary that a status keeps. Chosen: four lines, and what each missed target takes."""
+"""Maximum length of a summary that a status keeps. Chosen: four lines, and what each missed target takes."""
 
 _PROFILING: Final = "Profiling"
 _SIZE: Final = re.compile(r"Suggested (?P<role>prefill|decode) TP:(?P<size>\d{1,3}) ")

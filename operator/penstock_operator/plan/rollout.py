@@ -3,12 +3,12 @@
 Pure. Two rules keep the ratio of prefill to decode while a graph changes:
 
 - a rollout surges (one replica more, none missing) where the budget has room for that replica even when
-  every wanted replica exists, and otherwise replaces one at a time (none more, one missing beside those for
+  every wanted replica exists, and otherwise replaces one at a time (none more, one missing alongside those for
   which the budget has no room);
 - at most one worker service rolls at a time, so at most one replica is away.
 
 Room is measured by *wanted* replicas, not by existing ones: a rollout's own surge pod must not take away the
-room that it was allowed to use. A rollout that has begun to surge goes on so although more replicas are wanted
+room that it was allowed to use. A rollout that has begun to surge continues so although more replicas are wanted
 meanwhile, unless the budget keeps its new pod from starting: a strategy that flips ends the old pod at once.
 """
 
@@ -84,7 +84,7 @@ def rollout_view(
     """Return where ``workload``, a Deployment or LeaderWorkerSet, stands.
 
     It rolls while replicas of an older revision exist, or while its controller has not seen its newest pod template.
-    Replicas that merely start, or merely are one too many, are no rollout, nor is a number that it has not seen.
+    Replicas that merely start, or merely are one too many, are not a rollout, nor is a number that it has not seen.
 
     Args:
         service: Its service.

@@ -106,7 +106,9 @@ def _progressing(graph: StatusInput) -> ConditionResult:
         return ConditionResult(PROGRESSING, True, "Deleting", graph.deleting)
     if graph.paused:
         stays = "children stay as they are, while budget, scheduling gates and drains hold"
-        return ConditionResult(PROGRESSING, False, "Paused", f"{graph.paused}: {stays}; remove it to go on")
+        return ConditionResult(
+            PROGRESSING, False, "Paused", f"{graph.paused}: {stays}; remove it to continue"
+        )
     if steps:
         return ConditionResult(PROGRESSING, True, _reason(graph), "; ".join(steps))
     if graph.failure is not None:
@@ -226,7 +228,7 @@ _OPTIONAL: Final = (
 """Of a graph and of a ProfileRequest: keys that go when there is nothing to say."""
 
 SCALING_LIMITED: Final = "ScalingLimited"
-"""Condition of a ScalingAdapter: the desired number lies outside the graph's bounds."""
+"""Condition of a ScalingAdapter: the desired number is outside the graph's bounds."""
 
 
 def graph_status(graph: StatusInput, *, old: Mapping[str, Any] | None, now: str) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class ServiceStatusInput:
         target: Replicas wanted, the desired number within its bounds.
         updated: Replicas of the newest revision.
         held: Why a step that is due waits, for example for another rollout; empty: none does. A desired number beyond
-            its bounds is no such step: it is settled, and its ScalingAdapter says so.
+            its bounds is not such a step: it is settled, and its ScalingAdapter says so.
         refused: Why the API server refuses its pods; None: it refuses none.
         bounds: Fewest and most replicas that the graph allows.
     """

@@ -2,7 +2,7 @@
 
 A graph acts under the grant that its reconcile began with: `GpuPools.grant` finds it, `GpuPools.act_under` remembers it. One
 reconcile of a graph runs at a time, so that nothing acts under an older one any more. The status is written at the version
-that was read: after a restart, or beside a second operator, no grant is given from an older state. What this module remembers
+that was read: after a restart, or alongside a second operator, no grant is given from an older state. What this module remembers
 saves no truth; a new process waits for each new graph's first reconcile before it shares out.
 """
 
@@ -48,7 +48,7 @@ TICK_S: Final = 5.0
 """Longest time between two allocations, as a hold ends without an event. Chosen."""
 
 GAP_S: Final = 0.1
-"""Least time between two allocations: changes come in groups. Chosen."""
+"""Minimum time between two allocations: changes come in groups. Chosen."""
 
 log = get_logger(__name__)
 

@@ -96,7 +96,7 @@ def of_graph(status: Status | None, name: str) -> tuple[str, int, int]:
 
 
 def problems_of(observed: PoolObservation, found: PoolShares) -> Iterator[str]:
-    """Yield what is wrong with a pool beside its graphs, its nodes' quotas included, each as a sentence."""
+    """Yield what is wrong with a pool and its graphs, its nodes' quotas included, each as a sentence."""
     pool = observed.pool
     graphs = [each.graph for each in observed.members.values() if each.graph is not None]
     for path, message in pool_problems(pool, graphs, found.gpus):

@@ -83,7 +83,7 @@ def uncounted_devices(
         is_claimed = claimed_gpus(graph, name, claimed or {}) is not None
         if gpus is not None and not is_claimed and _has_claims_beside(gpus, service.pod_template.get("spec")):
             message = (
-                f"pods ask for {gpus} beside what they claim; if a claim holds the GPUs, give their number in "
+                f"pods ask for {gpus} in addition to what they claim; if a claim holds the GPUs, give their number in "
                 f'gpusPerReplica, which the budget counts, and {gpus}: "0" in the container\'s limits and requests'
             )
             yield ManifestProblem(path=f"{path}.resourceClaims", message=message)

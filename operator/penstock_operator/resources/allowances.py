@@ -22,7 +22,7 @@ LISTS: Final = ("capabilities", "hostPaths", "secrets", "serviceAccounts")
 """Keys that hold names, or patterns of names such as ``weights-*``."""
 
 DEFAULT_SECRETS: Final = ("*",)
-"""Whoever writes a graph may name its variables' Secrets, so that refusing volumes of them would keep out little."""
+"""Any author of a graph may name its variables' Secrets, so that refusing volumes of them would keep out little."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ _SIMULATED: Final = "simulated"
 """As ``router.tokenizer``: no file."""
 
 _OBJECT_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-"""A ConfigMap's, but for two dots in a row."""
+"""A ConfigMap's, except for two dots in a row."""
 
 
 class _File(NamedTuple):
@@ -46,9 +46,7 @@ def absent_files(graph: GraphDeployment, objects: Iterable[Mapping[str, Any]]) -
     planner = graph.spec.planner
     for key, name in (("memory", planner.memory), ("sla.profile", planner.sla.profile)):
         if planner.enabled and name is not None and _OBJECT_NAME.fullmatch(name) is None:
-            message = (
-                f"{name} is no ConfigMap's name, which it is on Kubernetes; make one of the file and name it"
-            )
+            message = f"{name} is not a ConfigMap's name, which it is on Kubernetes; make one of the file and name it"
             yield ManifestProblem(f"spec.planner.{key}", message)
 
 

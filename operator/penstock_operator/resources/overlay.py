@@ -51,7 +51,7 @@ _ADDED = "tolerations"
 
 
 def overlay(base: Mapping[str, Any], patch: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Return a pod template, or a map in one, with a user's patch laid over it, which stands at ``path`` of a manifest.
+    """Return a pod template, or a map in one, with a user's patch laid over it, which is at ``path`` of a manifest.
 
     Raises:
         InvalidSpecError: a map stands where the template has a list or the other way round, a list's item
@@ -79,10 +79,10 @@ def _merge(key: str, base: Any, value: Any, path: str) -> Any:
             raise _refusal(path, "is a map where the pod has none; remove it")
         return overlay(base or {}, value, path)
     if isinstance(base, Mapping):
-        raise _refusal(path, "is no map where the pod has one; write its keys, or null to delete it")
+        raise _refusal(path, "is not a map where the pod has one; write its keys, or null to delete it")
     if not isinstance(value, list):
         if isinstance(base, list):
-            raise _refusal(path, "is no list where the pod has one; write a list, or null to delete it")
+            raise _refusal(path, "is not a list where the pod has one; write a list, or null to delete it")
         return value
     if key == _ADDED:
         return _added(base or [], value, path)
@@ -129,7 +129,7 @@ def _split(
     kept = base
     for index, item in enumerate(patch):
         if not isinstance(item, dict):
-            raise _refusal(f"{path}[{index}]", "is no map; write its keys")
+            raise _refusal(f"{path}[{index}]", "is not a map; write its keys")
         if item == {_PATCH: _REPLACE}:
             kept = []
         else:
@@ -232,7 +232,7 @@ def _refuse_broken(template: Mapping[str, Any], path: str, counted: Counted) -> 
     spec = template.get("spec", {})
     for lists in ("containers", "initContainers", "schedulingGates"):
         if not isinstance(spec.get(lists, []), list):
-            raise _refusal(f"{path}.spec.{lists}", "is no list; write one, or remove it")
+            raise _refusal(f"{path}.spec.{lists}", "is not a list; write one, or remove it")
     if MAIN not in [each["name"] for each in spec.get("containers", [])]:
         message = f"removes container {MAIN}, which does the work; keep it and change its keys"
         raise _refusal(f"{path}.spec.containers", message)

@@ -163,7 +163,7 @@ def probes(
             "timeoutSeconds": 5,
             "failureThreshold": 3,
         },
-        # A worker in a long step answers late: one silence of 10 s is no failure.
+        # A worker in a long step answers late: one silence of 10 s is not a failure.
         "livenessProbe": {
             "httpGet": get,
             "periodSeconds": _LIVENESS_PERIOD_S,

@@ -67,7 +67,7 @@ _VOLUMES: Final = frozenset(
 )
 """The standard's."""
 _PROJECTED: Final = frozenset({"clusterTrustBundle", "configMap", "downwardAPI", "secret"})
-"""Sources that are no tokens of the pod's account."""
+"""Sources that are not tokens of the pod's account."""
 
 _SYSCTLS: Final = frozenset(
     {

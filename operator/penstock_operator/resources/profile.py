@@ -1,7 +1,7 @@
 """The objects of a ProfileRequest: the Job of `penstock profile`, its inputs, outputs and rights.
 
-The Job's pod is no worker of the graph: it carries the request's label and not the graph's, gets no requests of
-users, and holds its GPUs by its own declaration (``maxGpus``) beside the graph's budget. It holds those of the largest
+The Job's pod is not a worker of the graph: it carries the request's label and not the graph's, gets no requests of
+users, and holds its GPUs by its own declaration (``maxGpus``) in addition to the graph's budget. It holds those of the largest
 size measured: the workers under test are its processes, started one size after the other.
 """
 
@@ -121,7 +121,7 @@ class _Work:
 
     @property
     def gpus(self) -> int:
-        """Most GPUs that the workers under test hold together."""
+        """Maximum number of GPUs that the workers under test hold together."""
         return max(self.request.spec.sizes)
 
     @property
@@ -134,7 +134,7 @@ class _Work:
             return None
         if name not in spec.node_pools:
             known = ", ".join(sorted(spec.node_pools)) or "none"
-            message = f"{name} is no node pool of graph {self.graph.name} ({known}); choose one of them"
+            message = f"{name} is not a node pool of graph {self.graph.name} ({known}); choose one of them"
             raise InvalidSpecError([ManifestProblem(path="spec.nodePool", message=message)])
         return spec.node_pools[name]
 

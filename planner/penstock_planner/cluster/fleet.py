@@ -292,7 +292,7 @@ class Fleet:
 
 
 def _version(live: Object) -> tuple[int | None, str, bool]:
-    """Return what changes with everything that a plan depends on, but for the profile."""
+    """Return what changes with everything that a plan depends on, except for the profile."""
     return live["metadata"].get("generation"), paused_by(live), draws(live)
 
 

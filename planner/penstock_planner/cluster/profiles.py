@@ -125,7 +125,7 @@ async def memory_of(
     """Return what a graph's planner starts from where its ledger remembers nothing: nothing without ``planner.memory``.
 
     With a ledger the planner continues, so that a ConfigMap deleted since is only logged. Raises `ConfigError`
-    where there is no such ConfigMap, or what it holds is no export or not of such a graph; `ClusterError` where it
+    where there is no such ConfigMap, or what it holds is not an export or not of such a graph; `ClusterError` where it
     cannot be read.
     """
     name = options.memory

@@ -76,7 +76,7 @@ class ClusterService:
         overrides: Options that win over every graph's own, by kebab-case name.
         namespace: To watch; None: the client's own.
         log_dir: Folder of ledgers and dashboards, NAMESPACE/GRAPH below it; None: no dashboards, and the
-            ledgers lie in Penstock's state folder.
+            ledgers are in Penstock's state folder.
         unschedulable_s: Seconds after which an unschedulable pod is given up.
         profile_poll_s: Real seconds between two looks at a graph's profile.
     """

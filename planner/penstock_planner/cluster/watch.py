@@ -153,7 +153,7 @@ class GraphWatch:
     def adapter(self, service: str) -> Object | None:
         """Return a service's ScalingAdapter.
 
-        Beside its fields: ``owner``, the manager of its number of replicas, and ``refused``, why the API server
+        Alongside its fields: ``owner``, the manager of its number of replicas, and ``refused``, why the API server
         creates no further pod of the service; empty if it refuses none.
         """
         return self._watch.adapter((self._key[0], child_name(self._key[1], service)))

@@ -42,7 +42,7 @@ class Remembered:
         until_wall_s: When it was last written, real seconds since 1970; None in a ledger of an older version.
         learnt_from: Model, engine, profile and time scale; empty: unknown.
         seen_s: Simulated seconds of demand that it has seen.
-        is_taken: It is of what runs now, and the planner goes on with it.
+        is_taken: It is of what runs now, and the planner continues it.
         learns_from: What runs now, as ``learnt_from``; empty: unknown.
     """
 

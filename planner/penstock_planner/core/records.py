@@ -38,7 +38,7 @@ class DecisionKind(StrEnum):
 
 
 def anchor_position(timeline: str, origin_s: float, start_s: float, starts: Starts) -> Record:
-    """Return where an anchor stands in time.
+    """Return where an anchor is in time.
 
     ``timeline`` names the clock of the simulated seconds, ``origin_s`` is when its first run began, ``start_s``
     when the interval after the anchor begins; ``starts`` are requested before it and not ready yet.
@@ -49,7 +49,7 @@ def anchor_position(timeline: str, origin_s: float, start_s: float, starts: Star
 def header_record(
     position: Record, *, at_s: float, state: PlannerState, config: DecideConfig, is_resumed: bool
 ) -> Record:
-    """Return what begins a run or a file; of a resumed run, whose interval goes on, it is no anchor."""
+    """Return what begins a run or a file; of a resumed run, whose interval continues, it is not an anchor."""
     return {
         "type": "header",
         "schema": SCHEMA,

@@ -195,7 +195,7 @@ def gained(before: Buckets, after: Buckets) -> Buckets:
 
 
 def later_than(buckets: Buckets, bound_s: float) -> float:
-    """Return how many of a histogram's samples lie beyond a bound; those of the bucket around it are taken as spread evenly."""
+    """Return how many of a histogram's samples are beyond a bound; those of the bucket around it are taken as spread evenly."""
     share = share_within(buckets, bound_s)
     return 0.0 if share is None else (1.0 - share) * buckets[-1][1]
 

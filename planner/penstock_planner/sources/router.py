@@ -130,7 +130,7 @@ class RouterSample(PageCounts):
 
 
 def read_router(samples: Sequence[Sample]) -> RouterSample | None:
-    """Return a router's counts; None if its page lacks one (an older router) or one is no number."""
+    """Return a router's counts; None if its page lacks one (an older router) or one is not a number."""
     totals: dict[str, float] = {}
     by_role: dict[str, dict[Role, float]] = {name: {} for name in _BY_ROLE}
     pending: dict[str, float] = {}

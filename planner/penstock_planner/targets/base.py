@@ -33,11 +33,11 @@ class TargetState:
     Attributes:
         pools: By role; only the roles that the graph has, the router's excluded.
         is_adjusting: A requested replica is not ready yet (first start) or one is draining. A worker that
-            restarts after a crash is no adjustment.
+            restarts after a crash is not an adjustment.
         endpoints: Ready workers only.
         edited: Roles whose number of replicas another client has set since the last snapshot.
         writers: Who set each role's number of replicas last, where that is known.
-        failures: The newest reason of a replica that was given up, by role; it holds no GPU and is no replica.
+        failures: The newest reason of a replica that was given up, by role; it holds no GPU and is not a replica.
         grant: GPUs that a pool lets the graph hold; None: it is in no pool.
         guaranteed: GPUs that the pool lets it hold whenever it wants them; None: it is in no pool.
         grant_note: Which pool, who holds what the graph lacks there, and when it comes.

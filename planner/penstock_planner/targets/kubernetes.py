@@ -37,7 +37,7 @@ ATTEMPTS: Final = 4
 """Tries of one write while others change other fields of the same adapter. Chosen: its status has few writers."""
 
 OWN_MANAGERS: Final = frozenset({PLANNER, OPERATOR, f"{OPERATOR}-init", ""})
-"""Field managers whose number of replicas is no edit by another client."""
+"""Field managers whose number of replicas is not an edit by another client."""
 
 Object = Mapping[str, Any]
 
@@ -152,7 +152,7 @@ class KubernetesTarget:
     async def scale(self, role: Role, replicas: int, *, decision_id: str) -> None:
         """Write the number, within the service's bounds, into its ScalingAdapter, as `Target.scale` describes it.
 
-        A change of anything else in the adapter is no conflict; a number other than the last one observed is.
+        A change of anything else in the adapter is not a conflict; a number other than the last one observed is.
         """
         service = self._services.get(role)
         if service is None:

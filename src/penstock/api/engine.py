@@ -129,7 +129,7 @@ PROFILE_RULE: Rule[Any] = Rule(
     must=f"a profile is one that comes with Penstock, or the name of a file ending in {PROFILE_SUFFIX}",
     cel=f"self.endsWith('{PROFILE_SUFFIX}') || self in [{', '.join(map(repr, PROFILES))}]",
     find=_unknown_profile,
-    text="%s is no latency profile",
+    text="%s is not a latency profile",
     values=("self",),
     remedy=f"choose one of {', '.join(PROFILES)}",
 )
@@ -227,7 +227,8 @@ class EngineConfig(SpecModel):
         "By which prefill workers hand KV to decode workers: nixl, or mooncake (runtime vllm alone), which knows no lease.",
     )
     kv_offload: KvOffloadConfig | None = entry(
-        None, "KV kept beside the GPUs, runtime vllm alone, beside kvConnector; null: none is."
+        None,
+        "KV kept in other memory than the GPUs', in addition to kvConnector; runtime vllm alone; null: none.",
     )
     tls: WorkerTlsConfig | None = entry(
         None,

@@ -90,7 +90,7 @@ def walk(model: type[SpecModel], prefix: str = "") -> Iterator[FieldEntry]:
 
 
 def kind_of(field: FieldInfo) -> Any:
-    """Return the type of a field's values but for None, without what annotates it."""
+    """Return the type of a field's values except for None, without what annotates it."""
     return _strip(field.annotation)[0]
 
 

@@ -76,7 +76,7 @@ class PoolReclaim(SpecModel):
             must="reclaim.order names each only once",
             cel="!has(self.order) || self.order.all(x, self.order.exists_one(y, y == x))",
             holds=lambda reclaim: len(set(reclaim.order)) == len(reclaim.order),
-            text="one stands there twice",
+            text="one occurs twice",
             remedy="remove the second",
         ),
     )
@@ -101,7 +101,7 @@ class GpuPoolSpec(SpecModel):
     )
     hold_seconds: Annotated[Integer, Field(ge=0, le=86400), WHOLE] = entry(
         60,
-        "For so long a graph that gained GPUs loses none but to guarantees, and one that lost some gains none above its own; "
+        "Time for which a graph that gained GPUs loses none except to guarantees, and one that lost some gains none above its own; "
         "about the start-up of a replica; seconds.",
     )
     reclaim: PoolReclaim = entry(PoolReclaim(), "How GPUs that were lent come back.")
@@ -124,7 +124,7 @@ class GpuPoolSpec(SpecModel):
             must="resource is an extended resource",
             cel="self.resource.contains('/')",
             holds=lambda spec: "/" in spec.resource,
-            text="%s is no extended resource, as its name has no slash; devices of a DRA class are not counted on nodes",
+            text="%s is not an extended resource, as its name has no slash; devices of a DRA class are not counted on nodes",
             values=("self.resource",),
             remedy="name one, or leave resource and nodeSelector out and write gpus, against which claims count by gpusPerReplica",
         ),

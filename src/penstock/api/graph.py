@@ -54,7 +54,7 @@ class ObjectMeta(SpecModel):
 class ModelAdapter(SpecModel):
     """A LoRA adapter of the model."""
 
-    name: ServedName = Field(description="Name that clients ask for, beside the model's own.")
+    name: ServedName = Field(description="Name that clients request, in addition to the model's own.")
     path: AdapterPath = Field(
         description="Hugging Face id of the adapter, or its folder where the workers run."
     )
@@ -259,7 +259,7 @@ class KubernetesObject(SpecModel):
         return self.metadata.name
 
     def to_manifest(self) -> dict[str, Any]:
-        """Return plain data with manifest keys, values at their default left out but for the kind."""
+        """Return plain data with manifest keys, values at their default left out except for the kind."""
         return {"apiVersion": self.api_version, "kind": self.kind, **super().to_manifest()}
 
 

@@ -118,10 +118,10 @@ _ROLE_RULES: tuple[Rule[GraphSpec], ...] = (
     ),
     Rule(
         path="services",
-        must="aggregated workers do not stand beside prefill or decode",
+        must="aggregated workers are not combined with prefill or decode",
         cel=f"!{exists(Role.AGGREGATED)} || !({exists(Role.PREFILL)} || {exists(Role.DECODE)})",
         find=_mixed_kinds,
-        text="aggregated workers stand beside prefill or decode",
+        text="aggregated workers are combined with prefill or decode",
         remedy="keep either kind",
     ),
     Rule(
@@ -253,7 +253,7 @@ _NAMED_MODEL_RULES: tuple[Rule[GraphSpec], ...] = (
     *map(_needs_several_names, ("aliases", "adapters")),
     Rule(
         path="model",
-        must="every name that clients may ask for stands once among the model's, router.tiers.models and model.adapters",
+        must="every name that clients may request occurs once among the model's, router.tiers.models and model.adapters",
         cel=None,
         find=_repeated_names,
         text="%s is already %s",

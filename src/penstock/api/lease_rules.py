@@ -161,7 +161,7 @@ SPEC_LEASE_RULES: tuple[Rule[GraphSpec], ...] = (
         holds=lambda spec: (
             not spec.router.prefill_deflection.enabled or (HAS_LEASES(spec.runtime) and spec.is_disaggregated)
         ),
-        text="true, but there is no prefill worker beside which a decode worker of runtime %s could compute prompts",
+        text="true, but there is no prefill worker next to which a decode worker of runtime %s could compute prompts",
         values=("self.runtime",),
         remedy="turn it off",
     ),

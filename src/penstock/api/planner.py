@@ -127,7 +127,7 @@ class PlannerConfig(SpecModel):
     mode: PolicyName = entry(
         PlannerMode.ADAPTIVE.value,
         "adaptive: demand at the router against what replicas are observed to do; load: thresholds; "
-        "sla: TTFT and ITL targets by a performance profile; any other: a planner policy that is installed beside the planner.",
+        "sla: TTFT and ITL targets by a performance profile; any other: a planner policy that is installed next to the planner.",
     )
     policy_parameters: dict[str, JsonValue] | None = entry(
         None,

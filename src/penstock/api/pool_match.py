@@ -73,7 +73,7 @@ class ClusterPoolMatch(PoolMatch):
         """Return the same with its labels of namespaces resolved to their names.
 
         Args:
-            namespaces: Labels by name, of all that there are.
+            namespaces: Labels by name, of all namespaces.
         """
         if not self.namespace_labels:
             return self

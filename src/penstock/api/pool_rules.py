@@ -25,7 +25,7 @@ def _others(resource: str, graph: GraphDeployment) -> str:
 def pool_problems(
     pool: PoolObject, graphs: Sequence[GraphDeployment], gpus: int | None = None
 ) -> Iterator[tuple[KeyPath, str]]:
-    """Yield path and message of everything wrong with a pool beside the graphs that draw from it.
+    """Yield path and message of everything wrong with a pool alongside the graphs that draw from it.
 
     Args:
         pool: The pool.
@@ -71,7 +71,7 @@ def pool_entries(pool: PoolObject, graphs: Sequence[GraphDeployment]) -> Mapping
     """Return each graph's entry in a pool, by the graph's name.
 
     Raises:
-        InvalidSpecError: a graph is matched by no entry or several, guarantees do not fit the pool, or one lies below a
+        InvalidSpecError: a graph is matched by no entry or several, guarantees do not fit the pool, or one is below a
             graph's floor.
     """
     found = {graph.name: each for graph in graphs for each in pool.spec.graphs if each.match.fits(graph)}

@@ -1,4 +1,4 @@
-"""Settings of the router: policy, keys, limits and gateway; those of its tiers, queues and workers stand beside it.
+"""Settings of the router: policy, keys, limits and gateway; those of its tiers, queues and workers are alongside it.
 
 Seconds are simulated seconds unless the name says real.
 """
@@ -133,7 +133,7 @@ class RouterConfig(SpecModel):
     tokenizer: Text | None = entry(
         None,
         "The model's tokenizer.json as the router finds it: prefixes are then compared by tokens, and "
-        "prompts counted exactly, chats by the template beside it. Needs penstock[tokenizer]. simulated: the tokens of simulated workers. null: by bytes.",
+        "prompts counted exactly, chats by the template next to it. Needs penstock[tokenizer]. simulated: the tokens of simulated workers. null: by bytes.",
     )
     kv_events_port: Port | None = entry(
         None,

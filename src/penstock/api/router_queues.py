@@ -68,7 +68,7 @@ class PrefillDeflectionConfig(SpecModel):
     )
     itl_seconds: Seconds = entry(
         0.05,
-        "Maximum gap that a deflected prompt may make between tokens: a decode worker's mean ITL of late and 1.25 "
+        "Maximum gap that a deflected prompt may make between tokens: a decode worker's recent mean ITL and 1.25 "
         "times one step (engine.maxBatchTokens at most) at the speed of prefill; seconds.",
     )
     max_kv_usage_fraction: Fraction = entry(

@@ -21,7 +21,7 @@ class BreakerConfig(SpecModel):
     )
     open_seconds: WholeSeconds = entry(
         10,
-        "Time without requests before one probe is let through, times the number of ejections of late; "
+        "Time without requests before one probe is let through, times the number of recent ejections; "
         "seconds.",
     )
     max_open_seconds: WholeSeconds = entry(

@@ -43,10 +43,10 @@ class ScheduledRole(SpecModel):
     rules = (
         Rule(
             path="gpus",
-            must="gpus stands alone",
+            must="gpus is set without minReplicas and maxReplicas",
             cel="!has(self.gpus) || (!has(self.minReplicas) && !has(self.maxReplicas))",
             holds=lambda r: r.gpus is None or (r.min_replicas is None and r.max_replicas is None),
-            text="%d says how many there are, beside minReplicas or maxReplicas",
+            text="%d says how many there are, in addition to minReplicas or maxReplicas",
             values=("self.gpus",),
             remedy="keep one or the other",
         ),

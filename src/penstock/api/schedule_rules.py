@@ -33,7 +33,9 @@ def _against_services(spec: GraphSpec, number: int) -> Iterator[Breach]:
         fewest, most = service.replica_bounds
         floor, ceiling = bound.floor(service.gpus), bound.ceiling(service.gpus)
         if bound.gpus is not None and bound.gpus % service.gpus:
-            text = f"{bound.gpus} GPUs are no whole replicas of {service.gpus} of services.{name}"
+            text = (
+                f"{bound.gpus} GPUs are not a whole number of replicas of {service.gpus} of services.{name}"
+            )
             yield _breach(number, role.value, text, f"give a multiple of {service.gpus}")
         elif service.scaling is None:
             yield _breach(

@@ -162,7 +162,7 @@ class ServiceSpec(SpecModel):
         ),
         Rule(
             path="replicas",
-            must="replicas lie within scaling's minReplicas to maxReplicas",
+            must="replicas are within scaling's minReplicas to maxReplicas",
             cel=(
                 "!has(self.scaling) || self.scaling.minReplicas > self.scaling.maxReplicas || "
                 "(self.scaling.minReplicas <= self.replicas && self.replicas <= self.scaling.maxReplicas)"
@@ -172,7 +172,7 @@ class ServiceSpec(SpecModel):
                 or s.scaling.min_replicas > s.scaling.max_replicas
                 or s.scaling.min_replicas <= s.replicas <= s.scaling.max_replicas
             ),
-            text="%d lies outside scaling's %d to %d",
+            text="%d is outside scaling's %d to %d",
             values=("self.replicas", "self.scaling.minReplicas", "self.scaling.maxReplicas"),
             remedy="move it or widen the bounds",
         ),
@@ -197,7 +197,7 @@ class ServiceSpec(SpecModel):
         POD_TEMPLATE_RULE,
         Rule(
             path="lease",
-            must="lease stands at prefill and decode services",
+            must="lease is set on prefill and decode services alone",
             cel="!has(self.lease) || self.role == 'prefill' || self.role == 'decode'",
             holds=lambda service: service.lease is None or service.role in {Role.PREFILL, Role.DECODE},
             text="a service of role %s hands no KV over",

@@ -113,7 +113,7 @@ def install_values(namespace: str, image: str | None, *, has_kinds: bool) -> lis
 
 
 def image_parts(image: str) -> tuple[str, str]:
-    """Return an image's repository and tag; a registry's port is no tag."""
+    """Return an image's repository and tag; a registry's port is not a tag."""
     repository, colon, tag = image.rpartition(":")
     if not colon or "/" in tag or not repository or not tag:
         raise ConfigError(
@@ -333,7 +333,7 @@ class _Watch:
         self._last = ""
 
     async def poll(self) -> Any:
-        """Read the graph, say what is new, and return it; a busy API server's silence is no end."""
+        """Read the graph, say what is new, and return it; a busy API server's silence is not an end."""
         try:
             graph = json.loads(await self._cluster.ask("get", "gd", self._name, "--output=json"))
         except ClusterError as exc:

@@ -251,15 +251,15 @@ def edit_findings(arbiter: ArbiterInfo) -> Iterator[Finding]:
             f"{arbiter.graph} was edited since the start; these keys take effect at the next start: "
             f"{', '.join(keys)}"
         )
-        anew = f"penstock down --namespace {arbiter.namespace}, then penstock up {arbiter.graph}"
+        again = f"penstock down --namespace {arbiter.namespace}, then penstock up {arbiter.graph}"
         is_for_router = only_for_router(arbiter, keys)
         yield warning(
-            subject, message, f"penstock restart --namespace {arbiter.namespace}" if is_for_router else anew
+            subject, message, f"penstock restart --namespace {arbiter.namespace}" if is_for_router else again
         )
 
 
 def warnings_of_logs(graphs: Graphs) -> Iterator[Finding]:
-    """Report what the processes of running graphs warn of again and again: someone should read it."""
+    """Report what the processes of running graphs warn of repeatedly: someone should read it."""
     now = datetime.now()  # noqa: DTZ005 - as the logs have it
     for namespace, graph in graphs.items():
         if isinstance(graph, str) or not graph.running:

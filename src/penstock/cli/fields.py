@@ -49,7 +49,7 @@ def take(model: type[T], given: dict[str, Any], /, **others: Any) -> T:
     Args:
         model: As it was given to `options`.
         given: The command's arguments by name; those of the model are removed.
-        others: Values of fields that are no flags.
+        others: Values of fields that are not flags.
     """
     said, values = flags(model), dict(others)
     for each, hint in _hints(model):

@@ -1,4 +1,4 @@
-"""Says which settings of a valid graph do nothing here, as for want of a package, in this planner mode or behind a gateway."""
+"""Says which settings of a valid graph do nothing here, as for lack of a package, in this planner mode or behind a gateway."""
 
 from __future__ import annotations
 

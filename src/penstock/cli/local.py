@@ -45,7 +45,7 @@ _PLANNER = "planner_"
 """Before the names of the planner's options among those of `up`."""
 
 _STAY_POLL_S = 0.2
-"""Real seconds between two checks for the end of an arbiter that is no child of this process. Chosen."""
+"""Real seconds between two checks for the end of an arbiter that is not a child of this process. Chosen."""
 _SIGNALLED = 128
 """An exit code less this is the signal that ended a program, as shells count."""
 _TRACE_TOKENS = 121_912

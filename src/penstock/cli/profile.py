@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 MAX_BYTES: Final = 1 << 20
-"""Most bytes of a ConfigMap's data. Source: kubernetes.io/docs/concepts/configuration/configmap."""
+"""Maximum size in bytes of a ConfigMap's data. Source: kubernetes.io/docs/concepts/configuration/configmap."""
 
 KEYS: Final = (PROFILE_KEY, GRAPH_KEY, SUMMARY_KEY)
 """Keys of a result's ConfigMap; without a graph where a target is missed."""

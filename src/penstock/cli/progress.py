@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from penstock.cli.terminal import Terminal
 
 LINE_EVERY_S: Final = 10.0
-"""Real seconds between two lines. Chosen: a person waits so long without doubt, and an hour's log stays short."""
+"""Real seconds between two lines. Chosen: a person waits this long without doubt, and an hour's log stays short."""
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def working(words: str, console: Terminal) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def _lines(console: Terminal, words: Callable[[], str]) -> Iterator[None]:
-    """Print ``words`` and the time since the beginning again and again, from a thread; on a terminal nothing."""
+    """Print ``words`` and the time since the beginning repeatedly, from a thread; on a terminal nothing."""
     if console.is_terminal or console.quiet:
         yield
         return

@@ -16,5 +16,5 @@ class Backoff:
     limit_s: float
 
     def pause_s(self, failures: int) -> float:
-        """Return the pause after so many failures in a row, one at least."""
+        """Return the pause after this many failures in a row, one at least."""
         return min(self.first_s * 2.0 ** min(failures - 1, _MOST_DOUBLINGS), self.limit_s)

@@ -19,7 +19,7 @@ _FROM = datetime(2024, 1, 1, tzinfo=UTC)
 """Chosen: a Monday that begins a leap year; whether two periods meet is looked up from here on."""
 
 _STARTS_MOST = 2000
-"""Chosen: so many starts are looked up, five years of daily ones and three weeks of quarter-hourly ones."""
+"""Chosen: this many starts are looked up, five years of daily ones and three weeks of quarter-hourly ones."""
 
 _CLOCK_CHANGE_S = 3 * 3600
 """Chosen: longer than any hour that clocks repeat, with the one after it."""
@@ -75,7 +75,7 @@ class Recurring:
 
 
 def check(cron: str) -> None:
-    """Refuse what is no cron expression; `FIELDS_PATTERN` says how many fields it has.
+    """Refuse what is not a cron expression; `FIELDS_PATTERN` says how many fields it has.
 
     Raises:
         ConfigError: with the field that is wrong.
@@ -91,7 +91,7 @@ def check(cron: str) -> None:
 
 
 def check_time_zone(name: str) -> None:
-    """Refuse what is no time zone.
+    """Refuse what is not a time zone.
 
     Raises:
         ConfigError: the database has no such name.

@@ -13,7 +13,7 @@ FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _UNWRITABLE: Final = {
     **dict.fromkeys(FULL, "free some space"),
     errno.ENOTDIR: "one of its parents is a file; choose another folder",
-    errno.EEXIST: "a file stands there; choose another folder",
+    errno.EEXIST: "a file of this name exists; choose another folder",
     errno.ENOENT: "create its folder",
 }
 
@@ -134,7 +134,7 @@ class StreamBroken(UpstreamError):  # noqa: N818 - named like the fact it report
 
 
 class StreamMoved(StreamBroken):
-    """This process has broken the stream off itself, to have it go on elsewhere."""
+    """This process has broken the stream off itself, to have it continue elsewhere."""
 
 
 class WrongAnswer(UpstreamError):  # noqa: N818 - named like the fact it reports
@@ -158,4 +158,4 @@ class LedgerError(PenstockError):
 
 
 class LedgerFileError(LedgerError, ConfigError):
-    """A file is no ledger, or cannot be read."""
+    """A file is not a ledger, or cannot be read."""

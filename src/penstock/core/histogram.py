@@ -85,7 +85,7 @@ class BucketCounts:
 def quantile(buckets: Sequence[tuple[float, float]], q: float) -> float | None:
     """Return the quantile as the geometric middle of the bucket that holds its sample.
 
-    The middle of (a, b] is at most sqrt(b/a) - 1 away from any value in the bucket, wherever the samples lie in
+    The middle of (a, b] is at most sqrt(b/a) - 1 away from any value in the bucket, wherever the samples are in
     it; PromQL's linear interpolation is up to b/a - 1 away. The first bucket has no lower bound: its half.
 
     Args:
@@ -118,12 +118,12 @@ def share_within(
     Args:
         buckets: Cumulative, bounds rising.
         bound_s: >= 0.
-        missed: Further samples that lie beyond it.
+        missed: Further samples that are beyond it.
 
     Returns:
-        None without samples. Samples of the infinite bucket lie beyond every bound.
+        None without samples. Samples of the infinite bucket are beyond every bound.
 
-    Example: 10 samples in (0.1, 0.2] and 10 more in (0.2, 0.4]: three quarters lie within 0.3.
+    Example: 10 samples in (0.1, 0.2] and 10 more in (0.2, 0.4]: three quarters are within 0.3.
     """
     samples = (buckets[-1][1] if buckets else 0.0) + missed
     if samples <= 0:

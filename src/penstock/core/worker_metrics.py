@@ -203,7 +203,7 @@ class EngineProgress:
             now_s: When it was read.
             inflight_requests: What the caller has sent to the worker.
             limit_s: Time without a token and without work after which a busy engine hangs.
-            compile_s: For so long work without a token is progress: an engine that compiles at a first request does no
+            compile_s: For this long work without a token is progress: an engine that compiles at a first request does no
                 more than at its start, one that spins in a collective call of a lost peer computes for ever.
             is_working: The worker's processes have computed since the reading before.
         """

@@ -11,7 +11,7 @@ that no graph can hold any more: a lowered grant counts in full until the graph 
 exists. A lost message, a stale view or a kill between two steps can so delay a grant and never exceed the pool.
 
 **Hysteresis.** A graph that gained loses nothing for one start-up, and one that lost gains nothing for one that another graph
-wants, but for guarantees, a pool that shrinks, and its own bid. Giving the next replica to the least borrower, and not dividing by largest
+wants, except for guarantees, a pool that shrinks, and its own bid. Giving the next replica to the least borrower, and not dividing by largest
 remainders, keeps a larger pool from taking a replica from any graph.
 """
 
@@ -53,7 +53,7 @@ class PoolTerms:
 
     Attributes:
         gpus: That its graphs may hold together now, those of lost nodes and of foreign pods left out.
-        startup_s: How long a replica takes until it serves, seconds: for so long a graph that gained loses nothing.
+        startup_s: How long a replica takes until it serves, seconds: for this long a graph that gained loses nothing.
         order: Who gives back first; without `ReclaimBy.PRIORITY` that is the last.
     """
 
@@ -89,7 +89,7 @@ class Grant:
     """What one graph may do.
 
     Attributes:
-        gpus: It may hold so many, draining ones included, and drains what it holds above.
+        gpus: It may hold this many, draining ones included, and drains what it holds above.
         serial: To be acknowledged.
         target: What it is to have once others have given back.
         wanted: What it bids for, in GPUs, within its most.
@@ -116,7 +116,7 @@ def allocate(
         graphs: By name, in any order; one that is missing and in ``state`` keeps its share. One that is gone for good is
             removed from ``state`` by the caller once none of its workers exists.
         state: What the last allocation left; empty at first. A graph that is not in it counts with what it holds.
-        now_s: Seconds of any clock. After a step back, a change that lies in the future counts as old.
+        now_s: Seconds of any clock. After a step back, a change that is in the future counts as old.
     """
     shares = {name: state.get(name) or Share(bid.held, bid.serial, bid.held) for name, bid in graphs.items()}
     kept = {**state, **shares}

@@ -15,7 +15,7 @@ K = TypeVar("K")
 WANTS_S: Final = 60.0
 """Seconds between two times at which it is noted that a bid stands, so that not every look writes. Chosen."""
 WANTS_VALID_S: Final = 180.0
-"""For so long a bid counts after its planner last said it. Chosen: three of those."""
+"""For this long a bid counts after its planner last said it. Chosen: three of those."""
 
 
 @dataclass(frozen=True, slots=True)

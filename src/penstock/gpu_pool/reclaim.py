@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 CUT_SHOWN_S: Final = 180.0
-"""For so long a planner's sentences repeat that a drain was cut, seconds. Chosen: as long as a bid counts."""
+"""For this long a planner's sentences repeat that a drain was cut, seconds. Chosen: as long as a bid counts."""
 
 
 def drain_grace_s(own_s: float, *, reclaim_s: float | None, is_above: bool) -> float:
@@ -25,7 +25,7 @@ def drain_grace_s(own_s: float, *, reclaim_s: float | None, is_above: bool) -> f
 def cut_sentence(worker: str, reclaim_s: float) -> str:
     """Return what is said of a worker that ends before it has drained."""
     return (
-        f"{worker} has drained for {reclaim_s:g} s, the pool's reclaim.graceSeconds, and ends; its streams go on elsewhere or "
+        f"{worker} has drained for {reclaim_s:g} s, the pool's reclaim.graceSeconds, and ends; its streams continue elsewhere or "
         "are lost"
     )
 

@@ -290,7 +290,7 @@ class KubeClient:
         try:
             answer = orjson.loads(await response.read())
         except orjson.JSONDecodeError as exc:
-            raise ClusterError(f"{call}: the answer is no JSON: {exc}") from exc
+            raise ClusterError(f"{call}: the answer is not JSON: {exc}") from exc
         if not isinstance(answer, dict):
             raise ClusterError(f"{call}: expected a JSON object, found {type(answer).__name__}")
         return answer

@@ -1,6 +1,6 @@
 """The API server's clock, by this process's own.
 
-Processes that lead one after the other go on with each other's times: when a drain began, until when a grant is held.
+Processes that lead one after the other continue each other's times: when a drain began, until when a grant is held.
 Clocks of nodes may differ by minutes, and a leader whose clock is ahead would cut the drains that the last one began.
 """
 

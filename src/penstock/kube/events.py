@@ -31,7 +31,7 @@ FORGET_S: Final = 3600.0
 """A repeat this long after the last one is a new Event: the API server keeps one for an hour."""
 
 REPEAT_S: Final = 60.0
-"""Least time between two writes of one Event. Chosen: a repair every second costs one write a minute."""
+"""Minimum time between two writes of one Event. Chosen: a repair every second costs one write a minute."""
 
 MAX_REMEMBERED: Final = 4096
 """Events remembered to recognise repeats; the oldest are forgotten first. Chosen: about a megabyte."""

@@ -113,7 +113,7 @@ class Election:
             await asyncio.sleep(pause_s * self._client.rng.uniform(0.8, 1.2))
 
     async def _work_while_leading(self, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
-        """Run the work and renew beside it; return whether the work came to its end by itself."""
+        """Run the work and renew alongside it; return whether the work came to its end by itself."""
         task = asyncio.create_task(work(), name=f"leading {self._name}")
         renewals = asyncio.create_task(self._renew(), name=f"renewing {self._name}")
         try:
@@ -136,7 +136,7 @@ class Election:
         left_s = self.duration_s * (1 - HELD_FRACTION)
         _, late = await asyncio.wait({task}, timeout=left_s)
         if late:
-            log.error("work goes on though leadership is over; waiting", lease=self._name, after_s=left_s)
+            log.error("work continues though leadership is over; waiting", lease=self._name, after_s=left_s)
             self.overdue = (
                 f"lease {self._name}: leadership is over, but its work has not ended within {left_s:g} s;"
                 " restart this process"

@@ -127,7 +127,7 @@ _CERTIFICATES: Final = ("client-certificate-data", "client-certificate")
 
 
 def _name(user: Mapping[str, Any], keys: tuple[str, str], whose: str) -> str:
-    """Return the name of a credential: its key, the first of two that there is, and the file that the key names."""
+    """Return the name of a credential: its key, the first of two that is set, and the file that the key names."""
     inline, file = keys
     if inline in user or file not in user:
         return f"{inline if inline in user else keys[0] + ' of the plugin'} {whose}"

@@ -1,6 +1,6 @@
 """The first second of `penstock up`, while it still imports and reads manifests: it shares a lock on the state folder.
 
-`penstock down`, which finds nothing else, waits for whoever holds it. The command line imports this first, so it imports
+`penstock down`, which finds nothing else, waits for the process that holds it. The command line imports this first, so it imports
 little itself; a killed process lets go of its lock, and there is no file to leave behind.
 """
 

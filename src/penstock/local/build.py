@@ -88,7 +88,7 @@ def check_model(spec: GraphSpec) -> None:
     name = spec.model.name
     if _is_absent(spec) and name.startswith(("/", "./", "../")):
         raise InvalidSpecError(
-            [ManifestProblem(path="spec.model.name", message=f"{name} is no folder or file here; {_MAKE}")]
+            [ManifestProblem(path="spec.model.name", message=f"{name} is not a folder or file here; {_MAKE}")]
         )
 
 
@@ -96,7 +96,7 @@ def model_warnings(spec: GraphSpec) -> Iterator[ManifestProblem]:
     """Hint at a model that may be meant as a folder: few ids on Hugging Face have no slash."""
     name = spec.model.name
     if _is_absent(spec) and "/" not in name:
-        message = f"{name} is no folder here, so workers will look for it on Hugging Face; {_MAKE}"
+        message = f"{name} is not a folder here, so workers will look for it on Hugging Face; {_MAKE}"
         yield ManifestProblem(path="spec.model.name", message=message)
 
 

@@ -1,6 +1,6 @@
 """What a person has changed in a graph's manifest since `penstock up`; `penstock doctor --local` asks.
 
-Router and planner start, and start again after a crash, by the copy that `up` keeps beside the logs. A running router
+Router and planner start, and start again after a crash, by the copy that `up` keeps alongside the logs. A running router
 follows two sections of the manifest itself.
 """
 
@@ -14,7 +14,7 @@ from penstock.api.manifests import load_graph
 from penstock.local.statefile import ArbiterInfo
 
 _FOLLOWED: Final = ("router.admission", "router.tiers")
-"""Sections that a running router takes over from the manifest, but for the following keys."""
+"""Sections that a running router takes over from the manifest, except for the following keys."""
 _AT_START: Final = ("router.tiers.enabled", "router.tiers.keysFile", "router.tiers.keysSecret")
 
 

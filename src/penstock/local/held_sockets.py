@@ -60,7 +60,7 @@ class HeldSockets:
         return None if held is None else held.fileno()
 
     def release(self, entry: ProcessEntry) -> None:
-        """Stop listening for an entry, in every process: nobody will serve it, so its clients are refused at once."""
+        """Stop listening for an entry, in every process: nothing will serve it, so its clients are refused at once."""
         held = self._sockets.pop(entry.port or 0, None) if entry.takes_socket else None
         if held is not None:
             with contextlib.suppress(OSError):

@@ -140,7 +140,7 @@ def computed_by_children(leader: ProcessId) -> ProcessorTime:
 
 
 def marked(statefile: str) -> list[ProcessId]:
-    """Return the running processes, but for this one, that carry the path of a statefile in their environment."""
+    """Return the running processes, except for this one, that carry the path of a statefile in their environment."""
     return _running(lambda process: process.environ().get(MARK_VARIABLE) == statefile)
 
 
@@ -173,7 +173,7 @@ def leftovers(state: StateFile | None, statefile: str) -> list[ProcessId]:
 def unrecorded(state: StateFile, statefile: str) -> list[ProcessId]:
     """Return the marked processes that neither are recorded nor descend from one that is.
 
-    The families are read last: what a recorded process starts meanwhile is no stranger.
+    The families are read last: what a recorded process starts meanwhile is not a stranger.
     """
     found = marked(statefile)
     covered = family_pids(recorded(state))

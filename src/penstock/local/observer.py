@@ -207,7 +207,7 @@ class ProcessObserver:
 def _stopped(known: ObservedProcess, entry: ProcessEntry) -> ProcessFault | None:
     """Return the fault of a process that has served and is stopped, itself or one of its group.
 
-    It does not go on by itself, so it gets no longer than Penstock's own processes, however patient an engine's limit.
+    It does not continue by itself, so it gets no longer than Penstock's own processes, however patient an engine's limit.
     """
     leader = None if known.pid is None or known.healthy_s is None else identify(known.pid)
     problem = None if leader is None else stopped_in_group(leader)

@@ -23,7 +23,7 @@ class ProcessStep(Enum):
 
     START = "start a process"
     MARK = "write the state, with the reason why a process that runs cannot serve, so that it gets no request"
-    RESTART_LATER = "write the reason, and start again at a time, after so many failures in a row"
+    RESTART_LATER = "write the reason, and start again at a time, after this many failures in a row"
     ABANDON = "write failed, and free the GPUs"
     BEGIN_DRAIN = "ask the router to send nothing new, and watch what is in flight"
     TERMINATE = "send SIGTERM"

@@ -109,7 +109,7 @@ class PoolStore:
         """Return the store of a pool in the configured folder."""
         if re.fullmatch(DNS_LABEL_PATTERN, name) is None:
             raise ConfigError(
-                f"NAME: {name!r} is no name of a GpuPool; give lower-case letters, digits and inner hyphens"
+                f"NAME: {name!r} is not a name of a GpuPool; give lower-case letters, digits and inner hyphens"
             )
         return cls(state_dir() / f"{name}{SUFFIX}")
 

@@ -30,7 +30,7 @@ _TRACE = re.compile(r"\s|$|Traceback \(most recent|During handling of|The above 
 _DETAILED = re.compile(r"\d+ validation errors? for ")
 """An error whose cause is in its next line: pydantic's."""
 _JOINED_BY = 10
-"""Most lines of other kinds between two tracebacks of one failure. Chosen: processes log their own end between them."""
+"""Maximum number of lines of other kinds between two tracebacks of one failure. Chosen: processes log their own end between them."""
 _NOISE = re.compile(r"resource_tracker|warnings\.warn\(|nanobind: ")
 """What an interpreter says of leaks while it ends, whatever the cause."""
 
@@ -68,7 +68,7 @@ def bound(path: Path, max_bytes: int = MAX_BYTES) -> bool:
 
 
 def tail(path: Path, most_bytes: int) -> str:
-    """Return the last lines of a log, entire but for the first, within ``most_bytes``; empty where it cannot be read."""
+    """Return the last lines of a log, entire except for the first, within ``most_bytes``; empty where it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, size_of(path) - most_bytes))
@@ -81,7 +81,7 @@ def last_lines(path: Path, since: int = 0, *, only_errors: bool = False) -> str:
     """Return why a process may have ended, by what it wrote after byte ``since``, joined by `` | ``; empty if unknown.
 
     The first error of the last failure comes first, as its cause, then its last error, then the last lines that are
-    no noise of the end; at most three. ``only_errors`` leaves out lines of a process that reported no error.
+    not noise of the end; at most three. ``only_errors`` leaves out lines of a process that reported no error.
     """
     size = size_of(path)
     start = since if since <= size else 0
@@ -104,7 +104,7 @@ def last_lines(path: Path, since: int = 0, *, only_errors: bool = False) -> str:
 
 
 def _last_failure(lines: list[str]) -> list[int]:
-    """Return where the errors of the last failure are: those that only tracebacks and a few lines more lie between."""
+    """Return where the errors of the last failure are: those that only tracebacks and a few lines more are between."""
     found: list[int] = []
     others = 0
     for at in range(len(lines) - 1, -1, -1):

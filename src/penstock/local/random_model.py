@@ -48,7 +48,9 @@ class RandomModel:
         ge=80,
         le=8000,
     )
-    context_tokens: int = flag("Most tokens of prompt plus output.", default=2048, ge=1, le=1 << 20)
+    context_tokens: int = flag(
+        "Maximum number of tokens of prompt plus output.", default=2048, ge=1, le=1 << 20
+    )
     seed: int = flag("Seed of the random weights.", default=7, ge=0)
     vocabulary: int = flag(
         "How many tokens the tokenizer knows; Dynamo's mocker answers with ids up to 2000.",
@@ -61,7 +63,7 @@ class RandomModel:
         """Refuse a width that makes no whole number of heads."""
         if self.hidden_size % HEAD_SIZE:
             raise ConfigError(
-                f"--hidden-size: {self.hidden_size} is no multiple of {HEAD_SIZE}, the size of an attention head; "
+                f"--hidden-size: {self.hidden_size} is not a multiple of {HEAD_SIZE}, the size of an attention head; "
                 f"use {max(1, round(self.hidden_size / HEAD_SIZE)) * HEAD_SIZE}"
             )
 

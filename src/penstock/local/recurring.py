@@ -1,4 +1,4 @@
-"""What the processes of a graph warn of again and again, by their logs: `penstock doctor --local` makes findings of it. Pure."""
+"""What the processes of a graph warn of repeatedly, by their logs: `penstock doctor --local` makes findings of it. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RecurringWarning:
 
 
 def recurring(lines: Iterable[str], now: datetime) -> Iterator[RecurringWarning]:
-    """Yield what a log has warned of again and again until now.
+    """Yield what a log has warned of repeatedly until now.
 
     Args:
         lines: As Penstock's own processes write them, plain or JSON; others are passed over.

@@ -1,6 +1,6 @@
 """Restarting the router of a running graph with its manifest as it is now; `penstock restart` calls it.
 
-The old router finishes its streams beside the new one, and new connections wait for that at the socket that the arbiter
+The old router finishes its streams alongside the new one, and new connections wait for that at the socket that the arbiter
 holds, so that no request is lost.
 """
 

@@ -1,4 +1,4 @@
-"""Starts under way: beside the statefile a file names the `penstock up` that starts a graph, so that `down` finds it.
+"""Starts under way: alongside the statefile a file names the `penstock up` that starts a graph, so that `down` finds it.
 
 It is there before the first process of the graph, and gone once the graph serves or the start has been rolled back.
 """

@@ -240,7 +240,7 @@ def read_planner(folder: str | None, pid: int | None, speed: float = 1.0) -> Pla
 
 
 class StatusReader:
-    """Reads the status of one namespace again and again over kept connections."""
+    """Reads the status of one namespace repeatedly over kept connections."""
 
     def __init__(self, namespace: str, *, with_unchanged: bool = False) -> None:
         """Read ``namespace`` of the configured state folder."""

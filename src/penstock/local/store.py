@@ -1,4 +1,4 @@
-"""The local state on disk: folders of one user, the statefile with its lock and atomic replacement, circus' sockets beside it.
+"""The local state on disk: folders of one user, the statefile with its lock and atomic replacement, circus' sockets alongside it.
 
 Writers hold an exclusive `flock` on ``<namespace>.json.lock`` for the milliseconds of one edit; readers take none. What
 another user owns or may write is refused: a statefile holds commands that the arbiter runs and variables that may be
@@ -115,7 +115,7 @@ def read_own(path: Path) -> bytes:
 def make_endpoints(statefile: Path, pid: int) -> tuple[str, str]:
     """Make a folder that only this user may enter, and return circus' control and event endpoints in it.
 
-    It lies beside the statefile, or in the folder for temporary files where that path would be too long.
+    It is alongside the statefile, or in the folder for temporary files where that path would be too long.
     """
     folder = statefile.with_name(f"{statefile.stem}.{pid}.run")
     try:
@@ -277,7 +277,7 @@ class StateStore:
         return []
 
     def refuse_running(self) -> None:
-        """Refuse to go on over a graph that runs."""
+        """Refuse to continue over a graph that runs."""
         self.check_folder()
         state = self.running()
         for unrecorded in self.unrecorded_arbiters() if state is None else ():

@@ -223,7 +223,7 @@ class Supervisor:
     def adopt(self) -> None:
         """Take charge of the processes that a killed arbiter recorded; those that have ended since count as exits.
 
-        A stop that had begun goes on.
+        A stop that had begun continues.
         """
         now_s = time.monotonic()
         for name, entry in self._record.state.entries.items():
@@ -438,7 +438,7 @@ class Supervisor:
         return cache_folder(self._record.state.arbiter.namespace) / name
 
     def _release(self, name: str) -> None:
-        """Let the clients of an entry that nobody will serve be refused, in place of waiting."""
+        """Let the clients of an entry that nothing will serve be refused, in place of waiting."""
         if name in self._record.state.entries:
             self._held.release(self._record.state.entries[name])
 

@@ -63,7 +63,7 @@ def target_state(state: StateFile) -> TargetState:
 
 
 def _ids_of_others(state: StateFile) -> AbstractContextManager[frozenset[int]]:
-    """Return the GPU ids that other graphs of its pool hold, and go on holding while the context lasts."""
+    """Return the GPU ids that other graphs of its pool hold, and continue holding while the context lasts."""
     if not state.arbiter.pool:
         return nullcontext(frozenset())
     return PoolStore.of(state.arbiter.pool).ids_of_others(state.arbiter.namespace)
@@ -81,7 +81,7 @@ def _pool(base: ProcessEntry, entries: list[ProcessEntry], switching: int) -> Po
 
 
 def _is_adjusting(entry: ProcessEntry) -> bool:
-    """A worker that was ready once and restarts after a crash is no adjustment."""
+    """A worker that was ready once and restarts after a crash is not an adjustment."""
     return entry.state is EntryState.DRAINING or (entry.state in _ON_THE_WAY and not entry.served)
 
 

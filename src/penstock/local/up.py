@@ -82,7 +82,7 @@ def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
 
 
 def kept_file(file: Path, options: UpOptions) -> Path:
-    """Return a manifest's file; what comes once, as standard input and a shell's ``<(…)`` do, is kept beside the graph's logs."""
+    """Return a manifest's file; what comes once, as standard input and a shell's ``<(…)`` do, is kept alongside the graph's logs."""
     if str(file) != STDIN and not file.is_fifo():
         return file
     text = read_text(file)

@@ -177,7 +177,7 @@ class EngineFigures:
     transfer_s: float
 
     def itl_s(self, in_flight: float) -> float:
-        """Return the ITL of so many requests, that of one below it."""
+        """Return the ITL of this many requests, that of one below it."""
         return self.row.itl_of(max(1.0, in_flight))
 
     def wait_s(self, replicas: int) -> float:
@@ -261,7 +261,7 @@ class EngineFigures:
         return mean if mean is not None and most_in_flight(mean, self.load.quantile) <= most else None
 
     def _mean_in_flight(self, rps: float, most: float = math.inf) -> float | None:
-        """Return how many requests run on average, by Little: rate · output tokens · ITL of so many.
+        """Return how many requests run on average, by Little: rate · output tokens · ITL of this many.
 
         The smallest number that answers as fast as requests come; None: none up to ``most`` does.
         """
@@ -280,7 +280,7 @@ def figures(sweep: Sweep, targets: Targets, load: OfferedLoad) -> list[EngineFig
     """Return the figures of every size.
 
     Raises:
-        ConfigError: the lengths lie beyond what was measured.
+        ConfigError: the lengths are beyond what was measured.
     """
     return [
         EngineFigures(
@@ -306,7 +306,7 @@ def plan_capacity(sweep: Sweep, targets: Targets, load: OfferedLoad) -> Capacity
     """Return the pools of the fewest GPUs that hold the targets.
 
     Raises:
-        ConfigError: the lengths lie beyond what was measured.
+        ConfigError: the lengths are beyond what was measured.
         UnreachableError: no number of replicas meets a target; the message names the nearest and what it takes.
     """
     engines = figures(sweep, targets, load)

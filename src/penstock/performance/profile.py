@@ -100,7 +100,7 @@ class DecodeTable:
         )
 
     def itl_of(self, concurrency: float, context: float) -> float:
-        """Return the ITL of so many requests, each holding ``context`` tokens."""
+        """Return the ITL of this many requests, each holding ``context`` tokens."""
         row = _between_rows(self.contexts, self.itl_s, context)
         return interpolated(self.kv_usage, row, concurrency * context / self.kv_tokens)
 
@@ -120,11 +120,11 @@ class DecodeRow:
     tokens_per_s: tuple[float, ...]
 
     def itl_of(self, concurrency: float) -> float:
-        """Return the ITL of so many requests."""
+        """Return the ITL of this many requests."""
         return interpolated(self.kv_usage, self.itl_s, concurrency * self.context / self.kv_tokens)
 
     def concurrency_at(self, tokens_per_s: float) -> float | None:
-        """Return the requests in flight at which the engine decodes so many tokens/s; None: it never does.
+        """Return the requests in flight at which the engine decodes this many tokens/s; None: it never does.
 
         By Little's law they are the throughput times the ITL.
         """

@@ -121,7 +121,7 @@ def recommend(sweep: Sweep, targets: Targets) -> Recommendation:
     """Return the best size per role; one size for both where the graph is aggregated.
 
     Raises:
-        ConfigError: the prompt length or the context lies beyond what was measured.
+        ConfigError: the prompt length or the context is beyond what was measured.
     """
     engines, after_s = sweep.engines, 0.0
     prefills = [prefill_choice(engine, targets) for engine in engines]
@@ -175,7 +175,7 @@ def prefill_choice(engine: EngineSweep, targets: Targets, *, after_s: float = 0.
     """Return what an engine does with the target's prompts; ``after_s`` comes on top of its own time.
 
     Raises:
-        ConfigError: the prompt length lies beyond what was measured.
+        ConfigError: the prompt length is beyond what was measured.
     """
     table = engine.prefill_table()
     _check_inside("--isl", targets.isl, (table.prompt_tokens[0], table.prompt_tokens[-1]), "prompt tokens")
@@ -191,7 +191,7 @@ def decode_choices(engine: EngineSweep, targets: Targets) -> list[DecodeChoice]:
     reach.
 
     Raises:
-        ConfigError: the context lies beyond what was measured.
+        ConfigError: the context is beyond what was measured.
     """
     rows, context = by_context(engine.decode), targets.context
     nearest, points = min(rows, key=lambda row: abs(row[0] - context))
@@ -259,7 +259,7 @@ def _check_inside(key: str, value: float, bounds: tuple[float, float], unit: str
     low, high = bounds
     if not low * (1 - SAME_CONTEXT) <= value <= high * (1 + SAME_CONTEXT):
         raise ConfigError(
-            f"{key}: {value:g} {unit} lie outside what was measured, {low:,.0f} to {high:,.0f}; nothing is recommended"
+            f"{key}: {value:g} {unit} are outside what was measured, {low:,.0f} to {high:,.0f}; nothing is recommended"
             " beyond it: profile with these lengths"
         )
 

@@ -1,4 +1,4 @@
-"""Keeps every finished point on disk, with the conditions that it was measured under, so that a profile can go on later.
+"""Keeps every finished point on disk, with the conditions that it was measured under, so that a profile can continue later.
 
 One JSON object a line: an engine with its conditions, or a point. A line that a killed process left unfinished is ignored.
 """

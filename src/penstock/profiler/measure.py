@@ -28,7 +28,7 @@ from penstock.workload.traces import TraceRequest
 _REPEATS = 3
 """Prompts per length, whose median TTFT counts. Chosen: one late read does not show."""
 _ATTEMPTS = 10
-"""Most prompts per length. A first token may carry no text, part of a letter alone, and then shows no TTFT."""
+"""Maximum number of prompts per length. A first token may carry no text, part of a letter alone, and then shows no TTFT."""
 _LONG_TTFT_S = 0.5
 """Simulated seconds; one prompt is enough above. Chosen: a late read of milliseconds does not show in it."""
 MAX_OUTPUT_TOKENS = 8 * OUTPUT_TOKENS
@@ -117,7 +117,7 @@ class Measurer:
         """Measure ``count`` requests that hold ``context`` tokens on average, their prompts warmed before.
 
         Returns:
-            The batch, None where the engine does not run so many at once, and what makes it less certain.
+            The batch, None where the engine does not run this many at once, and what makes it less certain.
 
         Raises:
             UpstreamError: the server fails, hangs, or reports what cannot be.
@@ -167,7 +167,7 @@ class Measurer:
         return result
 
     def _text(self, line: int, tokens: float) -> bytes:
-        """Return the text of a line, of about so many of the server's tokens."""
+        """Return the text of a line, of about this many of the server's tokens."""
         wanted = round(max(1.0, tokens - self._overhead_tokens) * self._bytes_per_token)
         return unique_text(self._seed, line, -(-wanted // BYTES_PER_TOKEN))[:wanted]
 

@@ -253,14 +253,14 @@ class ProfileConfig:
     gpus: int | None = flag(
         "GPUs of this machine.", ge=1, unset="detected; for simulated workers the graph's maxGpuBudget"
     )
-    max_gpus: int | None = flag("Most GPUs of one engine.", ge=1, unset="all")
+    max_gpus: int | None = flag("Maximum number of GPUs of one engine.", ge=1, unset="all")
     max_context: int | None = flag(
         "Longest prompt plus output to measure, tokens.",
         ge=256,
         unset="16384, or twice --isl plus --osl if that is more",
     )
     max_concurrency: int | None = flag(
-        "Most requests in flight.", ge=1, unset="the graph's maxRunningRequests, or 256"
+        "Maximum number of requests in flight.", ge=1, unset="the graph's maxRunningRequests, or 256"
     )
     kv_tokens: int | None = flag("KV cache, tokens.", ge=1, unset="the engine says it")
     speed: float | None = flag("Time scale, a factor, of the server at --endpoint.", gt=0, unset="1")
@@ -294,7 +294,7 @@ class ProfilePlan:
         return graph is not None and not graph.spec.is_disaggregated
 
     def grid(self, kv_tokens: float) -> Grid:
-        """Return the points of an engine with a KV cache of so many tokens.
+        """Return the points of an engine with a KV cache of this many tokens.
 
         Raises:
             ConfigError: a request of the target's lengths does not fit.

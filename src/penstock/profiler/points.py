@@ -118,7 +118,7 @@ def refinement(row: Sequence[DecodePoint], itl_s: float) -> int | None:
 
     It halves the step between the most requests within the target and the next more.
 
-    None: it is close enough, or nothing lies on both sides of the target.
+    None: it is close enough, or nothing is on both sides of the target.
     """
     within = [point.concurrency for point in row if point.itl_s <= itl_s]
     if not within:

@@ -56,7 +56,7 @@ class SimulatedMeasurer:
         """Do nothing: each batch warms its own engine."""
 
     async def decode(self, context: int, count: int) -> tuple[DecodePoint | None, tuple[str, ...]]:
-        """Return a batch as `Measurer.decode` does; None where the engine does not run so many at once."""
+        """Return a batch as `Measurer.decode` does; None where the engine does not run this many at once."""
         output_tokens = OUTPUT_TOKENS
         while output_tokens <= MAX_OUTPUT_TOKENS:
             tokens = max(1, context - output_tokens // 2)

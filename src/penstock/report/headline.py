@@ -11,7 +11,7 @@ _MINUTE_S = 60.0
 
 
 def headline(report: RunReport) -> str:
-    """Return the result: what was served, how much of it in time, and for which GPU-hours beside a fixed fleet.
+    """Return the result: what was served, how much of it in time, and for which GPU-hours alongside a fixed fleet.
 
     What the run does not know is left out. In time is against the target of the comparison, else of the report.
     """
@@ -54,13 +54,13 @@ def _cost(report: RunReport) -> str:
     if compared is not None and compared.fixed and not report.lag["is_distorted"]:
         equal = compared.equal
         if equal is not None and equal.gpu_hours:
-            beside = _beside(use.used_hours, equal.gpu_hours)
-            return f"{spent}, {beside} the cheapest fixed fleet that serves as well ({equal.name})"
+            alongside = _beside(use.used_hours, equal.gpu_hours)
+            return f"{spent}, {alongside} the cheapest fixed fleet that serves as well ({equal.name})"
         if equal is None and compared.is_complete:
             return f"{spent}; no fixed fleet that was tried serves as well"
     if use.budget_gpus is not None and use.static_max_hours > 0:
-        beside = _beside(use.used_hours, use.static_max_hours)
-        return f"{spent}, {beside} all {use.budget_gpus} GPUs all the time"
+        alongside = _beside(use.used_hours, use.static_max_hours)
+        return f"{spent}, {alongside} all {use.budget_gpus} GPUs all the time"
     return spent
 
 

@@ -31,12 +31,12 @@ _CAPTIONS = {
     " draining replica still holds its GPUs.",
     "signals.png": "KV usage and prefill queue as the planner pulled them, and its changes when they were made: in mode load at"
     " the mean that was compared with the thresholds. Shaded: replicas start or drain; mode load pulls no metrics then.",
-    "demand.png": "What came to the routers, what they rejected, the uncached prompt tokens that came and those that were computed, beside the planner's forecast (at the time that it was made for) and what its workers could compute, and the oldest wait against the TTFT that is aimed for. Means over the time that the legend names; of the wait, the longest.",
-    "targets.png": "Mode sla: what was predicted, drawn at the time that it was meant for, against the tokens that came (30 s means); the share of requests within the targets by arrival; how far observation is from the profile; and the replicas that profile and targets need beside those there were.",
+    "demand.png": "What came to the routers, what they rejected, the uncached prompt tokens that came and those that were computed, alongside the planner's forecast (at the time that it was made for) and what its workers could compute, and the oldest wait against the TTFT that is aimed for. Means over the time that the legend names; of the wait, the longest.",
+    "targets.png": "Mode sla: what was predicted, drawn at the time that it was meant for, against the tokens that came (30 s means); the share of requests within the targets by arrival; how far observation is from the profile; and the replicas that profile and targets need alongside those there were.",
     "in_time.png": "Share of requests in time by windows of ten minutes: served, and predicted by the planner's model for the same fleet.",
     "counterfactual.png": "The same traffic on other fleets: GPU-hours against the share of requests in time. The star was measured, everything else simulated; grey are the other fixed fleets that were tried.",
     "ttft.png": "Time to first token by arrival, with running percentiles, and its distribution.",
-    "itl.png": "Gaps between successive tokens over time, and their distribution beside each request's TPOT.",
+    "itl.png": "Gaps between successive tokens over time, and their distribution alongside each request's TPOT.",
     "requests.png": "Arrivals as the load has them, and requests in flight.",
 }
 

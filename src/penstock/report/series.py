@@ -93,7 +93,7 @@ def kept(
 ) -> tuple[Floats, Floats]:
     """Return 1 or 0 per request: whether its TTFT, and whether its mean gap, was within the target; of lost ones neither.
 
-    None is no target; an answer of one token has no gap to miss.
+    None is not a target; an answer of one token has no gap to miss.
     """
     first, gaps = [], []
     for result in results:

@@ -50,7 +50,7 @@ class FigureTable:
     note: str | None = None
 
     def for_terminal(self, title: str | None = None) -> Table:
-        """Return it for a terminal; what stands in it is no markup."""
+        """Return it for a terminal; what is in it is not markup."""
         table = Table(title=title, caption=self.note)
         for place, head in enumerate(self.heads):
             is_short = place == 0 or place < self.texts - 2  # the last texts are sentences, which may wrap
@@ -169,7 +169,7 @@ def notes(summary: Mapping[str, Any]) -> list[str]:
     broken = summary.get("broken_streams")
     if broken is not None and (broken["continued"] or broken["lost"]):
         found.append(
-            f"BROKEN STREAMS: {broken['continued']} went on at another worker, {broken['lost']} ended in an error, as the router"
+            f"BROKEN STREAMS: {broken['continued']} continued on another worker, {broken['lost']} ended in an error, as the router"
             " counts them for all its clients"
         )
     if summary["is_partial"]:

@@ -1,6 +1,6 @@
 """Renders chats by the model's own template, as transformers and vLLM do, so that keys are made of what workers see.
 
-A template that cannot be found or rendered is no fault: chats are then distinguished by their messages.
+A template that cannot be found or rendered is not a fault: chats are then distinguished by their messages.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _compiled(source: str) -> Any:
 
 
 def load_chat_template(tokenizer: Path) -> ChatTemplate | None:
-    """Return the template that lies beside a ``tokenizer.json``; None: there is none.
+    """Return the template that is alongside a ``tokenizer.json``; None: there is none.
 
     Raises:
         ConfigError: it cannot be read or compiled.
@@ -119,7 +119,9 @@ def load_chat_template(tokenizer: Path) -> ChatTemplate | None:
     except OSError as exc:
         raise ConfigError(f"router.tokenizer: {jinja}: {exc.strerror}") from exc
     if source is None:
-        log.warning("no chat template beside the tokenizer: KV events do not join chats", path=str(tokenizer))
+        log.warning(
+            "no chat template alongside the tokenizer: KV events do not join chats", path=str(tokenizer)
+        )
         return None
     tokens = {name: _token(config[name]) for name in _TOKEN_NAMES if config.get(name)}
     return ChatTemplate(source, {name: token for name, token in tokens.items() if token is not None})

@@ -1,7 +1,7 @@
 """Follows the KV events that workers publish over ZMQ, as vLLM does; needs the extra ``penstock[kv-events]``.
 
 One subscription per worker of the first stage, renewed with each new process. Messages are three frames: topic, batch
-number, and msgpack. What is no such message is counted and passed over: it costs hits, never a request.
+number, and msgpack. What is not such a message is counted and passed over: it costs hits, never a request.
 
 A router that joins asks for all that the worker's buffer still holds, one that notices a gap for what it missed; what cannot
 be had again is forgotten with everything before it (`KvEvents.numbered`). A replay is requested on a socket of its own by
@@ -211,7 +211,7 @@ class KvSubscription:
                 if events.expected != number + 1:
                     return False
                 self._replayed_until = number + 1
-                # What has already arrived is read without waiting; requests go on in between.
+                # What has already arrived is read without waiting; requests continue in between.
                 await asyncio.sleep(0)
         return False
 

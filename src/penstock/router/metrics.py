@@ -29,7 +29,7 @@ class RouterMetrics:
         errors: Failures by reason (see ``proxy.failures``).
         retries: By the reason of the failure before.
         continuations: Of streams at another worker, likewise.
-        lost_streams: That broke off and went on nowhere, by why.
+        lost_streams: That broke off and continued nowhere, by why.
         failed_jobs: Of the router's tick, by name.
         rejections: Requests turned away to protect others, by (endpoint, reason); they are among the refused.
         ttft: Streams only, as are ``itl``, in which tokens of one read share its gap.

@@ -55,7 +55,7 @@ SERIES: Final[Mapping[str, RouterSeries]] = {
         "role",
     ),
     names.ROUTER_TURNED_AWAY: _counter(
-        "Requests rejected, shed, refused by a full queue or timed out for want of workers of the role.",
+        "Requests rejected, shed, refused by a full queue or timed out for lack of workers of the role.",
         "model_name",
         "role",
     ),
@@ -113,7 +113,7 @@ SERIES: Final[Mapping[str, RouterSeries]] = {
     names.ROUTER_ERRORS: _counter("Requests that failed, by reason.", "reason"),
     names.ROUTER_RETRIES: _counter("Retries, by the reason of the failure before.", "reason"),
     names.ROUTER_CONTINUATIONS: _counter(
-        "Broken streams that went on at another worker, by the reason of the failure before.", "reason"
+        "Broken streams that continued on another worker, by the reason of the failure before.", "reason"
     ),
     names.ROUTER_LOST_STREAMS: _counter(
         "Broken streams that ended in an error, by why: request or said, not continued; worker_refusal; or the limit, "
@@ -125,7 +125,7 @@ SERIES: Final[Mapping[str, RouterSeries]] = {
         "job",
     ),
     names.ROUTER_PICKS: _counter(
-        "Stays at workers that another router has picked, and requests that this one picked alone for want of a picker.",
+        "Stays at workers that another router has picked, and requests that this one picked alone for lack of a picker.",
         "by",
     ),
     names.ROUTER_KV_RELEASES: _counter(

@@ -222,7 +222,7 @@ class RouterServer:
             await self.close()
 
     async def _stop_background(self) -> None:
-        """End what runs beside requests, also after a start that failed; return within `STOP_REAL_S`."""
+        """End what runs alongside requests, also after a start that failed; return within `STOP_REAL_S`."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()

@@ -101,7 +101,7 @@ class RouterSettings:
             raise ConfigError(f"--worker: roles {have} given; the graph needs {want}")
 
     def admission(self, section: AdmissionConfig) -> AdmissionConfig:
-        """Return what holds of an admission section of the graph, beside the flags."""
+        """Return what holds of an admission section of the graph, alongside the flags."""
         return section.model_copy(update=dict(self.admission_flags))
 
     @property

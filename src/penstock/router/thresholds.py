@@ -69,7 +69,7 @@ class BusyThresholdApi:
         for key, value in asked.items():
             if key not in _FIELDS:
                 known = ", ".join(_FIELDS)
-                raise _refused(400, f"{key[:200]}: no such threshold; known are {known}")
+                raise _refused(400, f"{key[:200]}: no such threshold; known: {known}")
             _check(key, value)
             changes[key] = value
         if (

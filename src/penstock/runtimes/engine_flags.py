@@ -41,7 +41,7 @@ _KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
 _CPU_ENGINE_GIB: Final = 4
 """With one core; measured for manifests/samples/vllm-cpu.yaml: two workers run on two cores and 8 GB."""
 _MEMORY_GIB: Final = 4
-"""Chosen: of host memory for API server and engine core, and again for each GPU's process; weights lie on the GPU."""
+"""Chosen: of host memory for API server and engine core, and again for each GPU's process; weights are on the GPU."""
 
 
 def engine_requests(spec: GraphSpec, gpus: int) -> dict[str, str]:

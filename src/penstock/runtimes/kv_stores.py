@@ -1,4 +1,4 @@
-"""vLLM's connectors for KV that its GPUs have no room for, alone or beside the one from prefill to decode. Pure.
+"""vLLM's connectors for KV that its GPUs have no room for, alone or alongside the one from prefill to decode. Pure.
 
 The router sees none of them: what a prefill worker answers is that of NIXL or Mooncake, which come first, so that a decode
 worker fetches a prompt's KV from prefill before it looks into its own store.

@@ -1,4 +1,4 @@
-"""How a runtime's prefill workers hand a prompt's KV to decode workers: what either request gets beside the client's. Pure."""
+"""How a runtime's prefill workers hand a prompt's KV to decode workers: what either request gets alongside the client's. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class KvTransferProtocol(Protocol):
         is_leased: Prefill workers free KV that is not read in time, and still answer who reads it.
         introduction_path: At `KvSource.port` of a prefill worker, JSON by which `engine_of` names its engine; None: not needed.
         is_concurrent: Both workers get the request at once and meet; else decode's follows prefill's answer.
-        decodes_alone: A decode worker computes a prompt that none hands over.
+        decodes_alone: A decode worker computes a prompt that none passes on.
         paths: Whose requests can carry the fields; None: all that generate text.
         keys: By which its workers take another worker's KV, in a request and in ``vllm_xargs``; no client may set them. Those of
             vLLM 0.32 where a runtime says nothing.
@@ -61,7 +61,7 @@ class KvTransferProtocol(Protocol):
         return None
 
     def prefill_fields(self, source: KvSource) -> dict[str, Any]:
-        """Return what the prefill worker's request gets, beside one token and no stream."""
+        """Return what the prefill worker's request gets, alongside one token and no stream."""
         ...
 
     def decode_fields(self, source: KvSource, answer: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -28,5 +28,5 @@ def check_program(spec: GraphSpec, name: str, has: str) -> None:
     """
     program = program_of(spec, name)
     if shutil.which(program) is None:
-        message = f"{program} is no program here; give the folder of an environment that has {has}"
+        message = f"{program} is not a program here; give the folder of an environment that has {has}"
         raise InvalidSpecError([ManifestProblem(path="spec.engine.pythonEnvironment", message=message)])

@@ -36,7 +36,7 @@ KV_REPLAY_SUFFIX = ".kr"
 DISCOVERY_SUFFIX = ".discovery"
 """Of the folder next to the statefile in which a runtime's own processes may find each other."""
 PLANNER_ROLE = "planner"
-"""Role of the planner's process, which is no service of the graph."""
+"""Role of the planner's process, which is not a service of the graph."""
 
 LIVENESS_S = 60.0
 """Chosen: far above any step of Penstock's own processes, which answer health checks during their work."""
@@ -96,7 +96,7 @@ class RuntimeContext:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """One kind of process of a graph; its replicas are equal but for ports and GPUs.
+    """One kind of process of a graph; its replicas are equal except for ports and GPUs.
 
     Attributes:
         name: ``NAMESPACE_SERVICE``, unique on the backend.
@@ -245,7 +245,7 @@ class Runtime(Protocol):
         return {}
 
     def pod_requests(self, spec: GraphSpec, role: Role, gpus: int) -> Mapping[str, str]:
-        """Return CPU and memory that one pod requests beside its GPUs; none: the pod is the first to be evicted.
+        """Return CPU and memory that one pod requests alongside its GPUs; none: the pod is the first to be evicted.
 
         Args:
             spec: Of the graph.

@@ -1,4 +1,4 @@
-"""One cell of a sweep: what it depends on, its run where it was sent, and the journal from which a killed sweep goes on.
+"""One cell of a sweep: what it depends on, its run where it was sent, and the journal from which a killed sweep continues.
 
 A journal holds one JSON object a line, a cell's key with its figures. Each file has one writer and many readers.
 """
@@ -66,7 +66,7 @@ def code_digest() -> str:
 
 @cache
 def _own_digest(file: Path) -> str:
-    """Return what stands for the code beside a file that belongs to no installed package, such as a bench's."""
+    """Return what stands for the code alongside a file that belongs to no installed package, such as a bench's."""
     digest = xxhash.xxh3_128()
     for each in sorted(file.parent.rglob("*.py")):
         digest.update(f"{each.name}\0".encode() + each.read_bytes())
@@ -127,7 +127,7 @@ class Cell:
 
     Attributes:
         work: A module's function of the spec.
-        spec: A dataclass that says all that the figures depend on but for files and code, such as a `RunSpec`.
+        spec: A dataclass that says all that the figures depend on except for files and code, such as a `RunSpec`.
     """
 
     work: Callable[[Any], Figures]
@@ -173,7 +173,7 @@ class CellJournal:
         """Read the folder's journals, of which this process writes one; drop a line of it that a killed run left unfinished.
 
         Raises:
-            ConfigError: the folder cannot be written to, or a line is no cell.
+            ConfigError: the folder cannot be written to, or a line is not a cell.
         """
         self.path = directory / name
         self.figures: dict[str, Figures] = {}

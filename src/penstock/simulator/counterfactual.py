@@ -322,7 +322,7 @@ def compare(
     cpu_s: float = MOST_CPU_S,
     on_fleet: OnFleet | None = None,
 ) -> Counterfactual:
-    """Simulate the traffic of a run with other fleets for that much processor time; return them beside the actual run.
+    """Simulate the traffic of a run with other fleets for that much processor time; return them alongside the actual run.
 
     Raises:
         ConfigError: the run's log cannot be simulated; the message says why.

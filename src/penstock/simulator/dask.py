@@ -48,7 +48,7 @@ class DaskCluster:
         except (TimeoutError, OSError) as exc:
             raise PenstockError(
                 f"--on {self._address}: no workers for {IDLE_S:g} s; start some (dask worker ADDRESS); the same"
-                " --output-dir goes on from the runs that are done"
+                " --output-dir continues from the runs that are done"
             ) from exc
         return sum(threads.values())
 
@@ -64,7 +64,7 @@ class DaskCluster:
         """Wait for one.
 
         Raises:
-            PenstockError: the cluster is gone or has no workers, or a cell's workers died again and again.
+            PenstockError: the cluster is gone or has no workers, or a cell's workers died repeatedly.
         """
         while True:
             try:
@@ -81,7 +81,7 @@ class DaskCluster:
             return outcome
         reason = task.exception(timeout=CONNECT_S) if task.status == "error" else "the scheduler is gone"
         raise PenstockError(
-            f"--on {self._address}: a run was lost: {reason}; the same --output-dir goes on from the runs that are done"
+            f"--on {self._address}: a run was lost: {reason}; the same --output-dir continues from the runs that are done"
         )
 
 

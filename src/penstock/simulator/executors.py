@@ -17,7 +17,7 @@ from penstock.simulator.cells import Cell, CellJournal, CellLost, CellOutcome, F
 
 SpecT = TypeVar("SpecT")
 MOST_BREAKS: Final = 3
-"""Chosen: processes killed so often with no run finished in between are killed again."""
+"""Chosen: processes killed this often with no run finished in between are killed again."""
 
 
 class Executor(Protocol):
@@ -75,7 +75,7 @@ class Processes:
         """Send a cell to the pool, or to a new one where a process of it was killed.
 
         Raises:
-            PenstockError: processes are killed again and again.
+            PenstockError: processes are killed repeatedly.
         """
         try:
             return self._pool.submit(cell.run)
@@ -84,7 +84,7 @@ class Processes:
             if self._breaks >= MOST_BREAKS:
                 raise PenstockError(
                     f"--jobs {self._count}: a process was killed {self._breaks} times with no run finished in between,"
-                    " maybe for its memory; the same --output-dir goes on from the runs that are done; give fewer --jobs"
+                    " maybe for its memory; the same --output-dir continues from the runs that are done; give fewer --jobs"
                 ) from exc
         self.close()
         self._pool = self._start()

@@ -82,7 +82,7 @@ class FrontendCounters:
         self._waiting[job.index] = job.request.arrival_s
 
     def not_taken(self, job: Job, reason: RefusalReason) -> None:
-        """Count a job that got no worker: refused at the frontend, or having waited for one in vain."""
+        """Count a job that got no worker: refused at the frontend, or having waited for one until its time was up."""
         if reason is RefusalReason.QUEUE_TIMEOUT:
             self._counts["timed_out"] += 1
         else:

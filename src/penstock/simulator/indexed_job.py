@@ -27,7 +27,7 @@ _RESULTS: Final = "/results"
 _MOST_BYTES: Final = 1_000_000
 """Of all files in the ConfigMap. Source: kubernetes.io/docs/concepts/configuration/configmap, at most 1 MiB."""
 _RETRIES: Final = 3
-"""Of one shard; chosen: a pod that is killed for its memory so often is killed again."""
+"""Of one shard; chosen: a pod that is killed for its memory this often is killed again."""
 _LONGEST_NAME: Final = 57
 """Of a Job: its pods' host names add a hyphen and the index, and have at most 63 letters. Here up to 99,999 pods."""
 
@@ -43,7 +43,7 @@ class JobOptions:
     )
     pods: int = flag("With --render-job: pods, of which each runs a share.", default=4, ge=1, le=99_999)
     claim: str | None = flag(
-        "With --render-job: PersistentVolumeClaim of the results, which lie in its folder NAME. ReadWriteMany, where pods "
+        "With --render-job: PersistentVolumeClaim of the results, which are in its folder NAME. ReadWriteMany, where pods "
         "run on several nodes.",
         unset="NAME",
     )
@@ -106,7 +106,7 @@ class SweepJob:
 
     @property
     def large(self) -> list[str]:
-        """Files that must lie on the claim, because a ConfigMap has no room: the largest ones."""
+        """Files that must be on the claim, because a ConfigMap has no room: the largest ones."""
         found, total = [], sum(map(len, self.files.values()))
         for path in sorted(self.files, key=lambda path: -len(self.files[path])):
             if total > _MOST_BYTES:

@@ -42,7 +42,7 @@ class Job:
         assignment: Its newest share of a worker; None before the first.
         said_tokens: Of its answer, by workers that have died since; the newest one has them in its prompt.
         broken_s: When the last of them died.
-        continuations: How often its stream went on at another worker.
+        continuations: How often its stream continued on another worker.
         worker: Prefill (or aggregated) worker that has, or had, it, and its incarnation then.
         pending_tokens: Prompt tokens that its worker is expected to compute; 0 once computed.
         is_deflected: Its decode worker computes its prompt.

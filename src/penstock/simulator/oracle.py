@@ -191,7 +191,7 @@ DRAIN_S = 10.0
 _SMOOTHINGS_S = (0.0, 15.0, 60.0, 240.0, math.inf)
 _UTILISATIONS = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.1)
 _CUTS = 150
-"""Most spans that one schedule is tried without."""
+"""Maximum number of spans that one schedule is tried without."""
 
 
 @dataclass(frozen=True, slots=True)

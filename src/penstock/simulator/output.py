@@ -154,10 +154,10 @@ def _planners(result: dict[str, Any]) -> RenderableType:
 
 
 def _continued(rows: Sequence[Row]) -> list[Text]:
-    """Return a line of each row whose workers broke streams off that went on elsewhere."""
+    """Return a line of each row whose workers broke streams off that continued elsewhere."""
     lines = ((row["policy"], _rate(row), row["continued"]) for row in rows)
     return [
-        Text(f"{policy}, {rate} req/s: {count} streams went on at another worker")
+        Text(f"{policy}, {rate} req/s: {count} streams continued on another worker")
         for policy, rate, count in lines
         if count
     ]
@@ -197,7 +197,7 @@ def to_json(value: Mapping[str, Any]) -> bytes:
 
 
 def _manifest_keys(value: object) -> dict[str, Any]:
-    """Return a section of a manifest with all its keys, as it stands in a scenario."""
+    """Return a section of a manifest with all its keys, as it is in a scenario."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", by_alias=True)
     raise TypeError(type(value).__name__)

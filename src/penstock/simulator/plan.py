@@ -190,7 +190,7 @@ class SimulateOptions:
     max_wait_s: float | None = flag("Longest wait in the router, virtual seconds.", unset="no bound")
     admission: Mapping[str, Any] = field(default_factory=dict)
     warmup: int = flag("Requests at the beginning that are served but not measured.", default=0, ge=0)
-    limit: int | None = flag("Most requests.", ge=1, unset="all")
+    limit: int | None = flag("Maximum number of requests.", ge=1, unset="all")
     max_input_tokens: int | None = flag("Longest prompt, tokens.", ge=1, unset="no limit")
     on_long: OnLong = flag("Cut longer prompts, or leave their requests out.", default=OnLong.TRUNCATE)
     block_tokens: int | None = flag(BLOCK_TOKENS_HELP, ge=1, unset=BLOCK_TOKENS_UNSET)
@@ -223,7 +223,7 @@ class RunPlan:
 def make_plan(
     options: SimulateOptions, *, graph: GraphDeployment | None = None, trace: Trace | None = None
 ) -> RunPlan:
-    """Return the runs that the options ask for; ``graph`` and ``trace`` stand in place of the files that they name.
+    """Return the runs that the options ask for; ``graph`` and ``trace`` replace the files that they name.
 
     Raises:
         ConfigError: options contradict each other or the manifest, or name something unknown.

@@ -47,7 +47,7 @@ class SimulatedObservation:
 
     Attributes:
         is_adjusting: A replica asked for is not ready yet, or one is draining; a dead one that comes back is
-            no adjustment.
+            not an adjustment.
         kv: KV usage fraction by ready decode (or aggregated) worker; None when not scraped yet.
         waiting: Requests that wait for prefill, NaN when unknown; None in aggregated simulations.
         age_s: Age of the readings.
@@ -134,7 +134,7 @@ class VirtualPlanner:
         return replace(seen.pull(now_s), wall_s=wall_s)
 
     def restart(self, now_s: float) -> None:
-        """Replace the process: one with a ledger goes on, one without begins from nothing."""
+        """Replace the process: one with a ledger continues, one without begins from nothing."""
         if not self._settings.config.policy.has_ledger:
             self._start(now_s, first_sequence=self._core.decided.sequence)
 

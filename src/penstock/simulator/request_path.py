@@ -44,7 +44,7 @@ from penstock.simulator.state import Scrapes, SimulationState
 from penstock.simulator.succession import Succession
 
 PATIENCE_S = 3600.0
-"""Chosen: how long after the last arrival the simulation goes on; what has not ended then has failed."""
+"""Chosen: how long after the last arrival the simulation continues; what has not ended then has failed."""
 
 _DROPPED: Final = "dropped"
 """The reason of a request that its engine can never serve."""
@@ -380,7 +380,7 @@ class RequestPath:
             self._router_of(job).lost(job, self._now_s())
 
     def retry(self, jobs: Iterable[Job]) -> None:
-        """Go on with jobs whose worker has died."""
+        """Continue jobs whose worker has died."""
         for job in jobs:
             assert job.assignment is not None  # noqa: S101 - it was dispatched to that worker
             self._go_on(job, FailedTry(BROKEN, RetryScope.ANYWHERE, (job.assignment.worker,)))

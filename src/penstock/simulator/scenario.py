@@ -22,9 +22,9 @@ from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Memory
 
 MAX_WAITING: Final = 1_000_000
-"""Most that a router section allows."""
+"""Maximum that a router section allows."""
 MAX_WAIT_S: Final = 86_400.0
-"""Likewise; longer than a simulation goes on after its last arrival."""
+"""Likewise; longer than a simulation continues after its last arrival."""
 
 
 MONDAY_S: Final = 1_704_067_200.0
@@ -177,8 +177,8 @@ class ProfiledModel:
     link: LinkTerms = field(default_factory=LinkTerms)
     lease: LeaseTerms = field(default_factory=LeaseTerms)
     preemption: PreemptionFlag | None = None
-    request_limit: int | None = flag("Most requests in the engine.", ge=1, unset="no bound")
-    request_queue: int = flag("Most requests that wait beyond it.", default=16, ge=1)
+    request_limit: int | None = flag("Maximum number of requests in the engine.", ge=1, unset="no bound")
+    request_queue: int = flag("Maximum number of requests that wait beyond it.", default=16, ge=1)
 
     def __post_init__(self) -> None:
         check_bounds(self)

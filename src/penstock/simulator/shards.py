@@ -48,7 +48,7 @@ def run_shard(
     processes: int | None = None,
     on_done: Callable[[int], None] | None = None,
 ) -> tuple[dict[str, Any] | None, int]:
-    """Run a shard's runs but for those that the folder holds; write the sweep's result if no run is missing any more.
+    """Run a shard's runs except for those that the folder holds; write the sweep's result if no run is missing any more.
 
     Every shard syncs its last run before it counts, so that of two that end together one sees all.
 

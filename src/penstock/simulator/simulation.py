@@ -95,7 +95,7 @@ class Simulation:
     # -- running --------------------------------------------------------------------------------------
 
     def run(self, watch: Callable[[], None] | None = None, *, watch_events: int = 20_000) -> Recording:
-        """Run until every job has ended, with a look each so many events."""
+        """Run until every job has ended, with a look each this many events."""
         self.schedule_start()
         kernel, fleet = self.kernel, self.fleet
         while self.is_open and kernel.step():
@@ -302,7 +302,7 @@ class Simulation:
         self._die(worker, None if worker.state is State.DRAINING else failure.back_s)
 
     def _die(self, worker: SimulatedWorker, back_s: float | None) -> list[Job]:
-        """Let a worker die, for good or until a time; return its jobs, which go on elsewhere if they can."""
+        """Let a worker die, for good or until a time; return its jobs, which continue elsewhere if they can."""
         jobs = self._path.take_from(worker)
         self.fleet.renew(worker)
         worker.version += 1

@@ -63,7 +63,7 @@ _RANKED = ("ttft_s", "e2e_s")
 
 
 def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one row per (policy, rate), means over the seeds with the least and the most capacity beside."""
+    """Return one row per (policy, rate), means over the seeds with the least and the most capacity."""
     groups: dict[tuple[str, float | None], list[dict[str, Any]]] = {}
     for run in runs:
         groups.setdefault((run["policy"], run["qps"]), []).append(run)
@@ -87,7 +87,7 @@ def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def add_regrets(rows: Sequence[dict[str, Any]]) -> None:
-    """Add to each planner's row its GPU-hours as a multiple of each oracle's, beside the same router at the same rate.
+    """Add to each planner's row its GPU-hours as a multiple of each oracle's, alongside the same router at the same rate.
 
     ``regret`` is by the oracle's mode; empty where none was run.
     """

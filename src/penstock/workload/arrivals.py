@@ -120,7 +120,9 @@ class Selection:
         le=1,
         metavar="FRACTION",
     )
-    limit: int | None = flag("Most requests, after all other choices.", ge=1, unset="all")
+    limit: int | None = flag(
+        "Maximum number of requests, applied after all other filters.", ge=1, unset="all"
+    )
     max_input_tokens: int | None = flag("Longest prompt, tokens; needs --on-long.", ge=1, unset="no limit")
     on_long: OnLong | None = flag("Cut longer prompts, or leave their requests out.", default=None)
 

@@ -26,7 +26,7 @@ from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.traces import TraceRequest
 
 MAX_EVENT_BYTES: Final = 1 << 20
-"""Chosen: a thousand times the longest event of one token; beyond it the stream is no event stream."""
+"""Chosen: a thousand times the longest event of one token; beyond it the stream is not an event stream."""
 
 
 class StreamError(StreamBroken):
@@ -91,7 +91,7 @@ class ClientStreamMeter:
 
     def _take_usage(self, usage: Any) -> None:
         if not isinstance(usage, dict):
-            raise StreamBroken(f"usage: {usage!r} is no JSON object")
+            raise StreamBroken(f"usage: {usage!r} is not a JSON object")
         self.prompt_tokens = _count(usage.get("prompt_tokens"))
         self.output_tokens = _count(usage.get("completion_tokens"))
         details = usage.get("prompt_tokens_details")
@@ -104,7 +104,7 @@ def _object(content: bytes) -> dict[str, Any]:
     except orjson.JSONDecodeError as exc:
         raise StreamBroken(f"an event is not JSON ({exc}): {content[:80]!r}") from exc
     if not isinstance(event, dict):
-        raise StreamBroken(f"an event is no JSON object: {content[:80]!r}")
+        raise StreamBroken(f"an event is not a JSON object: {content[:80]!r}")
     return event
 
 
@@ -119,7 +119,7 @@ def _has_text(event: dict[str, Any]) -> bool:
             delta = choice.get("delta") or {}
             text = delta.get("content") or delta.get("reasoning_content")
     except (TypeError, AttributeError, LookupError) as exc:
-        raise StreamBroken(f"choices: {choices!r} is no list of JSON objects") from exc
+        raise StreamBroken(f"choices: {choices!r} is not a list of JSON objects") from exc
     return bool(text)
 
 

@@ -100,7 +100,7 @@ class BrokenStreams:
     """What became of streams whose worker broke off, of all clients of a router.
 
     Attributes:
-        continued: Went on at another worker.
+        continued: Continued on another worker.
         lost: Ended in an error.
     """
 
@@ -109,7 +109,7 @@ class BrokenStreams:
 
 
 class BrokenStreamCount:
-    """Counts the streams that broke off at a router's workers from `begin` to `end`; clients do not see those that went on."""
+    """Counts the streams that broke off at a router's workers from `begin` to `end`; clients do not see those that continued."""
 
     def __init__(self, pool: ConnectionPool, url: str) -> None:
         self._pages = ServerPages(pool, url, timeouts=_POLL_TIMEOUTS)
@@ -121,14 +121,14 @@ class BrokenStreamCount:
         self._before = await self._read()
 
     async def end(self) -> None:
-        """Read them again; nothing is found of a server that is no router, or one that was replaced meanwhile."""
+        """Read them again; nothing is found of a server that is not a router, or one that was replaced meanwhile."""
         before, after = self._before, await self._read()
         if before is not None and after is not None:
             continued, lost = (round(late - early) for late, early in zip(after, before, strict=True))
             self.found = BrokenStreams(continued, lost) if min(continued, lost) >= 0 else None
 
     async def _read(self) -> tuple[float, float] | None:
-        """Return both counters; None where the server is no router. One that has counted nothing yet shows no sample."""
+        """Return both counters; None where the server is not a router. One that has counted nothing yet shows no sample."""
         if await self._pages.workers() is None:
             return None
         url = self._pages.url

@@ -74,7 +74,7 @@ _SHAPE: Final[Mapping[str, Any]] = {
         title=str,
     ),
 }
-"""The parts of ``summary.json`` that its readers rely on. Keys beside these are kept and shown as they are."""
+"""The parts of ``summary.json`` that its readers rely on. Keys alongside these are kept and shown as they are."""
 
 
 _SUMMARY: Final = _model(

@@ -161,7 +161,9 @@ class LoadConfig:
         convert=parse_mix,
         unset="they ask for none",
     )
-    concurrency: int | None = flag("Most requests in flight; closes the loop.", ge=1, unset="open loop")
+    concurrency: int | None = flag(
+        "Maximum number of requests in flight; closes the loop.", ge=1, unset="open loop"
+    )
     with_gaps: bool = flag(
         "Leave the inter-token gaps out of results.jsonl; the summary keeps their percentiles.",
         name="--no-itl",

@@ -23,7 +23,7 @@ LAG_SHARE_OF_TTFT: Final = 0.05
 """Chosen: the accuracy required of the engine's own TTFT; a client less exact than it would hide it."""
 
 ITL_LAG_FLOOR_S: Final = 0.002
-"""Chosen: what the simulated engine's own inter-token accuracy allows beside its share."""
+"""Chosen: what the simulated engine's own inter-token accuracy allows alongside its share."""
 
 LAG_SHARE_OF_ITL_P99: Final = 0.2
 """Chosen: one gap in a hundred may be wrong by the p99 lag, so that is what the p99 gap is held against."""
@@ -137,7 +137,7 @@ def assess_lag(
     }
     lags = {name: lag_s for name, lag_s in measured.items() if lag_s is not None}
     late = [name for name, lag_s in lags.items() if lag_s > bound_s]
-    # A late arrival moves no gap, nor does a worker whose requests go on elsewhere after the first token.
+    # A late arrival moves no gap, nor does a worker whose requests continue elsewhere after the first token.
     not_in_gaps = {"client sending"} | {
         server.name for server in schedule_lag.servers if server.role == Role.PREFILL
     }

@@ -267,7 +267,7 @@ class SyntheticSpec:
         gt=0,
     )
     every_s: float = math.inf
-    """STEP: it comes again so often, above ``step_length_s``; infinite: once."""
+    """STEP: it comes again this often, above ``step_length_s``; infinite: once."""
     tenants: int = flag("TENANTS: how many share the mean rate.", default=10, ge=1)
     duration_s: float = math.inf
     """Arrivals from here on are left out, > 0; infinite: ``count`` alone decides."""
@@ -276,7 +276,7 @@ class SyntheticSpec:
     shift_s: float = math.inf
     """From here on prompts and outputs have other lengths, >= 0; infinite: never."""
     shift_every_s: float = math.inf
-    """Then lengths go back and forth so often, > 0; infinite: they stay."""
+    """Then lengths go back and forth this often, > 0; infinite: they stay."""
     shift_input: float = flag("Factor on the prompts' lengths then.", default=1.0, gt=0)
     shift_output: float = flag("Factor on the outputs' lengths then.", default=1.0, gt=0)
     drift_input: float = flag(
@@ -348,7 +348,7 @@ def parse_synthetic(text: str) -> SyntheticSpec | None:
         key, _, value = part.partition("=")
         key = key.strip().replace("-", "_")
         if key not in kinds:
-            raise ConfigError(f"--trace {word}: unknown key {key!r}; known are {', '.join(kinds)}")
+            raise ConfigError(f"--trace {word}: unknown key {key!r}; known: {', '.join(kinds)}")
         try:
             values[key] = kinds[key](value)
         except ValueError as exc:

@@ -22,7 +22,7 @@ def ideal_hits(requests: Sequence[TraceRequest]) -> list[int]:
     The last token of a prompt is always computed, so that a repeated prompt has all but one. Of a block that an earlier prompt
     ended in, only its tokens count.
     """
-    # A node is (its parent's number, id), 0 the root; known are its number and the most of its tokens that a prompt had.
+    # A node is (its parent's number, id), 0 the root; known: its number and the most of its tokens that a prompt had.
     nodes: dict[tuple[int, int], tuple[int, int]] = {}
     found = []
     for request in requests:

@@ -68,7 +68,7 @@ class RowError(ValueError):
 
 
 class FailedRowError(ValueError):
-    """A row of a request that was never answered, which is no work to replay."""
+    """A row of a request that was never answered, which is not work to replay."""
 
 
 class RowReader(Protocol):
@@ -99,7 +99,7 @@ class BlockIds:
     _index: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     def of(self, ids: Sequence[int], input_tokens: int) -> tuple[int, ...]:
-        """Return one id per begun 512 tokens: the same where all ids that a block lies in are the same.
+        """Return one id per begun 512 tokens: the same where all ids that a block is in are the same.
 
         Raises:
             RowError: there are more or fewer ids than the prompt has blocks.

@@ -109,7 +109,7 @@ class _Rows:
 
 
 def file_version(source: str) -> tuple[str, int, int] | None:
-    """Return what changes with a trace's file (its place, time of change in ns, bytes); None: it is no file that can be read."""
+    """Return what changes with a trace's file (its place, time of change in ns, bytes); None: it is not a file that can be read."""
     path = Path(source).resolve()
     try:
         found = path.stat()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from penstock_dynamo.importer.shell import NAME, Word, assigned, split_words
 
 _JOINED = re.compile(r"\\\n\s*|\s\d*>&\d")
-"""Lines that go on, and outputs that are joined."""
+"""Lines that continue, and outputs that are joined."""
 _COMMAND = re.compile(
     r"""(?:^|(?<=[;&|{]))[ \t]*(?:exec[ ])?(?P<env>(?:[A-Za-z_]\w*=\S*[ ])*)
     \S*python3?(?:\.\d+)?[ ]-m[ ]+(?P<module>dynamo\.(?:vllm|sglang|trtllm|mocker|frontend|planner)\b\S*)

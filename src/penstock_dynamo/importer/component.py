@@ -62,8 +62,8 @@ class Component:
         source: In the foreign manifest.
         key: Its name there.
         shared_env: Variables of all components.
-        is_beta: Whether it stands in a manifest of v1beta1.
-        claimed: GPUs of each ResourceClaimTemplate that stands in the same file.
+        is_beta: Whether it is in a manifest of v1beta1.
+        claimed: GPUs of each ResourceClaimTemplate that is in the same file.
         role: None while it depends on the other components.
         gpus: GPUs of one replica over all its nodes.
         nodes: Nodes of one replica.
@@ -109,7 +109,7 @@ class Component:
 
     @cached_property
     def command(self) -> Command | None:
-        """What its container runs; None if that is no plain Dynamo module."""
+        """What its container runs; None if that is not a plain Dynamo module."""
         variables: dict[str, str | None] = {}
         # A later place wins, as in Dynamo's operator.
         for listed in (self.shared_env, self.source.at("envs"), self.container.at("env")):
@@ -185,7 +185,7 @@ class Component:
         else:
             per_node = self._unstated_gpus()
             if count is not None:
-                why = f"is no number of whole GPUs; {per_node} is used, by the engine's own split"
+                why = f"is not a number of whole GPUs; {per_node} is used, by the engine's own split"
                 self.resources.at("limits", self.gpu_key).note(why)
         self.gpus = per_node * self.nodes
         sizes = {"gpusPerReplica": self.gpus, "nodesPerReplica": self.nodes}
@@ -222,7 +222,7 @@ def places_of(source: ManifestSource) -> tuple[ManifestSource, ManifestSource]:
 
 
 def components_of(source: ManifestSource, claimed: Mapping[str, int]) -> Iterator[Component]:
-    """Yield a deployment's components; ``claimed`` has the GPUs of the ResourceClaimTemplates beside it."""
+    """Yield a deployment's components; ``claimed`` has the GPUs of the ResourceClaimTemplates alongside it."""
     listed, env = places_of(source)
     if source.peek("apiVersion") == BETA:
         for index, each in enumerate(listed.elements()):

@@ -46,7 +46,7 @@ DEFAULT_BUDGET = 8
 """The planner document's max-gpu-budget."""
 
 _WEIGHTS = "has no counterpart: each replica loads its weights from files"
-_STANDBY = "has no counterpart: a failed replica is started again, with no standby beside it"
+_STANDBY = "has no counterpart: a failed replica is started again, with no standby alongside it"
 _UNUSED = {
     "dynamoNamespace": "is the graph's own namespace and name here",
     "livenessProbe": PROBE_REMEDY,
@@ -54,7 +54,7 @@ _UNUSED = {
     "device": "is read by HAMi; write GPUs as gpusPerReplica, slices and placement into podTemplate",
     "ingress": "is not made by the operator; expose the router's Service yourself",
     "modelRef": "names the model to Dynamo's DynamoModel objects; load adapters by the worker's own API",
-    "frontendSidecar": "is filled in by Dynamo's operator; a service with role router stands in its place",
+    "frontendSidecar": "is filled in by Dynamo's operator; a service with role router is in its place",
     "runtimeVersionOverride": "tells Dynamo's operator a version; here the image decides",
     "failover": _STANDBY,
     "gpuMemoryService": _WEIGHTS,
@@ -200,9 +200,9 @@ def _metadata(source: ManifestSource) -> dict[str, Any]:
 
 
 def _settle_roles(components: list[Component]) -> None:
-    """A worker without a role is what the others leave: decode beside prefill, else aggregated.
+    """A worker without a role is what the others leave: decode alongside prefill, else aggregated.
 
-    So is a decode worker that no prefill worker stands beside: under Dynamo it computes its prompts itself.
+    So is a decode worker that no prefill worker is alongside: under Dynamo it computes its prompts itself.
     """
     rest = Role.DECODE if Role.PREFILL in {each.role for each in components} else Role.AGGREGATED
     for component in components:
@@ -270,7 +270,7 @@ def _claims(source: ManifestSource) -> dict[str, str]:
 
 
 def _open_scaling(workers: list[Component]) -> None:
-    """Beside a planner every worker scales, within bounds that hold its starting number."""
+    """Alongside a planner every worker scales, within bounds that hold its starting number."""
     for component in workers:
         scaling = component.service.setdefault("scaling", {})
         start = component.service.get("replicas", 1)
@@ -308,7 +308,7 @@ def _other_object(document: Document) -> Unconverted:
     """Report another object of the same file."""
     value = document.value if isinstance(document.value, dict) else {}
     is_dynamos = str(value.get("apiVersion")).startswith(GROUP)
-    why = "is read by Dynamo's operator alone" if is_dynamos else "is no part of a graph; apply it by itself"
+    why = "is read by Dynamo's operator alone" if is_dynamos else "is not part of a graph; apply it by itself"
     return Unconverted("(another object)", shown(value.get("kind")), why, document.line_of(()))
 
 

@@ -128,7 +128,7 @@ def read_router_flags(component: Component, env: list[dict[str, Any]]) -> dict[s
     if mode in _POLICIES:
         router["policy"] = _POLICIES[mode]
     else:
-        args.note(f"is no router mode known here; choose {', '.join(_POLICIES)}", mode)
+        args.note(f"is not a router mode known here; choose {', '.join(_POLICIES)}", mode)
     thresholds = {key: command.pop_value(flag) for flag, key in _ADMISSION.items()}
     admission = command.pop_value("--admission-control") or "token-capacity"
     if any(text is not None for text in thresholds.values()):

@@ -48,11 +48,11 @@ def read_planner(component: Component) -> tuple[dict[str, Any], dict[str, Any]]:
     command = parse_command(component.words)
     if command is None:
         for key in [each for each in ("command", "args") if each in container.names()]:
-            container.at(key).note("is no plain Python command; set spec.planner by hand")
+            container.at(key).note("is not a plain Python command; set spec.planner by hand")
         return {}, {}
     planner, slo = _read_settings(component.args, command)
     for word in command.words:
-        component.args.note("is no option of this planner", word)
+        component.args.note("is not an option of this planner", word)
     for each in (container, component.pod, source):
         each.note_keys(_OWN_PLANNER)
     return planner, slo
@@ -81,7 +81,7 @@ def _read_settings(args: ManifestSource, command: Command) -> tuple[dict[str, An
         if value == "global-planner":
             args.note(f"{key}: this graph's planner decides alone", value)
         elif key not in _SAID_BY_GRAPH:
-            args.note(f"{key} is no option of this planner", json.dumps(value))
+            args.note(f"{key} is not an option of this planner", json.dumps(value))
     return planner, slo
 
 
@@ -94,7 +94,7 @@ def _read_config(args: ManifestSource, command: Command) -> dict[str, Any]:
     except ValueError:
         config = None
     if not isinstance(config, dict):
-        args.note("is no JSON object; set spec.planner by hand", text)
+        args.note("is not a JSON object; set spec.planner by hand", text)
         return {}
     return {str(key): value for key, value in config.items()}
 
@@ -121,7 +121,7 @@ def _numbers(args: ManifestSource, config: dict[str, Any], keys: dict[str, str])
         try:
             number = float(str(value))
         except ValueError:
-            args.note(f"is no number for {keys[name]}", value)
+            args.note(f"is not a number for {keys[name]}", value)
             continue
         found[keys[name]] = int(number) if number.is_integer() else number
     return found

@@ -174,7 +174,7 @@ def _read_environment(component: Component, parts: PodParts) -> None:
         if isinstance(item, dict) and item.keys() <= {"secretRef", "configMapRef", "prefix"}:
             parts.env_from.append(item)
         else:
-            container.at("envFrom", index).note("is no secretRef or configMapRef")
+            container.at("envFrom", index).note("is not a secretRef or configMapRef")
 
 
 def read_env(listed: ManifestSource) -> list[dict[str, Any]]:
@@ -183,7 +183,7 @@ def read_env(listed: ManifestSource) -> list[dict[str, Any]]:
     for index, item in enumerate(listed.take_list()):
         at = listed.at(index)
         if not (isinstance(item, dict) and "name" in item and item.keys() <= {"name", "value", "valueFrom"}):
-            at.note("is no environment variable with name and value")
+            at.note("is not an environment variable with name and value")
         elif is_owned_variable(item["name"]):
             at.note(f"{item['name']} is set by the runtime", item.get("value"))
         elif _selects_by_foreign_labels(item.get("valueFrom")):

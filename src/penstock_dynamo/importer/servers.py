@@ -43,7 +43,7 @@ def servers_of(components: Sequence[Component]) -> OwnServers | None:
     for worker in workers:
         if found is not None and not _runs(worker, found):
             worker.args.refuse(
-                f"runs another engine than the {found.title} workers beside it; give each a graph of its own"
+                f"runs another engine than the {found.title} workers alongside it; give each a graph of its own"
             )
     return found
 

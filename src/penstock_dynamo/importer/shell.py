@@ -118,7 +118,7 @@ class Assigned:
     Attributes:
         known: Literal values by name, the container's among them; None: the cluster knows it.
         exported: Those that the script exports to its commands.
-        does_more: It does anything beside assigning literal values.
+        does_more: It does anything besides assigning literal values.
     """
 
     known: dict[str, str | None]
@@ -166,7 +166,7 @@ def assigned(text: str, variables: Mapping[str, str | None]) -> Assigned:
     depth = 0
     lists = _LIST_END.split(text)
     for number, each in enumerate(lists, start=1):
-        # What stands before && in the command's own list has succeeded wherever the command runs.
+        # What is before && in the command's own list has succeeded wherever the command runs.
         is_certain = True
         for part in each.split("&&"):
             statement = part.strip()

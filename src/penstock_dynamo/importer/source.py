@@ -53,11 +53,11 @@ class ManifestSource:
         return self.peek(*keys)
 
     def take_map(self, *keys: str | int) -> dict[str, Any]:
-        """Return the map, carried; empty if there is none, noted if it is no map."""
+        """Return the map, carried; empty if there is none, noted if it is not a map."""
         return _taken(self.at(*keys), {}, "a map")
 
     def take_list(self, *keys: str | int) -> list[Any]:
-        """Return the list, carried; empty if there is none, noted if it is no list."""
+        """Return the list, carried; empty if there is none, noted if it is not a list."""
         return _taken(self.at(*keys), [], "a list")
 
     def word(self, *keys: str | int) -> str | None:
@@ -115,7 +115,7 @@ def _taken(part: ManifestSource, empty: _Kind, name: str) -> _Kind:
 
 
 def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield each value that is no map and no list, or an empty one, with its path."""
+    """Yield each value that is not a map and no list, or an empty one, with its path."""
     if isinstance(value, dict) and value:
         for key, item in value.items():
             yield from leaves(item, (*path, key))

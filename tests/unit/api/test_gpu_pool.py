@@ -85,7 +85,7 @@ def test_a_pool_beside_its_graphs_is_valid():
         ),
         (
             [pool(reclaim={"order": ["newest", "newest"]})],
-            "spec.reclaim.order: one stands there twice; remove the second",
+            "spec.reclaim.order: one occurs twice; remove the second",
         ),
         (
             [pool({"match": {}})],
@@ -118,7 +118,7 @@ def test_a_pool_beside_its_graphs_is_valid():
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_pool_is_said_at_its_line_with_the_remedy(objects, expected):
-    """Also what only the graphs beside it show."""
+    """Also what only the graphs alongside it show."""
     assert said(*objects) == [expected]
 
 
@@ -174,7 +174,7 @@ def test_a_pool_counts_no_device_class(resource):
     """It is refused in words: GPUs of claims count by gpusPerReplica, whatever the class."""
     (message,) = said(pool(resource=resource))
     assert message == (
-        f"spec.resource: {resource} is no extended resource, as its name has no slash; devices of a DRA class are not counted on "
+        f"spec.resource: {resource} is not an extended resource, as its name has no slash; devices of a DRA class are not counted on "
         "nodes; name one, or leave resource and nodeSelector out and write gpus, against which claims count by gpusPerReplica"
     )
 
@@ -357,7 +357,7 @@ def test_graphs_of_one_name_in_two_namespaces_are_told_apart():
 
 
 def test_the_sample_of_a_clusters_pool_is_valid():
-    """It stands beside the samples of graphs."""
+    """It is alongside the samples of graphs."""
     (found,) = load_manifests(Path("manifests/samples/cluster-gpu-pool.yaml")).gpu_pools
     assert isinstance(found, ClusterGpuPool)
     assert [each.match.namespaces for each in found.spec.graphs] == [("chat",), ("research-*",)]

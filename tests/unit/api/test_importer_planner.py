@@ -11,7 +11,7 @@ from penstock_dynamo.importer import import_dgd
 
 
 def converted(planner, gpus=1):
-    """Convert a prefill and a decode worker beside this planner; return the spec and the paths of what is not carried."""
+    """Convert a prefill and a decode worker alongside this planner; return the spec and the paths of what is not carried."""
     container = {"mainContainer": {"args": ["--model", "Q"]}}
     services = {
         role: {"componentType": "worker", "subComponentType": role, "extraPodSpec": container}

@@ -68,5 +68,5 @@ def test_one_server_for_both_stages_and_another_split():
 
 def test_two_engines_are_no_graph():
     """A graph has one runtime."""
-    with pytest.raises(InvalidSpecError, match="another engine than the SGLang workers beside it"):
+    with pytest.raises(InvalidSpecError, match="another engine than the SGLang workers alongside it"):
         imported(prefill=worker(role="prefill"), decode=worker(role="decode", module="dynamo.vllm"))

@@ -112,5 +112,5 @@ def test_a_script_that_starts_it_is_read():
 
 def test_two_engines_are_no_graph():
     """A graph has one runtime."""
-    with pytest.raises(InvalidSpecError, match="another engine than the TensorRT-LLM workers beside it"):
+    with pytest.raises(InvalidSpecError, match="another engine than the TensorRT-LLM workers alongside it"):
         imported(prefill=worker(role="prefill"), decode=worker(role="decode", module="dynamo.vllm"))

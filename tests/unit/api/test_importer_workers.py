@@ -1,4 +1,4 @@
-"""What becomes of each part of a Dynamo component: where it stands in the graph, and what is not carried."""
+"""What becomes of each part of a Dynamo component: where it is in the graph, and what is not carried."""
 
 import copy
 import json
@@ -33,7 +33,7 @@ def imported(services, **spec):
 
 
 def becomes(case):
-    """Compare what stands at paths of the spec; return the paths of what was not carried."""
+    """Compare what is at paths of the spec; return the paths of what was not carried."""
 
     def at(path):
         return reduce(lambda value, key: (value or {}).get(key), path.split("/"), spec)
@@ -71,7 +71,7 @@ def test_what_a_graph_can_hold_is_carried_completely(case):
     ],
 )
 def test_another_accelerator_is_asked_for_in_place_of_a_gpu(resources, gpus):
-    """Beside a GPU that the deployment does not ask for, no node would have both."""
+    """Alongside a GPU that the deployment does not ask for, no node would have both."""
     spec, _ = imported({"W": component(resources=resources)})
     limits = spec["services"]["w"]["podTemplate"]["spec"]["containers"][0]["resources"]["limits"]
     assert limits.get("nvidia.com/gpu") == gpus
@@ -122,7 +122,7 @@ def test_placeholders_of_a_template_are_told_once_each():
 
 
 def test_a_second_frontend_that_runs_something_else_is_left_out():
-    """As Model Express stands in one of Dynamo's samples; alone it is the router, with what it runs listed."""
+    """As Model Express is in one of Dynamo's samples; alone it is the router, with what it runs listed."""
     other = {**FRONTEND, "extraPodSpec": {"mainContainer": {"command": ["sh", "-c", "./server & wait $!"]}}}
     spec, notes = imported({"W": component(), "Frontend": FRONTEND, "Cache": other})
     assert list(spec["services"]) == ["w", "frontend"]
@@ -232,7 +232,7 @@ def test_other_objects_of_the_file_are_listed():
     ]
     found = import_dgd(yaml.safe_dump_all(objects)).unconverted
     assert [(each.value, each.why, each.line is None) for each in found] == [
-        ('"ResourceClaimTemplate"', "is no part of a graph; apply it by itself", False),
+        ('"ResourceClaimTemplate"', "is not part of a graph; apply it by itself", False),
         ('"DynamoModel"', "is read by Dynamo's operator alone", False),
-        ("null", "is no part of a graph; apply it by itself", False),
+        ("null", "is not part of a graph; apply it by itself", False),
     ]

@@ -84,7 +84,7 @@ def test_mooncakes_workers_get_its_connector(build, context):
 def test_kv_that_gpus_have_no_room_for_is_kept_beside_the_way_from_prefill_to_decode(
     build, context, connector
 ):
-    """One MultiConnector, whose first hands over as without it, and whose lease is still read back; no warning."""
+    """One MultiConnector, whose first passes on as without it, and whose lease is still read back; no warning."""
     engine = {"kvConnector": connector}
     kept = build(runtime="vllm", engine={**engine, "kvOffload": {"gigabytes": 16}})
     plain = by_service(build(runtime="vllm", engine=engine), context)
@@ -131,7 +131,7 @@ def test_lmcache_gets_its_share_of_host_memory_in_each_process_of_a_replica(buil
 
 
 def test_sglang_publishes_what_its_caches_hold(build, context):
-    """As vLLM: on sockets beside the statefile, or at the graph's port in a pod; pages are as long as the router takes them."""
+    """As vLLM: on sockets alongside the statefile, or at the graph's port in a pod; pages are as long as the router takes them."""
     graph = build(runtime="sglang", router={"kvEventsPort": 5557})
     prefill, decode = (by_service(graph, context)[name] for name in ("prefill", "decode"))
     config = json.loads(after(prefill.argv, "--kv-events-config"))

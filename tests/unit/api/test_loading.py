@@ -94,7 +94,7 @@ def test_all_problems_come_at_once_with_their_lines():
 
 
 def test_rules_that_read_an_invalid_value_stay_silent():
-    """A budget that is no number gives one problem, not a second one about the budget."""
+    """A budget that is not a number gives one problem, not a second one about the budget."""
     text = VALID + "  planner: {maxGpuBudget: many, minGpuBudget: 30}\n"
     assert problems_of(text) == [(9, "spec.planner.maxGpuBudget")]
 
@@ -157,7 +157,7 @@ def test_line_of_a_key_that_overrides_a_merged_one_is_its_own():
         ("kind: GraphDeployment\non: x\n", 2, "not text to YAML; quote it"),
         ("kind: GraphDeployment\nspec: !!python/name:os.system x\n", 2, "is not known"),
         ("kind: GraphDeployment\nspec: !!binary aGk=\n", 2, "binary data"),
-        ("kind: GraphDeployment\nspec: !!int many\n", 2, "no valid int"),
+        ("kind: GraphDeployment\nspec: !!int many\n", 2, "not a valid int"),
         ("kind: GraphDeployment\nspec: &a\n  b: *a\n", 3, "contains it"),
         ("kind: GraphDeployment\nspec:\n  <<: 3\n", 3, "merges maps only"),
         ("kind: GraphDeployment\nspec: &a\n  <<: *a\n", 2, "contains it"),
@@ -191,7 +191,7 @@ def test_aliases_cannot_grow_without_bound():
     ],
 )
 def test_other_documents_are_refused(text, path, part):
-    """What is no manifest of ours is told apart, with the remedy."""
+    """What is not a manifest of ours is told apart, with the remedy."""
     problems = parse_manifests(text)[1]
     assert [problem.path for problem in problems] == [path]
     assert part in problems[0].message
@@ -363,7 +363,7 @@ TEMPLATE = """\
 
 
 def test_a_request_names_a_graph_or_describes_one():
-    """Beside a graph in one file."""
+    """Alongside a graph in one file."""
     manifests, found = parse_manifests(
         f"{REQUEST}  graph: llama\n---\n{REQUEST}{TEMPLATE}".replace("fast", "a", 1)
     )

@@ -34,7 +34,7 @@ def test_a_program_is_of_the_environment_or_of_the_path():
 
 def test_a_program_that_is_not_there_is_refused(tmp_path):
     """Named with what its environment has to have; one that is there passes."""
-    with pytest.raises(InvalidSpecError, match=r"bin/vllm is no program here.*has vLLM 0\.32"):
+    with pytest.raises(InvalidSpecError, match=r"bin/vllm is not a program here.*has vLLM 0\.32"):
         check_program(_spec(tmp_path), "vllm", "vLLM 0.32")
     program = tmp_path / "bin" / "vllm"
     program.parent.mkdir()

@@ -105,7 +105,7 @@ def test_a_breach_may_blame_another_key_with_its_own_remedy():
 
 
 def test_related_keys_leave_out_sections_around_others_and_calls():
-    """``size()`` is no key, and a section of which a key is read is not named itself."""
+    """``size()`` is not a key, and a section of which a key is read is not named itself."""
     rule = Rule(
         must="m", text="t", remedy="r", cel="self.a.size() > 0 && has(self.b) && self.b.c == self.d", path="d"
     )

@@ -361,7 +361,7 @@ def test_a_runtime_that_is_not_installed_is_refused():
 
 
 def test_a_runtime_without_a_frontend_has_no_command_for_one(build, context):
-    """Penstock's router stands there."""
+    """Penstock's router is there."""
     spec = build().spec
     with pytest.raises(NotImplementedError):
         runtime_of("simulated").frontend(spec, spec.services["frontend"], context)
@@ -400,7 +400,7 @@ def test_authorities_that_are_none_are_refused(build, text, words):
 
 @pytest.mark.parametrize(("device", "memory"), [(None, "23Gi"), ("cpu", "19Gi")])
 def test_a_pod_requests_the_memory_of_the_kv_that_it_keeps(build, device, memory):
-    """Beside its processes' own: 8 GiB with one GPU, 4 without."""
+    """Alongside its processes' own: 8 GiB with one GPU, 4 without."""
     engine = {"kvOffload": {"gigabytes": 16}, "kvBufferDevice": device}
     spec = build(runtime="vllm", engine=engine).spec
     assert runtime_of("vllm").pod_requests(spec, Role.DECODE, 1)["memory"] == memory
@@ -437,7 +437,7 @@ def test_secrets_are_masked_by_name():
 def test_settings_whose_package_is_missing_are_named_with_the_command_that_installs_it(
     build, changes, expected, monkeypatch
 ):
-    """Prometheus for the planner, tokenizer and KV events for the router; before a process ends for want of one."""
+    """Prometheus for the planner, tokenizer and KV events for the router; before a process ends for lack of one."""
     assert building.missing_extras(build(**changes)) == []
     monkeypatch.setattr(building, "find_spec", lambda _name: None)
     found = building.missing_extras(build(**changes))

@@ -105,7 +105,7 @@ def test_a_file_of_the_users_is_added(build, tmp_path):
 def test_a_machine_without_it_is_told_so(build, monkeypatch):
     """In words that name the setting."""
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(InvalidSpecError, match="trtllm-serve is no program here"):
+    with pytest.raises(InvalidSpecError, match="trtllm-serve is not a program here"):
         runtime_of("trtllm").check_installed(build(runtime="trtllm").spec, CONTEXT)
 
 

@@ -243,7 +243,7 @@ def test_the_graph_is_told_in_one_line():
 
 
 def test_an_image_is_split_at_its_tag():
-    """A registry's port is no tag; without --image the chart names the release."""
+    """A registry's port is not a tag; without --image the chart names the release."""
     assert image_parts("localhost:5000/penstock:dev") == ("localhost:5000/penstock", "dev")
     with pytest.raises(ConfigError, match="has no tag"):
         image_parts("localhost:5000/penstock")

@@ -48,7 +48,7 @@ async def test_a_load_run_that_is_stopped_gets_one_signal_and_time_for_its_summa
 
 @pytest.mark.parametrize("policy", policy_names())
 def test_only_the_policy_differs(tmp_path, policy):
-    """The file is a graph like the first but for the router's policy."""
+    """The file is a graph like the first except for the router's policy."""
     with resources.as_file(resources.files("penstock.cli") / "data" / "demo.yaml") as manifest:
         changed = load_graph(with_policy(Path(manifest), policy, tmp_path))
         own = load_graph(Path(manifest))

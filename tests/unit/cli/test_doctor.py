@@ -80,7 +80,7 @@ GPUS = (Gpu(0, "NVIDIA H100 80GB HBM3", 81559, 60000), Gpu(1, "NVIDIA H100 80GB 
 
 
 def findings(*, absent=None, open_files=1_048_576, is_writable=True, gpus=GPUS, graphs=None):
-    """All findings of a machine that is well, but for the changes."""
+    """All findings of a machine that is well, except for the changes."""
     folder = Path("/state")
     graphs = {"llama": graph()} if graphs is None else graphs
     machine = [*program_findings(absent or {}), *state_findings(folder, is_writable=is_writable)]
@@ -114,7 +114,7 @@ def bad(**changes):
     ],
 )
 def test_a_machine_that_is_well(changes):
-    """The bound of open files is enough and -1 is no limit; processes on their way are no fault, nor is no planner."""
+    """The bound of open files is enough and -1 is not a limit; processes on their way are not a fault, nor is a planner."""
     assert bad(**changes) == []
 
 
@@ -176,9 +176,9 @@ LATE = "in the last 60 s: 240 requests (4.00/s), 120 rejected, TTFT p50 7.25 s p
         (with_worker(restarts=2), WARNING, "llama_worker was restarted 2 times"),
         (with_worker(restarts=1), WARNING, "llama_worker was restarted once"),
         (
-            with_worker(slow="ITL 100 ms beside 20 ms"),
+            with_worker(slow="ITL 100 ms against 20 ms"),
             WARNING,
-            "llama_worker is slow: ITL 100 ms beside 20 ms",
+            "llama_worker is slow: ITL 100 ms against 20 ms",
         ),
         (
             {"full_disks": ("the disk of /logs is full: 0 bytes are free",)},
@@ -297,7 +297,7 @@ def test_a_disk_without_room(tmp_path, monkeypatch, blocks, inodes, said):
 
 
 def test_local_json(tmp_path, monkeypatch):
-    """The verdict and every finding with its four keys; a state folder that can be made is no fault."""
+    """The verdict and every finding with its four keys; a state folder that can be made is not a fault."""
     folder = tmp_path / "new" / "state"
     monkeypatch.setenv("PENSTOCK_LOCAL_STATE_DIR", str(folder))
     done = CliRunner().invoke(doctor, ["--local", "--json", "--namespace", "nowhere"])

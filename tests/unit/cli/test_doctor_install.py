@@ -79,7 +79,7 @@ def test_a_lack_has_one_finding_and_a_remedy(tmp_path, change, severity, subject
 
 
 def test_programs_that_are_absent_are_named_with_their_use(tmp_path):
-    """They are no fault: a demo needs none."""
+    """They are not a fault: a demo needs none."""
     found = install_findings(replace(ready(tmp_path), programs=frozenset({"helm"})))
     said = next(each.message for each in found if each.subject == "other programs")
     assert said.startswith("found: helm; not found: docker (images), kind (a cluster on this machine)")
@@ -92,7 +92,7 @@ def test_every_extra_of_the_distribution_is_known():
 
 
 def test_packages_are_looked_up_in_the_distributions_own_metadata(monkeypatch):
-    """Markers and bounds are no part of a name, and what is no extra is not listed."""
+    """Markers and bounds are not part of a name, and what is not an extra is not listed."""
     listed = [
         "click>=8.1",
         "absent-one<4,>=3 ; extra == 'plots'",

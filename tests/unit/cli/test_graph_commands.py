@@ -167,7 +167,7 @@ def test_a_planner_that_has_nothing_to_scale_is_reported(run, tmp_path):
 
 
 def test_no_sample_holds_a_key_that_does_nothing(run):
-    """Every manifest that ships validates without a warning, but for engines in a folder of one host."""
+    """Every manifest that ships validates without a warning, except for engines in a folder of one host."""
     status, _, err = run("validate", *sorted(SAMPLES.glob("*.yaml")))
     others = [line for line in err.splitlines() if "spec.engine.pythonEnvironment: .venv-" not in line]
     assert (status, others) == (0, [])
@@ -441,7 +441,7 @@ def test_validate_refuses_gpus_that_the_budget_does_not_count(tmp_path):
 
 
 def test_gpu_resources_are_those_of_the_chart_where_they_are_given(run, tmp_path):
-    """A device that the operator counts is refused beside the budget's own; so it is for render."""
+    """A device that the operator counts is refused alongside the budget's own; so it is for render."""
     file = tmp_path / "graph.yaml"
     graph = yaml.safe_load((SAMPLES / "disaggregated.yaml").read_text())
     main = {"name": "main", "resources": {"limits": {"acme.io/npu": 2}}}

@@ -134,7 +134,7 @@ def test_a_miss_ends_with_one_and_what_it_takes(run, tmp_path):
         (("--endpoint", "http://x", "--tp", 1), "--output-dir: missing; give a folder"),
         (("--output-dir", "x"), "give one of --config GRAPH"),
         (("--from", NAME, "--tp", "two"), "must be whole numbers"),
-        (("--from", NAME, "--isl", 500_000), "--isl: 500000 prompt tokens lie outside"),
+        (("--from", NAME, "--isl", 500_000), "--isl: 500000 prompt tokens are outside"),
     ],
 )
 def test_options_without_effect_are_refused(run, arguments, said):

@@ -27,7 +27,7 @@ class _Stderr(io.StringIO):
 
 @pytest.fixture
 def stderr(monkeypatch):
-    """Return a way to put a stderr that is no terminal in place, with frequent lines."""
+    """Return a way to put a stderr that is not a terminal in place, with frequent lines."""
     monkeypatch.setattr(progress, "LINE_EVERY_S", 0.001)
 
     def put(awaited):
@@ -38,7 +38,7 @@ def stderr(monkeypatch):
 
 
 def test_without_a_terminal_lines_say_how_much_is_done(stderr):
-    """A line comes while the work goes on, nobody moving the count meanwhile, and none after its end."""
+    """A line comes while the work continues, nobody moving the count meanwhile, and none after its end."""
     heard = stderr("3 of 8 runs done (")
     with counting("runs", 8) as show:
         show(3)

@@ -34,7 +34,7 @@ def test_real_and_modelled_durations_invert_each_other(speed, duration_s):
         ([-5.0], 4096, 0.0),
         ([100.0, 1.0, 1.0], 2, 1.0),
     ],
-    ids=["unknown is none", "nearest rank", "early is no lag", "an old spike leaves the window"],
+    ids=["unknown is none", "nearest rank", "early is not a lag", "an old spike leaves the window"],
 )
 def test_the_lag_is_the_99th_percentile_of_the_newest_samples(samples, window, p99_s):
     """The total remembers all of them."""

@@ -50,7 +50,7 @@ def stalled_at(readings, *, inflight=0, compile_s=0.0, working=frozenset()):
 
 
 def test_an_engine_with_running_requests_and_no_token_hangs_after_the_limit():
-    """From the last change on; arrivals that only wait are no sign of life."""
+    """From the last change on; arrivals that only wait are not a sign of life."""
     assert stalled_at([page(waiting=second) for second in range(13)]) == [10, 11, 12]
 
 
@@ -110,7 +110,7 @@ def ranks(*, tokens, running=1, other_running=3):
 
 
 def test_one_data_parallel_rank_that_stands_still_with_requests_hangs():
-    """The figures of the other rank are no sign of its life; the problem names it."""
+    """The figures of the other rank are not a sign of its life; the problem names it."""
     assert stalled_at([ranks(tokens=second) for second in range(13)]) == [10, 11, 12]
     progress = NO_PROGRESS_KNOWN
     for now_s in (0.0, 10.0):

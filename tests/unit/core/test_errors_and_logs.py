@@ -64,7 +64,7 @@ def test_an_exception_carries_its_traceback(stderr):
         (errno.ENOSPC, "free some space"),
         (errno.EDQUOT, "free some space"),
         (errno.ENOTDIR, "one of its parents is a file; choose another folder"),
-        (errno.EEXIST, "a file stands there; choose another folder"),
+        (errno.EEXIST, "a file of this name exists; choose another folder"),
         (errno.EACCES, "choose a folder that you may write to"),
         (errno.EROFS, "choose a folder that you may write to"),
     ],

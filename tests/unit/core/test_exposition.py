@@ -64,7 +64,7 @@ def test_an_exemplar_behind_a_value_is_passed_over(line):
 
 
 def test_a_label_that_looks_like_an_exemplar_is_a_label():
-    """Quotes end a label, whatever stands in it."""
+    """Quotes end a label, whatever is in it."""
     (sample,) = parse_samples('up{a="b} 7 # {c"} 5 1700000000\n', {"up"})
 
     assert (sample.labels, sample.value) == ({"a": "b} 7 # {c"}, 5.0)

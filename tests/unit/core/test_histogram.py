@@ -60,6 +60,6 @@ def test_percentiles_of_the_routers_buckets_are_within_a_tenth_of_the_samples(bo
     [(0.1, 0, 0.0), (0.2, 0, 0.5), (0.3, 0, 0.75), (0.4, 0, 1.0), (0.4, 20, 0.5), (9.0, 0, 1.0)],
 )
 def test_the_share_within_a_bound_counts_its_bucket_in_part(bound_s, missed, share):
-    """Ten samples in (0.1, 0.2], ten in (0.2, 0.4]; what was missed lies beyond any bound."""
+    """Ten samples in (0.1, 0.2], ten in (0.2, 0.4]; what was missed is beyond any bound."""
     buckets = ((0.1, 0.0), (0.2, 10.0), (0.4, 20.0), (INF, 20.0))
     assert share_within(buckets, bound_s, missed=missed) == pytest.approx(share)

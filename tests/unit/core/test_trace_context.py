@@ -1,4 +1,4 @@
-"""Which of a client's trace headers go on."""
+"""Which of a client's trace headers continue."""
 
 import pytest
 

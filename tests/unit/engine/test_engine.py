@@ -74,7 +74,7 @@ def test_locally_cached_prefix_is_not_fetched(make_engine, request_of):
 
 
 def test_the_beginning_of_a_prompt_is_fetched_and_the_rest_computed(make_engine, request_of):
-    """40 of 80 tokens lie on another worker: 0.9 s on the link, then 40 tokens of prefill and the first token."""
+    """40 of 80 tokens are on another worker: 0.9 s on the link, then 40 tokens of prefill and the first token."""
     engine = make_engine(role="prefill")
     state = engine.add(request_of("a", prompt=80, outputs=1, load_remote=True, remote_tokens=40))
     assert engine.begin_step(0.0) is None
@@ -86,7 +86,7 @@ def test_the_beginning_of_a_prompt_is_fetched_and_the_rest_computed(make_engine,
 
 
 def test_a_beginning_that_adds_too_little_is_computed(make_engine, request_of):
-    """Of 40 tokens that lie there 36 are cached here: the other four are not worth the way, and no reader comes for them."""
+    """Of 40 tokens that are there 36 are cached here: the other four are not worth the way, and no reader comes for them."""
     engine = make_engine(role="prefill", least_load=8)
     keys = list(range(20))
     prefill(engine, request_of("a", prompt=40, outputs=1, keys=keys[:10]))
@@ -132,7 +132,7 @@ def test_preempted_decode_request_is_recomputed_here(make_engine, request_of):
 
 
 def test_preempting_the_only_running_request_lets_the_next_one_run(make_engine, request_of):
-    """A lone request outgrows what fetched ones leave over: it is thrown out and they go on at once."""
+    """A lone request outgrows what fetched ones leave over: it is thrown out and they continue at once."""
     engine = make_engine(role="decode", blocks=6, seqs=1)
     first = engine.add(request_of("a", prompt=8, outputs=9, load_remote=True))
     second = engine.add(request_of("b", prompt=12, outputs=2, load_remote=True))

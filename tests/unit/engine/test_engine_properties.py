@@ -149,7 +149,7 @@ class Machine(RuleBasedStateMachine):
             self.check_order(self.step.batch)
 
     def check_order(self, batch):
-        """Nobody was let in before a request of a higher tier that went on waiting."""
+        """Nobody was let in before a request of a higher tier that continued waiting."""
         waiting = [each for each in self.states if each.status is RequestStage.WAITING]
         highest = min((each.request.priority for each in waiting if each not in batch.preempted), default=9)
         fresh = [*batch.admitted, *(state for state, _ in batch.swapped_in)]

@@ -154,7 +154,7 @@ MALFORMED = [
 
 
 async def test_malformed_notifications_are_refused_and_counted(serving, hand_over):
-    """Each gets 400 with what is wrong; the worker and its leases go on."""
+    """Each gets 400 with what is wrong; the worker and its leases continue."""
     async with serving(role="prefill") as prefill:
         await hand_over(prefill, PROMPT)
         for body in MALFORMED:

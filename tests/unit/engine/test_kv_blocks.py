@@ -121,7 +121,7 @@ def test_full_blocks_are_stored_once_and_name_the_block_before_them(timeline, ru
 
 
 def test_clearing_forgets_all_at_once(timeline, run_all):
-    """Not while a request reads its blocks. What was not yet taken no longer matters; the next request stores anew."""
+    """Not while a request reads its blocks. What was not yet taken no longer matters; the next request stores again."""
     prompt = text("a", 2)
     line = timeline()
     line.submit(request("1", prompt))

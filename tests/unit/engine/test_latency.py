@@ -35,7 +35,7 @@ TABLE = TableDecode(
         ([(0, 1000, True), (0, 1000, True)], 0, 0, 18.6 + 2 * (14.11 + 0.492)),
         # Mixed: the larger fixed part once, the decodes' own terms on top.
         ([(0, 1000, True)], 64, 128_000, 18.6 + 14.11 + 0.492 + 64 * 0.0222 + 128 * 0.0316),
-        # A later chunk pays no overhead again; beside decodes the decode's fixed part.
+        # A later chunk pays no overhead again; alongside decodes the decode's fixed part.
         ([(1000, 2000, False)], 0, 0, 14.11 + 0.492 * 3),
         ([(1000, 2000, False)], 64, 128_000, 4.45 + 14.11 + 0.492 * 3 + 64 * 0.0222 + 128 * 0.0316),
         # No forward pass is shorter than the fixed part of a decode.
@@ -62,7 +62,7 @@ def test_chunking_does_not_change_ttft(chunks):
     ("tokens", "expected_s"), [(0, -0.2), (50, -0.05), (100, 0.1), (150, 0.25), (200, 0.4), (300, 0.4 + 0.2)]
 )
 def test_table_prefill_interpolates_and_extends(tokens, expected_s):
-    """Linear between points, the first segment goes on below, the fit's growth above."""
+    """Linear between points, the first segment continues below, the fit's growth above."""
     table = TablePrefill((100, 200), (0.1, 0.4), QuadraticPrefill(5.0, 0.002, 0.0))
     assert table.ttft_s(tokens) == pytest.approx(expected_s)
 
@@ -76,7 +76,7 @@ def test_table_prefill_interpolates_and_extends(tokens, expected_s):
         (2, 2000, 0.018),
         # Between the curves at K = 1,000: B = 10 takes 19 ms, B = 1 takes 14 ms, so B = 5.5 takes 16.5 ms.
         (5.5, 1000, 0.0165),
-        # Past the last point of the short curve the fit's slope goes on: 4 more requests of 100 tokens.
+        # Past the last point of the short curve the fit's slope continues: 4 more requests of 100 tokens.
         (15, 1500, 0.020 + 4 * (0.001 + 0.0004)),
         # Longer contexts than measured: the long curve at the same K, less the requests that are missing.
         (1, 2000, 0.018 - 1 * 0.001),

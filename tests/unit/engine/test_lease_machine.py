@@ -52,7 +52,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(tokens=st.integers(1, 20), is_handed_over=st.booleans())
     def prefill(self, tokens, is_handed_over):
-        """A prompt is computed and kept, where it fits beside what is kept already; decode may have it at once."""
+        """A prompt is computed and kept, where it fits alongside what is kept already; decode may have it at once."""
         name = f"r{self.number}"
         self.number += 1
         self.take_in()
@@ -77,7 +77,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(0, 12))
     def time_passes(self, seconds):
-        """Both clocks go on."""
+        """Both clocks continue."""
         self.now_s += seconds
         self.decode_now_s += seconds
         self.take_in()

@@ -66,7 +66,7 @@ def test_measured_ttft(name, tokens, ttft_ms):
         ("h200-llama-3.1-8b-tp1-table", 350, 263, 19.111),
         ("h200-llama-3.1-8b-tp1-table", 5644, 53, 15.117),
         ("h100-llama-3.3-70b-tp4-table", 32992, 3, 21.35),
-        # Past 1,049 the measurements fall, so the fit's slope goes on from there.
+        # Past 1,049 the measurements fall, so the fit's slope continues from there.
         ("h200-llama-3.1-8b-tp1-table", 350, 1311, 46.648 + 262 * (0.0222 + 350 * 3.16e-5)),
     ],
 )

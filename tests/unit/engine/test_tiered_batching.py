@@ -92,7 +92,7 @@ def test_a_higher_tier_goes_before_a_prompt_under_way(make, request_of):
 
 
 def test_a_swapped_victim_gives_no_block_before_its_copy_has_ended(make, request_of):
-    """30 tokens take 3 s out; premium begins then, and the victim goes on where it was without prefill."""
+    """30 tokens take 3 s out; premium begins then, and the victim continues where it was without prefill."""
     engine = make(host_blocks=10, host_link=SLOW_LINK, engine={"latency": SLOW})
     low = engine.add(request_of("low", prompt=30, outputs=8, priority=2))
     step(engine)
@@ -116,7 +116,7 @@ def test_a_swapped_victim_gives_no_block_before_its_copy_has_ended(make, request
 
 
 def test_while_a_copy_makes_room_nobody_else_is_thrown_out(make, request_of):
-    """Either of two background requests is enough for premium, so the second goes on decoding."""
+    """Either of two background requests is enough for premium, so the second continues decoding."""
     engine = make(host_blocks=10, host_link=LinkTerms(0.0, 100.0), engine={"latency": SLOW})
     for name in ("a", "b"):
         engine.add(request_of(name, prompt=17, outputs=8, priority=2))
@@ -294,7 +294,7 @@ def test_nobody_is_thrown_out_in_vain():
 
 
 def test_no_victim_is_spare():
-    """The first choice of one block is not needed beside the one of nine."""
+    """The first choice of one block is not needed alongside the one of nine."""
     cheap, large = candidate(0, freed=1, restore_s=0.01), candidate(1, freed=9)
     assert chosen([cheap, large], blocks=1) == [0]
     assert chosen([cheap, large], blocks=9) == [1]

@@ -32,7 +32,7 @@ orders = st.permutations(list(ReclaimBy)).flatmap(
 
 
 def bid(wanted: int = 0, **changes) -> GraphBid:
-    """Return the bid of a graph that wants so many replicas of one GPU, holds none and may hold 1,000."""
+    """Return the bid of a graph that wants this many replicas of one GPU, holds none and may hold 1,000."""
     fields = {"guaranteed": 0, "priority": 0, "most": 1000, "replicas": (1,) * wanted, "held": 0, "serial": 0}
     return GraphBid(**{**fields, **changes})
 
@@ -190,7 +190,7 @@ def test_a_pool_that_shrinks_takes_from_borrowers_first():
 
 
 def test_a_step_back_of_the_clock_delays_nobody():
-    """A share whose last change lies in the future counts as old: its GPUs can be taken back and given."""
+    """A share whose last change is in the future counts as old: its GPUs can be taken back and given."""
     state = {"a": Share(4, 1, 4, gained_s=1e9), "b": Share(0, 1, 0, lost_s=1e9)}
     graphs = {"a": bid(4, held=4, serial=1), "b": bid(4, serial=1, priority=1)}
     grants, _ = allocate(PoolTerms(4, STARTUP_S), graphs, state, 0.0)
@@ -281,7 +281,7 @@ def lost_by(drawn, *order: ReclaimBy) -> dict[str, int]:
 
 @given(borrowers(), orders)
 def test_who_gives_back_first_is_the_pools_order(drawn, order):
-    """Who loses anything while another keeps a GPU that it borrows is no earlier in the order than that one."""
+    """Who loses anything while another keeps a GPU that it borrows is not an earlier in the order than that one."""
     graphs, state, _, _ = drawn
     found = lost_by(drawn, *order)
     for name, gives in found.items():
@@ -354,7 +354,7 @@ def test_within_one_start_up_a_graph_regains_only_what_nobody_else_wants(total, 
 
 
 def _takes(each: GraphBid, gpus: int, more: int) -> bool:
-    """Return whether a graph with so many GPUs wants a replica that fits into ``more``."""
+    """Return whether a graph with this many GPUs wants a replica that fits into ``more``."""
     return wanted_gpus(bid(replicas=each.replicas, most=gpus + more)) > gpus
 
 

@@ -18,7 +18,7 @@ def test_a_cut_is_said_for_a_while():
     """Behind what the pool says anyway."""
     sentence = cut_sentence("b_decode", 60)
     assert sentence == (
-        "b_decode has drained for 60 s, the pool's reclaim.graceSeconds, and ends; its streams go on elsewhere or are lost"
+        "b_decode has drained for 60 s, the pool's reclaim.graceSeconds, and ends; its streams continue elsewhere or are lost"
     )
     assert with_cut("GpuPool p", sentence, CUT_SHOWN_S) == f"GpuPool p; {sentence}"
     assert with_cut("GpuPool p", sentence, CUT_SHOWN_S + 1) == "GpuPool p"

@@ -99,7 +99,7 @@ async def test_a_plugin_that_hangs_is_given_up(write_kubeconfig, plugin, monkeyp
 
 
 async def test_an_unreadable_certificate_is_named(write_kubeconfig, tmp_path):
-    """A certificate authority that is no certificate, one that is not there, and a key that does not fit."""
+    """A certificate authority that is not a certificate, one that is not there, and a key that does not fit."""
     (tmp_path / "ca").write_text("no certificate")
     for file, words in (("ca", "certificate or key not usable"), ("absent", "File does not exist")):
         cluster = {"server": "https://127.0.0.1:1", "certificate-authority": file}

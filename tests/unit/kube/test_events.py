@@ -126,7 +126,7 @@ async def test_other_texts_are_other_events(world):
 
 
 async def test_the_same_decision_made_again_is_one_event_with_the_newest_id(world):
-    """Refusals that come again and again are one line with a count."""
+    """Refusals that come repeatedly are one line with a count."""
     api, clock, _, recorder = world
     for number in range(1, 5):
         await recorder.emit(GRAPH, EventMessage("ScaledUp", "decode 0 -> 1", detail=f"d00000{number}"))

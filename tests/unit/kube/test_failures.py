@@ -27,7 +27,7 @@ REQUEST = aiohttp.RequestInfo(URL("https://10.0.0.1/api"), "GET", {})
 
 
 def foreign_classes():
-    """Every exception class of aiohttp but for those of websockets and of bodies with several parts, and the official client's."""
+    """Every exception class of aiohttp except for those of websockets and of bodies with several parts, and the official client's."""
     found = {aiohttp.http_exceptions.HttpProcessingError, ConfigException}
     for _, each in inspect.getmembers(aiohttp, inspect.isclass):
         if issubclass(each, aiohttp.ClientError):

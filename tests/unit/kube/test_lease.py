@@ -67,7 +67,7 @@ async def until(predicate):
 
 
 async def test_work_that_outlasts_its_leadership_is_named(lease, election):
-    """While cancelled work goes on behind a lost Lease, the process says that only a restart helps; then no more."""
+    """While cancelled work continues after a lost Lease, the process says that only a restart helps; then no more."""
     starts, gate = [], asyncio.Event()
 
     async def work():

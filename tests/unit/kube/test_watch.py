@@ -136,7 +136,7 @@ async def test_a_callback_that_fails_ends_nothing(api, follow, caplog):
 
 
 async def test_informers_of_many_processes_do_not_come_back_at_once(monkeypatch):
-    """Each pause lies in the upper half of a range that doubles from 0.2 to 10 s."""
+    """Each pause is in the upper half of a range that doubles from 0.2 to 10 s."""
     pauses = []
 
     async def sleep(seconds):

@@ -146,7 +146,9 @@ def spec_of(name, runtime="vllm"):
 def test_a_path_without_a_folder_is_refused(name, tmp_path, monkeypatch):
     """Its workers would end at their start, several times, before anybody learnt why."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InvalidSpecError, match=r"spec\.model\.name.*is no folder or file here.*make-model"):
+    with pytest.raises(
+        InvalidSpecError, match=r"spec\.model\.name.*is not a folder or file here.*make-model"
+    ):
         check_model(spec_of(name))
     check_model(spec_of(name, "simulated"))
 

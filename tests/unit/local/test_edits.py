@@ -58,7 +58,7 @@ def test_edits_that_no_running_process_takes_over_are_named(arbiter, tmp_path, o
 
 @pytest.mark.parametrize("text", ["spec: {", None])
 def test_an_edit_that_cannot_be_used_is_a_finding(arbiter, tmp_path, text):
-    """So is a manifest that is gone: what serves is told apart from what stands in the file."""
+    """So is a manifest that is gone: what serves is told apart from what is in the file."""
     file = tmp_path / "graph.yaml"
     file.unlink() if text is None else file.write_text(GRAPH + text)
     (found,) = edit_findings(arbiter)

@@ -30,7 +30,7 @@ def lead(spawn, state_folder):
 
 @pytest.fixture
 def arbiter(spawn):
-    """Return the identity of a process that stands in for an arbiter."""
+    """Return the identity of a process that is in for an arbiter."""
     return identify(spawn().pid)
 
 

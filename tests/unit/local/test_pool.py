@@ -281,7 +281,7 @@ def test_the_command_names_what_is_missing(state_folder):
     for name in ("one", "two"):
         PoolStore.of(name).found(PoolFile(name, 1, 0.0, {}))
     assert "there are several pools: one, two" in str(run.invoke(cli, ["pool"]).exception)
-    assert "is no name of a GpuPool" in str(run.invoke(cli, ["pool", "../one"]).exception)
+    assert "is not a name of a GpuPool" in str(run.invoke(cli, ["pool", "../one"]).exception)
 
 
 MANIFEST = """

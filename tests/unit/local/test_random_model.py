@@ -42,7 +42,7 @@ def test_files_follow_from_the_arguments(tmp_path):
 
 
 def test_another_model_in_the_folder_is_not_overwritten(tmp_path):
-    """The folder of another recipe: its graph would not start any more. The same model again is no other one."""
+    """The folder of another recipe: its graph would not start any more. The same model again is not an other one."""
     made = write_model(tmp_path, RandomModel(vocabulary=2048))
     kept = [path.read_bytes() for path in made]
     refused = CliRunner().invoke(make_model, [str(tmp_path)])

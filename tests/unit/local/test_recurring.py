@@ -1,4 +1,4 @@
-"""What a log warns of again and again is a finding; what it said once is none."""
+"""What a log warns of repeatedly is a finding; what it said once is none."""
 
 from datetime import datetime, timedelta
 

@@ -155,7 +155,7 @@ async def target(state):
 
 
 def test_pools_count_each_state_once(state, entry_of):
-    """Requested and starting are starting; draining and failed are no replicas; the router is no pool."""
+    """Requested and starting are starting; draining and failed are not replicas; the router is not a pool."""
     for suffix, value in enumerate(("requested", "starting", "draining", "failed"), start=1):
         state = state.with_entry(
             f"n_decode_{suffix}", entry_of("decode", state=EntryState(value), reason="why")

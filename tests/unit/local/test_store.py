@@ -163,7 +163,7 @@ def test_new_folders_are_for_the_owner_alone(tmp_path):
 
 @pytest.mark.parametrize("length", [10, 200])
 def test_the_sockets_lie_in_a_folder_of_the_owner_on_a_path_that_fits(tmp_path, length, monkeypatch):
-    """Beside the statefile, or among the temporary files where that path would exceed 107 bytes."""
+    """Alongside the statefile, or among the temporary files where that path would exceed 107 bytes."""
     monkeypatch.setattr(store_module.tempfile, "tempdir", "/tmp")
     folder = tmp_path / ("x" * length)
     folder.mkdir()

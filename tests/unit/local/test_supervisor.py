@@ -68,7 +68,7 @@ async def test_a_stop_does_not_wait_for_ever_for_a_process_that_resists_sigkill(
     ("code", "reason"), [(0, "exit code 0: no model given"), (-signal.SIGTERM, "killed by SIGTERM")]
 )
 def test_a_process_that_ends_by_itself_is_quoted_whatever_its_code(store, tmp_path, code, reason):
-    """An engine that prints its usage ends with 0, and the reason says why; a signal is no fault of the process."""
+    """An engine that prints its usage ends with 0, and the reason says why; a signal is not a fault of the process."""
     state = store.read()
     process_log.log_path(str(tmp_path), "n_decode").write_text("no model given\n")
     state = replace(state, arbiter=replace(state.arbiter, log_dir=str(tmp_path)))
@@ -95,7 +95,7 @@ async def test_what_an_engine_compiled_is_dropped_unless_it_ended_by_itself(
 
 
 def test_of_an_adopted_process_errors_since_then_are_quoted_alone(store, tmp_path):
-    """Its exit code is unknown, so what it logged of its work, and what an earlier run died of, is no reason."""
+    """Its exit code is unknown, so what it logged of its work, and what an earlier run died of, is not a reason."""
     log = process_log.log_path(str(tmp_path), "n_decode")
     log.write_text("ValueError: of an earlier run\n")
     state = store.read()
@@ -137,7 +137,7 @@ async def test_a_drain_that_the_pool_cuts_is_ended_and_told(store, state_of, ent
     await supervisor._act(ProcessAction(ProcessStep.CUT, "n_decode"), time.monotonic())
     assert supervisor._observed["n_decode"].is_cut
     assert launcher.sent == [("n_decode", signal.SIGTERM)]
-    said = "n_decode has drained for 30 s, the pool's reclaim.graceSeconds, and ends; its streams go on elsewhere or are lost"
+    said = "n_decode has drained for 30 s, the pool's reclaim.graceSeconds, and ends; its streams continue elsewhere or are lost"
     assert PoolStore.of("p").claim("n", None).note.endswith(f"; {said}")
     assert PoolStore.of("p").cuts() == [f"n: 1 drain cut; the last: {said}"]
     status = summarise(store.read(), running=True, router=None, planner=None, decisions=())
@@ -217,7 +217,7 @@ def test_edits_live_on_in_memory_while_the_file_is_lost_or_its_folder_is_not_tru
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b'{"arbiter": {}, "n_decode": {"service": 3}}', b""])
 def test_a_file_that_cannot_be_read_is_written_again(disk, record, content):
-    """Whatever stands in it, the next look and the next edit go on from memory."""
+    """Whatever is in it, the next look and the next edit continue from memory."""
     before = disk.read()
     disk.path.write_bytes(content)
     assert record.read() == before

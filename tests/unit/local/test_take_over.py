@@ -58,7 +58,7 @@ class Machine:
         return [process] if self.alive.get(process.pid) == process else []
 
     def children(self) -> list[ProcessId]:
-        """Return everything that runs but for the arbiter."""
+        """Return everything that runs except for the arbiter."""
         return [one for one in self.alive.values() if one.pid != os.getpid()]
 
 

@@ -122,7 +122,7 @@ def test_a_gateway_asks_the_local_router(manifest):
 async def test_a_graph_whose_planner_lacks_a_package_is_refused_and_validated_with_a_notice(
     lacking, state_folder
 ):
-    """`up` names the package and pip's command; without the planner it is no obstacle."""
+    """`up` names the package and pip's command; without the planner it is not an obstacle."""
     with pytest.raises(InvalidSpecError, match=r"prometheusUrl: .*pip install 'penstock\[prometheus\]'"):
         await up(lacking, UpOptions(), ignore)
     assert list(state_folder.iterdir()) == []
@@ -162,7 +162,7 @@ def test_recovery_takes_an_unreadable_file_as_stale(state_folder):
 
 
 def test_an_arbiter_whose_file_cannot_be_read_is_neither_run_over_nor_left_behind(state_folder):
-    """Until it has written its file again `up` refuses to start beside it, and `down` stops it."""
+    """Until it has written its file again `up` refuses to start alongside it, and `down` stops it."""
     store = StateStore.of("tiny")
     store.path.write_text("{")
     command = [sys.executable, "-m", ARBITER_MODULE, str(store.path)]
@@ -223,7 +223,7 @@ def test_down_ends_an_arbiter_that_has_no_statefile_yet(state_folder):
 
 
 async def test_a_graph_that_is_being_started_is_not_started_twice(manifest, spawn):
-    """The error names the other `up`; the record of one that was killed is no obstacle and goes with the next `down`."""
+    """The error names the other `up`; the record of one that was killed is not an obstacle and goes with the next `down`."""
     up_process = spawn(STARTING.format(names=["tiny"]))
     assert up_process.stdout.readline() == b"there\n"
     with pytest.raises(ConfigError, match=rf"being started by .*pid {up_process.pid}.*penstock down"):
@@ -389,7 +389,7 @@ def test_a_manifest_that_a_shell_pipes_is_kept(tmp_path):
 
 
 def test_a_manifest_from_standard_input_is_kept_for_router_and_planner(tmp_path, monkeypatch):
-    """Beside the logs, for its owner alone; not where a running graph would follow it."""
+    """Alongside the logs, for its owner alone; not where a running graph would follow it."""
     text = PLANNED.replace("/graphs/own", str(tmp_path))
 
     def given():

@@ -235,7 +235,7 @@ async def test_a_graph_is_reported_once_it_carries_the_finalizer(running):
 
 
 async def test_refused_credentials_are_waited_for(running, monkeypatch, tmp_path):
-    """Read again and again until the API server takes them, or the client has read them; kopf then goes on."""
+    """Read repeatedly until the API server takes them, or the client has read them; kopf then continues."""
     for pause in ("LOGIN_GAP_S", "AGAIN_S"):
         monkeypatch.setattr(handlers_module, pause, 0.01)
     server, kubeconfig = running.server, tmp_path / "kubeconfig"
@@ -290,7 +290,7 @@ async def test_a_watch_that_breaks_brings_what_was_missed(running):
 
 
 async def test_the_end_leaves_no_task_of_kopf_and_none_of_others_ended(harness):
-    """Leadership is lost: kopf stops within its bound, and the process's other tasks go on."""
+    """Leadership is lost: kopf stops within its bound, and the process's other tasks continue."""
     before = asyncio.all_tasks()
     harness.server.put("graphdeployments", "first")
     task = asyncio.create_task(harness.kopf.run())

@@ -112,7 +112,7 @@ async def test_dynamos_own_count_stands_in_for_what_an_engine_does_not_tell(page
 
 
 async def test_idleness_lasts_from_the_first_of_consecutive_idle_looks():
-    """A busy or unknown look starts it anew."""
+    """A busy or unknown look starts it again."""
     pool, clock = Pool(), Clock()
     reader = MetricsReader(pool, now_s=clock)
 

@@ -76,7 +76,7 @@ async def test_a_label_is_read_again_after_a_minute():
 
 @pytest.mark.parametrize("error", [ForbiddenError("403"), NotFoundError("404")])
 async def test_what_was_read_last_counts_while_the_label_cannot_be_read(error):
-    """A graph that serves goes on; a namespace never read has what all have."""
+    """A graph that serves continues; a namespace never read has what all have."""
     api = _Api("rdma")
     found = reader(api)
     assert (await found.of("ns")).has("hostIPC")
@@ -88,7 +88,7 @@ async def test_what_was_read_last_counts_while_the_label_cannot_be_read(error):
 
 
 def test_a_profile_takes_no_secrets_away():
-    """Without a list all are allowed, and a profile that names some adds none; beside a list it adds its own."""
+    """Without a list all are allowed, and a profile that names some adds none; alongside a list it adds its own."""
     named = allowances_of("secrets=weights")
     assert NOTHING.with_profile(named).holds("secrets", "other")
     both = allowances_of("secrets=own").with_profile(named)

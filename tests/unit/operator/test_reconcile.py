@@ -88,7 +88,7 @@ async def test_a_crash_at_any_write_of_the_first_run_costs_a_second_look(answere
         async with operator(api) as made:
             await to_rest(api, made)
         assert state(api) == wanted
-        # The lost write, and those that were under way beside it.
+        # The lost write, and those that were under way alongside it.
         assert len(api.writes) <= total + 4
 
 

@@ -1,4 +1,4 @@
-"""A leader whose node's clock is wrong goes on with what the last one began."""
+"""A leader whose node's clock is wrong continues what the last one began."""
 
 from __future__ import annotations
 

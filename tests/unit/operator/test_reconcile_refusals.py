@@ -109,7 +109,7 @@ async def test_each_write_denied_in_turn_stops_no_other(monkeypatch):
     base = api
     kinds = {(verb, kind) for verb, kind, _ in base.writes}
     assert {("patch", "Pod"), ("status", "ScalingAdapter"), ("delete", "ScalingAdapter")} <= kinds
-    # Pods are the test's to make, and an Event that is lost is no trouble.
+    # Pods are the test's to make, and an Event that is lost is not a trouble.
     for denied in sorted(
         {each for each in base.writes if each[:2] != ("create", "Pod") and each[1] != "Event"}
     ):
@@ -268,7 +268,7 @@ async def _goes_on(api, made, generation):
 
 
 async def test_a_refused_edit_drains_no_worker(api):
-    """Objects are built before the first write: a lower ceiling beside a refused podTemplate takes no worker away."""
+    """Objects are built before the first write: a lower ceiling alongside a refused podTemplate takes no worker away."""
     async with operator(api, Idle()) as made:
         await to_rest(api, made)
         for name in ("decode-1", "decode-2"):

@@ -139,7 +139,7 @@ async def test_an_evicted_pod_is_told_until_it_is_replaced(api):
 
 
 async def test_what_a_second_operator_writes_is_told(api):
-    """It leaves a digest of its own, which is no edit of the graph."""
+    """It leaves a digest of its own, which is not an edit of the graph."""
     async with operator(api) as made:
         await to_rest(api, made)
         live = api.at("Deployment", "g-decode")

@@ -53,7 +53,7 @@ class World:
         }
 
     async def after(self, seconds):
-        """Look again, so much later."""
+        """Look again, this much later."""
         self.at_s += seconds
         await self.silence.look()
 
@@ -97,7 +97,7 @@ async def test_a_lease_that_nobody_renews_is_said_in_graphs_that_have_a_planner(
 
 
 async def test_the_next_planner_is_believed_and_its_end_is_said_again(world):
-    """It overwrites the condition; that it does is no sign of a planner without a Lease."""
+    """It overwrites the condition; that it does is not a sign of a planner without a Lease."""
     world.lease("2027-01-15T08:00:00.000000Z")
     await world.after(0)
     await world.after(SILENT_S)

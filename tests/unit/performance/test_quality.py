@@ -92,7 +92,7 @@ def profile_of(engine, **changes) -> PerformanceProfile:
     ],
 )
 def test_a_profile_of_another_engine(engine, changes, said):
-    """Another model or size than the graph's is no profile of it."""
+    """Another model or size than the graph's is not a profile of it."""
     with pytest.raises(ConfigError, match=said):
         check_fits(profile_of(engine, **changes), model="Synthetic-8B", prefill_gpus=1, decode_gpus=1)
 

@@ -364,7 +364,7 @@ def test_a_start_that_takes_longer_than_ever_raises_the_expectation():
 
 
 def test_a_replica_taken_back_was_the_newest_start():
-    """Two start, one is withdrawn: the older one goes on being awaited."""
+    """Two start, one is withdrawn: the older one continues being awaited."""
     assert _counted((0, 1, 0), (10, 1, 1), (20, 1, 2), (30, 1, 1)).begun_s == (10.0,)
 
 

@@ -37,7 +37,7 @@ class Gaps:
     after_s: float = 0.03
 
     def itl_with(self, workers):
-        """The ITL of so many."""
+        """The ITL of this many."""
         return self.one_s / workers
 
 
@@ -303,7 +303,7 @@ def test_demand_is_to_be_kept_by_the_workers_that_stay():
 
 
 def test_prompts_that_end_while_a_backlog_clears_are_what_its_workers_can_do_at_most():
-    """20,000 tokens are left at the horizon and cleared within the SLO of 5 s: 4,000 tokens/s beside 5,000 that arrive."""
+    """20,000 tokens are left at the horizon and cleared within the SLO of 5 s: 4,000 tokens/s against 5,000 that arrive."""
     work, pool = _work(5000.0, backlog_tokens=55_000.0), PoolCounts(1)
     assert left_tokens(work, pool, (), 7.0) == pytest.approx(20_000.0)
     assert left_tokens(work, pool, (5.0, 9.0), 7.0) == 0.0

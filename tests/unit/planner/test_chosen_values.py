@@ -11,7 +11,7 @@ import pytest
 FOLDER = Path(__file__).parents[3] / "bench" / "planner"
 
 MOST = 20
-"""So many numbers were left when they were last counted, each a constant; more than 20 cannot be kept in mind. It is lowered with them, never raised."""
+"""This many numbers were left when they were last counted, each a constant; more than 20 cannot be kept in mind. It is lowered with them, never raised."""
 
 
 @pytest.fixture

@@ -270,7 +270,7 @@ async def test_after_a_long_absence_a_fresh_interval_begins(world, kill_type):
 
 
 async def test_another_clock_starts_a_fresh_interval_with_the_old_memory(world):
-    """After a reboot or at another speed times cannot be compared; sequence and grace go on."""
+    """After a reboot or at another speed times cannot be compared; sequence and grace continue."""
     world.load.kv = lambda _now, _workers: 0.95
     await world.run_until(55)
     world.timeline = "test@20"

@@ -86,7 +86,7 @@ RETRIED = RoleState(seen=0, withdrawals=4, backoff=16)
 
 
 def _floor(replicas, gpus):
-    """Idle decode workers beside prefill workers that keep theirs."""
+    """Idle decode workers alongside prefill workers that keep theirs."""
     pools = {"decode": _pool(replicas, gpus=gpus), "prefill": _pool(4, gpus=2)}
     return {"kv": [0.1] * replicas, "queue": 1.2, **pools}
 
@@ -194,7 +194,7 @@ def test_a_queue_that_is_only_a_lower_bound_may_grow_the_pool_but_not_shrink_it(
     config = replace(CONFIG, max_gpu_budget=None)
     assert _outcome(_run(bounded(0), config=config)[0], Role.PREFILL)[1] is Reason.METRIC_UNKNOWN
     assert _outcome(_run(bounded(9), config=config)[0], Role.PREFILL)[0] is Action.UP
-    # A falling part is no proof that the whole falls.
+    # A falling part is not a proof that the whole falls.
     assert _outcome(_run(bounded(9, slope=-0.2), config=config)[0], Role.PREFILL)[0] is Action.UP
 
 
@@ -337,7 +337,7 @@ def test_a_withdrawn_scale_up_is_not_repeated_for_a_doubling_time(make, before, 
 
 
 def test_backoff_ends_and_success_forgets_it(make):
-    """After the backoff it tries again; once the replica is ready the count starts anew."""
+    """After the backoff it tries again; once the replica is ready the count starts again."""
     state = PlannerState(0, {Role.DECODE: RoleState(seen=1, withdrawals=1, backoff=1)})
     held, state = _run(make.steady(kv=[0.95]), state=state)
     retried, state = _run(make.steady(kv=[0.95]), state=state)

@@ -134,7 +134,7 @@ def test_a_page_that_is_no_frontends_tells_nothing(text):
     pending=st.none() | st.dictionaries(st.text(max_size=2), st.floats(0, 1e9), max_size=3),
 )
 def test_demand_is_never_negative(gained, gauges, prefilling, pending):
-    """Whatever the gauges say of each other: they are read one after the other while requests go on."""
+    """Whatever the gauges say of each other: they are read one after the other while requests continue."""
     before = counted()
     after = counted(
         **{key: before.counters[key] + value for key, value in gained.items()},

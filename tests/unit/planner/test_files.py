@@ -77,7 +77,7 @@ async def test_a_picture_delays_no_file(world, thread, monkeypatch):
     ticks = []
 
     class Slowly:
-        """Lets the thread keep up, so that no tick is dropped for want of time."""
+        """Lets the thread keep up, so that no tick is dropped for lack of time."""
 
         def tick(self, view):
             shown.tick(view)
@@ -210,5 +210,5 @@ def test_a_process_ends_in_order_while_a_picture_is_drawn(ends):
 
 
 def test_at_least_half_a_minute_of_ticks_is_kept():
-    """A disk that takes so long for once loses nothing."""
+    """A disk that takes this long for once loses nothing."""
     assert QUEUED >= 30

@@ -37,7 +37,7 @@ def _overloaded():
 
 
 def test_gpus_that_come_free_in_silence_are_left_to_others():
-    """Another graph gives its GPUs up two and a half minutes after the last request: the floor of three is no reason to take them."""
+    """Another graph gives its GPUs up two and a half minutes after the last request: the floor of three is not a reason to take them."""
     _, state = decided_after(150, _overloaded(), start_s=1200, config=FULL, **NOTHING)
     for at_s in range(1350, 1800, 5):
         found, state = decided_after(5, state, start_s=at_s, config=ADAPTIVE, **NOTHING)

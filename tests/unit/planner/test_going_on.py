@@ -67,7 +67,7 @@ async def test_a_late_replica_is_withdrawn_while_the_other_role_goes_on(going_on
 
 
 async def test_a_drain_that_never_ends_blocks_nothing(going_on):
-    """Decisions go on beside it; its GPUs count."""
+    """Decisions continue alongside it; its GPUs count."""
     going_on.backend.replicas[D] = 2
     going_on.backend.drain_s = 1e9
     going_on.config = replace(going_on.config, mode="dynamo-load", max_step=1)

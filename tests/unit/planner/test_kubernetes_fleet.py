@@ -186,7 +186,7 @@ async def test_why_a_graph_is_not_planned_is_said_and_a_change_starts_it(world, 
     ],
 )
 async def test_one_graphs_failure_is_told_retried_and_touches_no_other(world, failure, reason):
-    """The other one goes on; the failed one comes back after a pause, or at once when somebody has repaired it."""
+    """The other one continues; the failed one comes back after a pause, or at once when somebody has repaired it."""
     world.fleet.pauses = Backoff(0.3, 60.0)
     world.failures[A] = [failure]
     await world.put(_graph("b"))

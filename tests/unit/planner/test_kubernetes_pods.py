@@ -177,7 +177,7 @@ POOLS = {
     "starting leaves first": (THREE, 2, {}, (1, 1, 1), (), True),
     "restarting leaves before ready": (THREE, 1, {}, (1, 0, 2), (), True),
     "all leave": (THREE, 0, {}, (0, 0, 3), (), True),
-    "a worker that restarts is no adjustment": ((A, STUCK), 2, {"served": {"b"}}, (1, 1, 0), (), False),
+    "a worker that restarts is not an adjustment": ((A, STUCK), 2, {"served": {"b"}}, (1, 1, 0), (), False),
     "one that never served is": ((_facts("a", ready=False),), 1, {}, (0, 1, 0), (), True),
     "a draining pod holds its GPUs": ((A, _facts("b", leaving=True)), 1, {}, (1, 0, 1), (), True),
     "an evicted pod is gone": ((A, _facts("b", finished=True, ready=False)), 1, {}, (1, 0, 0), (), False),
@@ -188,7 +188,7 @@ POOLS = {
         GROUPS, 2, {"failing": {"g2-1": "no node"}}, (1, 0, 1), ("no node",), False
     ),
     "as many as are missing are refused": ((A,), 3, REFUSED, (1, 0, 0), ("quota", "quota"), False),
-    "refused beside one given up": ((A, LOST), 3, {**NO_NODE, **REFUSED}, (1, 0, 0), ("no node", "quota"), False),
+    "refused alongside one given up": ((A, LOST), 3, {**NO_NODE, **REFUSED}, (1, 0, 0), ("no node", "quota"), False),
     "nothing is missing": ((A,), 1, REFUSED, (1, 0, 0), (), False),
 }  # fmt: skip
 

@@ -180,7 +180,7 @@ async def test_what_could_not_be_written_is_tried_again(status):
 
 
 async def test_a_graph_that_is_gone_is_not_written(status):
-    """Neither now nor again and again."""
+    """Neither now nor repeatedly."""
     status.server.failures = [NotFoundError("gone")]
     assert await status.say(CALM) == 0
     status.live = None
@@ -374,7 +374,7 @@ def _limited(at_s, binds="maxGpuBudget 6", expect="unbounded TTFT", name="limit"
 
 
 async def test_the_condition_names_keys_without_effect(world):
-    """Beside what the planner does, for as long as they stand there."""
+    """Alongside what the planner does, for as long as they are there."""
     said = []
     first = Report(PlannerReason.OBSERVING, "", 1)
     listener = StatusListener(first, world.config, say=said.append, unused="engine.x has no effect here")
@@ -384,7 +384,7 @@ async def test_the_condition_names_keys_without_effect(world):
 
 
 async def test_the_condition_names_the_entry_of_the_schedule_that_holds_and_its_end(world):
-    """Beside what the planner does."""
+    """Alongside what the planner does."""
     said = []
     listener = StatusListener(Report(PlannerReason.OBSERVING, "", 1), world.config, say=said.append)
     await world.run_until(2)
@@ -400,7 +400,7 @@ def _shared(at_s, served, predicted):
 
 
 async def test_the_status_has_the_share_served_and_the_one_predicted_and_writes_them_once_a_minute(world):
-    """Not before a decision knows them; figures of the same minute are no news; another planner keeps them."""
+    """Not before a decision knows them; figures of the same minute are not news; another planner keeps them."""
     said = []
     listener = StatusListener(Report(PlannerReason.OBSERVING, "", 1), world.config, say=said.append)
     await world.run_until(2)
@@ -463,7 +463,7 @@ async def test_the_status_has_what_the_planner_wants_of_a_pool_until_it_wants_so
 async def test_the_condition_tells_which_limit_binds_and_changes_its_words_no_more_often_than_each_minute(
     world,
 ):
-    """New figures under the same limit are no news; another limit is after a minute, and none after a minute without."""
+    """New figures under the same limit are not news; another limit is after a minute, and none after a minute without."""
     said = []
     listener = StatusListener(Report(PlannerReason.OBSERVING, "", 1), world.config, say=said.append)
     await world.run_until(40)

@@ -236,7 +236,7 @@ async def test_a_change_of_anything_else_is_no_conflict(target, cluster):
 async def test_somebody_elses_number_stays_and_is_a_conflict_unless_it_is_ours_too(
     target, cluster, notes, theirs, is_conflict
 ):
-    """Observe and decide anew; the Event says so."""
+    """Observe and decide again; the Event says so."""
     await target.observe()
     cluster.is_lagging = True
     cluster.edit("decode", theirs)
@@ -290,7 +290,7 @@ async def test_a_number_written_by_another_planner_is_a_second_installation(targ
 
 
 async def test_a_role_that_is_managed_by_others_is_never_edited(cluster, notes):
-    """Its owner writes as it likes: no Event, no interval begun anew, and no decision waits for its pods."""
+    """Its owner writes as it likes: no Event, no interval begun again, and no decision waits for its pods."""
     spec = GRAPH.spec
     scaling = spec.services["decode"].scaling.model_copy(update={"managed_by": ManagedBy.EXTERNAL})
     service = spec.services["decode"].model_copy(update={"scaling": scaling})
@@ -330,7 +330,7 @@ async def test_a_switch_is_both_numbers_and_counts_as_one_worker_until_it_serves
 
 
 async def test_a_start_beside_a_drain_is_no_switch_where_its_pod_has_a_node(cluster):
-    """It holds GPUs beside the one that drains."""
+    """It holds GPUs alongside the one that drains."""
     spec = GRAPH.spec.model_copy(update={"engine": GRAPH.spec.engine.model_copy(update={"switchable": True})})
     target = KubernetesTarget(cluster, GRAPH.model_copy(update={"spec": spec}), cluster)
     cluster.edit("decode", 2, owner="penstock-planner")

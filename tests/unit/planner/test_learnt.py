@@ -130,7 +130,7 @@ async def test_mode_sla_carries_its_corrections_too(world, new_world, tmp_path):
 
 
 async def test_what_a_ledger_remembers_wins(busy, new_world, tmp_path):
-    """A restarted planner goes on where it was, whatever file its command line names."""
+    """A restarted planner continues where it was, whatever file its command line names."""
     other = _busy(new_world())
     await other.run_until(40)
     memory = start_from(_options(_exported(busy, tmp_path)), None)
@@ -140,7 +140,7 @@ async def test_what_a_ledger_remembers_wins(busy, new_world, tmp_path):
 
 
 async def test_reset_forgets_and_keeps_the_history(busy):
-    """The next start has learnt nothing, ids go on, and every decision is still replayed."""
+    """The next start has learnt nothing, ids continue, and every decision is still replayed."""
     made = replay(read_ledger(busy.folder)).decisions
     assert _invoke("reset", "--log-dir", busy.folder).exit_code == 0
     with pytest.raises(ConfigError, match="has not learnt anything"):
@@ -302,7 +302,7 @@ def _as(world, learns_from):
 
 
 async def test_what_a_former_run_left_is_taken_up_and_said(busy):
-    """Of the same model, engine and speed: its floors go on, and header, page and `explain` say how old they are."""
+    """Of the same model, engine and speed: its floors continue, and header, page and `explain` say how old they are."""
     learnt = _memory(busy.records("decision")[-1])
     await busy.run_until(230)
     left = busy.records("header")[-1]["remembered"]

@@ -126,7 +126,7 @@ def test_one_ledger_has_one_writer(ledger):
 
 
 def test_a_resumed_header_is_no_anchor(ledger):
-    """The interval goes on across it."""
+    """The interval continues across it."""
     for record in ({"type": "header", "schema": 1, "resumed": False}, {"type": "pull"}):
         ledger.append(record)
     ledger.append({"type": "header", "schema": 1, "resumed": True})

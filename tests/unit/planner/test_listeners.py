@@ -117,7 +117,7 @@ async def test_the_share_served_and_the_one_predicted_are_two_curves_of_one_char
 
 
 def _points(*demands, config=None):
-    """Return the dashboard's points of so many pulls."""
+    """Return the dashboard's points of this many pulls."""
     return points(PlannerStats(config, is_held=False, demands=list(demands)), is_decided=False)
 
 
@@ -223,7 +223,7 @@ async def test_what_the_schedule_bounds_is_drawn_with_the_replicas(world, monkey
 
 
 async def test_the_overview_is_a_picture_with_its_changes(world):
-    """The last hour and the last day, each change numbered; TensorBoard reads both, and the settings beside them."""
+    """The last hour and the last day, each change numbered; TensorBoard reads both, and the settings alongside them."""
     world.load.kv = lambda _now, _workers: 0.95
     drawn = await _drawn_in(world, 120, pictures=True)
     notes = drawn["planner"]
@@ -336,7 +336,7 @@ async def test_the_metrics_page_shows_demand_decisions_replicas_and_ages(world):
 
 
 async def test_a_forgotten_graph_leaves_the_page_and_a_restarted_loop_counts_on(world):
-    """Two graphs on one page; one is deleted, the other's loop begins anew with its own counters."""
+    """Two graphs on one page; one is deleted, the other's loop begins again with its own counters."""
     metrics = PlannerMetrics()
     listener, other = metrics.of("serving", "llama"), metrics.of("serving", "other")
     world.watcher.tick = listener.tick
@@ -444,7 +444,7 @@ OF_TARGETS = {
 
 
 async def _shown(world, config, seconds, demand=lambda _now: DEMAND):
-    """Return the page's numbers of targets after so many seconds."""
+    """Return the page's numbers of targets after this many seconds."""
     world.config = replace(config, adjustment_interval_s=10.0)
     world.load.demand = demand
     found = await _page_after(world, seconds)

@@ -50,7 +50,7 @@ async def test_no_operation_decides_and_records_but_asks_for_nothing(world):
 
 
 async def test_a_replica_that_never_becomes_ready_is_withdrawn_at_the_deadline(world):
-    """Planning goes on with what is there; the next try waits for the backoff."""
+    """Planning continues with what is there; the next try waits for the backoff."""
     world.backend.never_ready = frozenset({D})
     world.load.kv = lambda _now, _workers: 0.95
     world.deadline_s = 100.0

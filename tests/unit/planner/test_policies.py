@@ -155,7 +155,7 @@ async def test_the_live_loop_runs_it_and_replay_repeats_it(installed, world):
 
 
 def test_the_simulator_compares_it(installed):
-    """Beside the planner's own."""
+    """Alongside the planner's own."""
     trace = "poisson:rate=2,duration_s=60,input_tokens=4000,output_tokens=20"
     result = CliRunner().invoke(cli, ["simulate", "--trace", trace, "--planner", "queue,load"])
     assert result.exit_code == 0, result.output

@@ -4,7 +4,7 @@ from penstock_planner.readiness import LATE_S, Readiness
 
 
 async def test_a_planner_without_metrics_is_ready_and_one_without_its_backend_is_not(world):
-    """Routers that are away are no fault of the planner; a backend that cannot be read leaves it nothing to do."""
+    """Routers that are away are not a fault of the planner; a backend that cannot be read leaves it nothing to do."""
     readiness = Readiness(world.time.now_s)
     world.watch(readiness.begin("serving", "llama", interval_s=1.0))
     world.load.kv = world.load.queue = lambda _now, _workers: None

@@ -42,7 +42,7 @@ def test_a_slot_early_or_late_is_the_same_turn():
 
 
 def _irregular(seed, turns, *, late_most, one_of=0):
-    """Return bursts of 90 s, a quarter of an hour apart: each up to so many slots early or late, and one of so many left out."""
+    """Return bursts of 90 s, a quarter of an hour apart: each up to this many slots early or late, and one of this many left out."""
     randomly = random.Random(seed)
     slots = [False] * 30 * turns
     for turn in range(turns):
@@ -74,7 +74,7 @@ def test_runs_that_are_early_late_or_left_out_are_still_expected(seed, late_most
 
 @given(st.integers(0, 2**32), st.integers(2, 40), st.integers(1, 6))
 def test_bursts_at_random_have_no_period(seed, number, length):
-    """However many and long they are, but for a few that happen to lie as if they had one."""
+    """However many and long they are, except for a few that happen to lie as if they had one."""
     found = 0
     for draw in range(4):
         randomly = random.Random(f"{seed} {draw}")

@@ -367,7 +367,7 @@ def test_memories_of_an_older_version_have_other_keys_and_replay_all_the_same(sl
 
 
 def test_bad_numbers_in_a_file_are_unknown_and_hold():
-    """null, .nan and 1.7 are no KV usage."""
+    """null, .nan and 1.7 are not KV usage."""
     text = """
 observations:
   - {at_s: 1, pools: {prefill: {ready: 1}, decode: {ready: 3}}, kv: {a: null, b: .nan, c: 1.7}, queue: -1}

@@ -102,7 +102,7 @@ def test_a_large_graph_shrinks_one_at_a_time_first():
     ids=["routers away", "in flight", "arrivals", "waiting", "KV unknown", "waiting inside"],
 )
 def test_what_is_busy_or_unknown_never_goes_to_zero(seen):
-    """However long, and one such pull within the quiet time begins it anew."""
+    """However long, and one such pull within the quiet time begins it again."""
     planner = Planner({P: 1, D: 1})
     planner.decide(10 * AFTER_S, **seen)
     assert min(planner.pools.values()) >= 1

@@ -195,7 +195,7 @@ def test_the_ledger_gives_schedule_and_time_back():
     ("office", "night", "told"),
     [
         ("prefill: {minReplicas: 5}", "prefill: {gpus: 2}", "5 replicas exceed 4 of services.prefill"),
-        ("prefill: {gpus: 3}", "prefill: {gpus: 2}", "no whole replicas of 2"),
+        ("prefill: {gpus: 3}", "prefill: {gpus: 2}", "not a whole number of replicas of 2"),
         ("prefill: {maxReplicas: 0}", "prefill: {gpus: 2}", "0 replicas are below 1"),
         ("aggregated: {minReplicas: 1}", "prefill: {gpus: 2}", "no service has role aggregated"),
         ("prefill: {minReplicas: 4}, decode: {minReplicas: 3}", "prefill: {gpus: 2}", "ask for 11 GPUs"),

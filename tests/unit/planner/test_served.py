@@ -108,7 +108,7 @@ def test_prompts_that_are_late_in_any_fleet_are_no_want_of_workers():
 
 
 def test_what_is_late_in_calm_is_counted_as_it_comes():
-    """After a quarter of an hour of a tenth, half of ten are late in calm: all of them in any fleet, and none for want of a worker.
+    """After a quarter of an hour of a tenth, half of ten are late in calm: all of them in any fleet, and none for lack of a worker.
 
     By the usual share four of them would be unexplained, and a worker more would be tried for long prompts.
     """
@@ -186,7 +186,7 @@ def test_the_spread_of_prompts_is_seen_in_the_sums_of_pulls(sizes, widest):
 
 
 async def test_the_live_planner_counts_late_first_tokens_from_the_routers_histogram(world):
-    """Of ten first tokens a second two lie beyond the TTFT in time, one even from its dispatch; the first pull knows no difference."""
+    """Of ten first tokens a second two are beyond the TTFT in time, one even from its dispatch; the first pull knows no difference."""
     world.config = replace(world.config, mode=Mode.ADAPTIVE, metric_pulling_interval_s=1.0, ttft_slo_s=5.0)
     world.load.demand = lambda _now: Demand(
         1.0,
@@ -214,7 +214,7 @@ async def test_the_live_planner_counts_late_first_tokens_from_the_routers_histog
 
 
 async def test_the_live_planner_counts_late_gaps_from_the_routers_histogram(world):
-    """Three of thirty gaps a second lie beyond the ITL in time; without such a target none is counted."""
+    """Three of thirty gaps a second are beyond the ITL in time; without such a target none is counted."""
     config = replace(world.config, mode=Mode.ADAPTIVE, metric_pulling_interval_s=1.0, itl_slo_s=0.05)
     world.load.demand = lambda _now: Demand(1.0, arrivals=10.0, ttft_count=10.0, itl_count=30.0)
     world.measure_latency(lambda at_s: {ITL: ((0.05, 27 * at_s), (float("inf"), 30 * at_s))})

@@ -1,4 +1,4 @@
-"""The share served in time beside the share that the planner's model predicts: of decisions, of ten minutes, over a run."""
+"""The share served in time alongside the share that the planner's model predicts: of decisions, of ten minutes, over a run."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from penstock_planner.decide.sla.learning import SlaMemory, SteadyRate
 
 
 def followed_for(seconds, rate=3.0):
-    """Return the rate of arrivals after so many seconds of them."""
+    """Return the rate of arrivals after this many seconds of them."""
     found = SteadyRate()
     for second in range(seconds):
         found = found.followed(pull_of(float(second), rate=rate).demand)

@@ -90,7 +90,7 @@ def _proposal(role, action, reason=Reason.WITHIN_CAPACITY, *, ready=3, amount=1,
     ],
 )
 def test_a_role_gives_what_it_can_spare_and_nothing_that_the_graph_is_to_lose(giver, count):
-    """Of three workers two at most; fewer GPUs for all, or none at all, is no reason to keep them in the other role."""
+    """Of three workers two at most; fewer GPUs for all, or none at all, is not a reason to keep them in the other role."""
     taker = _proposal(D, Action.UP, Reason.KV_ABOVE_CAPACITY, ready=1, amount=4)
     seen = {D: RoleState(), P: RoleState()}
     for proposals in ([taker, giver], [giver, taker]):

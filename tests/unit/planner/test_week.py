@@ -43,7 +43,7 @@ def _due(known, at_s, ahead_s=150.0):
 
 
 def test_what_came_twice_is_expected_on_the_third_day():
-    """Once is no reason to believe it: of a day nothing says whether the next is like it."""
+    """Once is not a reason to believe it: of a day nothing says whether the next is like it."""
     known = _followed(_daily, _before_eight(1))
     assert _due(known, _before_eight(1)) == 0.0
     known = _followed(_daily, _before_eight(2), known, since_s=_before_eight(1))

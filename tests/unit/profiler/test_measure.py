@@ -105,7 +105,7 @@ async def test_a_server_that_fails_or_hangs_is_named(fake_engine, measurer, scri
 
 
 async def test_prompts_that_fell_out_of_the_cache_are_a_doubt(fake_engine, measurer):
-    """Prefill then runs beside decode."""
+    """Prefill then runs alongside decode."""
     fake_engine.usage = {"prompt_tokens_details": {"cached_tokens": 0}}
 
     _, doubts = await measurer.decode(600, 2)

@@ -155,7 +155,7 @@ def row(*measured):
     ],
 )
 def test_the_step_across_the_target_is_halved(measured, wanted):
-    """Until both sides are close; not where the target lies outside."""
+    """Until both sides are close; not where the target is outside."""
     assert points.refinement(measured, 0.02) == wanted
 
 

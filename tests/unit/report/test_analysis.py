@@ -181,7 +181,7 @@ def test_what_was_served_counts_lost_requests_as_late(result_of):
 
 
 def test_the_sentences_say_what_a_fixed_fleet_would_have_cost(result_of):
-    """Cost and attainment, each beside what was served, and the planner's own row as the simulation's error."""
+    """Cost and attainment, each alongside what was served, and the planner's own row as the simulation's error."""
     served = _served([result_of(ttft_s=1.0), result_of(ttft_s=9.0)], _use())
     planner = replace(served, is_measured=False, gpu_hours=2.2)
     changes = {"name": "3P+1D", "kind": FleetKind.FIXED, "in_time": 0.75, "gpu_hours": 3.0}
@@ -235,7 +235,7 @@ def test_gaps_are_placed_at_their_tokens(result_of):
 
 
 def test_requests_in_flight_are_counted(result_of):
-    """One that begins as another ends is counted beside it."""
+    """One that begins as another ends is counted alongside it."""
     spans = ((0.0, 1.5), (0.5, 1.0), (1.5, 2.5))
     times, count = series.in_flight([result_of(arrival_s=begin, ended_s=end) for begin, end in spans])
 

@@ -42,7 +42,7 @@ def _report(*, ok=PLANNED, is_partial=False, is_distorted=False, **fields):
 
 
 def _compared(in_time, *, equal_hours):
-    """The run beside one fixed fleet, which serves as well where it has hours."""
+    """The run alongside one fixed fleet, which serves as well where it has hours."""
     fixed = _fleet("4P+2D", in_time=1.0 if equal_hours else 0.5, gpu_hours=equal_hours or 3.0)
     served = _fleet("adaptive", in_time=in_time, gpu_hours=2.38, kind=FleetKind.PLANNER)
     return Counterfactual(10.0, (served, fixed), (fixed,), (), equal=fixed if equal_hours else None)
@@ -85,7 +85,7 @@ EQUAL = "the cheapest fixed fleet that serves as well (4P+2D)"
     ],
 )
 def test_the_first_sentence_says_the_result(given, rest):
-    """Served, in time and GPU-hours beside the cheapest equal fleet; what is not known is left out, and 99.99% is not all."""
+    """Served, in time and GPU-hours alongside the cheapest equal fleet; what is not known is left out, and 99.99% is not all."""
     assert headline(_report(**given)) == f"served 1,488 of 1,488{rest}"
 
 

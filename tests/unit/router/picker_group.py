@@ -42,7 +42,7 @@ def stopwatch(router):
 
 
 async def cut(router):
-    """Let a router vanish for the others, as if it were killed; it goes on by itself."""
+    """Let a router vanish for the others, as if it were killed; it continues by itself."""
     server = router.server
     server._tasks[0].cancel()
     await group_of(router).close()

@@ -45,7 +45,7 @@ CRASH = "crash"
 KILLED = "killed"
 """The worker breaks off, and is seen to be gone."""
 LATER = "later"
-"""The prefill goes on, until the next step that may see its end."""
+"""The prefill continues, until the next step that may see its end."""
 UNREACHED = "unreached"
 """No connection to the worker."""
 UNPROVEN = "unproven"
@@ -165,7 +165,7 @@ class Driver:
         return FailedTry(CONNECT if how == UNREACHED else BROKEN, scope, workers)
 
     def _end_prefill(self, left):
-        """Let the prefill beside decode end; return how it failed."""
+        """Let the prefill alongside decode end; return how it failed."""
         came = next(left.get("Prefill", iter(())), KV)
         if came == LATER:
             return None
@@ -217,7 +217,7 @@ SCRIPTS = {
         EndKind.FAILED,
     ),
     "all said": ({"Relay": [CRASH], "ReadRest": [Rest.NOTHING]}, EndKind.SERVED),
-    "said what cannot go on": ({"Relay": [CRASH], "ReadRest": [Rest.UNKNOWN]}, EndKind.FAILED),
+    "said what cannot continue": ({"Relay": [CRASH], "ReadRest": [Rest.UNKNOWN]}, EndKind.FAILED),
 }
 SPLIT_SCRIPTS = SCRIPTS | {
     "prefill crashed": ({"Prefill": [CRASH]}, EndKind.SERVED),

@@ -67,7 +67,7 @@ def test_a_name_stands_once(adapters, more, problem):
 
 
 def test_a_runtime_that_loads_none_refuses_them():
-    """An option without effect is no option."""
+    """An option without effect is not an option."""
     with pytest.raises(
         ValueError, match=r"model\.adapters: given, but workers of runtime dynamo answer to one"
     ):

@@ -289,7 +289,7 @@ def refused(reason):
 
 
 async def wakes(world, took_s, times, *, leaves=False):
-    """Let a graph sleep and come back for a request, so often and so slowly; its client may leave meanwhile."""
+    """Let a graph sleep and come back for a request, this often and so slowly; its client may leave meanwhile."""
     for _ in range(times):
         world.set("a")
         world.admission.tick()
@@ -363,7 +363,7 @@ async def test_a_full_queue_says_when_workers_are_expected():
 
 
 async def test_the_loss_of_single_workers_teaches_nothing_of_starts():
-    """Prefill is lost and comes back within two seconds, beside a decode worker: no start from nothing."""
+    """Prefill is lost and comes back within two seconds, alongside a decode worker: no start from nothing."""
     world = World(then=True, maxWaitSeconds=10, maxWakeSeconds=600)
     for _ in range(4):
         world.admission.tick()

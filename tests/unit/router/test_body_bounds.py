@@ -67,7 +67,7 @@ def test_bodies_of_too_many_values_are_refused_unparsed(raw, words):
     ],
 )
 def test_what_a_prompt_says_is_not_counted(raw):
-    """Braces, quotes and commas of text are no values, and token ids may fill the longest context."""
+    """Braces, quotes and commas of text are not values, and token ids may fill the longest context."""
     assert steps(raw) >= 0
 
 

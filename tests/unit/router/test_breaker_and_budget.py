@@ -82,7 +82,7 @@ def test_requests_sent_before_the_opening_change_nothing(late):
 
 
 def _fail_probes(breaker, count):
-    """Fail so many probes, each as soon as it is allowed; return the times that the circuit stayed open."""
+    """Fail this many probes, each as soon as it is allowed; return the times that the circuit stayed open."""
     now_s, lengths_s = 0.0, []
     for _ in range(count):
         lengths_s.append(breaker.probe_in_s(now_s))

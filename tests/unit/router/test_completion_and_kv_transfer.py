@@ -103,7 +103,7 @@ def test_another_content_type_is_refused(content_type):
 @pytest.mark.parametrize("value", [{"remote_host": "evil"}, "x", None])
 @pytest.mark.parametrize("is_nested", [False, True])
 def test_a_client_sets_no_transfer(path, key, value, is_nested):
-    """VLLM takes both keys beside the prompt and, of any type, within vllm_xargs, on all three endpoints."""
+    """VLLM takes both keys alongside the prompt and, of any type, within vllm_xargs, on all three endpoints."""
     given = {"vllm_xargs": {"top": 1, key: value}} if is_nested else {key: value}
     place = f"vllm_xargs.{key}" if is_nested else key
     texts = {"prompt": "x", "input": "x", "messages": [{"role": "user", "content": "x"}]}
@@ -200,7 +200,7 @@ IDS = {"remote_engine_id": "e", "remote_request_id": "r"}
 )
 @pytest.mark.parametrize("own", [None, "mine"])
 def test_what_decode_cached_after_an_expiry_is_not_found_again(params, expired, era, own):
-    """Each process of a prefill worker and each count of its expired leases salts decode's cache anew."""
+    """Each process of a prefill worker and each count of its expired leases salts decode's cache again."""
     sent = {"model": "llama", "prompt": "x"} | ({"cache_salt": own} if own else {})
 
     raw = decode_body(_parse(sent), _prefilled(params, expired))

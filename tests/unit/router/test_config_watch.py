@@ -84,7 +84,7 @@ async def test_thresholds_set_at_run_time_stay_until_the_section_changes(followe
 async def test_an_edit_of_a_section_that_is_off_is_said_to_have_no_effect(
     followed, caplog, sections, section, remedy
 ):
-    """It is no change of settings, and what was set at run time stays."""
+    """It is not a change of settings, and what was set at run time stays."""
     router, file = followed
     body = orjson.dumps({"model": "llama", "active_decode_blocks_threshold": 0.5})
     assert (await router.post("/busy_threshold", raw=body)).status == 200

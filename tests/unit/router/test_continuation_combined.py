@@ -1,4 +1,4 @@
-"""Streams that outlive their worker beside what else holds requests back: tiers, busy thresholds, drains and further routers.
+"""Streams that outlive their worker alongside what else holds requests back: tiers, busy thresholds, drains and further routers.
 
 The workers answer by the simulated engine's own parser and formats; what a client gets is held against an undisturbed stream.
 """
@@ -107,7 +107,7 @@ def is_undisturbed(stream, **fields):
 
 
 async def continued(router, reason="upstream_broken"):
-    """Return how many streams went on elsewhere."""
+    """Return how many streams continued elsewhere."""
     return await router.metric("penstock_router_stream_continuations_total", reason=reason)
 
 
@@ -123,7 +123,7 @@ def other_of(both, speaker):
 
 
 async def test_busy_thresholds_reject_new_requests_and_not_the_rest_of_a_stream(harness):
-    """All that is left is above its threshold of KV blocks: a new request gets 503, the stream of the dead worker goes on."""
+    """All that is left is above its threshold of KV blocks: a new request gets 503, the stream of the dead worker continues."""
     *workers, router = await harness.served("aggregated", "aggregated", config=PATIENT | BUSY)
     both = speakers(workers)
     task, speaker = await begun(router, both)
@@ -142,7 +142,7 @@ async def test_busy_thresholds_reject_new_requests_and_not_the_rest_of_a_stream(
 @pytest.mark.parametrize("tiers", [{}, TIERS])
 @pytest.mark.parametrize("refusals", [1, 3])
 async def test_the_rest_of_a_stream_waits_where_a_worker_has_no_room_for_it(harness, tiers, refusals):
-    """Premium displaces the batch stream's rest from the other engine's queue, again and again; it is not lost for that."""
+    """Premium displaces the batch stream's rest from the other engine's queue, repeatedly; it is not lost for that."""
     options = {"tier_keys": KEYS} if tiers else {}
     *workers, router = await harness.served(
         "aggregated", "aggregated", config=PATIENT | tiers, speed=10, **options
@@ -305,12 +305,12 @@ def total(routers, name):
 
 
 def went_on(routers):
-    """Return the reasons for which streams went on, over routers."""
+    """Return the reasons for which streams continued, over routers."""
     return sum((each.server.metrics.continuations for each in routers), Counter())
 
 
 async def streams_of(routers, three, per_router):
-    """Return so many streams of each router, premium and background in turn, all begun."""
+    """Return this many streams of each router, premium and background in turn, all begun."""
     tasks = []
     for number in range(per_router):
         for router in routers:
@@ -333,7 +333,7 @@ async def group(harness, tmp_path, count):
 async def test_two_routers_carry_their_streams_over_a_death_and_a_drain_at_once(
     harness, tmp_path, picker_dies
 ):
-    """Above the third one's thresholds the dead worker's streams go on, the draining one's wait; each client gets its text.
+    """Above the third one's thresholds the dead worker's streams continue, the draining one's wait; each client gets its text.
 
     What is in flight, rejected, continued and completed adds up over the routers, the picker's death included.
     """

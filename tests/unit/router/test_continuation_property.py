@@ -129,7 +129,7 @@ def read(events):
 
 
 def broken(worker, request, breaks):
-    """Return the events that a client gets of a stream that breaks off so many events after each first text."""
+    """Return the events that a client gets of a stream that breaks off this many events after each first text."""
     kept = StreamRecord(request, RecordedBytes(), tokens_per_event=worker.interval)
     said, seam, body, got = None, None, request.body, []
     for serial, until in enumerate((*breaks, None)):

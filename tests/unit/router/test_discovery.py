@@ -161,7 +161,7 @@ def test_a_fixed_fleet_is_checked(value):
 
 
 def test_routers_are_found_in_slices_and_statefiles():
-    """By their role; ready or leaving, as their requests go on."""
+    """By their role; ready or leaving, as their requests continue."""
     part = {
         "metadata": {"labels": {"penstock.dev/role": "router"}},
         "addressType": "IPv6",

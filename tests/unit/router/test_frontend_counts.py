@@ -136,7 +136,7 @@ async def test_prompts_that_a_worker_is_believed_to_hold_are_routed_as_cached(ha
 
 
 async def test_a_body_that_is_no_request_does_not_arrive(harness):
-    """A 400 is no demand for workers; a worker's own refusal is none of the frontend's."""
+    """A 400 is not a demand for workers; a worker's own refusal is none of the frontend's."""
     worker, router = await harness.served("aggregated")
     worker.otherwise = harness.answers.status(429)
 
@@ -178,7 +178,7 @@ def test_kv_usage_and_size_are_those_of_all_ranks(usages, blocks, expected):
     ],
 )
 def test_requests_that_wait_in_a_worker_are_read(waiting, count):
-    """Those that wait for room, of all its engines; of older workers all. What is no number is unknown."""
+    """Those that wait for room, of all its engines; of older workers all. What is not a number is unknown."""
     assert parse_page(waiting + "\n", {}).waiting_requests == count
 
 

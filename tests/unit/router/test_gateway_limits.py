@@ -37,7 +37,7 @@ CORE = {
 """Read by what both commands share, and nowhere replaced: the core, the application, the watch of the workers."""
 OWN = {
     "gateway",
-    "breaker",  # test_gateway: a worker that fails again and again
+    "breaker",  # test_gateway: a worker that fails repeatedly
     "limits.maxBodyBytes",  # test_entrances, as the next two
     "limits.maxHeaderBytes",
     "limits.headerTimeoutRealSeconds",
@@ -190,7 +190,7 @@ async def test_a_stream_that_falls_silent_is_cut_off(harness, served):
 
 @needs_envoy
 async def test_streams_of_a_draining_worker_stay(harness, gateway):
-    """They cannot go on elsewhere, so nothing of them is cut off or kept."""
+    """They cannot continue elsewhere, so nothing of them is cut off or kept."""
     workers = [await harness.worker("aggregated") for _ in range(2)]
     found = await gateway(*workers, config={"drain": {"migrateAfterSeconds": 1}}, settings={"speed": 100.0})
     ends = [each.hold_stream() for each in workers]

@@ -344,7 +344,7 @@ async def test_a_prefill_that_goes_on_for_long_is_broken_off_and_one_that_fails_
 
 
 async def test_a_request_that_every_decode_worker_refuses_is_released(harness):
-    """It was refused for want of room, so that no worker has its blocks; the client gets its 503."""
+    """It was refused for lack of room, so that no worker has its blocks; the client gets its 503."""
     _, decode, router = await harness.served("prefill", "decode")
     decode.script = [harness.answers.status(503, AT_CAPACITY), _refuse(harness)]
 

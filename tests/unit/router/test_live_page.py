@@ -213,7 +213,7 @@ async def test_the_state_is_for_administrators(harness, settings, headers, page,
 
 
 async def test_what_is_wrong_is_on_the_page(graph, monkeypatch):
-    """The planner's own problems, a full disk beside them; a router that rejects is overloaded, not calm."""
+    """The planner's own problems, a full disk alongside them; a router that rejects is overloaded, not calm."""
     gone = "metrics source prometheus is gone: refused"
     router = await graph(planner_file(problems=[gone]))
     _, state = await state_of(router)
@@ -411,7 +411,7 @@ async def test_every_state_fits_the_screen(graph, tmp_path, monkeypatch, name, w
     ]
     state["worker_count"] = 60
     pools = [{"role": "decode", "ready": 1, "total": 2}]
-    beside = {
+    alongside = {
         "port": 8100,
         "pools": pools,
         "gpus": {"used": 3, "budget": 4},
@@ -420,7 +420,7 @@ async def test_every_state_fits_the_screen(graph, tmp_path, monkeypatch, name, w
     }
     row = {"graph": "agents", "guaranteed": 2, "held": 2, "grant": 2, "wanted": 4, "target": 3}
     state["pool"] = {"name": "shared", "gpus": 6, "note": "", "graphs": [{**row, "waits_for": ["batch"]}]}
-    state["graphs"] = [{"name": "agents", **beside}, {"name": "batch", **beside, "port": None}]
+    state["graphs"] = [{"name": "agents", **alongside}, {"name": "batch", **alongside, "port": None}]
     page = (await router.get("/ui")).body.decode()
     body = state if status == 200 else {"error": {"message": "missing or unknown admin key"}}
     answer = f"{{ok: {str(status == 200).lower()}, status: {status}, json: async () => ({orjson.dumps(body).decode()})}}"

@@ -133,7 +133,7 @@ async def test_a_failure_names_its_cause_and_holds_nothing(harness, rooms, fails
 
 
 async def test_a_client_that_leaves_breaks_both_off(harness, rooms):
-    """While the prompt is computed, neither worker goes on with it."""
+    """While the prompt is computed, neither worker continues it."""
     prefill, decode, router = await _served(harness, rooms)
     rooms.computed.clear()
 

@@ -148,7 +148,7 @@ def test_what_prefill_would_not_notice_is_refused(more):
 
 
 def test_prefixes_are_those_of_the_chat_that_workers_make():
-    """Text in one form or the other is one prompt, and a header that changes with each request is no part of it."""
+    """Text in one form or the other is one prompt, and a header that changes with each request is not part of it."""
     billing = {"type": "text", "text": "x-anthropic-billing-header: cch=0f3;"}
     system = [billing, {"type": "text", "text": "You keep the gate. " * 30}]
     blocks = [{"role": "user", "content": [{"type": "text", "text": ASKED["messages"][0]["content"]}]}]

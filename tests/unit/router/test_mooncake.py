@@ -62,7 +62,7 @@ async def _served(harness, *, engine="engine-7"):
 
 
 async def test_both_requests_carry_one_number(harness):
-    """Decode gets the prefill worker's bootstrap server and engine beside it."""
+    """Decode gets the prefill worker's bootstrap server and engine alongside it."""
     prefill, decode, router = await _served(harness)
 
     answer = await router.post(max_tokens=3)

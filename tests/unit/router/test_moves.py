@@ -1,4 +1,4 @@
-"""The streams of a draining worker go on at another one, and only those that gain by it and lose nothing."""
+"""The streams of a draining worker continue on another one, and only those that gain by it and lose nothing."""
 
 import asyncio
 from functools import partial

@@ -1,4 +1,4 @@
-"""What cannot be continued exactly ends as it did, for a reason that stands in one table, in the docs too."""
+"""What cannot be continued exactly ends as it did, for a reason that is in one table, in the docs too."""
 
 import re
 from pathlib import Path

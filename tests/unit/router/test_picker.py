@@ -72,7 +72,7 @@ async def test_a_client_that_leaves_frees_its_place(harness):
 
 @pytest.mark.parametrize("policy", ["prefix-cost", "least-loaded"])
 async def test_a_picker_s_death_costs_other_routers_nothing(harness, policy):
-    """What runs goes on, what waits is dispatched by the successor, which knows what is in flight."""
+    """What runs continues, what waits is dispatched by the successor, which knows what is in flight."""
     worker = await harness.worker("aggregated")
     gate = worker.hold_stream()
     config = {"policy": policy, "prefillQueue": {"workerTokens": 1}}
@@ -112,7 +112,7 @@ async def test_a_successor_knows_where_prompts_were(harness, came_to):
 
 
 async def test_a_router_that_stops_hands_on_at_once(harness):
-    """Its own stream goes on; the next request is picked by the other."""
+    """Its own stream continues; the next request is picked by the other."""
     worker = await harness.worker("aggregated")
     gate = worker.hold_stream()
     one, two = await start(harness, worker)
@@ -146,7 +146,7 @@ class Wire:
         return self
 
     async def close(self):
-        """End all; what waits for a wire that is still cut goes on, and ends."""
+        """End all; what waits for a wire that is still cut continues, and ends."""
         self.whole.set()
         self.server.close()
         for task in self.tasks:
@@ -194,7 +194,7 @@ async def wired(harness, tmp_path, worker):
 
 @pytest.mark.parametrize("count", [1, 2], ids=["from one", "from all"])
 async def test_a_picker_that_is_cut_off_costs_no_stream_and_less_than_two_seconds(harness, tmp_path, count):
-    """Streams go on, requests are served meanwhile, each once; then all follow one again, and it knows what runs."""
+    """Streams continue, requests are served meanwhile, each once; then all follow one again, and it knows what runs."""
     worker = await harness.worker("aggregated")
     gates = [worker.hold_stream() for _ in range(2)]
     first, others, wires = await wired(harness, tmp_path, worker)

@@ -105,7 +105,7 @@ def view(name, sees, *, term=0, is_leader=False, is_active=False, is_stopping=Fa
         (view("a", "ab"), [view("b", "ab")], 2, Leader("a", 1)),
         (view("b", "ab"), [view("a", "ab")], 2, None),
         (view("b", "ab"), [view("a", "ab", term=1, is_leader=True)], 2, Leader("a", 1)),
-        # Half of four is no majority; three of four are.
+        # Half of four is not a majority; three of four are.
         (view("b", "bc"), [view("c", "bc")], 4, None),
         (view("b", "bcd"), [view("c", "bcd"), view("d", "bcd")], 4, Leader("b", 1)),
         # A claim whose owner no majority sees is followed by nobody, whoever hears it.

@@ -11,7 +11,7 @@ from penstock.router.server import PAUSE_REAL_S, PauseLog
 
 
 def patience(jitter=0.0, *, wrong=0):
-    """One that was wrong so often."""
+    """One that was wrong this often."""
     made = SilencePatience(5, lambda: jitter)
     for _ in range(wrong):
         made.was_wrong()

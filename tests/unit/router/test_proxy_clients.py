@@ -313,7 +313,7 @@ def completion(body):
 
 
 async def leave_early(port, request, turns):
-    """Send a request, and reset its connection after so many turns of the event loop."""
+    """Send a request, and reset its connection after this many turns of the event loop."""
     loop = asyncio.get_running_loop()
     with socket.socket() as sock:
         sock.setblocking(False)

@@ -71,7 +71,7 @@ async def test_what_breaks_before_the_first_byte_is_retried(harness, stage, sent
 
 
 ENDS = {"retries": {"maxContinuations": 0}}
-"""A stream that broke goes on nowhere; see test_stream_continuation for the others."""
+"""A stream that broke continues nowhere; see test_stream_continuation for the others."""
 
 
 @pytest.mark.parametrize("stage", ["decode", "aggregated"])
@@ -262,7 +262,7 @@ async def test_a_request_that_cannot_be_passed_on_takes_no_worker_away(harness, 
 
 
 async def test_a_failure_is_logged_once_under_its_request_id(harness, caplog):
-    """Every line of a request names it, the router's own last word too; a rejection is no failure."""
+    """Every line of a request names it, the router's own last word too; a rejection is not a failure."""
     worker, router = await harness.served("aggregated", config={"retries": {"maxPerRequest": 1}})
     for number in (b"mine-1", b"mine-2"):
         worker.script = [harness.answers.drop()] * 2

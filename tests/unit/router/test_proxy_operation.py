@@ -114,7 +114,7 @@ async def test_an_unhealthy_worker_is_left_alone_until_it_is_well(harness):
 
 
 async def test_a_worker_whose_engine_hangs_loses_its_requests_and_gets_no_new_one(harness):
-    """Its health check succeeds and no token is counted: what had no byte yet is tried elsewhere, a stream goes on there."""
+    """Its health check succeeds and no token is counted: what had no byte yet is tried elsewhere, a stream continues there."""
     hung, well = await harness.worker("aggregated"), await harness.worker("aggregated")
     never = hung.hold_stream()
     hung.script.append(harness.answers.hang())
@@ -144,7 +144,7 @@ UNREACHABLE = {
 
 @pytest.mark.parametrize("has_left", [True, False])
 async def test_requests_at_a_worker_that_answers_nothing_end(harness, has_left):
-    """What had no byte yet is tried elsewhere whatever the budget, a stream goes on there; so too once its pod is gone."""
+    """What had no byte yet is tried elsewhere whatever the budget, a stream continues there; so too once its pod is gone."""
     lost, well = await harness.worker("aggregated"), await harness.worker("aggregated")
     lost.hold_stream()
     lost.otherwise = harness.answers.hang()
@@ -166,7 +166,7 @@ async def test_requests_at_a_worker_that_answers_nothing_end(harness, has_left):
 
 @pytest.mark.parametrize("is_mute", [True, False])
 async def test_a_slow_stream_of_a_living_worker_is_not_cut(harness, is_mute):
-    """It answers health checks while it computes a long prompt; or is too busy for them and another stream goes on."""
+    """It answers health checks while it computes a long prompt; or is too busy for them and another stream continues."""
     worker = await harness.worker("aggregated")
     over = asyncio.Event()
 
@@ -295,7 +295,7 @@ async def test_a_failed_start_is_told_though_background_work_does_not_end(harnes
     [
         ({"keys": "# ours\nalpha\n\n  beta \n"}, "gamma, delta,", {b"alpha", b"beta", b"gamma", b"delta"}),
         ({}, None, set()),
-        # As a kubelet mounts a Secret: what it keeps beside the keys is none.
+        # As a kubelet mounts a Secret: what it keeps alongside the keys is none.
         (
             {"..data/team-a": "alpha", "team-a": "..data/team-a", "team-b": "beta\n# old\ngamma\n"},
             None,
@@ -330,7 +330,7 @@ def test_a_keys_file_without_keys_is_refused(tmp_path, content):
 
 
 def test_a_full_disk_loses_lines_and_nothing_else():
-    """It is reported once, and writing goes on when there is room again."""
+    """It is reported once, and writing continues when there is room again."""
 
     class Disk:
         full = True

@@ -97,7 +97,7 @@ async def test_thresholds_are_read_set_and_unset(harness):
     ],
 )
 async def test_a_wrong_change_changes_nothing(harness, status, body, says):
-    """Each is refused with the documented status and the bound, also beside a right value."""
+    """Each is refused with the documented status and the bound, also alongside a right value."""
     router = await harness.router(await harness.worker("aggregated"), config=BUSY)
     before = (await router.get("/busy_threshold")).body
     wrong = {"active_prefill_tokens_threshold": 7} | body
@@ -112,7 +112,7 @@ async def test_a_wrong_change_changes_nothing(harness, status, body, says):
     [(415, ((b"content-type", b"text/plain"),), b"{}"), (400, JSON, b"{"), (422, JSON, b"[]")],
 )
 async def test_what_is_no_json_object_is_refused(harness, status, headers, raw):
-    """Another content type, broken JSON, and JSON that is no object."""
+    """Another content type, broken JSON, and JSON that is not an object."""
     router = await harness.router(await harness.worker("aggregated"))
     assert (await router.post("/busy_threshold", headers=headers, raw=raw)).status == status
 
@@ -320,7 +320,7 @@ def test_two_keys_that_are_set_at_once_at_two_routers_both_stay():
 
 
 def test_a_router_of_an_older_build_has_one_version_for_all_keys():
-    """Beside one in an upgrade the newer state holds as a whole, as there."""
+    """Alongside one in an upgrade the newer state holds as a whole, as there."""
     (router,) = routers(1)
     router.set({"active_decode_blocks_threshold": 0.5})
     older = ThresholdState(2, NO_THRESHOLDS, BusyThresholds(None, 700))

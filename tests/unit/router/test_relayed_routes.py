@@ -53,7 +53,7 @@ async def test_a_route_that_the_workers_lack_is_refused_with_a_list(harness, ans
 
 
 async def test_an_api_that_the_model_lacks_costs_no_worker_its_place(harness):
-    """VLLM answers 501 to it, which a client could send again and again."""
+    """VLLM answers 501 to it, which a client could send repeatedly."""
     worker, router = await harness.served("aggregated")
     worker.otherwise = harness.answers.status(501, b'{"error":{"message":"The model has no Score API"}}')
     for _ in range(12):
@@ -86,7 +86,7 @@ async def test_limits_hold_for_relayed_requests(harness):
     ],
 )
 async def test_what_cannot_be_relayed_is_refused_in_words(harness, body, status, words):
-    """A name of another model, a stream, and an answer that is no JSON."""
+    """A name of another model, a stream, and an answer that is not JSON."""
     worker, router = await harness.served("aggregated")
     refused = await router.post("/v1/embeddings", input="x", **body)
     assert refused.status == status

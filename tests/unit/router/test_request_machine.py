@@ -216,7 +216,7 @@ def test_a_new_process_has_answered_nothing():
 
 
 def test_a_stream_that_leaves_a_draining_worker_takes_no_retry_and_counts_no_death():
-    """It goes on elsewhere though no retry is allowed, and is charged to no worker; two deaths may still follow."""
+    """It continues elsewhere though no retry is allowed, and is charged to no worker; two deaths may still follow."""
     driver = Driver(is_split=False, workers=4, retries=0)
     assert not driver.machine.may_move
     end = driver.run({"Relay": [MOVED]})
@@ -348,7 +348,7 @@ def test_a_begun_stream_is_retried_outside_of_the_budget():
 
 @pytest.mark.parametrize(("waits_s", "why"), [(59.0, []), (60.0, ["worker_wait"])])
 def test_a_begun_stream_waits_for_a_worker_for_its_own_time_alone(waits_s, why):
-    """Workers that cannot be reached are no continuations; after the wait that is configured the stream ends."""
+    """Workers that cannot be reached are not continuations; after the wait that is configured the stream ends."""
     driver = Driver(is_split=False, wait_s=60.0)
     times = iter([0.0, 0.0])
     driver.machine._now_s = lambda: next(times, waits_s)

@@ -1,4 +1,4 @@
-"""A response whose worker breaks off goes on at another one: one id, one item, numbered without a gap, its end with the whole text."""
+"""A response whose worker breaks off continues on another one: one id, one item, numbered without a gap, its end with the whole text."""
 
 import orjson
 import pytest
@@ -22,7 +22,7 @@ INPUTS = [
     [
         {"role": "user", "content": "Hi."},
         {"role": "assistant", "content": "Hi."},
-        {"role": "user", "content": "Go on."},
+        {"role": "user", "content": "Continue."},
     ],
 ]
 

@@ -1,4 +1,4 @@
-"""How fast workers were, and which are named as slow beside their equals."""
+"""How fast workers were, and which are named as slow alongside their equals."""
 
 import pytest
 
@@ -8,7 +8,7 @@ ROLES = {"a": "decode", "b": "decode", "c": "decode"}
 
 
 def fleet(seconds, *, gaps_s, role="decode"):
-    """Workers that have streamed so long, each with its own gap between tokens; returns their speeds of the last minute."""
+    """Workers that have streamed this long, each with its own gap between tokens; returns their speeds of the last minute."""
     counts = {name: SpeedCounts() for name in gaps_s}
     meter = SpeedMeter()
     for second in range(seconds + 1):
@@ -39,7 +39,7 @@ def test_what_differs_little_or_has_no_equal_is_not_slow(gaps_s):
 
 
 def test_a_few_tokens_say_nothing():
-    """Forty tokens in the minute are no speed, whatever their gaps."""
+    """Forty tokens in the minute do not make a speed, whatever their gaps."""
     meter, counts = SpeedMeter(), {"a": SpeedCounts(), "b": SpeedCounts(10_000, 200.0)}
     meter.tick({name: SpeedCounts() for name in counts}, 0.0)
     counts["a"] = SpeedCounts(40, 40.0)
@@ -68,9 +68,9 @@ def test_a_restarted_worker_counts_from_its_start():
     ],
 )
 def test_a_slow_prefill_is_few_tokens_a_second_and_no_shorter(own, named):
-    """Prompts that caches leave little of are few tokens a second on any worker; another role is no equal."""
+    """Prompts that caches leave little of are few tokens a second on any worker; another role is not an equal."""
     others = {name: WorkerSpeed("prefill", 5000.0, 0.5) for name in ("x", "y")}
     found = slow_workers({"own": own, **others})
     assert list(found) == (["own"] if named else [])
     if named:
-        assert "900 prompt tokens/s beside 5,000, a prefill takes 2.00 s beside 0.50 s" in found["own"]
+        assert "900 prompt tokens/s against 5,000, a prefill takes 2.00 s against 0.50 s" in found["own"]

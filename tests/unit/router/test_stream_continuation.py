@@ -1,6 +1,6 @@
-"""A stream whose worker breaks off goes on at another one, and the client gets what it would have got.
+"""A stream whose worker breaks off continues on another one, and the client gets what it would have got.
 
-The workers answer by the simulated engine's own parser and formats, whose text goes on where a prompt ends in it.
+The workers answer by the simulated engine's own parser and formats, whose text continues where a prompt ends in it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def answer_to(path: str, body: bytes, serial: int) -> bytes:
 
 
 class Speakers:
-    """Both workers: they answer in full, but for breaks that are set, which meet whichever is asked next."""
+    """Both workers: they answer in full, except for breaks that are set, which meet whichever is asked next."""
 
     def __init__(self, *workers, answer=None):
         self._answer = answer or answer_to
@@ -254,7 +254,7 @@ async def test_a_stream_that_is_broken_off_three_times_on_workers_that_live_is_n
 
 
 async def test_a_second_worker_gets_what_was_said_and_the_rest_of_the_limits(served):
-    """A completion's prompt goes on; a chat's last message is open, and limits count what is left."""
+    """A completion's prompt continues; a chat's last message is open, and limits count what is left."""
     speakers, router = served
     whole = answer_to("/v1/completions", orjson.dumps(STREAMED | ASKED["/v1/completions"]), 0)
     at = [found.start() for found in re.finditer(b"data: ", whole)][10]
@@ -273,7 +273,7 @@ async def test_a_second_worker_gets_what_was_said_and_the_rest_of_the_limits(ser
 
 
 async def test_a_tool_call_that_has_begun_is_not_taken_up(served):
-    """Half of its arguments are said; another worker would begin the call anew."""
+    """Half of its arguments are said; another worker would begin the call again."""
     speakers, router = served
     call = {"index": 0, "function": {"name": "f", "arguments": '{"a'}}
     chunk = {"id": "x", "choices": [{"index": 0, "delta": {"tool_calls": [call]}}]}

@@ -114,7 +114,7 @@ class Fleet:
         )
 
     def _check_apart(self):
-        """No suspect that is not cleared runs beside anything that is not."""
+        """No suspect that is not cleared runs alongside anything that is not."""
         for worker in self.core.pool:
             here = [
                 each

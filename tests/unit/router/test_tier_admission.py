@@ -66,7 +66,7 @@ def test_without_keys_the_header_is_believed_for_all_tiers_but_system():
 
 def test_an_unknown_tier_is_answered_with_the_known_ones():
     """400, and the remedy."""
-    with pytest.raises(RequestRefused, match="'gold' is no tier; send one of system, premium") as refused:
+    with pytest.raises(RequestRefused, match="'gold' is not a tier; send one of system, premium") as refused:
         frontend().identify(headers(b"gold"), "llama")
     assert (refused.value.status, refused.value.code) == (400, "unknown_tier")
 

@@ -100,7 +100,7 @@ def test_files_without_effect_are_refused(worker, flag, words, tmp_path):
     ("discovery", "folder"), [("kubernetes", "/etc/penstock-worker-auth"), ("state.json", "{tmp}")]
 )
 def test_the_router_of_a_graph_knows_its_workers(tmp_path, monkeypatch, discovery, folder):
-    """By the manifest; the token lies in the mounted Secret, or in the workers' folder."""
+    """By the manifest; the token is in the mounted Secret, or in the workers' folder."""
     write_certificates(tmp_path)
     (tmp_path / "token").write_text("for-workers")
     tls = {"caBundle": (tmp_path / "ca.crt").read_text(), "folder": str(tmp_path), "tokenKey": "token"}

@@ -80,7 +80,7 @@ def opened():
 
 
 async def test_a_request_is_one_trace_through_prefill_and_decode(harness, collector):
-    """The client's trace goes on: queue, pick and call of each stage, each worker a child of its own call."""
+    """The client's trace continues: queue, pick and call of each stage, each worker a child of its own call."""
     prefill, decode, router = await harness.served("prefill", "decode", tracing=opened())
     stream = await router.client.request(
         "POST",

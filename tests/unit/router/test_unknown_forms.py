@@ -199,7 +199,7 @@ def test_the_seam_of_a_response_passes_unknown_forms(chunk):
 
 @pytest.mark.parametrize("cached", ["a", None, [1], {"a": 1}, True, 2.5])
 def test_counts_of_an_unknown_form_are_not_added(cached):
-    """Anthropic's usage counts cached tokens apart; what is no number is none."""
+    """Anthropic's usage counts cached tokens apart; what is not a number is none."""
     usage = {"input_tokens": 5, "cache_read_input_tokens": cached, "output_tokens": 2}
     assert read_usage(usage) == (5, 2, None)
     assert with_cached_tokens(usage, 3) is None

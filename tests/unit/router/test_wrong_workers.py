@@ -48,7 +48,7 @@ WRONG = {
 WRONG_STREAMS = {
     "error event": (Answers.stream(b"data: " + KV_LOST + b"\n\n", b"data: [DONE]\n\n"), ""),
     "error event of no transfer": (Answers.stream(b'data: {"error":"no"}\n\n'), "500"),
-    "events of another API": (Answers.stream(b'data: {"type":"message_start"}\n\n'), "no chunk"),
+    "events of another API": (Answers.stream(b'data: {"type":"message_start"}\n\n'), "not a chunk"),
     "end at once": (Answers.stream(b"data: [DONE]\n\n"), "not JSON"),
 }
 CASES = [

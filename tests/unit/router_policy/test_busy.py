@@ -176,7 +176,7 @@ def test_a_request_that_leaves_the_queue_makes_room(leaves):
 
 @pytest.mark.parametrize("policy", ["prefix-cost", "least-loaded"])
 def test_each_tier_fills_its_part_of_the_threshold_whatever_others_have_there(policy):
-    """Of 100,000 tokens premium has 50,000, standard 35,000 and background 15,000, beside 110,000 of background."""
+    """Of 100,000 tokens premium has 50,000, standard 35,000 and background 15,000, against 110,000 of background."""
     stage = Stage("a", policy=policy, slot_tokens=8000, tiers={}, activePrefillTokensThreshold=100_000)
     taken = dict.fromkeys(Tier, 0)
     for tier in (Tier.BACKGROUND, Tier.STANDARD, Tier.PREMIUM):
@@ -301,7 +301,7 @@ def full_decode_stage():
 
 @pytest.mark.parametrize(("tier", "expected"), {**URGENT, Tier.SYSTEM: "p", Tier.PREMIUM: "p"}.items())
 def test_a_full_decode_stage_keeps_prompts_in_tiers_at_the_frontend(tier, expected):
-    """Premium goes on, as it will not wait for blocks there; standard waits in the first stage until some are free."""
+    """Premium continues, as it will not wait for blocks there; standard waits in the first stage until some are free."""
     stage = full_decode_stage()
     assert outcome(stage.ask(10, tier=tier)) == expected
     if expected == "waits":

@@ -16,7 +16,7 @@ from penstock.router.policy.routing_policy import (
 
 
 def test_rebalancing_brings_a_queue_within_the_slo():
-    """Ten seconds of queue beside an empty candidate: it takes what it can serve within five, and no more."""
+    """Ten seconds of queue alongside an empty candidate: it takes what it can serve within five, and no more."""
     queues = placement(DualMap(choice=PairChoice.CACHE_AFFINITY, adaptive_prefix=False))
     for item in range(10):
         queues.submit(item, arrival(1, tokens=1000), 0.0)

@@ -88,7 +88,7 @@ def test_sglangs_blocks_of_a_salt_or_an_adapter_teach_nothing(field, held):
     ],
 )
 def test_malformed_events_change_nothing(parent, tokens):
-    """An unknown parent, too few ids, or what is no id."""
+    """An unknown parent, too few ids, or what is not an id."""
     index, events = feed()
     events.stored(names(0, 4), parent, tokens)
     events.removed(["never stored"])

@@ -41,7 +41,7 @@ def core():
 
 
 def test_a_request_whose_worker_drains_goes_to_its_prefix_once_that_is_free(core):
-    """It was passed over for being busy then, which is no reason now."""
+    """It was passed over for being busy then, which is not a reason now."""
     core.prefilled(core.load, 3.0)
     core.release(core.load, 3.0)
     core.set_workers(specs("abc", draining="b"), 3.0)

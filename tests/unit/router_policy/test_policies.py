@@ -115,7 +115,7 @@ def test_who_decodes_much_is_given_less():
 
 @pytest.mark.parametrize(("others", "expected"), [(0, "b"), (40_000, "a")])
 def test_a_hit_is_left_where_decodes_pile_up_and_not_where_all_decode_alike(others, expected):
-    """2,048 cached tokens are worth 8,192 of waiting: 40,000 decoded count 4,000, and 11,200 more beside four idle workers."""
+    """2,048 cached tokens are worth 8,192 of waiting: 40,000 decoded count 4,000, and 11,200 more alongside four idle workers."""
     queue = placement(make_policy(RouterConfig(policy="prefix-cost")), "abcde")
     assert compute(queue, 0, arrival(1, 2, 3, 4)) == "a"
     for name, worker in queue.workers.eligible.items():
@@ -202,7 +202,7 @@ def test_cold_prompts_fill_idle_caches_evenly(policy):
 
 
 def measured(counts, **tokens_per_s):
-    """Two workers, idle since second 60: up to then each has computed so many prompts of 1,000 tokens at such throughputs."""
+    """Two workers, idle since second 60: up to then each has computed this many prompts of 1,000 tokens at such throughputs."""
     queues = placement(PrefixCost(), tokens_per_s, tokens_per_s=None)
     times = []
     for (name, rate), count in zip(tokens_per_s.items(), counts, strict=True):
@@ -339,7 +339,7 @@ def see_each_load(queues):
 @settings(max_examples=25)
 @given(st.integers(0, 1 << 30), st.integers(1, 4))
 def test_the_choice_is_as_good_as_a_full_scan(seed, holders):
-    """Exactly, but for the policy's own noise: with four holders of a beginning at most, and each load seen once as it is."""
+    """Exactly, except for the policy's own noise: with four holders of a beginning at most, and each load seen once as it is."""
     rng = random.Random(seed)
     queues = fleet_of()
     names = list(queues.workers.eligible)

@@ -1,4 +1,4 @@
-"""Prefix keys, and the index of a worker's prefixes beside a plain one, and its memory."""
+"""Prefix keys, and the index of a worker's prefixes alongside a plain one, and its memory."""
 
 import gc
 import random
@@ -207,7 +207,7 @@ def test_a_full_index_takes_at_most_64_bytes_a_block(blocks):
         known = index.count
         gc.collect()  # Tuples that the interpreter keeps for reuse are not the index's.
         full, _ = tracemalloc.get_traced_memory()
-        # What goes with the index was the index's; other threads and coverage allocate beside it.
+        # What goes with the index was the index's; other threads and coverage allocate alongside it.
         del index
         gc.collect()
         empty, _ = tracemalloc.get_traced_memory()

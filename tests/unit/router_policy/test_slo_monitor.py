@@ -176,7 +176,7 @@ def test_the_step_moves_by_one_and_not_too_often(values: list[tuple[float, float
 
 
 def test_settings_that_change_keep_what_was_measured():
-    """A shorter window forgets what lies before it, from then on; nothing is measured anew."""
+    """A shorter window forgets what is before it, from then on; nothing is measured again."""
     slo = monitor(window_seconds=60.0)
     for at_s, is_failed in ((0.0, True), (50.0, False)):
         slo.ended(Tier.PREMIUM, EndedRequest(e2e_s=1.0, is_failed=is_failed), at_s)

@@ -83,7 +83,7 @@ def test_a_tier_that_asks_for_more_than_its_share_waits_below_its_part_of_the_th
         made = control(standard)
         made.asked(Tier.STANDARD, 3 * burst, stage, 0.0)
         assert waits(made, stage) is expected
-    # What was admitted and is computed is no reason to reject.
+    # What was admitted and is computed is not a reason to reject.
     made = control(0)
     made.asked(Tier.STANDARD, 0, stage, 0.0)
     made.entered("there", Role.AGGREGATED, Arrival((), part - 1), uncomputed_tokens=part - 1)

@@ -208,7 +208,7 @@ def prompt_by_prompt(**tiers):
 
 
 def test_the_core_sheds_new_requests_and_none_that_it_has_admitted():
-    """Retries go on; a shed request is an arrival, and is told when to come back."""
+    """Retries continue; a shed request is an arrival, and is told when to come back."""
     stage = prompt_by_prompt(shedding={"recoverSeconds": 40})
     for at in range(2):
         stage.core.tiers.monitor.evaluate(10.0 * at, {Tier.PREMIUM: [9.0] * 30})

@@ -30,7 +30,7 @@ def poisson(rps, duration_s, isl, osl):
 
 
 def simulated(prefill, decode, requests):
-    """TTFT and mean ITL of each request in a graph of so many replicas."""
+    """TTFT and mean ITL of each request in a graph of this many replicas."""
     model = ProfiledModel(PROFILE)
     pools = (PoolSpec(Role.PREFILL, prefill, model), PoolSpec(Role.DECODE, decode, model))
     found = (

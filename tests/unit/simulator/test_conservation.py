@@ -217,7 +217,7 @@ class _Recorder(VirtualPlanner):
 def test_a_world_shows_its_planner_every_request(split_world, aggregated):
     """Over a run the sums are the workload's, and tokens that arrived were computed, wait or are in flight.
 
-    A request whose worker died waits again and is no second arrival.
+    A request whose worker died waits again and is not a second arrival.
     """
     workload = prepare(WorkloadSpec("mooncake", limit=120), seed=0)
     scenario = split_world(2, 1, planner=DecideConfig(max_gpu_budget=None))

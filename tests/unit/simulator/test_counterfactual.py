@@ -70,7 +70,7 @@ def result_of(line, *, ttft_s=2.0, status=RequestStatus.OK, ids=None):
 
 
 def results_of(count, *, late=0):
-    """Return so many lines, the late ones spread evenly among them."""
+    """Return this many lines, the late ones spread evenly among them."""
     return [
         result_of(line, ttft_s=9.0 if late and not line % (count // late) else 0.5)
         for line in range(1, count + 1)

@@ -1,4 +1,4 @@
-"""A sweep that was killed goes on from its finished runs, and ends with the same result byte for byte."""
+"""A sweep that was killed continues from its finished runs, and ends with the same result byte for byte."""
 
 import importlib
 import os
@@ -62,7 +62,7 @@ def test_other_runs_are_not_taken_from_a_journal(tmp_path):
 
 
 def test_a_broken_journal_is_named(tmp_path):
-    """Nothing is guessed from a line that is no run."""
+    """Nothing is guessed from a line that is not a run."""
     (tmp_path / "cells.jsonl").write_text("{}\n")
     with pytest.raises(ConfigError, match=r"cells\.jsonl:1: not a run"):
         CellJournal(tmp_path)

@@ -190,7 +190,7 @@ def test_a_restart_costs_a_planner_with_a_ledger_nothing(split_world):
 
 
 def test_a_restart_costs_an_autoscaler_without_one_its_memory(split_world):
-    """The HPA begins its 300 s of stabilisation anew, so an idle fleet does not shrink."""
+    """The HPA begins its 300 s of stabilisation again, so an idle fleet does not shrink."""
     source = "poisson:rate=0.1,duration_s=900,input_tokens=500,output_tokens=10,length_cv=0"
     often = Faults(restarts=tuple(float(at_s) for at_s in range(100, 900, 100)))
 

@@ -21,7 +21,7 @@ from penstock.simulator.simulation import Simulation
 
 MODEL = ProfiledModel("a100-llama-8b-bf16-tp1", request_limit=9)
 DRIVERS = {"kvEventsPort", "retries.maxContinuations"}
-"""Keys that the simulation reads beside the core."""
+"""Keys that the simulation reads alongside the core."""
 GIVEN = {
     "policy": policy_names(),
     "sessionHeader": ["x-session"],
@@ -161,7 +161,7 @@ def with_key(path, value):
     """Return a section in which everything counts, and one key has a value; without the key where that is None."""
     section = {"policy": "dualmap", "tiers": {"enabled": True}, "admission": {"mode": "token-capacity"}}
     if path.startswith("prefillDeflection"):
-        # Refused beside tiers.
+        # Refused alongside tiers.
         section = {"policy": "dualmap", "prefillDeflection": {"enabled": True}}
     *above, last = path.split(".")
     within = section

@@ -250,7 +250,7 @@ def shares(policy, thresholds, factor, is_split, *, request_limit=None):
 
 
 def premium_and_standard_are_served(found):
-    """Return whether background alone was rejected, but for the few that met nothing but their own tier's prompts."""
+    """Return whether background alone was rejected, except for the few that met nothing but their own tier's prompts."""
     return all(found[tier][1] < 0.01 for tier in (Tier.PREMIUM, Tier.STANDARD))
 
 
@@ -410,7 +410,7 @@ def test_premium_is_given_to_engines_that_preempt_at_once():
 def test_a_background_request_waits_in_the_router_and_not_at_a_full_decode_worker():
     """Three times the load, decode batches full, no thresholds: no first token comes long after the queue's 60 s.
 
-    Premium is as fast as without load. Where all went on to the decode workers, background waited up to 228 s.
+    Premium is as fast as without load. Where all continued to the decode workers, background waited up to 228 s.
     """
     preemption = PreemptionFlag(maxPerRequest=3, premiumReservedFraction=0.3, swapGigabytes=16)
     model = ProfiledModel("a100-llama-8b-bf16-tp1", max_num_seqs=16, preemption=preemption)
@@ -430,7 +430,7 @@ def test_a_background_request_waits_in_the_router_and_not_at_a_full_decode_worke
 @pytest.mark.parametrize(
     ("drop_above_s", "priority", "served"),
     [(None, 2, [True, True]), (0.001, 2, [False, True]), (None, 0, [True, True])],
-    ids=["comes back", "is dropped", "is no victim of its equal"],
+    ids=["comes back", "is dropped", "is not a victim of its equal"],
 )
 def test_a_request_gives_way_to_a_higher_tier_as_live(drop_above_s, priority, served):
     """Premium needs the blocks of a long request: it does not wait for its 500 outputs, which come later in full."""

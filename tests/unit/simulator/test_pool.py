@@ -112,7 +112,7 @@ def waited(run):
 
 @pytest.mark.slow
 def test_a_drain_that_lasts_longer_than_the_pool_waits_is_cut():
-    """The owner has its GPU earlier than streams of a minute and more let it; those of the worker go on at another."""
+    """The owner has its GPU earlier than streams of a minute and more let it; those of the worker continue on another."""
     drained = PoolSimulation(TERMS, long_streams()).run()
     cut = PoolSimulation(TERMS, long_streams(), reclaim_s=10.0).run()
     assert not any(drained.cuts.values())

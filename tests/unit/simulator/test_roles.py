@@ -56,7 +56,7 @@ def test_a_worker_serves_its_new_role_a_drain_later_with_the_gpus_it_had(shifted
 
 
 def test_while_it_switches_it_counts_once_and_in_its_new_role(shifted):
-    """The sum of both roles never changes: what drains for the other is no draining worker of its own."""
+    """The sum of both roles never changes: what drains for the other is not a draining worker of its own."""
     _, seen = shifted()
 
     assert {sum(pool.existing for pool in counts.values()) for _, _, counts in seen} == {4}
@@ -88,7 +88,7 @@ def test_without_the_option_a_start_takes_its_time(shifted):
 
 
 def test_a_worker_that_dies_while_it_switches_comes_back_in_its_new_role(shifted):
-    """Killed between decision and switch: its jobs go on elsewhere, and the new role gets it once it is back."""
+    """Killed between decision and switch: its jobs continue elsewhere, and the new role gets it once it is back."""
     world, seen = shifted()
     decided_s = next(each.at_s for each in world.control.planner.decisions if each.switched)
     dying = "prefill-2"

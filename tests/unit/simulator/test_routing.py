@@ -152,7 +152,7 @@ def test_a_cached_prefix_is_not_computed_again(request_at):
 
 
 def test_engine_keys_follow_the_text_of_partial_blocks(request_at):
-    """600 tokens are 37 full blocks of 16; a prompt that goes on shares exactly those it has in common."""
+    """600 tokens are 37 full blocks of 16; a prompt that continues shares exactly those it has in common."""
     chains = PrefixChains(0)
     short = job_of(request_at(0.0, 600, ids=(1, 2)), 0, chains)
     long = job_of(request_at(0.0, 1024, ids=(1, 2)), 1, chains)

@@ -13,7 +13,7 @@ ROW = '{"timestamp": %d, "input_length": 900, "output_length": 20, "hash_ids": [
 
 @pytest.fixture(name="write")
 def written_to_a_file(tmp_path, monkeypatch):
-    """Return what writes a trace of so many requests under one name."""
+    """Return what writes a trace of this many requests under one name."""
     monkeypatch.chdir(tmp_path)
 
     def write(count):
@@ -25,7 +25,7 @@ def written_to_a_file(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("source", ["trace.jsonl", "poisson:rate=2,count=5,requests=trace.jsonl"])
 def test_a_file_that_has_changed_is_read_again(write, source):
-    """As in a notebook, whose process lives on while its traces are written anew."""
+    """As in a notebook, whose process lives on while its traces are written again."""
     spec = WorkloadSpec(source)
     write(5)
     first, named = prepare(spec, seed=0), with_trace(WorkloadSpec("trace.jsonl")).source

@@ -52,7 +52,7 @@ class FakeServer:
         ready: Status of /ready.
         lags: Lag that each process exports; "" is the server, other names are workers.
         speed: Of the router that it plays; None plays none.
-        broken: Streams that went on elsewhere, counted up by each completion; None: it shows none.
+        broken: Streams that continued elsewhere, counted up by each completion; None: it shows none.
         time_scales: Speed that each simulated worker exports, by name; "" is the server itself.
     """
 

@@ -274,14 +274,16 @@ async def test_the_servers_say_how_late_they_ran(azure_file, fake_server, run_to
 async def test_streams_that_broke_off_meanwhile_are_counted_by_the_router(
     azure_file, fake_server, run_to_end
 ):
-    """Three requests of which each broke twice, beside 40 and 7 from before; a client sees none of that, so notes say it."""
+    """Three requests of which each broke twice, against 40 and 7 from before; a client sees none of that, so notes say it."""
     fake_server.lags = {"": "0"}
     fake_server.broken = 40
 
     summary = await run_to_end(azure_file)
 
     assert summary["broken_streams"] == {"continued": 6, "lost": 0}
-    assert [note for note in notes(summary) if "BROKEN STREAMS: 6 went on at another worker, 0 ended" in note]
+    assert [
+        note for note in notes(summary) if "BROKEN STREAMS: 6 continued on another worker, 0 ended" in note
+    ]
 
 
 async def test_a_server_that_is_no_router_counts_no_broken_streams(azure_file, run_to_end):
@@ -328,7 +330,7 @@ def _event(body):
 
 
 def test_token_events_are_timed_and_others_are_not():
-    """A role chunk, an empty text and the usage chunk are no tokens."""
+    """A role chunk, an empty text and the usage chunk are not tokens."""
     meter = ClientStreamMeter()
     chat = [
         b'{"choices":[{"delta":{"role":"assistant","content":""}}]}',
@@ -362,7 +364,7 @@ def test_token_events_are_timed_and_others_are_not():
         (b'{"error":{"message":"KV lost","code":500}}', StreamError, "KV lost"),
         (b'{"error":"KV lost"}', StreamError, "KV lost"),
         (b"{oops", StreamBroken, "not JSON"),
-        (b"[1]", StreamBroken, "no JSON object"),
+        (b"[1]", StreamBroken, "not a JSON object"),
         (b'{"choices":[],"usage":3}', StreamBroken, "usage: 3"),
         (b'{"choices":3}', StreamBroken, "choices"),
     ],

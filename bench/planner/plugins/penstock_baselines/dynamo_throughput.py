@@ -2,7 +2,7 @@
 
 Demand is the interval's requests, their prompt and answer lengths, predicted for the next interval; supply is what the
 profile says that an engine does at the targets. Two factors correct the profile by what was observed: TTFT (at most 1:
-queueing is no reason to take an engine for a slow one) and ITL.
+queueing is not a reason to take an engine for a slow one) and ITL.
 
 Its predictor here is ``constant``, one of the five that it offers: the next interval is as the last. The others fit
 ARIMA, Kalman or Prophet models, of which 20 minutes give seven points.
@@ -155,7 +155,7 @@ def _wanted(
 
 
 def best_tokens_per_s(decode: DecodeTable, itl_s: float, context: float) -> float:
-    """Return the throughput at the highest KV usage whose ITL is no higher than the target.
+    """Return the throughput at the highest KV usage whose ITL is not a higher than the target.
 
     Where none is, that of the lowest usage: the loop does what it can.
     """

@@ -1,4 +1,4 @@
-"""A fleet that nothing scales, but for its floors."""
+"""A fleet that nothing scales, except for its floors."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 `python -m penstock.api.crd` writes the files, and `definitions` gives them to who compares them with a
 cluster's. `schema` makes the models' JSON schema a structural OpenAPI schema, with bounds and rules in CEL; here are the
-names, columns and subresources around it. Pure but for ``__main__``, which writes the files.
+names, columns and subresources around it. Pure except for ``__main__``, which writes the files.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _ADAPTER_COLUMNS = (
     _column(
         "Limited",
         '.status.conditions[?(@.type=="ScalingLimited")].status',
-        about="Whether the desired number lies outside what the graph allows.",
+        about="Whether the desired number is outside what the graph allows.",
     ),
     _column("Ready", ".status.ready", of="integer", about="Replicas that pass their probes."),
     _AGE,

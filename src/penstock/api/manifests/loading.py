@@ -148,7 +148,7 @@ def _validate(document: Document) -> tuple[list[_Finding], _Kind | None]:
         if kind is None:
             message = "missing; add kind: GraphDeployment"
         elif is_importable(kind):
-            message = f"{kind} is no kind of Penstock's; convert it with `penstock import`"
+            message = f"{kind} is not a kind of Penstock's; convert it with `penstock import`"
         else:
             message = f"{shown(kind)} is not one of {', '.join(_KINDS)}; correct it"
         return [(("kind",), message)], None
@@ -159,7 +159,7 @@ def _validate(document: Document) -> tuple[list[_Finding], _Kind | None]:
 
 
 def _beside(model: _Kind, earlier: Sequence[_Kind]) -> Iterator[_Finding]:
-    """Yield what is wrong with an object beside those before it, and with the graph that a request describes."""
+    """Yield what is wrong with an object alongside those before it, and with the graph that a request describes."""
     identity = (type(model), model.metadata.namespace, model.name)
     if identity in {(type(each), each.metadata.namespace, each.name) for each in earlier}:
         yield ("metadata", "name"), f"a second {model.kind} {model.name!r}; rename or remove one"
@@ -169,7 +169,7 @@ def _beside(model: _Kind, earlier: Sequence[_Kind]) -> Iterator[_Finding]:
         ]
         if graphs and model.spec.service not in graphs[0].spec.services:
             known = ", ".join(graphs[0].spec.services)
-            message = f"{model.spec.service!r} is no service of graph {graphs[0].name} ({known}); choose one of them"
+            message = f"{model.spec.service!r} is not a service of graph {graphs[0].name} ({known}); choose one of them"
             yield ("spec", "service"), message
     if isinstance(model, PoolObject):
         yield from pool_problems(model, [each for each in earlier if isinstance(each, GraphDeployment)])

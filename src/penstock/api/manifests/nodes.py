@@ -1,6 +1,6 @@
 """YAML text becomes plain data that still knows the line of every key.
 
-Bounded in size, depth and alias expansion; duplicate keys, foreign tags and keys that are no text are reported.
+Bounded in size, depth and alias expansion; duplicate keys, foreign tags and keys that are not text are reported.
 """
 
 from __future__ import annotations
@@ -189,7 +189,9 @@ class _Builder:
             return None
         except ValueError:
             self._find(
-                node, path, f"{node.value!r} is no valid {node.tag.rpartition(':')[2]}; correct or quote it"
+                node,
+                path,
+                f"{node.value!r} is not a valid {node.tag.rpartition(':')[2]}; correct or quote it",
             )
             return None
         if isinstance(value, bytes):

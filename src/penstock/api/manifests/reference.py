@@ -33,7 +33,7 @@ Unknown keys are refused; scalars are not coerced (`"8"` is text).
 Durations are text as in Kubernetes: `500ms`, `2s`, `10m`, `1h30m`; a number without a unit is refused.
 Durations and seconds are simulated (see [glossary](glossary.md)): `--speed 20` makes twenty of them pass in a real one, except where the key
 says real. `NAME` stands for a name that you choose, `[]` for each item of a list; a default of `required`
-means that there is none.
+means that the key has no default.
 
 Samples: [manifests/samples](../manifests/samples).
 """

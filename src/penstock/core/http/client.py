@@ -37,7 +37,7 @@ _IDEMPOTENT = frozenset({"GET", "OPTIONS", "PUT", "DELETE"})
 _BODYLESS = frozenset({"GET", "OPTIONS", "DELETE"})
 _SWEEP_MAX_S = 1.0
 _SWEEP_MIN_S = 0.02
-# What this host lacks is no fault of the peer.
+# What this host lacks is not a fault of the peer.
 _EXHAUSTED = {
     errno.EMFILE: "raise the process's limit of open files (ulimit -n)",
     errno.ENFILE: "raise the host's limit of open files (fs.file-max)",
@@ -127,7 +127,7 @@ class ConnectionPool:
             UpstreamTimeout: with its phase.
             StreamBroken: the connection ended early, carried garbage, or the body exceeds the bound.
             SaturatedError: `PoolLimits.connections` are open, or this host has no file left for one.
-            ConfigError: the URL is no http or https URL.
+            ConfigError: the URL is not a http or https URL.
         """
         stream = await self.stream(method, url, body=body, headers=headers, timeouts=timeouts)
         content = await stream.read(limit_bytes=self._limits.body_bytes)

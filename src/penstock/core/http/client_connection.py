@@ -313,7 +313,7 @@ class ClientConnection(asyncio.Protocol):
                 self._next_chunk_at = next_chunk_at(data, end + len(_END_OF_HEAD))
 
     def _account_framing(self, read_bytes: int, body_bytes: int) -> bool:
-        """Bound what a chunked response carries besides its body; return whether it may go on."""
+        """Bound what a chunked response carries besides its body; return whether it may continue."""
         self._excess_bytes += read_bytes - body_bytes - _FRAMING_PER_BODY * body_bytes
         if self._excess_bytes <= _MAX_HEAD_BYTES:
             return True

@@ -36,7 +36,7 @@ def given_socket(environment: Mapping[str, str], port: int) -> socket.socket | N
         given = socket.socket(fileno=FIRST_DESCRIPTOR)
     except OSError as exc:
         raise ConfigError(
-            f"{COUNT_VARIABLE}: file descriptor {FIRST_DESCRIPTOR} is no socket ({exc}); unset the variable"
+            f"{COUNT_VARIABLE}: file descriptor {FIRST_DESCRIPTOR} is not a socket ({exc}); unset the variable"
         ) from exc
     given.set_inheritable(False)
     name = given.getsockname()

@@ -86,7 +86,7 @@ class Intake:
         return self.too_long() if is_over else None
 
     def body_refusal(self, body_bytes: int) -> IntakeRefusal | None:
-        """Return why no more is read of a body of which so many bytes have come."""
+        """Return why no more is read of a body of which this many bytes have come."""
         if body_bytes > self.limits.max_body_bytes:
             return self.too_long()
         if self.buffered_bytes > self.limits.max_buffered_bytes:

@@ -38,7 +38,7 @@ log = get_logger(__name__)
 def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
     """Run ``main(stop)`` to its end; the first SIGTERM or SIGINT sets ``stop``, the second cancels ``main``.
 
-    A SIGTERM within `ECHO_REAL_S` of the first is no second one; a SIGINT, a user's second Ctrl-C, always is.
+    A SIGTERM within `ECHO_REAL_S` of the first is not a second one; a SIGINT, a user's second Ctrl-C, always is.
 
     The limit of open files is raised to the hard limit: each stream takes two sockets.
 
@@ -94,7 +94,7 @@ async def _with_signals(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]])
 async def ended_or_stopped(
     task: asyncio.Task[Any], stop: asyncio.Event, *, timeout_s: float | None = None
 ) -> None:
-    """Return when the task has ended, ``stop`` is set, or the real seconds are over; the task goes on."""
+    """Return when the task has ended, ``stop`` is set, or the real seconds are over; the task continues."""
     stopped = asyncio.create_task(stop.wait(), name="stop")
     try:
         await asyncio.wait({task, stopped}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

@@ -124,7 +124,7 @@ class Responder:
 
     Attributes:
         status: Status sent, or 0.
-        patience_s: How long the task that answers goes on once the client is gone, real seconds.
+        patience_s: How long the task that answers continues once the client is gone, real seconds.
     """
 
     def __init__(self, owner: ResponseOwner | None, transport: asyncio.Transport, request: Request) -> None:

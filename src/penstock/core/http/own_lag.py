@@ -27,7 +27,7 @@ class OwnLag:
         self._due_s = float("inf")
 
     def armed(self, delay_s: float) -> None:
-        """Record that the timer is due in so many real seconds."""
+        """Record that the timer is due in this many real seconds."""
         self._due_s = time.monotonic() + delay_s
 
     def late_s(self) -> float:

@@ -142,7 +142,9 @@ class RequestReader:
     def _head_without_offer(self) -> bytes:
         method: bytes = self._parser.get_method()
         if method == b"CONNECT":
-            self._refuse(IntakeRefusal(400, "connect_unsupported", "method CONNECT: this server is no proxy"))
+            self._refuse(
+                IntakeRefusal(400, "connect_unsupported", "method CONNECT: this server is not a proxy")
+            )
         version = self._parser.get_http_version().encode()
         kept = {name: value for name, value in self._headers.items() if name != b"upgrade"}
         options = [each.strip() for each in kept.pop(b"connection", b"").split(b",")]

@@ -89,7 +89,9 @@ class ServerConnection(asyncio.Protocol):
             None  # answers until the one that ends a draining connection; None: not known yet
         )
         self._drained_bytes = 0
-        self._unsent_bytes = -1  # at the last sweep of a server that closes, and since when they are so many
+        self._unsent_bytes = (
+            -1
+        )  # at the last sweep of a server that closes, and since when they are this many
         self._progress_s = 0.0
 
     # ------------------------------------------------------------------ asyncio callbacks
@@ -150,7 +152,7 @@ class ServerConnection(asyncio.Protocol):
             self._current.writing_paused()
 
     def resume_writing(self) -> None:
-        """Stop the stall clock; go on with the response, or with the next request."""
+        """Stop the stall clock; continue with the response, or with the next request."""
         self._stalled_since_s = None
         if self._current is not None:
             self._current.writing_resumed()

@@ -34,7 +34,7 @@ class Batch:
     Attributes:
         joined: Requests whose KV came from another worker and that run from here on.
         loads: Requests whose blocks were allocated for a transfer that starts now.
-        declined: Requests whose KV is computed although it lies on another worker.
+        declined: Requests whose KV is computed although it is on another worker.
         admitted: Requests scheduled for the first time.
         swapped_in: Requests whose KV is copied back from now on, and the tokens to copy.
     """
@@ -66,7 +66,7 @@ class BatchLimits:
     Attributes:
         max_num_batched_tokens: Tokens computed per step, >= max_num_seqs.
         by_priority: Order and victims by (priority, arrival) instead of arrival alone.
-        least_load_tokens: A part of a prompt that lies on another worker is computed here, rather than fetched, when it
+        least_load_tokens: A part of a prompt that is on another worker is computed here, rather than fetched, when it
             adds fewer tokens than this to what is cached, >= 1 (vLLM's ``kv_recompute_threshold``).
     """
 

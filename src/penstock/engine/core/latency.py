@@ -79,7 +79,7 @@ class DecodeCurve:
     steps_s: tuple[float, ...]
 
     def step_s(self, batch: float, beyond: LinearDecode) -> float:
-        """Return the step at ``batch``; outside the measured range it goes on with the slope of ``beyond``."""
+        """Return the step at ``batch``; outside the measured range it continues the slope of ``beyond``."""
         nearest = min(max(batch, self.batches[0]), self.batches[-1])
         inside = _interpolate(self.batches, self.steps_s, nearest)
         extra = batch - nearest
@@ -91,7 +91,7 @@ class TableDecode:
     """Measured decode curves, joined at equal total KV.
 
     At a given K every curve has a point (B = K / context), and between two curves the step is linear in B.
-    Beyond the shortest and longest context the step goes on with the slope of ``beyond``.
+    Beyond the shortest and longest context the step continues the slope of ``beyond``.
     """
 
     curves: tuple[DecodeCurve, ...]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from penstock.engine.core.requests import EngineCounters, EngineRole, LeaseTerm, RequestState
 
 MAX_RANKS = 1024
-"""Most ranks of one worker, chosen: far above any tensor parallelism."""
+"""Maximum number of ranks of one worker, chosen: far above any tensor parallelism."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,7 @@ class SwapSpace:
         self.back = TransferLink(link)
 
     def fits(self, blocks: int) -> bool:
-        """Whether so many more blocks fit."""
+        """Whether this many more blocks fit."""
         return self.used + blocks <= self.capacity
 
     def take(self, state: RequestState, blocks: int) -> None:

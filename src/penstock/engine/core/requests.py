@@ -80,8 +80,8 @@ class EngineRequest:
         output_tokens: Tokens that it generates, >= 1; ``ends_by`` says what stops it there.
         block_keys: Prefix keys of the prompt's full blocks; empty disables reuse.
         priority: Lower runs first; read under the priority policy only.
-        load_remote: The prompt's KV lies on another worker and is fetched instead of computed.
-        remote_tokens: How many of its tokens lie there, from its beginning, >= 1; None: all. What is missing, and at
+        load_remote: The prompt's KV is on another worker and is fetched instead of computed.
+        remote_tokens: How many of its tokens are there, from its beginning, >= 1; None: all. What is missing, and at
             least the last token, is then computed here.
         pin_blocks: Keep the blocks when it ends, for another worker to read.
         prompt: Its token ids, packed into 4 bytes each; only a journal of the cache reads it.
@@ -106,7 +106,7 @@ class EngineRequest:
 class RequestState:
     """A request on its way through the engine.
 
-    While it decodes, ``computed`` and ``outputs`` stand still at the values of ``base_tick``: every decoding
+    While it decodes, ``computed`` and ``outputs`` keep the values of ``base_tick``: every decoding
     request advances by one token per step, so the batcher counts steps once for all of them.
 
     Attributes:

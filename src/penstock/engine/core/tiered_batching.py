@@ -69,9 +69,9 @@ class TieredBatcher(Batcher):
         return batch
 
     def steady_steps(self, batch: Batch) -> int:
-        """Return the steps that will only decode; growth of lower tiers must fit beside the reserve, too.
+        """Return the steps that will only decode; growth of lower tiers must fit alongside the reserve, too.
 
-        A request that waits for victims goes on waiting: a block that a victim takes is free no more.
+        A request that waits for victims continues waiting: a block that a victim takes is free no more.
         """
         steps = super().steady_steps(batch)
         if steps == 1:
@@ -192,7 +192,7 @@ class TieredBatcher(Batcher):
                 return
 
     def _admit_head(self, state: RequestState, batch: Batch, budget: int) -> bool:
-        """Admit the head of the queue, making room first if lower tiers can give it; False if it goes on waiting."""
+        """Admit the head of the queue, making room first if lower tiers can give it; False if it continues waiting."""
         hit_keys, total = self._wanted(state, budget)
         self._free_blocks(state, self._missing(state, hit_keys, total), batch)
         if self.running >= self._limits.max_num_seqs or not self._may_resume(state, hit_keys, total):

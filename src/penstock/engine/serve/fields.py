@@ -361,7 +361,7 @@ class ResponseFields(ChatFields):
 
     @property
     def prompt(self) -> bytes:
-        """Instructions come first; as in vLLM 0.32 a last message in progress goes on."""
+        """Instructions come first; as in vLLM 0.32 a last message in progress continues."""
         head = [_Message(role="system", content=[_Part(text=self.instructions)])] if self.instructions else []
         goes_on = self.messages[-1].status in {"in_progress", "incomplete"}
         return _render([*head, *self.messages], self.tools, asks_for_answer=not goes_on, goes_on=goes_on)

@@ -55,7 +55,7 @@ _NUMBERS: Final = {word: number for number, word in enumerate(WORDS)}
 def said_before(prompt: bytes, salt_of: Callable[[bytes], int]) -> int:
     """Return how many words at a prompt's end are the beginning of its answer.
 
-    So a prompt that is sent again with what was said of its answer goes on where that ended, as a real model at
+    So a prompt that is sent again with what was said of its answer continues where that ended, as a real model at
     temperature 0 does.
     """
     most, expected = 0, None
@@ -104,7 +104,7 @@ class RemoteKv(BaseModel):
         engine_id: The process that keeps it.
         request_id: The prompt's, there.
         ranks: Its tensor parallelism.
-        tokens: How many of the prompt's tokens lie there; None: all.
+        tokens: How many of the prompt's tokens are there; None: all.
         cached_tokens: Prompt tokens that the prefill worker found in its own cache; None: it did not say.
     """
 

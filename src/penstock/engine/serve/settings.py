@@ -136,12 +136,12 @@ class ServeFlags:
         ge=0,
     )
     engine_request_limit: int | None = flag(
-        "Most requests in the engine at a time; beyond it and the queue requests are rejected with 503.",
+        "Maximum number of requests in the engine at a time; beyond it and the queue requests are rejected with 503.",
         ge=1,
         unset="no limit",
     )
     engine_request_queue: int = flag(
-        "Most requests that wait for the engine once --engine-request-limit run; at least 2.",
+        "Maximum number of requests that wait for the engine once --engine-request-limit run; at least 2.",
         default=16,
         ge=_LEAST_QUEUE,
     )
@@ -179,7 +179,7 @@ class ServeSettings:
     def longest_tokens(self, priority: int) -> int:
         """Return the longest prompt and output together of a request of this priority.
 
-        Below premium it must fit beside the reserve, or it would wait for ever.
+        Below premium it must fit alongside the reserve, or it would wait for ever.
         """
         return min(self.max_model_len, self.engine.longest_tokens(priority))
 
@@ -286,7 +286,7 @@ def _parse_adapters(modules: Sequence[str], names: Sequence[str]) -> dict[str, s
     for each in modules:
         name, _, path = each.partition("=")
         if not name or not path:
-            raise ConfigError(f"--lora-modules {each}: is no NAME=PATH; write it as sql=/adapters/sql")
+            raise ConfigError(f"--lora-modules {each}: is not a NAME=PATH; write it as sql=/adapters/sql")
         if name in found or name in names:
             raise ConfigError(
                 f"--lora-modules {each}: {name} is served already; give the adapter a name of its own"

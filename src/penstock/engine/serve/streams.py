@@ -85,7 +85,7 @@ class Reply:
             self.abandon()
 
     def release(self) -> None:
-        """Let a held answer go on, after its KV was read in time."""
+        """Let a held answer continue, after its KV was read in time."""
         self.is_held = False
         self._catch_up()
 

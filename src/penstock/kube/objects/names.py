@@ -17,10 +17,10 @@ SERVICE_LABEL: Final = f"{DOMAIN}/service"
 """Service's name within the graph; on Deployments, pods and EndpointSlices."""
 
 ROLE_LABEL: Final = f"{DOMAIN}/role"
-"""router, prefill, decode or aggregated; beside `SERVICE_LABEL`."""
+"""router, prefill, decode or aggregated; alongside `SERVICE_LABEL`."""
 
 PROFILE_LABEL: Final = f"{DOMAIN}/profile"
-"""ProfileRequest's name; on its children and the Job's pods, which carry no `GRAPH_LABEL` and are no graph's workers."""
+"""ProfileRequest's name; on its children and the Job's pods, which carry no `GRAPH_LABEL` and are not workers of a graph."""
 
 SERVING_LABEL: Final = f"{DOMAIN}/serving"
 """On pods: `SERVING` in the template; `DRAINING` takes a pod out of its Service, so routers send nothing new."""

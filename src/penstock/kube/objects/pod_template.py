@@ -60,7 +60,7 @@ def overlay_schema() -> dict[str, Any]:
 
     Other keys pass, for ``$patch`` cannot be named: Helm upgrades a definition by a strategic merge patch, in which a map
     with that key is a directive, and the API server then drops the map, here all keys of a pod. The operator and
-    `penstock validate` refuse misspelt keys. What lies below a key without a type of its own is left to Kubernetes, which
+    `penstock validate` refuse misspelt keys. What is below a key without a type of its own is left to Kubernetes, which
     judges the pod.
     """
     return _schema(_ROOT)

@@ -165,7 +165,7 @@ class Attempt:
 
 @dataclass(slots=True)
 class Refusals:
-    """The writes of one reconcile that were refused, so that each step goes on without them.
+    """The writes of one reconcile that were refused, so that each step continues without them.
 
     Attributes:
         found: In the order of the writes, without those that are not needed any more.

@@ -1,7 +1,7 @@
 """Which edit of a graph is carried out, kept in its status, so that a later edit that is refused stops nothing.
 
 Pure. The API server checks most of a graph and the operator the rest: what a podTemplate makes of a pod, say. While the
-newest edit is refused, budget, drains, scaling and repairs go on by the last one that was not. It is kept as the text of
+newest edit is refused, budget, drains, scaling and repairs continue by the last one that was not. It is kept as the text of
 its specification in the graph's status, in the write that says what was observed, so that an operator that is
 restarted finds it, and so that the planner scales what is carried out.
 """

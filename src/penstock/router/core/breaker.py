@@ -1,6 +1,6 @@
 """A worker's circuit: after failures in a row it is ejected, then tried with one request. Pure.
 
-A circuit opens for ``open_seconds`` times the number of its openings of late, at most ``max_open_seconds``. The beginning of one probe's
+A circuit opens for ``open_seconds`` times the number of its recent openings, at most ``max_open_seconds``. The beginning of one probe's
 answer closes it, because answers may last minutes; until the first answer is complete, one failure opens it again. What
 counts as a failure is `penstock.router.proxy.failures`' to say.
 

@@ -1,6 +1,6 @@
 """Which decode workers may compute a prompt themselves while all prefill workers are behind. Pure; `RouterCore` asks.
 
-An engine computes a prompt in steps of so many tokens, between the tokens of its streams. So a deflected prompt makes no gap
+An engine computes a prompt in steps of this many tokens, between the tokens of its streams. So a deflected prompt makes no gap
 longer than what gaps are lately and one such step, as long as prompts are deflected one after the other.
 """
 
@@ -101,7 +101,7 @@ class PrefillDeflection:
         decode: Iterable[Worker],
         now_s: float,
     ) -> frozenset[str]:
-        """Return the decode workers that may compute a prompt of so many tokens; none while a prefill worker keeps up.
+        """Return the decode workers that may compute a prompt of this many tokens; none while a prefill worker keeps up.
 
         What is unknown of a worker keeps it out.
 

@@ -131,7 +131,7 @@ class KnownWorkers(Generic[T]):
         return 0 if worker is None else worker.peer_tokens
 
     def load_of(self, name: str, now_s: float) -> tuple[int, float | None]:
-        """Return the load at a worker that a router picking beside this one should count: tokens >= 0, and its tokens/s.
+        """Return the load at a worker that a router picking alongside this one should count: tokens >= 0, and its tokens/s.
 
         Where requests are assigned on arrival: uncached tokens that wait, and those dispatched that should not be computed
         yet. Else the tokens in flight.

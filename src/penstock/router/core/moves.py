@@ -1,4 +1,4 @@
-"""Whether a stream leaves a worker that drains and goes on at another one. Pure; `penstock.router.proxy.moves` asks."""
+"""Whether a stream leaves a worker that drains and continues on another one. Pure; `penstock.router.proxy.moves` asks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.routing_policy import WorkerQueue
 
 MOST_AT_ONCE: Final = 8
-"""Streams of one router that have left a worker and show no token at the next. Chosen: their prompts are computed beside those
+"""Streams of one router that have left a worker and show no token at the next. Chosen: their prompts are computed alongside those
 of new requests, which wait for no more than a few of them."""
 
 MAX_LOOKUPS: Final = 32
@@ -55,7 +55,7 @@ def prefill_token_s(prefill: Iterable[SpeedCounts]) -> float | None:
 def is_worth_moving(left: StreamLeft, decode: SpeedCounts, token_s: float | None) -> bool:
     """Return whether a stream has more left than it costs to compute its prompt and what was said at another worker.
 
-    What nothing is known of is no reason to stay: a drain that waits for an answer may wait for hours.
+    What nothing is known of is not a reason to stay: a drain that waits for an answer may wait for hours.
 
     Args:
         left: The stream.

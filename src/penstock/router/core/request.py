@@ -2,7 +2,7 @@
 
 Prefill, transfer, decode, refusals for lack of room, retries, and the rest of a broken stream. `penstock.router.proxy.handler`
 drives it. It is a generator, so whatever a step holds (a worker's share, the KV of a prompt) is given back by the ``finally``
-that stands beside it, also when the client leaves.
+that is alongside it, also when the client leaves.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class RequestMachine:
         steps: Those without an answer that come before the newest one that was returned; the driver takes them.
         rules: Whether it is tried again; another router's once that one picks.
         tries: What its tries have shown so far.
-        alone_at: Roles on whose workers it may only run alone; empty: it is no suspect, see `penstock.router.core.suspects`.
+        alone_at: Roles on whose workers it may only run alone; empty: it is not a suspect, see `penstock.router.core.suspects`.
         deadline_s: After which nothing is tried again, simulated seconds; it may be moved.
         continuations: Workers that failed it after it had begun, which `limits.CONTINUATIONS` bounds.
         moves: How often its stream has left a draining worker.
@@ -202,7 +202,7 @@ class RequestMachine:
         # The worker that keeps the prompt's KV for decode, and whether no decode worker answers for that yet.
         self._source: Worker | None = None
         self._is_kept = False
-        # The share of the prefill worker that computes beside decode, until it has answered.
+        # The share of the prefill worker that computes alongside decode, until it has answered.
         self._meeting: Assignment[Any] | None = None
         self._has_begun = self._speaks = False
         self._sent_s = self._died_s = self._waits_since_s = -inf
@@ -285,7 +285,7 @@ class RequestMachine:
         return came
 
     def prefill_ended(self, came: PrefillEnd) -> None:
-        """Take what became of the prefill beside its decode, whatever the machine waits for; `steps` follow from it."""
+        """Take what became of the prefill alongside its decode, whatever the machine waits for; `steps` follow from it."""
         assignment, self._meeting = self._meeting, None
         if assignment is None:
             return
@@ -314,7 +314,7 @@ class RequestMachine:
                     self.steps.append(_LEAVE_PREFILL)
                     self._meeting = None
             if came is RefusalReason.QUEUE_TIMEOUT:
-                # The prefill worker keeps the KV for so long alone, too.
+                # The prefill worker keeps the KV for this long alone, too.
                 return FailedTry(QUEUE_TIMEOUT, RetryScope.ANYWHERE)
             if not isinstance(came, PrefillFailed):
                 return came
@@ -330,7 +330,7 @@ class RequestMachine:
     ) -> _Way:
         """Have a worker of a role answer; another one while workers refuse the request for lack of room.
 
-        Such a refusal is no failure: it costs no retry budget, and does not count against the worker. The rest of a stream
+        Such a refusal is not a failure: it costs no retry budget, and does not count against the worker. The rest of a stream
         waits until one has room.
         """
         tries, is_entry = self.tries, role is self._plan.entry
@@ -540,7 +540,7 @@ class RequestMachine:
             # Its tries before the first token, or before this break, say nothing of the workers that it may ask now.
             self.tries.retries = 0
         if is_moved:
-            # It is no retry: nothing has failed.
+            # It is not a retry: nothing has failed.
             self.tries.avoid |= {each.name for each in failure.workers}
             self.moves += 1
             yield Retry(MOVED, 0, is_rest=True)

@@ -50,7 +50,7 @@ class Relay(NamedTuple):
 
 
 class AwaitPrefill(NamedTuple):
-    """Wait a moment for the prefill beside a decode that has ended; the answer is None."""
+    """Wait a moment for the prefill alongside a decode that has ended; the answer is None."""
 
 
 class AwaitOutage(NamedTuple):
@@ -101,7 +101,7 @@ class ComputedBeside(NamedTuple):
 
 
 class LeavePrefill(NamedTuple):
-    """The request leaves the prefill worker beside decode's, broken off if it still runs there."""
+    """The request leaves the prefill worker alongside decode's, broken off if it still runs there."""
 
 
 class TurnedAway(NamedTuple):
@@ -131,7 +131,7 @@ class QueryOfDeath(NamedTuple):
     """The request has killed a worker, so it ends, and is refused for a while.
 
     Attributes:
-        before: Names of the workers that died while it ran there beside others.
+        before: Names of the workers that died while it ran there alongside others.
         worker: On which it ran alone and which died then.
     """
 
@@ -216,11 +216,11 @@ class Problem(Enum):
 
 
 PrefillEnd: TypeAlias = "PromptComputed | FailedTry | Problem"
-"""What became of a prefill beside its decode."""
+"""What became of a prefill alongside its decode."""
 
 
 class PrefillFailed(NamedTuple):
-    """What became of the prefill beside a decode that has shown no token."""
+    """What became of the prefill alongside a decode that has shown no token."""
 
     came: FailedTry | Problem
 

@@ -66,7 +66,7 @@ class Assignment(Generic[T]):
     Attributes:
         tokens: Prompt tokens, known or estimated, and what was generated so far.
         since_s: When it was dispatched, simulated seconds.
-        is_cleared: It is no suspect any more; see `penstock.router.core.suspects`.
+        is_cleared: It is not a suspect any more; see `penstock.router.core.suspects`.
         is_computed: Its complete answer shows that its prompt was computed; `RouterCore.release` records it.
         on_verdict: Called with each verdict and its cause; for a router whose picker is another one.
     """
@@ -107,7 +107,7 @@ class Assignment(Generic[T]):
             worker.speed.decode_s += gap_s
 
     def computed(self, cached_tokens: int, now_s: float) -> None:
-        """Count its prompt for the worker's speed, but for what is known to have been cached."""
+        """Count its prompt for the worker's speed, except for what is known to have been cached."""
         self.worker.speed.prefilled(max(1, self.tokens - cached_tokens), now_s - self.since_s)
 
     def proved(self) -> None:
@@ -323,7 +323,7 @@ class FailedTry:
 
     Attributes:
         reason: Bounded word for metrics.
-        workers: Which failed; none when it was no worker, two when either end of a KV transfer may have.
+        workers: Which failed; none when it was not a worker, two when either end of a KV transfer may have.
         is_timeout: A time-out after connecting: tried again at most once.
         unproven: A failure that counts against the worker only if another one serves the request.
     """

@@ -195,7 +195,7 @@ class RouterCore(Generic[T]):
         self._left(item, role)
         self._load_changed(role, now_s, name)
 
-    # ------------------------------------------------------------------ beside other routers
+    # ------------------------------------------------------------------ alongside other routers
 
     def adopt(
         self, item: T, role: Role, arrival: Arrival, stay: RunningAt, now_s: float
@@ -233,7 +233,7 @@ class RouterCore(Generic[T]):
             self._load_changed(self.entry, now_s, name)
 
     def loads(self, now_s: float) -> dict[str, tuple[int, float | None]]:
-        """Return the loads for a router that picks beside this one; see `KnownWorkers.load_of`."""
+        """Return the loads for a router that picks alongside this one; see `KnownWorkers.load_of`."""
         return {name: self.entry_queue.workers.load_of(name, now_s) for name in self._names[self.entry]}
 
     # ------------------------------------------------------------------ the workers' load

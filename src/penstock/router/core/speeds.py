@@ -71,7 +71,7 @@ class SpeedMeter:
         )
 
     def tick(self, counts: Mapping[str, SpeedCounts], now_s: float) -> None:
-        """Mark once in a step; called again and again."""
+        """Mark once in a step; called repeatedly."""
         if not self._marks or now_s - self._marks[-1][0] >= _STEP_S:
             self._marks.append((now_s, {name: replace(each) for name, each in counts.items()}))
 
@@ -105,9 +105,9 @@ def _speed(role: str, then: SpeedCounts, now: SpeedCounts, period_s: float) -> W
 
 
 def slow_workers(speeds: Mapping[str, WorkerSpeed]) -> dict[str, str]:
-    """Return, by name, how far workers are slower than their equals, whose medians stand beside their figures.
+    """Return, by name, how far workers are slower than their equals, whose medians are alongside their figures.
 
-    A prefill is slow if it makes fewer tokens a second and is no shorter: ten new tokens behind a cached prompt take the
+    A prefill is slow if it makes fewer tokens a second and is not shorter: ten new tokens behind a cached prompt take the
     time of a launch, and are few a second on any worker.
     """
     found = {}
@@ -138,8 +138,8 @@ def _slow_prefill(own: WorkerSpeed, others: Sequence[WorkerSpeed]) -> Iterable[s
     if own.prompt_tokens_per_s * SLOW <= rate and own.prefill_s >= theirs_s:
         yield (
             f"{rate / max(own.prompt_tokens_per_s, 1e-9):.1f} times as slow as its equals: "
-            f"{own.prompt_tokens_per_s:,.0f} prompt tokens/s beside {rate:,.0f}, a prefill takes "
-            f"{own.prefill_s:,.2f} s beside {theirs_s:,.2f} s"
+            f"{own.prompt_tokens_per_s:,.0f} prompt tokens/s against {rate:,.0f}, a prefill takes "
+            f"{own.prefill_s:,.2f} s against {theirs_s:,.2f} s"
         )
 
 

@@ -4,7 +4,7 @@ A worker that dies breaks off everything that runs there, and one of those reque
 workers also die from outside. So a request that was on two workers that died is a suspect. It continues on a worker on which
 nothing else runs but what is cleared, and no other suspect with it. If that worker dies, the request has killed it and is
 convicted: three workers at most. If the request gets past the place where it was broken off, it is cleared, and others may
-come. A request that kills later than that, while a suspect is tried beside it, cannot be told from the suspect; nor can a kill
+come. A request that kills later than that, while a suspect is tried alongside it, cannot be told from the suspect; nor can a kill
 from outside in that moment.
 
 While other workers of the role are away, a suspect does not get the last one that serves; it waits. Where the role has one
@@ -57,7 +57,7 @@ class Suspicion:
 
     @property
     def alone_at(self) -> tuple[Role, ...]:
-        """Roles on whose workers it may only run alone; empty: it is no suspect."""
+        """Roles on whose workers it may only run alone; empty: it is not a suspect."""
         if len(self.deaths) < SUSPECT_DEATHS:
             return ()
         return tuple({each.role: None for each in self.deaths})

@@ -54,10 +54,10 @@ class QueueOccupancy:
 _TIERS: Final = tuple(Tier)
 
 WINDOW_S: Final = 2.0
-"""Chosen: of a tier no more wait at a worker of the second stage than have begun there in so long, which is then what the
+"""Chosen: of a tier no more wait at a worker of the second stage than have begun there in this long, which is then what the
 next one waits about. More than most transfers of KV take; simulated seconds."""
 _LEAST: Final = 4
-"""Chosen: requests of a tier that may wait there at least, so that a burst into idle workers goes on at once."""
+"""Chosen: requests of a tier that may wait there at least, so that a burst into idle workers continues at once."""
 
 
 K = TypeVar("K", bound=Hashable)
@@ -144,7 +144,7 @@ class AheadOfShare:
             self._ahead[tier] = max(0.0, self._ahead[tier] - able)
 
     def is_within(self, tier: Tier, most: float) -> bool:
-        """Return whether a tier has no more than its share, but for a burst of ``most`` tokens."""
+        """Return whether a tier has no more than its share, except for a burst of ``most`` tokens."""
         return self._ahead[tier] <= most
 
 
@@ -258,7 +258,7 @@ class TierControl:
         """Return whether a new request may wait for a stage that is full now, so that its tier gets its share.
 
         That is while others are what fills it, and its own tier has less than its share of the threshold to compute at each
-        worker, or a prompt, or was admitted less than its share of late: what lower tiers have there is no reason to reject
+        worker, or a prompt, or was admitted less than its share recently: what lower tiers have there is no reason to reject
         the tier's requests. So what waits takes no longer than the threshold allows. A tier that asks for no more than its
         share has its bursts besides, which end by themselves.
 

@@ -1,4 +1,4 @@
-"""How long requests may wait, how long workers take to come, and how many requests got none of late. Pure."""
+"""How long requests may wait, how long workers take to come, and how many requests got none recently. Pure."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class WorkerSize:
         kv_tokens: In its KV cache, >= 1; None: read from its metrics.
         batch_tokens: Most tokens of one step; None: it has no such bound, or it is unknown.
         requests: Most requests in its engine; None: likewise.
-        slot_requests: Requests dispatched to it at a time, where it computes so many; None: slots are counted in tokens.
+        slot_requests: Requests dispatched to it at a time, where it computes this many; None: slots are counted in tokens.
     """
 
     kv_tokens: int | None = None
@@ -43,7 +43,7 @@ class WorkerSpec:
         incarnation: Changes with every start of the process; what was learnt about the last one is void.
         reason: Why it is not ready, or empty.
         kv_events: Where it publishes KV events; None: at its host on the graph's port, if at all.
-        kv_replay: Where it answers for what it published before; of meaning beside ``kv_events``. None: nowhere.
+        kv_replay: Where it answers for what it published before; of meaning alongside ``kv_events``. None: nowhere.
         side_channel_port: At its host, where KV transfers are arranged; None: not known.
     """
 

@@ -33,11 +33,11 @@ _FAMILIES: Final = {"IPv4": "{}:{}", "IPv6": "[{}]:{}"}
 
 
 def parse_slices(slices: Iterable[Mapping[str, Any]], scheme: str = "http") -> tuple[WorkerSpec, ...]:
-    """Return the workers of a graph's EndpointSlices, by name; endpoints that are no workers are left out.
+    """Return the workers of a graph's EndpointSlices, by name; endpoints that are not workers are left out.
 
     All are reached by ``scheme``, which a graph keeps.
 
-    A pod may stand in several slices: of both address families (IPv4 wins), and for a moment in
+    A pod may be in several slices: of both address families (IPv4 wins), and for a moment in
     two of one family while it is moved between them; then it is ready if one says so, and leaving likewise.
     """
     found: dict[str, WorkerSpec] = {}
@@ -49,7 +49,7 @@ def parse_slices(slices: Iterable[Mapping[str, Any]], scheme: str = "http") -> t
 
 
 def router_urls(slices: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the base URLs of the graph's routers, leaving ones included: their requests go on."""
+    """Return the base URLs of the graph's routers, leaving ones included: their requests continue."""
     found = (at for part in slices for role, at, _ in _endpoints(part) if role == Role.ROUTER)
     return tuple(sorted(f"http://{at}" for at in found))
 

@@ -1,7 +1,7 @@
 """Where a router learns of its workers: a fixed list, or the local backend's statefile; `kubernetes` has the third.
 
 The last good view survives a missing, partial or corrupt statefile. Its writer replaces the file atomically, so a bad one is
-another process's doing: it is reported once and what was known goes on being served.
+another process's doing: it is reported once and what was known continues being served.
 """
 
 from __future__ import annotations

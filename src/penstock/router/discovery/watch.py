@@ -91,7 +91,7 @@ def parse_page(text: str, own_names: OwnNames) -> WorkerPage:
     usage = [sample.value for sample in samples if sample.name == names.VLLM_KV_USAGE]
     expired = [sample.value for sample in samples if sample.name == _EXPIRED]
     waiting = waiting_by_engine(samples)
-    # NaN, infinities and values outside 0-1 are a fault of the page; half of a worker is no reading.
+    # NaN, infinities and values outside 0-1 are a fault of the page; half of a worker is not a reading.
     ranks = tuple(usage) if _are_within(usage, 1.0) else ()
     return WorkerPage(
         sum(expired) if expired else None,
@@ -239,7 +239,7 @@ class WorkerWatch:
         pool.learn_version(worker, version if isinstance(version, str) else None)
         if pool.versions_differ:
             log.info(
-                "workers of several versions: KV is handed over within one",
+                "workers of several versions: KV is transferred within one",
                 worker=worker.name,
                 version=worker.version,
             )

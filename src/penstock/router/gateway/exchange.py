@@ -77,7 +77,7 @@ class Exchange:
         handle: _Handle,
         wants_body: Callable[[Request], bool],
     ) -> None:
-        """Take Envoy's messages until it has no more, with the application's task ``handle`` beside.
+        """Take Envoy's messages until it has no more, with the application's task ``handle`` alongside.
 
         ``wants_body`` says whether that reads a request's body.
         """

@@ -154,7 +154,7 @@ class GatewayHandler(CompletionHandler):
     exchanges_type = GatewayExchanges
 
     def may_go_on(self, call: CompletionCall) -> bool:
-        """Return whether another worker could go on with a stream: not with one that Envoy relays."""
+        """Return whether another worker could continue a stream: not with one that Envoy relays."""
         return not _is_forwarded(call) and super().may_go_on(call)
 
 
@@ -267,7 +267,7 @@ class GatewayPicker(RouterServer):
             await asyncio.wait([task])
 
     async def _handle(self, request: Request, responder: Responder) -> None:
-        """Serve the OpenAI API alone: what lies beside it is for those who reach the router's own port."""
+        """Serve the OpenAI API alone: what is alongside it is for those who reach the router's own port."""
         if request.path.startswith("/v1/"):
             await self.app.handle(request, responder)
             return

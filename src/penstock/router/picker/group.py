@@ -132,7 +132,7 @@ class PeerGroup:
         """Give another router's connection to the protocol.
 
         Raises:
-            RequestRefused: it is no router of the graph.
+            RequestRefused: it is not a router of the graph.
         """
         if not self._secret.holds(request.headers):
             message = "path: /picker is for routers of the graph, which share its secret"

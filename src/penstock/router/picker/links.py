@@ -152,7 +152,7 @@ class RouterLink:
         channel: While it is connected.
         status: Its last status; None while it is silent.
         has_vote: It has said something, and may be there still. Not so where it never answered, refuses connections, is
-            no router of this graph, or is this one.
+            not a router of this graph, or is this one.
     """
 
     def __init__(

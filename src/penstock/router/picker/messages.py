@@ -23,7 +23,7 @@ from penstock.router.thresholds import ThresholdState
 MAX_FRAME_BYTES: Final = 4 << 20
 """Chosen: 256 messages of the longest prompts take 1.1 MiB."""
 MESSAGES_PER_FRAME: Final = 256
-"""Chosen: a frame of so many is a few milliseconds' work."""
+"""Chosen: a frame of this many is a few milliseconds' work."""
 SESSION_BYTES: Final = 128
 """Chosen: of a session's name; what follows is not looked at, so that clients cannot fill the memory."""
 _LENGTH_BYTES: Final = 4
@@ -36,7 +36,7 @@ Keys = Annotated[bytes, msgspec.Meta(max_length=(MAX_BLOCKS + SUB_BLOCK_KEYS) * 
 
 
 class ProtocolError(PenstockError):
-    """What came is no message of this protocol, or breaks a bound; the connection is of no more use."""
+    """What came is not a message of this protocol, or breaks a bound; the connection is of no more use."""
 
 
 class _Struct(msgspec.Struct, array_like=True):
@@ -84,7 +84,7 @@ def arrival_of(prompt: Prompt) -> Arrival:
     """
     keys, tokens, avoid, *others = msgspec.structs.astuple(prompt)
     if len(keys) % KEY_BYTES:
-        raise ProtocolError(f"keys: {len(keys)} bytes are no whole keys of {KEY_BYTES}")
+        raise ProtocolError(f"keys: {len(keys)} bytes are not a whole number of keys of {KEY_BYTES}")
     fields = [tuple(array("Q", keys)), tokens, frozenset(avoid), *others, keys]
     return Arrival(*fields)
 

@@ -27,7 +27,7 @@ from penstock.router.policy.slo_monitor import EndedRequest
 log = get_logger(__name__)
 
 HOLD_TICKS: Final = 9
-"""Chosen: this router picks so many ticks after a picker's last message; twice the time to agree on a new one. Ticks are
+"""Chosen: this router picks this many ticks after a picker's last message; twice the time to agree on a new one. Ticks are
 this process's own, so that a pause of it is not the others'."""
 RECENT_KEYS: Final = 1 << 18
 """Chosen: of prompts sent to a new picker, 2 MiB: the last four minutes at 25 requests/s of 40 keys."""

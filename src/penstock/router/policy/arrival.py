@@ -247,7 +247,7 @@ class PromptTokenCounts:
     computed: int = 0
 
     def expected(self, tokens: int) -> float:
-        """Return the tokens to compute of a prompt of so many, as far as those admitted so far tell."""
+        """Return the tokens to compute of a prompt of this many, as far as those admitted so far tell."""
         return tokens * self.admitted / self.routed if self.routed else tokens
 
     def give(self, worker: str, weight: int) -> None:

@@ -3,7 +3,7 @@
 Keys are made of bytes, or of token ids where a tokenizer is at hand, and equal exactly where prompts share everything so
 far. What one prompt added is a *run* that is only ever entered at its first block, its *head*: a lookup costs one probe and
 one memory comparison per run, not one probe per block. Runs are forgotten in order of use and from their ends, so that a
-block never outlives the block before it. A run is a number, and the equally numbered items of flat arrays; 0 is no run. A
+block never outlives the block before it. A run is a number, and the equally numbered items of flat arrays; 0 is not a run. A
 dict would be a little quicker, at some 100 bytes an entry, which is what a block costs where every prompt brings one.
 """
 
@@ -92,7 +92,7 @@ def token_keys(
         seed: From `space_seed`.
 
     Raises:
-        OverflowError, TypeError: what is no token id.
+        OverflowError, TypeError: what is not a token id.
     """
     packed = array("I", tokens[:MAX_TOKENS]).tobytes()
     if engine_block_tokens is None:
@@ -109,7 +109,7 @@ _PLAIN = frozenset({"role", "content"})
 def render_chat(messages: Sequence[Mapping[str, Any]], tools: Any = None) -> bytes:
     """Return the first `MAX_BYTES` that stand for a chat: appending messages never changes what was rendered before.
 
-    This is no model's template; it only has to change where that would. Tools come first, as in the templates of models
+    This is not a model's template; it only has to change where that would. Tools come first, as in the templates of models
     that have them. Anything that is not plain text counts by its JSON.
     """
     parts = [] if not tools else [b"tools\n", orjson.dumps(tools), b"\0"]
@@ -305,7 +305,7 @@ class PrefixIndex:
             table[part] = number
 
     def _split(self, number: int, blocks: int) -> None:
-        """Let what follows ``blocks`` blocks of a run age by itself: another prompt goes on differently there."""
+        """Let what follows ``blocks`` blocks of a run age by itself: another prompt continues differently there."""
         run, at = self._runs[number], blocks * KEY_BYTES
         self._runs[number] = run[:at] if blocks > 1 else _ONE_BLOCK
         rest = run[at:]
@@ -360,6 +360,6 @@ def _common(run: bytes, packed: bytes, place: int) -> int:
     if packed.startswith(run, start):
         return len(run) // KEY_BYTES
     both = packed[start : start + len(run)]
-    # Of two big-endian numbers, the highest bit in which they differ lies in the first byte that differs.
+    # Of two big-endian numbers, the highest bit in which they differ is in the first byte that differs.
     differing = int.from_bytes(run[: len(both)], "big") ^ int.from_bytes(both, "big")
     return (8 * len(both) - differing.bit_length()) // (8 * KEY_BYTES)

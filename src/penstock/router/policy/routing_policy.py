@@ -105,7 +105,7 @@ over PCIe 4 (25 GB/s) as 190,000 tokens/s and from a disk (6 GB/s) as 46,000, of
 _BORROWED_S = 1.0
 """Chosen: a worker's own measurements outweigh those of all together after a second of computing."""
 _IDLE_HALF_LIFE_S = 60.0
-"""Chosen: what was measured of a worker weighs half after so long without work, simulated seconds. One that looks slow is
+"""Chosen: what was measured of a worker weighs half after this long without work, simulated seconds. One that looks slow is
 given little and so hardly measured again. After 10 s, half the workers at half speed and 1 Conversation request/s, 95.2%
 were in time, after 60 s 99.2% and without any forgetting 100%."""
 
@@ -404,7 +404,7 @@ class Estimates:
     """Estimates over all workers, the same for every policy.
 
     Attributes:
-        throughput: Of all workers together; stands in for one that has computed little yet.
+        throughput: Of all workers together; is in for one that has computed little yet.
         now_s: Time of the decision, simulated seconds.
         ttft_slo_s: TTFT that the request to place is to have, simulated seconds; None: any is in time.
     """
@@ -415,7 +415,7 @@ class Estimates:
         self.ttft_slo_s: float | None = None
 
     def seconds(self, worker: WorkerQueue[Any], tokens: int) -> float | None:
-        """Return how long a worker computes so many tokens; None while no throughput is known."""
+        """Return how long a worker computes this many tokens; None while no throughput is known."""
         tokens_per_s = self.tokens_per_s(worker)
         return None if tokens_per_s is None else tokens / tokens_per_s
 

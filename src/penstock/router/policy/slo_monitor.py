@@ -51,7 +51,7 @@ class EndedRequest(NamedTuple):
 
     @classmethod
     def after(cls, ttft_s: float | None, e2e_s: float, output_tokens: int, *, is_failed: bool) -> Self:
-        """Return what a request's end says, ``e2e_s`` after its arrival, of an answer of so many tokens."""
+        """Return what a request's end says, ``e2e_s`` after its arrival, of an answer of this many tokens."""
         has_gaps = ttft_s is not None and output_tokens > 1
         tpot_s = (e2e_s - (ttft_s or 0.0)) / (output_tokens - 1) if has_gaps else None
         return cls(ttft_s, tpot_s, e2e_s, is_failed=is_failed)

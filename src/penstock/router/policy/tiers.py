@@ -80,7 +80,7 @@ class TierQueue(Generic[T]):
     """Waiting requests by tier and tenant; serves as `Lane` does.
 
     Late requests let others of their lane go first, and yet they are pending: a tier with a short target has hardly any other
-    requests under overload, so that a worker that stands still would look empty and draw all that come.
+    requests under overload, so that a worker that makes no progress would look empty and draw all that come.
 
     Attributes:
         held: Tiers that are not served for now.

@@ -238,7 +238,7 @@ class RouterApp:
         )
 
     async def _parse_apart(self, path: str, request: Request) -> CompletionRequest:
-        """Read a large body, in steps and in a thread, so that others' streams go on."""
+        """Read a large body, in steps and in a thread, so that others' streams continue."""
         for _ in check_size(request.body):
             await asyncio.sleep(0)
         return await asyncio.to_thread(self._parse, path, request)
@@ -355,7 +355,7 @@ class RouterApp:
         self._metrics.requests[endpoint, responder.status] += 1
 
     async def _answer_watcher(self, path: str, request: Request, responder: Responder) -> None:
-        """Answer those who ask again and again; they are not counted among the requests."""
+        """Answer those who ask repeatedly; they are not counted among the requests."""
         if path == PICKER_PATH:
             if self.group is None:
                 raise not_served(path)

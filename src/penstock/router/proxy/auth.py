@@ -1,6 +1,6 @@
 """Who may ask: keys of clients, of tiers and of admins, the graph's secret, and web pages of listed origins (CORS).
 
-Of CORS only ``/v1`` is opened: health, metrics and the workers are no page's business. Credentials are never allowed; pages
+Of CORS only ``/v1`` is opened: health, metrics and the workers are not page's business. Credentials are never allowed; pages
 send their key in ``Authorization``.
 """
 
@@ -234,7 +234,7 @@ _PROXIED: Final = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-
 
 
 def is_of_this_machine(request: Request) -> bool:
-    """Return whether a request comes from a program of this machine that is no proxy."""
+    """Return whether a request comes from a program of this machine that is not a proxy."""
     return is_loopback(request.peer.rpartition(":")[0]) and _PROXIED.isdisjoint(request.headers)
 
 

@@ -31,7 +31,7 @@ _NS: Final = 1e9
 
 @dataclass(slots=True, eq=False)
 class PrefillBeside:
-    """A prefill that runs beside its decode.
+    """A prefill that runs alongside its decode.
 
     Attributes:
         response: The worker's; None: none is open.
@@ -60,7 +60,7 @@ class CompletionCall:
         machine: Its way; set once it is served.
         assignment: Of its newest stage.
         response: That worker's; None: none is open.
-        prefill: That runs beside its decode; None: none does.
+        prefill: That runs alongside its decode; None: none does.
         beginning: Of the answer, as that worker gave it: up to the first token, or all of it, with ``usage``.
         reads_kv: That worker fetches ``transfer``.
         refusal: What the client gets if the newest try was the last; None: no worker says.
@@ -75,7 +75,7 @@ class CompletionCall:
         transfer: Its prompt, as a prefill worker keeps it for decode; None: none does.
         keyed: None where the policy reads no prompts.
         worker: Name of the last one of the answering stage.
-        begun: What the client has of a stream that another worker could go on with; None: nothing, or none could.
+        begun: What the client has of a stream that another worker could continue; None: nothing, or none could.
     """
 
     request: CompletionRequest
@@ -214,7 +214,7 @@ class RequestTrace:
         self._role, self._waits_ns = role, time.time_ns()
 
     def assigned(self, assignment: LiveAssignment, queued_real_s: float) -> None:
-        """Note that it has a worker: it was queued for so long, and the rest of the wait took the pick."""
+        """Note that it has a worker: it was queued for this long, and the rest of the wait took the pick."""
         began_ns, now_ns = self._waits_ns, time.time_ns()
         if began_ns is None or not self._span.is_recorded:
             return

@@ -66,7 +66,7 @@ _STEP_BYTES: Final = 1 << 18
 _EXACT_STEP_BYTES: Final = 1 << 15
 """Bytes read string by string in one step: at most a few milliseconds."""
 
-# Up to so much of what stands within a string, or between two, with the quote that ends it.
+# Up to this much of what is within a string, or between two, with the quote that ends it.
 _WITHIN: Final = re.compile(rb'(?:[^"\\]{1,256}+|\\.){0,256}+("?)', re.DOTALL)
 _BETWEEN: Final = re.compile(rb'[^"]{0,32768}+("?)')
 _BOUNDS: Final = ((MAX_CONTAINERS, "objects and lists"), (MAX_STRINGS, "strings"), (MAX_VALUES, "values"))
@@ -105,7 +105,7 @@ def _check_exactly(raw: bytes) -> Iterator[None]:
             commas += raw.count(b",", at, end)
             strings += has_quote
         is_within ^= has_quote
-        at = max(end, at + 1)  # one that ends in a backslash is no JSON
+        at = max(end, at + 1)  # one that ends in a backslash is not JSON
         if at - checked >= _EXACT_STEP_BYTES or at >= len(raw):
             checked = at
             excess = _excess(containers, strings, commas)
@@ -381,11 +381,11 @@ def _check_relayed(body: dict[str, Any], path: str, *, stream: bool) -> None:
 
 
 _BINARY: Final = ("bytes", "bytes_only")
-"""vLLM's forms of an embedding that are no JSON."""
+"""vLLM's forms of an embedding that are not JSON."""
 
 
 def _sizes(value: object) -> tuple[int, int]:
-    """Return the bytes of text, and the numbers in lists, anywhere in a value, which is no deeper than `MAX_DEPTH`."""
+    """Return the bytes of text, and the numbers in lists, anywhere in a value, which is not deeper than `MAX_DEPTH`."""
     if isinstance(value, str):
         return size_of(value), 0
     if not isinstance(value, dict | list):

@@ -1,4 +1,4 @@
-"""A stream whose worker is gone goes on at another one: what was said, the request for the rest, and the seam. Pure.
+"""A stream whose worker is gone continues on another one: what was said, the request for the rest, and the seam. Pure.
 
 The rest is asked for as a prompt: a completion's with what was said behind it, by token ids where the client has asked for
 those and so the stream carries them, a chat's with it as the assistant's message that is not finished. The client sees one
@@ -30,7 +30,7 @@ LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a client has of a stream, and what another worker is asked to go on with.
+    """What a client has of a stream, and what another worker is asked to continue.
 
     Attributes:
         text: Of the answer, that follows the prompt.
@@ -41,8 +41,8 @@ class Said:
             its item's id and the number of its last event.
         finish_reason: Of the answer, where the client has it; what lacks is the end of the stream.
         has_usage: The client has the event of it.
-        refusal: Why no other worker can go on; empty: one can.
-        token_ids: Of prompt and text, where the client has asked for them; the text's alone lie behind ``prompt_tokens``.
+        refusal: Why no other worker can continue; empty: one can.
+        token_ids: Of prompt and text, where the client has asked for them; the text's alone follow ``prompt_tokens``.
     """
 
     text: str = ""
@@ -70,7 +70,7 @@ class Repeated:
         """Return a text without what the client has; what differs from that is all new.
 
         Raises:
-            TypeError: it is no text.
+            TypeError: it is not text.
         """
         if not isinstance(text, str):
             raise TypeError(f"a text is a {type(text).__name__}")
@@ -116,7 +116,7 @@ class StreamSeam(ABC):
         """Return the event of a chunk as it follows the beginning; empty: the client has it; None: it stays as it is."""
 
     def _whole(self, usage: dict[str, Any], prompt_key: str, output_key: str) -> dict[str, Any]:
-        """Return the usage of the whole stream, and keep it, from that of its rest; counts that are no numbers stay."""
+        """Return the usage of the whole stream, and keep it, from that of its rest; counts that are not numbers stay."""
         self.usage = usage
         prompt, output = usage.get(prompt_key), usage.get(output_key)
         if not isinstance(prompt, int) or not isinstance(output, int):
@@ -125,7 +125,7 @@ class StreamSeam(ABC):
         self.usage = whole = usage | {prompt_key: prompt_tokens, output_key: output + self.tokens}
         details = usage.get(details_key)
         if isinstance(details, dict) and isinstance(details.get("cached_tokens"), int):
-            # Of the prompt: what was said lies behind it.
+            # Of the prompt: what was said is behind it.
             whole[details_key] = details | {"cached_tokens": min(details["cached_tokens"], prompt_tokens)}
         return whole
 
@@ -137,7 +137,7 @@ class BegunStream:
     Attributes:
         kept: Of the worker that speaks now.
         request: The client's.
-        said: What the worker that speaks now goes on with; None: it is the first.
+        said: What the worker that speaks now continues; None: it is the first.
         last_real_s: When the client got the last token, ``time.monotonic()``.
         seam: Joins what that worker says; None: it is the first.
     """
@@ -154,7 +154,7 @@ def said_of(record: StreamRecord, before: Said | None = None) -> Said:
 
     Args:
         record: Of the worker that speaks now.
-        before: What that worker goes on with; None: it is the first.
+        before: What that worker continues; None: it is the first.
     """
     before, request = before or _NOTHING, record.request
     refusal = refusal_of_stream(record, before)
@@ -210,11 +210,11 @@ def _asked_ids(record: StreamRecord, before: Said) -> tuple[int, ...]:
 
 
 def _cut(record: StreamRecord, own: str) -> tuple[int, int]:
-    """Return how many tokens of a worker's text, and its first characters, the next one goes on with.
+    """Return how many tokens of a worker's text, and its first characters, the next one continues.
 
     A worker holds back as many characters as may become a stop string (vLLM 0.32, ``stop_buffer_length``), so that what it
     has shown may end within a token. The template of a chat may cut white space off the end of a message. At temperature 0
-    the next worker goes on behind a whole token that is neither; else it would say other words again.
+    the next worker continues after a whole token that is neither; else it would say other words again.
     """
     request = record.request
     is_chat = request.endpoint in {ApiEndpoint.CHAT, ApiEndpoint.RESPONSES}

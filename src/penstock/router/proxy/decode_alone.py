@@ -1,6 +1,6 @@
 """Requests that the decode worker computes alone, prompt included, and why: the table of docs/router.md. Pure.
 
-A prefill worker would compute their prompt in vain: no KV transfer carries what they need, or the decode worker must see the
+A prefill worker would compute their prompt to no effect: no KV transfer carries what they need, or the decode worker must see the
 prompt itself. `penstock.router.proxy.handler` asks before it chooses a prefill worker.
 """
 

@@ -1,6 +1,6 @@
 """One exchange with a worker over HTTP: the request sent, the answer's beginning read, and what a failure means.
 
-Where decode meets its prefill, the prefill's exchange runs in a task of its own beside decode's.
+Where decode meets its prefill, the prefill's exchange runs in a task of its own alongside decode's.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 _MAX_ERROR_BYTES: Final = 1024 * 1024
 
 _LAST_STEP_REAL_S: Final = 2.0
-"""How long a prefill goes on whose client has left. Chosen: longer than a step of a prompt, so that one in its last step
+"""How long a prefill continues whose client has left. Chosen: longer than a step of a prompt, so that one in its last step
 ends and says where its KV is. Broken off then, it would end all the same and keep its blocks for a lease."""
 
 _SETTLE_REAL_S: Final = 5.0
@@ -187,7 +187,7 @@ class Exchanges:
         assignment.failed(now_s, f"answered {problem.status}{shown}", proven=False)
         return FailedTry(call.refusal.reason, scope, (worker,), unproven=assignment)
 
-    # ------------------------------------------------------------------ a prefill beside its decode
+    # ------------------------------------------------------------------ a prefill alongside its decode
 
     def _begin_prefill(
         self, call: CompletionCall, assignment: LiveAssignment, source: KvSource, body: bytes
@@ -234,7 +234,7 @@ class Exchanges:
                     await decode
 
     async def settle(self, call: CompletionCall) -> None:
-        """Wait a moment for the prefill beside a decode that has ended."""
+        """Wait a moment for the prefill alongside a decode that has ended."""
         if call.prefill is not None:
             await asyncio.wait((call.prefill.task,), timeout=_SETTLE_REAL_S)
 

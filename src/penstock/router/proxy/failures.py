@@ -69,7 +69,7 @@ class ErrorResponse:
         wants_retry: Whether to send Retry-After.
         retry_after: The worker's own value of it.
         retry_after_s: When there is expected to be room, or a worker; simulated seconds; None: unknown.
-        is_rate: That follows from a measured drain rate, which is no good for far ahead.
+        is_rate: That follows from a measured drain rate, which is not a good for far ahead.
     """
 
     status: int
@@ -87,7 +87,7 @@ def no_usable_answer(reason: str) -> ErrorResponse:
 
 
 def failed_try(error: UpstreamError, worker: Worker) -> tuple[FailedTry, ErrorResponse]:
-    """Return the failure of a try whose worker gave no complete answer, or one that is no completion; and the client's answer.
+    """Return the failure of a try whose worker gave no complete answer, or one that is not a completion; and the client's answer.
 
     A ``total`` time-out is the request's own deadline: there is no time left for another try. Messages hold no
     worker's address, which must not leave the cluster.

@@ -84,7 +84,7 @@ _BACKOFF_REAL_S = 0.05
 """Chosen: the pause before the same worker is tried again, times the number of retries so far; a worker
 that has just been replaced listens within a few of these."""
 _OUTAGE_REAL_S = 5.0
-"""Chosen: three health checks in a row take so long, after which a worker that died is known to be gone."""
+"""Chosen: three health checks in a row take this long, after which a worker that died is known to be gone."""
 _ASKED_REAL_S = 0.1
 """Chosen: a process that is gone takes longer than that to be there again."""
 _ONE_PROMPT = (
@@ -169,7 +169,7 @@ class CompletionHandler:
         """Answer one request; every error but a vanished client becomes an answer.
 
         Raises:
-            RequestRefused: no KV can be handed over for it, and decode workers compute no prompts.
+            RequestRefused: no KV can be transferred for it, and decode workers compute no prompts.
         """
         self._check_kv_transfer(call.request)
         if call.request.endpoint.runs_model:
@@ -208,7 +208,7 @@ class CompletionHandler:
                 self._wait_comments.end(call)
 
     def may_go_on(self, call: CompletionCall) -> bool:
-        """Return whether another worker could go on with a stream that begins, and keep what that takes."""
+        """Return whether another worker could continue a stream that begins, and keep what that takes."""
         return self._rests.begin(call) is not None
 
     def _check_kv_transfer(self, request: CompletionRequest) -> None:
@@ -218,7 +218,7 @@ class CompletionHandler:
             raise RequestRefused(400, _ONE_PROMPT, code="not_handed_over")
 
     def _is_carried(self, request: CompletionRequest) -> bool:
-        """Whether the KV of a request's prompt can be handed over."""
+        """Whether the KV of a request's prompt can be transferred."""
         is_on_path = self._carries is None or request.path in self._carries
         return is_on_path and decode_alone(request) is None
 
@@ -432,7 +432,7 @@ class CompletionHandler:
                     call.problem = problem
                     return FailedTry(MOVED, RetryScope.ANYWHERE, (call.assignment.worker,))
                 failed = self._exchanges.failed(call, call.assignment, problem)
-                assert isinstance(failed, FailedTry)  # noqa: S101 - it is no error reply
+                assert isinstance(failed, FailedTry)  # noqa: S101 - it is not an error reply
                 return failed
             responder.end()
         finally:

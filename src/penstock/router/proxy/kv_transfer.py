@@ -215,7 +215,7 @@ class KvTransfers:
             await asyncio.wait(self._tasks)
 
     def release(self, prefilled: PrefillAnswer, headers: Headers) -> None:
-        """Give back the KV of a prompt, beside requests; a release that fails costs one lease and nothing more.
+        """Give back the KV of a prompt, alongside requests; a release that fails costs one lease and nothing more.
 
         ``headers`` are the request's, for workers that ask for a key.
         """

@@ -1,4 +1,4 @@
-"""Has the streams of a worker that drains go on at another one, so that a drain does not last as long as its longest answer.
+"""Has the streams of a worker that drains continue on another one, so that a drain does not last as long as its longest answer.
 
 `handler` reports which streams there are, the router's tick decides. A stream moves as it would continue after its worker's
 death, but only where nothing is in its way: it can be continued, and another worker takes it.
@@ -32,7 +32,7 @@ log = get_logger(__name__)
 
 
 class StreamMoves:
-    """The streams of one router that could go on elsewhere, by the worker that speaks."""
+    """The streams of one router that could continue elsewhere, by the worker that speaks."""
 
     def __init__(self, context: RouterContext, rests: StreamRests) -> None:
         self._core = context.admission.core

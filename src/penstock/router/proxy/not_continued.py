@@ -1,4 +1,4 @@
-"""What another worker cannot go on with where one breaks off, and why: the table of docs/router.md. Pure."""
+"""What another worker cannot continue where one breaks off, and why: the table of docs/router.md. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NotContinued:
 
     Attributes:
         what: A request's keys, or what has been said.
-        why: No other worker goes on exactly.
+        why: No other worker continues exactly.
         holds: For a request; None: only what was said shows it.
     """
 
@@ -75,7 +75,7 @@ OF_REQUEST: Final = (
     ),
     NotContinued(
         "`/v1/messages`",
-        "the API cannot have a last message go on",
+        "the API cannot have a last message continue",
         lambda request: request.endpoint is ApiEndpoint.MESSAGES,
     ),
     NotContinued(
@@ -148,7 +148,7 @@ OF_STREAM: Final = (BEGUN, ENDING, NO_IDS, NOT_KEPT, UNKNOWN)
 
 
 def refusal_of(request: CompletionRequest) -> str:
-    """Return why a request's stream cannot go on elsewhere; empty: it can."""
+    """Return why a request's stream cannot continue elsewhere; empty: it can."""
     if request.endpoint.is_relayed:
         return "its answer is complete at once"
     return next((str(each) for each in OF_REQUEST if each.holds is not None and each.holds(request)), "")

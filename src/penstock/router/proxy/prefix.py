@@ -36,7 +36,7 @@ class PromptTokenizer(NamedTuple):
 
     Attributes:
         text: Returns a text's ids, special tokens included.
-        chat: Returns a chat's ids, from the body of its request, and at most so many characters of its prompt; None
+        chat: Returns a chat's ids, from the body of its request, and at most this many characters of its prompt; None
             where its prompt is not known. None in place of the callable: no chat's prompt is.
     """
 
@@ -45,7 +45,7 @@ class PromptTokenizer(NamedTuple):
 
 
 def load_tokenizer(path: str) -> PromptTokenizer:
-    """Return a model's tokenizer, and its chat template where that lies beside it.
+    """Return a model's tokenizer, and its chat template where that is alongside it.
 
     Raises:
         ConfigError: a library is not installed, or a file is none.
@@ -64,7 +64,7 @@ def load_tokenizer(path: str) -> PromptTokenizer:
         raise ConfigError(f"router.tokenizer: {path}: {exc}") from exc
 
     def encode(text: str, *, special: bool) -> Sequence[int]:
-        # Unlike encode, the batch call releases the interpreter's lock, so that the event loop goes on.
+        # Unlike encode, the batch call releases the interpreter's lock, so that the event loop continues.
         (encoding,) = tokenizer.encode_batch([text], add_special_tokens=special)
         ids: list[int] = encoding.ids
         return ids
@@ -91,7 +91,7 @@ thread may cost on a busy machine."""
 _AT_ONCE_BODY_BYTES: Final = 4096
 """The same for the body: what it has besides text, and its keys."""
 _AT_ONCE_ITEMS: Final = 512
-"""Chats of up to so many messages are rendered on the loop: a few milliseconds."""
+"""Chats of up to this many messages are rendered on the loop: a few milliseconds."""
 
 
 class ExactKeys(NamedTuple):

@@ -170,7 +170,7 @@ class PromptMeter:
 
 
 _PLAIN_KEYS: Final = 2
-"""Role and content: a message with these alone has no tool calls, and is no item of another type."""
+"""Role and content: a message with these alone has no tool calls, and is not an item of another type."""
 _FORMATS: Final = {"wav": "wav", "x-wav": "wav", "mp3": "mp3", "mpeg": "mp3"}
 
 

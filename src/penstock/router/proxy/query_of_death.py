@@ -17,7 +17,7 @@ REFUSED_S = 600.0
 """Chosen: longer than clients retry, simulated seconds; a fixed engine gets the request again soon."""
 
 REMEMBERED = 1024
-"""Chosen: so many bodies are remembered, those that were sent last; their hashes take 100 KiB."""
+"""Chosen: this many bodies are remembered, those that were sent last; their hashes take 100 KiB."""
 
 QUERY_OF_DEATH = "query_of_death"
 
@@ -42,7 +42,7 @@ class QueriesOfDeath:
 
         Args:
             body: The client's.
-            before: Workers that died while it ran there beside others.
+            before: Workers that died while it ran there alongside others.
             worker: On which it ran alone and which died then.
         """
         digest = xxhash.xxh3_64_hexdigest(body)

@@ -53,7 +53,7 @@ class StreamRests:
         self._total = RecordedBytes()
 
     def begin(self, call: CompletionCall) -> BegunStream | None:
-        """Return what is to be kept of a stream that begins, or goes on; None where no other worker could."""
+        """Return what is to be kept of a stream that begins, or continues; None where no other worker could."""
         if call.begun is None and self._most and not refusal_of(call.request):
             record = StreamRecord(call.request, self._total, tokens_per_event=self._tokens_per_event)
             call.begun = BegunStream(record, call.request)
@@ -111,11 +111,11 @@ class StreamRests:
         return not refusal_of_stream(begun.kept, begun.said)
 
     def go_on(self, call: CompletionCall, reason: str) -> None:
-        """Count a stream that goes on at another worker."""
+        """Count a stream that continues on another worker."""
         seam = _begun(call).seam
         assert seam is not None  # noqa: S101 - its rest was read
         self._metrics.continuations[reason] += 1
-        log.info("stream goes on elsewhere", reason=reason, left=call.worker, tokens=seam.tokens)
+        log.info("stream continues elsewhere", reason=reason, left=call.worker, tokens=seam.tokens)
 
     def lose(self, call: CompletionCall, step: Lost) -> None:
         """Count a stream that ends without its rest, and log what ended it and the last failure before that."""
@@ -152,10 +152,10 @@ class StreamRests:
 
 
 def _begun(call: CompletionCall) -> BegunStream:
-    assert call.begun is not None  # noqa: S101 - only a stream that may go on is asked for its rest
+    assert call.begun is not None  # noqa: S101 - only a stream that may continue is asked for its rest
     return call.begun
 
 
 def _observe_rest(meter: RelayMeter, seam: StreamSeam, data: bytes, at: int = 0) -> bytes:
-    """Take one read of a stream that goes on, and return what to send; as `RelayMeter.observe`."""
+    """Take one read of a stream that continues, and return what to send; as `RelayMeter.observe`."""
     return seam.join(meter.observe(data[at:-2] if at else data))

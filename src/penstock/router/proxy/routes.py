@@ -48,7 +48,7 @@ _RELAYED: Final = _OF_TOKENIZER | {
 }
 _OPTIONAL: Final = _RELAYED | {ApiEndpoint.RESPONSES, ApiEndpoint.MESSAGES}
 for _each in ApiEndpoint:
-    # Asked several times for each request, so they are no properties.
+    # Asked several times for each request, so they are not properties.
     _each.is_relayed, _each.is_optional = _each in _RELAYED, _each in _OPTIONAL
     _each.runs_model = _each not in _OF_TOKENIZER
 

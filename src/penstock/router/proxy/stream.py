@@ -37,7 +37,7 @@ def read_completion(
     """Return the object of the body of a 200.
 
     Raises:
-        WrongAnswer: it is no JSON object, or of a completion without a list of choices, of output items or of content.
+        WrongAnswer: it is not a JSON object, or of a completion without a list of choices, of output items or of content.
     """
     try:
         answer = orjson.loads(content)
@@ -45,7 +45,7 @@ def read_completion(
         shown = content_type.decode("latin-1") or "no content type"
         raise WrongAnswer(f"{worker} answered 200 with {shown} that is not JSON") from exc
     if not isinstance(answer, dict) or not (endpoint.is_relayed or _is_completion(answer)):
-        raise WrongAnswer(f"{worker} answered 200 with JSON that is no completion")
+        raise WrongAnswer(f"{worker} answered 200 with JSON that is not a completion")
     return answer
 
 
@@ -75,7 +75,7 @@ async def read_preamble(response: StreamingResponse, worker: str, endpoint: ApiE
 
     Raises:
         ErrorReply: an error event came first.
-        WrongAnswer: an event is no chunk of a completion, or nothing but comments and roles comes.
+        WrongAnswer: an event is not a chunk of a completion, or nothing but comments and roles comes.
         UpstreamError: the stream broke off, or ended without a token.
     """
     splitter = EventSplitter()
@@ -102,7 +102,7 @@ def _shows_token(event: bytes, worker: str, endpoint: ApiEndpoint) -> bool:
     except orjson.JSONDecodeError as exc:
         raise WrongAnswer(f"{worker} began its stream with an event that is not JSON") from exc
     if not isinstance(chunk, dict):
-        raise WrongAnswer(f"{worker} began its stream with an event that is no object")
+        raise WrongAnswer(f"{worker} began its stream with an event that is not an object")
     if chunk.get("error") is not None:
         raise ErrorReply(_status_of(chunk["error"]), data)
     kind = chunk.get("type")
@@ -113,7 +113,7 @@ def _shows_token(event: bytes, worker: str, endpoint: ApiEndpoint) -> bool:
     if endpoint is ApiEndpoint.MESSAGES and isinstance(kind, str):
         return kind in {"content_block_delta", "message_stop"}
     if not isinstance(chunk.get("choices"), list):
-        raise WrongAnswer(f"{worker} began its stream with an event that is no chunk of a completion")
+        raise WrongAnswer(f"{worker} began its stream with an event that is not a chunk of a completion")
     return _has_text(chunk)
 
 
@@ -143,13 +143,13 @@ class RelayMeter:
         dispatched_real_s: When its prompt was dispatched to the worker that computes it, by the last try.
         prefilled: Whose cached-token count usage events get.
         kept: Records what is passed on; None: nothing is recorded.
-        may_go_on: Another worker may go on where this one ends: what is passed on ends with a complete event, before an
+        may_go_on: Another worker may continue where this one ends: what is passed on ends with a complete event, before an
             event of an error.
         tokens: Events with text so far; one token each unless the worker batches them.
         ttft_s: Arrival to first token, simulated seconds; None before it.
         usage: The last usage object seen, corrected if it was to be; None without one.
         is_done: ``[DONE]``, or the Responses API's last event, has been passed on.
-        has_error: An error event came, which is passed on unless the stream may go on.
+        has_error: An error event came, which is passed on unless the stream may continue.
         last_real_s: When the last token came, ``time.monotonic()``.
     """
 

@@ -1,6 +1,6 @@
 """What one worker has said of a stream, recorded for the worker that may continue it, and bounded over all streams. Pure.
 
-The relay hands over each read. The record checks and reads them in batches, once, and keeps text, counts and token ids
+The relay passes on each read. The record checks and reads them in batches, once, and keeps text, counts and token ids
 instead of events: a continuation or a move therefore never reads more than the last batch, however long the stream is.
 A stream with an event of an unknown form is not continued: nothing of it is kept from then on.
 """
@@ -45,7 +45,7 @@ _SAID_KEYS: Final = frozenset(
 )
 _HEAD_KEYS: Final = ("id", "created", "model", "object")
 _DONE: Final = b"[DONE]"
-# As tuples: a union would be made anew for each event.
+# As tuples: a union would be made again for each event.
 _OPTIONAL_STR: Final = (str, NoneType)
 _OPTIONAL_LIST: Final = (list, NoneType)
 _OPTIONAL_DICT: Final = (dict, NoneType)
@@ -61,7 +61,7 @@ class RecordedBytes:
 
 @dataclass(slots=True)
 class _Run:
-    """Texts of successive events, of so many tokens each, and what came before them."""
+    """Texts of successive events, of this many tokens each, and what came before them."""
 
     tokens: int
     characters: int
@@ -219,7 +219,7 @@ class StreamRecord:
         """Record events that differ in their text and its ids alone; return False, and record nothing, where others come.
 
         What lies between the texts is the same each time. Replaced by what separates the items of a list, it makes one list
-        of the texts of all events; a text that is no string, or has another key behind it, makes none, or a longer one.
+        of the texts of all events; a text that is not a string, or has another key behind it, makes none, or a longer one.
         """
         start, end = self._start, self._end
         if not start or not self.tokens or not (data.startswith(start) and data.endswith(end)):
@@ -351,8 +351,8 @@ class StreamRecord:
     # ------------------------------------------------------------------ text
 
     def _add(self, texts: list[str], tokens: int) -> None:
-        """Count events of so many tokens each; 0: they do not say how many."""
-        # Each worker's first token comes alone, then so many an event.
+        """Count events of this many tokens each; 0: they do not say how many."""
+        # Each worker's first token comes alone, then this many an event.
         tokens = tokens or (self._tokens_per_event if self.tokens else 1)
         run = self._run
         if run is not None and run.event_tokens == tokens:

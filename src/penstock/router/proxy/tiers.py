@@ -67,7 +67,7 @@ class LiveTiers:
         except ValueError:
             raise RequestRefused(
                 400,
-                f"{self.config.header}: {name[:_SHOWN_CHARACTERS]!r} is no tier; send one of {', '.join(Tier)}, or "
+                f"{self.config.header}: {name[:_SHOWN_CHARACTERS]!r} is not a tier; send one of {', '.join(Tier)}, or "
                 "leave the header out",
                 code="unknown_tier",
             ) from None

@@ -22,7 +22,7 @@ _STALE_S = 60.0
 
 
 def graphs_beside(statefile: Path | None) -> list[dict[str, Any]]:
-    """Return the other graphs whose statefiles lie in the same folder, by name; a file that cannot be read is left out."""
+    """Return the other graphs whose statefiles are in the same folder, by name; a file that cannot be read is left out."""
     if statefile is None:
         return []
     found = []

@@ -50,7 +50,7 @@ class Cost:
         self._most_gpus = max(self._most_gpus, gpus or 0)
 
     def to_json(self, budget: int | None) -> dict[str, Any] | None:
-        """Return it beside fleets fixed at the most held and at the budget; None while nothing is known."""
+        """Return it alongside fleets fixed at the most held and at the budget; None while nothing is known."""
         if not self._elapsed_s:
             return None
         sizes = {"most": self._most_gpus, **({} if budget is None else {"budget": budget})}
@@ -86,7 +86,7 @@ class RouterHistory:
         self._marks: deque[_Mark] = deque(maxlen=_WINDOW + 1)
 
     def tick(self, now_s: float) -> None:
-        """Mark once in a step; called again and again."""
+        """Mark once in a step; called repeatedly."""
         if not self._marks or now_s - self._marks[-1].at_s >= STEP_S:
             self._mark(now_s)
 

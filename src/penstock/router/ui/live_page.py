@@ -267,7 +267,7 @@ def _figures(speed: WorkerSpeed) -> dict[str, float | None]:
 
 
 def _shown_state(worker: Worker, now_s: float) -> tuple[str, str]:
-    """Return a worker's state in one word, and why; what its supervisor calls starting is no fault."""
+    """Return a worker's state in one word, and why; what its supervisor calls starting is not a fault."""
     state, reason = worker.state(now_s)
     is_starting = not worker.spec.ready and worker.spec.reason in {"requested", "starting"}
     return ("starting", "") if is_starting else (state.value, reason)

@@ -120,7 +120,7 @@ def planner_reader(settings: RouterSettings, discovery: Discovery) -> PlannerRea
 
 
 class StateFileReader(PlannerReader):
-    """Reads what the local planner writes beside its ledger, whose folder the statefile names."""
+    """Reads what the local planner writes alongside its ledger, whose folder the statefile names."""
 
     def __init__(self, statefile: Path, graph: GraphSpec, *, pull_real_s: float) -> None:
         """Name the local backend's statefile and its graph; ``pull_real_s`` is between two ticks of the planner."""
@@ -154,10 +154,10 @@ class StateFileReader(PlannerReader):
 
 
 def planner_state(data: Mapping[str, Any], *, age_s: float, stale_s: float) -> ShownPlanner:
-    """Return what a planner's state file says, written so many real seconds ago. Pure.
+    """Return what a planner's state file says, written this many real seconds ago. Pure.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: it is no such file.
+        KeyError, TypeError, ValueError, AttributeError: it is not such a file.
     """
     is_stale = age_s > stale_s
     next_s = data.get("next_decision_s")
@@ -222,7 +222,7 @@ def graph_planner_state(graph: Mapping[str, Any]) -> ShownPlanner:
     """Return what a GraphDeployment says of its planner. Pure.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: it is no such object.
+        KeyError, TypeError, ValueError, AttributeError: it is not such a object.
     """
     spec, status = GraphSpec.model_validate(graph["spec"]), graph.get("status") or {}
     if not spec.planner.enabled:

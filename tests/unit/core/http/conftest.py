@@ -105,7 +105,7 @@ class Flood:
 
 @pytest.fixture
 def flood():
-    """Return a function that makes a flood of so many pieces."""
+    """Return a function that makes a flood of this many pieces."""
     return Flood
 
 

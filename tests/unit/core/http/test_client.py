@@ -97,7 +97,7 @@ async def test_bodies_are_bounded(serve, make_pool):
 
 
 async def test_a_slow_consumer_pauses_the_upstream(serve, pool, flood, at_rest):
-    """Unread body bytes are bounded: the server is held back until the consumer goes on."""
+    """Unread body bytes are bounded: the server is held back until the consumer continues."""
     source = flood(200)
     server = await serve(source)
     async with await pool.stream("GET", url_of(server)) as response:

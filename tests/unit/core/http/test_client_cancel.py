@@ -25,7 +25,7 @@ def starve(seconds):
 
 
 async def cut_at(turn, request, *, starve_s=0.0):
-    """Cancel a request after so many turns of the loop, each as late as ``starve_s`` makes it."""
+    """Cancel a request after this many turns of the loop, each as late as ``starve_s`` makes it."""
     task = asyncio.create_task(request)
     for _ in range(turn):
         starve(starve_s)

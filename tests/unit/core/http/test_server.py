@@ -237,7 +237,7 @@ async def test_disconnect_calls_back(ask):
 
 
 async def test_no_disconnect_is_reported_after_the_answer(serve, connect, until):
-    """A client that leaves after its answer was complete is no disconnect."""
+    """A client that leaves after its answer was complete is not a disconnect."""
     calls = []
 
     async def handler(request, responder):

@@ -18,7 +18,7 @@ def slow_socket(port):
 
 
 async def test_a_slow_reader_costs_little_and_a_silent_one_is_cut_off(serve, flood, at_rest, until):
-    """A response is held while its client does not read, goes on when it does, and ends after the stall's bound."""
+    """A response is held while its client does not read, continues when it does, and ends after the stall's bound."""
     source = flood(400)
     server = await serve(source, write_stall_s=0.5)
     loop = asyncio.get_running_loop()

@@ -120,7 +120,7 @@ async def test_a_body_that_is_not_wanted_is_not_read(stack, connect):
 
 
 async def test_bodies_of_all_connections_are_bounded_together(serve, connect, until):
-    """What does not fit beside the others' bodies is answered 503; as soon as one of those goes, there is room."""
+    """What does not fit alongside the others' bodies is answered 503; as soon as one of those goes, there is room."""
     server = await serve(answer, max_body_bytes=100, max_buffered_bytes=150)
     part = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n" + b"x" * 99
     first, second = await connect(server), await connect(server)
@@ -207,7 +207,7 @@ async def test_a_slow_handler_is_not_an_idle_connection(ask):
 
 
 async def test_connections_beyond_the_bound_are_answered_503(serve, connect, until):
-    """The connection too many gets an answer; the others go on, and there is room again after a close."""
+    """The connection too many gets an answer; the others continue, and there is room again after a close."""
     server = await serve(answer, max_connections=2, reserve_connections=0)
     first, second = await connect(server), await connect(server)
     for client in (first, second):
@@ -334,7 +334,7 @@ async def test_silence_inside_a_request_is_answered_408(ask, sent, limit):
 
 
 async def test_small_chunks_are_served_while_their_framing_is_modest(serve, connect):
-    """A long body in chunks of 24 bytes, and a short one byte by byte, are no abuse."""
+    """A long body in chunks of 24 bytes, and a short one byte by byte, are not abuse."""
     client = await connect(await serve(answer, max_header_bytes=500))
     for body in (b"18\r\n%b\r\n" % (b"x" * 24) * 5000, b"1\r\nx\r\n" * 90):
         client.send(CHUNKED)

@@ -11,7 +11,7 @@ from penstock.core.http.loop import ended_or_stopped, run_until
 
 
 async def stubborn(started, freed):
-    """Go on after a cancellation until it is freed."""
+    """Continue after a cancellation until it is freed."""
     started.set()
     while not freed.is_set():
         try:

@@ -321,7 +321,7 @@ def test_missing_rights_of_the_operator():
 
 
 def test_missing_rights_of_the_caller():
-    """Somebody with few rights is no problem of the cluster."""
+    """Somebody with few rights is not a problem of the cluster."""
     found = only(check(facts(rights=(RightsFact("you", "", "serving", 10, (LIST_PODS,)),))))
     assert (found.severity, found.message) == (Severity.WARNING, "you may not list pods")
     assert found.remedy.endswith("kubectl auth can-i list pods --namespace serving")

@@ -233,7 +233,7 @@ def test_pages_that_are_no_metrics():
 WORKER = "worker serving/llama-decode-1"
 NO_WORKER = "/metrics holds no vllm:num_requests_running, so nothing is known of its load"
 RANK = worker_page(2, 7).replace('engine="0"', 'engine="1"')
-STANDS_STILL = "has 2 requests under way, but its token counters stand still"
+STANDS_STILL = "has 2 requests under way, but its token counters do not change"
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ def test_a_started_groups_rest_has_its_room():
 
 
 def test_a_groups_replacement_waits_for_what_it_replaces():
-    """A terminating pod of a running group counts beside the group's whole."""
+    """A terminating pod of a running group counts alongside the group's whole."""
     pods = (
         group("g", 0, gates=()),
         replace(group("g", 1, gates=(), terminating=True), uid="old"),

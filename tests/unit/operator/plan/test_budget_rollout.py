@@ -87,7 +87,7 @@ class Rollout:
             del self.pods[pod.name]
 
     def rest(self):
-        """Let everything go on until nothing more can happen."""
+        """Let everything continue until nothing more can happen."""
         for _ in range(6 * sum(self.wanted.values())):
             before = dict(self.pods), dict(self.away), self.held
             for service in self.wanted:

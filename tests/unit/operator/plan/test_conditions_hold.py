@@ -56,7 +56,7 @@ PODS = st.one_of(
     st.fixed_dictionaries(dict.fromkeys(ROLES, SERVICE)),
     st.builds(lambda name, found: {**AT_REST, name: found}, st.sampled_from(sorted(ROLES)), SERVICE),
 )
-"""Of all services, or of one beside others at rest: what a sound service would hide is found by that."""
+"""Of all services, or of one alongside others at rest: what a sound service would hide is found by that."""
 
 TARGETS = st.one_of(
     st.fixed_dictionaries(dict.fromkeys(ROLES, st.integers(0, 3))),

@@ -25,7 +25,7 @@ def pod(name, role, **more):
 
 
 def test_an_idle_router_is_waited_for_only_by_what_it_needs():
-    """Workers go beside it; Services and the rest behind it."""
+    """Workers go alongside it; Services and the rest behind it."""
     ending = pod("r", "router", terminating=True)
     step = next_step([DECODE, CONFIG], [ending, pod("d", "decode")], idle={"r"})
     assert (step.delete, step.drain) == ((), ("decode",))

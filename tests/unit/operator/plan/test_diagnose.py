@@ -165,7 +165,7 @@ def test_the_schedulers_words_are_passed_on(reason, remedy):
 
 
 def test_the_budgets_reason_is_told():
-    """What `releases` says appears in the diagnosis, and is no fault."""
+    """What `releases` says appears in the diagnosis, and is not a fault."""
     found = diagnose(pod(spec=BUDGET), now_s=NOW, budget_reason="needs 2")
     assert found is not None
     assert found.message == "waits for GPUs of the budget: needs 2"
@@ -266,7 +266,7 @@ def test_a_workload_whose_pods_are_made_is_in_no_trouble(found):
     ],
 )
 def test_the_servers_words_are_given_without_the_pods_generated_name(said, message, remedy):
-    """The name differs from try to try; a status that carried it would be written again and again."""
+    """The name differs from try to try; a status that carried it would be written repeatedly."""
     found = refusal("decode", workload(said))
     assert (found.category, found.service, found.pod) == (Category.REFUSED, "decode", "g-decode")
     assert (found.message, found.remedy) == (f"the API server refuses its pods: {message}", remedy)

@@ -17,7 +17,7 @@ from penstock_operator.plan.rollout import RolloutView, held_rollouts, rollout_v
     ],
 )
 def test_a_rollout_surges_where_there_is_room(role, gpus, wanted, budget, expected):
-    """Room for one replica more beside all that are wanted; routers and graphs without a ceiling always."""
+    """Room for one replica more alongside all that are wanted; routers and graphs without a ceiling always."""
     values = {"gpus_per_replica": gpus, "wanted_gpus": wanted, "budget": budget}
     assert unavailable(role=role, blocked=0, **values) == expected
 
@@ -29,7 +29,7 @@ def test_a_rollout_surges_where_there_is_room(role, gpus, wanted, budget, expect
 def test_replicas_that_the_budget_keeps_away_are_not_the_one_that_a_rollout_replaces(
     gpus, wanted, blocked, expected
 ):
-    """With a budget of 8: one beside them, and of these no more than the wanted replicas exceed it by."""
+    """With a budget of 8: one alongside them, and of these no more than the wanted replicas exceed it by."""
     values = {"gpus_per_replica": gpus, "wanted_gpus": wanted, "budget": 8, "blocked": blocked}
     assert unavailable(role=Role.DECODE, **values) == expected
 

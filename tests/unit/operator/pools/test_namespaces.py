@@ -1,4 +1,4 @@
-"""Graphs of several namespaces, some of one name, beside a ClusterGpuPool and a GpuPool, whose operator dies at any step.
+"""Graphs of several namespaces, some of one name, alongside a ClusterGpuPool and a GpuPool, whose operator dies at any step.
 
 The model does what `penstock_operator.pools.driver` does: a graph draws from the oldest pool that matches it, acts under the grant
 that its reconcile began with, and only a pool's status outlives the process.

@@ -71,7 +71,7 @@ def made(name, labels=None):
 
 
 def member(name, wants, held, *, serial=0, arrived=None, leaving=0):
-    """Return a graph that wants so many replicas of one GPU."""
+    """Return a graph that wants this many replicas of one GPU."""
     labels = {"team": "b"} if name == "b" else {}
     return PoolMember(
         entry_of(POOL, name, labels, "ns"), made(name, labels), (1,) * wants, held, leaving, serial, arrived

@@ -39,14 +39,14 @@ def absent(build, objects):
         ({"model": {"name": "/models/llama"}}, "model.name", "cacheMount"),
         ({"model": {"adapters": [{"name": "a", "path": "/sql"}]}}, "model.adapters[0].path", "cacheMount"),
         ({"engine": {"pythonEnvironment": "/venv"}}, "engine.pythonEnvironment", "an image that holds it"),
-        ({"planner": {"memory": "./memory.json"}}, "planner.memory", "no ConfigMap's name"),
-        ({"planner": {"sla": {"profile": "out/profile"}}}, "planner.sla.profile", "no ConfigMap's name"),
+        ({"planner": {"memory": "./memory.json"}}, "planner.memory", "not a ConfigMap's name"),
+        ({"planner": {"sla": {"profile": "out/profile"}}}, "planner.sla.profile", "not a ConfigMap's name"),
         ({**SIMULATED, "engine": {"profile": "mine.yaml"}}, "engine.profile", "/tmp"),
         ({**SIMULATED, "services": {"decode": {"profile": "mine.yaml"}}}, "services.decode.profile", "mine.yaml"),
     ],
 )  # fmt: skip
 def test_a_file_of_some_host_is_told_with_its_remedy(absent, changes, key, words):
-    """Key, path and what to do: the pod would start and end again and again."""
+    """Key, path and what to do: the pod would start and end repeatedly."""
     found = absent(**changes)
     assert set(found) == {f"spec.{key}"}
     assert words.removeprefix("/tmp") in found[f"spec.{key}"]

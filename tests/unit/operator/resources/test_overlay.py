@@ -105,11 +105,11 @@ def test_overlay(patch, path, value):
 @pytest.mark.parametrize(
     ("patch", "message"),
     [
-        ({"metadata": []}, "p.metadata: is no map where the pod has one"),
+        ({"metadata": []}, "p.metadata: is not a map where the pod has one"),
         ({"metadata": {"labels": {"a": {}}}}, "p.metadata.labels.a: is a map where the pod has none"),
-        ({"spec": {"containers": "x"}}, "p.spec.containers: is no list where the pod has one"),
+        ({"spec": {"containers": "x"}}, "p.spec.containers: is not a list where the pod has one"),
         ({"spec": {"containers": {}}}, "p.spec.containers: is a map where the pod has none"),
-        ({"spec": {"containers": ["x"]}}, r"p.spec.containers\[0\]: is no map"),
+        ({"spec": {"containers": ["x"]}}, r"p.spec.containers\[0\]: is not a map"),
         ({"spec": {"containers": [{"image": "x"}]}}, r"p.spec.containers\[0\]: has no name; give it one"),
         ({"spec": {"containers": [{"name": []}]}}, r"p.spec.containers\[0\]: has no name; give it one"),
         ({"spec": {"volumes": [{"name": "a", "$patch": "retain"}]}}, "'retain' is none of delete"),

@@ -322,7 +322,7 @@ def test_prefill_and_decode_prefer_one_zone(template):
 
 
 def test_routers_spread_over_hosts_and_zones(template):
-    """So that one node's end leaves a router. Zones are no second constraint: that would end the first one without zones."""
+    """So that one node's end leaves a router. Zones are not a second constraint: that would end the first one without zones."""
     spec = template("frontend")["spec"]
     (spread,) = spec["topologySpreadConstraints"]
     assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == (
@@ -385,9 +385,9 @@ def test_overlay_may_not_ask_for_uncounted_gpus(template, patch, words):
 @pytest.mark.parametrize(
     ("patch", "path"),
     [
-        ({"spec": {"initContainers": "x"}}, "spec.initContainers: is no list"),
-        ({"spec": {"schedulingGates": 3}}, "spec.schedulingGates: is no list"),
-        ({"metadata": {"annotations": "x"}}, "metadata.annotations: is no map"),
+        ({"spec": {"initContainers": "x"}}, "spec.initContainers: is not a list"),
+        ({"spec": {"schedulingGates": 3}}, "spec.schedulingGates: is not a list"),
+        ({"metadata": {"annotations": "x"}}, "metadata.annotations: is not a map"),
     ],
 )
 def test_overlay_of_the_wrong_shape_is_refused(template, patch, path):

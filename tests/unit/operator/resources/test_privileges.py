@@ -28,7 +28,7 @@ def pod_context_of(**keys):
     return {"securityContext": keys}
 
 
-def beside(**keys):
+def alongside(**keys):
     """Return a podTemplate with an init container of this security context."""
     return {"initContainers": [{"name": "tune", "image": "i", "securityContext": keys}]}
 
@@ -76,7 +76,7 @@ TO_REMOVE = [
     ({"volumes": [{"name": "tmp", "hostPath": {"path": "/etc"}}]}, "spec.volumes[tmp].hostPath", "/etc"),
     # Out of the container
     (context_of(privileged=True), f"{IN_MAIN}.privileged", "true"),
-    (beside(privileged=True), f"{IN_INIT}.privileged", "true"),
+    (alongside(privileged=True), f"{IN_INIT}.privileged", "true"),
     (context_of(capabilities={"add": ["SYS_ADMIN"]}), f"{IN_MAIN}.capabilities.add", "SYS_ADMIN"),
     (context_of(appArmorProfile=OTHERS_PROFILE), f"{IN_MAIN}.appArmorProfile", "Unconfined"),
     (pod_context_of(appArmorProfile=OTHERS_PROFILE), f"{IN_POD}.appArmorProfile", "Unconfined"),
@@ -106,7 +106,7 @@ TO_LEAVE = [
     (context_of(allowPrivilegeEscalation=None), f"{IN_MAIN}.allowPrivilegeEscalation", "none", "false"),
     (context_of(capabilities=None), f"{IN_MAIN}.capabilities.drop", "none", "ALL"),
     (context_of(capabilities={"drop": ["KILL"]}), f"{IN_MAIN}.capabilities.drop", "KILL", "ALL"),
-    (beside(capabilities={"drop": []}), f"{IN_INIT}.capabilities.drop", "none", "ALL"),
+    (alongside(capabilities={"drop": []}), f"{IN_INIT}.capabilities.drop", "none", "ALL"),
     (
         context_of(seccompProfile=OTHERS_PROFILE),
         f"{IN_MAIN}.seccompProfile.type",
@@ -123,7 +123,7 @@ TO_CHANGE = [
     # Root
     (context_of(runAsUser=0), f"{IN_MAIN}.runAsUser", ROOT, "name another user"),
     (pod_context_of(runAsUser=0), f"{IN_POD}.runAsUser", ROOT, "name another user"),
-    (beside(runAsUser=0), f"{IN_INIT}.runAsUser", ROOT, "name another user"),
+    (alongside(runAsUser=0), f"{IN_INIT}.runAsUser", ROOT, "name another user"),
 ]
 HOSTILE = [
     *((*row, "remove it") for row in TO_REMOVE),

@@ -194,7 +194,7 @@ def test_an_overlay_reaches_the_pod_and_not_its_promises(objects):
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"nodePool": "l4"}, "spec.nodePool: l4 is no node pool of graph llama"),
+        ({"nodePool": "l4"}, "spec.nodePool: l4 is not a node pool of graph llama"),
         ({"image": None}, "spec.image: null, but the release's image holds no vllm"),
         ({"graph": {"runtime": "dynamo"}}, "spec.graph: workers of runtime dynamo"),
         (

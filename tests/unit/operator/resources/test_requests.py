@@ -30,7 +30,7 @@ def test_a_router_of_real_workers_asks_for_its_core(container, runtime, expected
     ],
 )
 def test_workers_request_what_their_runtime_needs(container, changes, gpus, expected):
-    """A pod that requests nothing starves beside others and is the first to be evicted; the podTemplate has the last word."""
+    """A pod that requests nothing starves alongside others and is the first to be evicted; the podTemplate has the last word."""
 
     def requests(**service):
         service = {"gpusPerReplica": gpus, **service}
