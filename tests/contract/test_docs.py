@@ -68,8 +68,8 @@ def test_every_test_that_shows_a_feature_exists() -> None:
 
 
 def test_the_example_of_a_decision_is_what_the_command_prints() -> None:
-    """docs/planner.md explains the output of `planner decide --example`, line by line."""
-    shown = re.search(r"```text\n(d000012.*?)```", (ROOT / "docs/planner.md").read_text(), re.DOTALL)
+    """docs/read-a-decision.md explains the output of `planner decide --example`, line by line."""
+    shown = re.search(r"```text\n(d000012.*?)```", (ROOT / "docs/read-a-decision.md").read_text(), re.DOTALL)
     example = CliRunner().invoke(cli, ["planner", "decide", "--example"]).stdout
     printed = CliRunner().invoke(cli, ["planner", "decide", "-"], input=example).stdout
 
