@@ -172,7 +172,7 @@ $(MUTMUT_VENV)/.installed: Makefile $(VENV)/.dev
 mutants: $(MUTMUT_VENV)/.installed ## Change budget, rules, request machine and decisions one thing at a time; count what tests notice; ARGS="budget --show"
 	$(BIN)/python bench/house/mutants.py --mutmut $(MUTMUT_VENV)/bin/mutmut $(ARGS)
 
-house: $(VENV)/.dev ## Count lines, stays of a chat, decision and reconcile, settings, circles, pokes; ARGS=--page writes docs/architecture.md
+house: $(VENV)/.dev ## Count lines, stays of a chat, decision and reconcile, settings, circles, pokes; ARGS=--page writes bench/house/RESULTS.md
 	$(BIN)/python bench/house/run.py $(ARGS)
 
 bench-planner: $(VENV)/.dev ## The planner's scoreboard; ARGS="--quick" a minute or two, TRACES=DIR adds the traces that are not packaged

@@ -1,6 +1,6 @@
 """Counts what a reader of the product has before them; `make house` prints the table, `--json` all of it.
 
-``--page`` writes the table into docs/architecture.md, alongside the counts of before.json.
+``--page`` writes the table into bench/house/RESULTS.md, alongside the counts of before.json.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from source import FILE_LINES, FUNCTION_LINES, PRODUCT, SETTINGS, Source
 
 ROOT = Path(__file__).parents[2]
 BEFORE = Path(__file__).with_name("before.json")
-PAGE = ROOT / "docs/architecture.md"
+PAGE = ROOT / "bench/house/RESULTS.md"
 TABLE = re.compile(r"(?<=<!-- house -->\n).*?(?=\n<!-- /house -->)", re.DOTALL)
 
 
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--root", type=Path, default=ROOT, help="the checkout to count (this one)")
     parser.add_argument("--no-runs", action="store_true", help="count the text alone and start nothing")
     parser.add_argument("--json", action="store_true", help="print every count and name as JSON")
-    parser.add_argument("--page", action="store_true", help="write the table into docs/architecture.md")
+    parser.add_argument("--page", action="store_true", help="write the table into bench/house/RESULTS.md")
     options = parser.parse_args()
     found = count(options.root.resolve(), runs=not options.no_runs)
     if options.json:
