@@ -1,6 +1,6 @@
 """One cell of a sweep: what it depends on, its run where it was sent, and the journal from which a killed sweep continues.
 
-A journal holds one JSON object a line, a cell's key with its figures. Each file has one writer and many readers.
+A journal holds one JSON object a line: a cell's key and its figures.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from penstock_planner.decide.codec import to_plain
 Figures: TypeAlias = dict[str, Any]
 
 JOURNAL: Final = "cells.jsonl"
-_JOURNALS: Final = "cells*.jsonl"
 _PLUGINS: Final = ("penstock.routing_policies", "penstock.planner_policies", "penstock.planner_baselines")
 
 _PACKAGES: Final = frozenset({"penstock", "penstock_planner"})
@@ -169,23 +168,23 @@ class Cell:
 class CellJournal:
     """The finished cells of a folder."""
 
-    def __init__(self, directory: Path, name: str = JOURNAL) -> None:
-        """Read the folder's journals, of which this process writes one; drop a line of it that a killed run left unfinished.
+    def __init__(self, directory: Path) -> None:
+        """Read the folder's journal; drop a line that a killed run left unfinished.
 
         Raises:
             ConfigError: the folder cannot be written to, or a line is not a cell.
         """
-        self.path = directory / name
+        self.path = directory / JOURNAL
         self.figures: dict[str, Figures] = {}
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            for path in sorted(directory.glob(_JOURNALS)):
-                self._read(path)
+            if self.path.exists():
+                self._read()
         except OSError as exc:
             raise ConfigError(unwritable(f"--output-dir {directory}", exc)) from exc
 
-    def _read(self, path: Path) -> None:
-        data = path.read_bytes()
+    def _read(self) -> None:
+        data = self.path.read_bytes()
         complete, _, torn = data.rpartition(b"\n")
         for number, line in enumerate(complete.splitlines(), start=1):
             try:
@@ -193,11 +192,10 @@ class CellJournal:
                 self.figures[read["cell"]] = read["figures"]
             except (ValueError, KeyError, TypeError) as exc:
                 raise ConfigError(
-                    f"{path}:{number}: not a run's figures ({exc}); give another --output-dir, or delete that file"
+                    f"{self.path}:{number}: not a run's figures ({exc}); give another --output-dir, or delete that file"
                 ) from exc
-        # Another's unfinished line may be one that is being written.
-        if torn and path == self.path:
-            os.truncate(path, len(data) - len(torn))
+        if torn:
+            os.truncate(self.path, len(data) - len(torn))
 
     def keep(self, key: str, figures: Figures) -> Figures:
         """Record a finished cell, synced, and return its figures as they will be read.

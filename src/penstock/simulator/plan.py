@@ -306,10 +306,10 @@ def run_plan(
 ) -> dict[str, Any]:
     """Run everything and return the result as plain data, the same for the same plan."""
     with open_executor(processes=processes, cells=len(plan.runs), on=on) as executor:
-        return result_of(plan, run_all(figures_of, plan.runs, executor, journal=journal, on_done=on_done))
+        return _result_of(plan, run_all(figures_of, plan.runs, executor, journal=journal, on_done=on_done))
 
 
-def result_of(plan: RunPlan, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _result_of(plan: RunPlan, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the result of a plan's runs, whose figures are in the plan's order."""
     first = plan.runs[0]
     workload = prepare(first.workload, seed=first.seed, qps=first.qps)
