@@ -66,7 +66,8 @@ def oracle_cells(case: Case, seed: int, found: dict[str, Any]) -> list[Cell]:
 
 def _aim_of(found: dict[str, Any]) -> ScheduleTarget:
     fleet = found["fleet"]
-    return ScheduleTarget(found["deadline"], found["kv"], None if fleet is None else tuple(fleet))
+    held = None if fleet is None else tuple(fleet)
+    return ScheduleTarget(found["deadline"], found["kv"], held, cached=found.get("cached", 0.0))
 
 
 def static_cells(case: Case, seed: int, found: dict[str, Any], mean_gpus: float) -> list[Cell]:
@@ -132,6 +133,7 @@ def _aim(case: Case, name: str) -> dict[str, Any]:
         "deadline": found.target.deadline,
         "kv": found.target.kv,
         "fleet": found.target.fleet,
+        "cached": found.target.cached,
         "in_time": found.in_time,
         "gpu_hours": round(found.gpu_s / 3600, 6),
     }

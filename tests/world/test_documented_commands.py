@@ -80,7 +80,7 @@ def test_the_commands_about_a_running_graph(world, reader, tmp_path, eventually)
     reader(
         commands("load.md", but=("up", "load", "make-model", "trace"))[1],
         replaced=here,
-        more="--counterfactual-cpu-s 2",
+        more="--counterfactual-fleets 2",
     )
     assert "llama" in reader(status)
     last = eventually(world.decisions, "a recorded decision")[-1]["decision"]["id"]

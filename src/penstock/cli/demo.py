@@ -27,7 +27,7 @@ from penstock.api.manifests import load_graph
 from penstock.cli import fields, option
 from penstock.cli.demo_kubernetes import CLUSTER_DAY, ClusterDemo, ClusterOptions, run_cluster_demo
 from penstock.cli.demo_steps import (
-    COUNTERFACTUAL_CPU_S,
+    COUNTERFACTUAL_FLEETS,
     clear,
     conclude,
     end_load,
@@ -126,7 +126,7 @@ async def run_demo(options: DemoOptions, stop: asyncio.Event) -> bool:
     found = with_graph(analyse(options.output_dir / "run", ledger=ledger), graph)
     if not stop.is_set():
         # Only now: while the graph runs it would take processor time from the measurement.
-        found = await asyncio.to_thread(with_counterfactual, found, graph, COUNTERFACTUAL_CPU_S, console)
+        found = await asyncio.to_thread(with_counterfactual, found, graph, COUNTERFACTUAL_FLEETS, console)
     conclude(found, options.output_dir / "report", console, as_json=options.as_json)
     console.print(f"dashboard    penstock dashboard --log-dir {ledger}", soft_wrap=True)
     console.print(f"why, exactly penstock planner explain --log-dir {ledger}", soft_wrap=True)

@@ -20,7 +20,7 @@ from penstock.report.findings import RunReport, analyse, require_plots, with_gra
 from penstock.report.page import write_report
 from penstock.report.plain import as_json as plain_report
 from penstock.report.text import report_text
-from penstock.simulator.counterfactual import compare
+from penstock.simulator.counterfactual import MOST_FLEETS, compare
 
 _NOT_SHOWN = "the cost of other fleets is not shown: "
 
@@ -38,8 +38,11 @@ class ReportOptions:
         path="existing file",
         unset="the manifest named in the ledger",
     )
-    counterfactual_cpu_s: float = flag(
-        "Maximum processor time for simulating other fleets, real seconds.", default=120.0, gt=0
+    counterfactual_fleets: int = flag(
+        "How many fixed fleets to simulate at most; the planner, the HPA and the oracle take up to 15"
+        " more simulations.",
+        default=MOST_FLEETS,
+        ge=1,
     )
     output: Path = flag("Folder for the PNG files and report.html; created if missing.", path="folder")
     ttft_slo_s: float | None = duration_flag(
@@ -71,7 +74,7 @@ def report(*, as_json: bool, **given: Any) -> None:
     graph, remark = _graph_of(found, said.manifest)
     if graph is not None:
         progress = Terminal(stderr=True, quiet=as_json)
-        found = with_counterfactual(found, graph, said.counterfactual_cpu_s, progress)
+        found = with_counterfactual(found, graph, said.counterfactual_fleets, progress)
     found = replace(found, remarks=(*found.remarks, *remark))
     files = write_report(found, said.output)
     if as_json:
@@ -99,7 +102,7 @@ def _graph_of(found: RunReport, manifest: Path | None) -> tuple[GraphDeployment 
 
 
 def with_counterfactual(
-    found: RunReport, graph: GraphDeployment, cpu_s: float, console: Terminal
+    found: RunReport, graph: GraphDeployment, most_fleets: int, console: Terminal
 ) -> RunReport:
     """Return a report with service times and what other fleets would have done, or with a remark why not."""
     found = with_graph(found, graph)
@@ -108,7 +111,7 @@ def with_counterfactual(
             compared = compare(
                 found,
                 graph,
-                cpu_s=cpu_s,
+                most_fleets=most_fleets,
                 on_fleet=lambda name: show(f"simulating the same traffic on {name}"),
             )
     except ConfigError as exc:

@@ -82,6 +82,7 @@ RENAMED_FLAGS: Final[Mapping[str, str]] = {
     "--objective-itl": "write --itl-slo with a unit, such as 50ms",
     "--in-time": "write --attainment, a fraction such as 0.99",
     "--qps": "write --rate, requests/s",
+    "--counterfactual-cpu-s": "write --counterfactual-fleets, a number of fixed fleets such as 60",
 }
 """What to write in place of a former flag."""
 

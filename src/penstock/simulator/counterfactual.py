@@ -1,16 +1,16 @@
 """What other fleets would have cost and served on recorded traffic, by simulating it; called by the command line.
 
-Fixed fleets are tried from the smallest on until one serves as well as what was served, within a bound of processor
-time. A simulation keeps of the run its traffic, engines, router, planner, budget and
-start-up times.
+Fixed fleets are tried from the smallest on until one serves as well as what was served, up to a number of them. A
+simulation keeps of the run its traffic, engines, router, planner, budget and start-up times. Nothing depends on how fast
+the machine is.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import inf
 from statistics import fmean
 
 import numpy as np
@@ -21,12 +21,14 @@ from penstock.report.counterfactual import Counterfactual, FleetKind, FleetOutco
 from penstock.report.findings import RunReport
 from penstock.report.ledger_view import PlannerRun
 from penstock.simulator.baselines import configured, patience_of, performance_profile
-from penstock.simulator.oracle import ScheduleTarget, Utilisation, needs
-from penstock.simulator.oracle_search import with_schedule
+from penstock.simulator.observer import Recording
+from penstock.simulator.oracle import ScheduleTarget, Utilisation, needs, shared_tokens
+from penstock.simulator.oracle_search import scheduled_gpu_s, with_schedule
 from penstock.simulator.scenario import MONDAY_S, PoolSpec, ProfiledModel, Scenario, graph_pools
 from penstock.simulator.simulation import Simulation
 from penstock.workload.results import RESULTS_FILE, LoadRun
 from penstock.workload.traces import TraceRequest
+from penstock_planner.decide.baselines.oracle import Sizes
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.options import join
 
@@ -217,8 +219,17 @@ def _engine_notes(graph: GraphDeployment) -> tuple[str, ...]:
     return (note,)
 
 
-_TARGETS = tuple(ScheduleTarget(deadline, 0.95) for deadline in (2.0, 1.5, 1.0, 0.75, 0.45))
+_DEADLINES = (2.0, 1.5, 1.0, 0.75, 0.45)
 """Chosen: the oracle's queue from twice the SLO to half of it, the cheapest schedule first."""
+
+_KV = 0.95
+"""Share of the KV cache that the oracle's schedules plan with."""
+
+_LITTLE = 0.1
+"""Chosen: a hit rate below this changes no pool by a replica, and schedules need not be made for it."""
+
+_TRIMS = (1.5, 1.25)
+"""Chosen: deadlines, as above, for which spans are cut out of the best run found; each is one more simulation."""
 
 _EQUAL = 1.005
 """A fixed fleet that costs half a percent more counts as costing no more, as on the scoreboard."""
@@ -227,37 +238,43 @@ OnFleet = Callable[[str], None]
 """Called with the name of each fleet before its simulation."""
 
 
-MOST_CPU_S = 120.0
-"""Processor time of a comparison."""
-
-
-class _SpentError(Exception):
-    """The time is used up."""
+MOST_FLEETS = 60
+"""Fixed fleets of a comparison. Chosen: a budget of 12 GPUs has up to 66, and most loads need 20 or 30."""
 
 
 class _Comparison:
-    """Simulates fleets on one traffic until its time is used up, and keeps the results.
+    """Simulates fleets on one traffic and keeps the results; the same input tries the same ones on every machine.
 
     Attributes:
         reference: What the fixed fleets and the oracle are held against.
         affordable_gpus: Size of the largest fixed fleets that cost no more than the reference; None: unknown, or none.
         fixed: With the GPUs that each holds, the fewest first.
+        is_complete: No fixed fleet was left out because there were too many.
     """
 
     def __init__(
-        self, traffic: Sequence[TraceRequest], cpu_s: float, on_fleet: OnFleet, reference: FleetOutcome
+        self,
+        traffic: Sequence[TraceRequest],
+        reference: FleetOutcome,
+        *,
+        cached: float,
+        most_fleets: int,
+        on_fleet: OnFleet,
     ) -> None:
         self._traffic = traffic
+        self._cached = cached
         self._on_fleet = on_fleet
-        self._end_s = time.process_time() + cpu_s
+        self._most_fleets = most_fleets
         self.reference = reference
         self.affordable_gpus: int | None = None
         self.scaled: list[FleetOutcome] = []
         self.fixed: list[tuple[int, FleetOutcome]] = []
         self.scheduled: list[FleetOutcome] = []
+        self.is_complete = True
+        self._sizes: list[tuple[FleetOutcome, Mapping[Role, Sizes]]] = []
 
     def simulate(self, setting: FleetSetting, duration_s: float, *, is_distorted: bool) -> None:
-        """Simulate the most informative fleets first; ``duration_s`` is the measured run's."""
+        """Simulate the planner, the HPA, fixed fleets and the oracle; ``duration_s`` is the measured run's."""
         base, planner = setting.base, setting.planner
 
         def planned(mode: str) -> Scenario:
@@ -270,12 +287,7 @@ class _Comparison:
         if planner.mode != Mode.HPA:
             self.scaled.append(self._run(Mode.HPA.value, FleetKind.AUTOSCALER, planned(Mode.HPA)))
         self._search_fixed(setting, duration_s)
-        for target in _TARGETS:
-            self._check_time()
-            foreseen = with_schedule(planned(Mode.ORACLE), self._traffic, target)
-            self.scheduled.append(self._run(Mode.ORACLE.value, FleetKind.ORACLE, foreseen))
-            if self.is_as_good(self.scheduled[-1]):
-                return
+        self._search_schedules(planned(Mode.ORACLE))
 
     def is_as_good(self, other: FleetOutcome) -> bool:
         """Return whether a fleet keeps as many requests in time as the reference."""
@@ -292,16 +304,45 @@ class _Comparison:
             if is_enough and gpus != self.affordable_gpus:
                 continue
             for fleet in fleets:
+                if len(self.fixed) == self._most_fleets:
+                    self.is_complete = False
+                    return
                 each = self._run(setting.name_of(fleet), FleetKind.FIXED, setting.with_fleet(fleet))
                 self.fixed.append((gpus, each))
                 is_enough |= self.is_as_good(each)
 
+    def _search_schedules(self, oracle: Scenario) -> None:
+        """Try schedules made from the load until one is as good; then cut spans out of the best run found so far.
+
+        Schedules that hold more GPUs than that run are not tried.
+        """
+        known = [*self.scaled, *(each for _, each in self.fixed)]
+        most = min((_hours_of(each) for each in known if self.is_as_good(each)), default=inf)
+        last_s = self._traffic[-1].arrival_s
+        for cached in sorted({0.0, self._cached}, reverse=True):
+            for deadline in _DEADLINES:
+                foreseen = with_schedule(oracle, self._traffic, ScheduleTarget(deadline, _KV, cached=cached))
+                if scheduled_gpu_s(foreseen, last_s) / 3600 >= most:
+                    break
+                found = self._run(Mode.ORACLE.value, FleetKind.ORACLE, foreseen)
+                self.scheduled.append(found)
+                if self.is_as_good(found):
+                    most = min(most, _hours_of(found))
+                    break
+        as_good = [each for each in self._sizes if self.is_as_good(each[0])]
+        if not as_good:
+            return
+        _, sizes = min(as_good, key=lambda each: _hours_of(each[0]))
+        for deadline in _TRIMS:
+            target = ScheduleTarget(deadline, _KV, cached=self._cached, sizes=sizes)
+            trimmed = with_schedule(oracle, self._traffic, target)
+            self.scheduled.append(self._run(Mode.ORACLE.value, FleetKind.ORACLE, trimmed))
+
     def _run(self, name: str, kind: FleetKind, scenario: Scenario) -> FleetOutcome:
-        self._check_time()
         self._on_fleet(name)
-        recording = Simulation(scenario, self._traffic).run(self._check_time)
+        recording = Simulation(scenario, self._traffic).run()
         ttft = recording.requests.ttft_s
-        return outcome(
+        found = outcome(
             ttft[~np.isnan(ttft)],
             name=name,
             kind=kind,
@@ -309,20 +350,37 @@ class _Comparison:
             slo_s=scenario.slo.ttft_seconds,
             gpu_hours=recording.gpu_s / 3600,
         )
+        self._sizes.append((found, _sizes_of(scenario, recording)))
+        return found
 
-    def _check_time(self) -> None:
-        if time.process_time() > self._end_s:
-            raise _SpentError
+
+def _hours_of(each: FleetOutcome) -> float:
+    """Return the GPU-hours of an outcome; unknown ones are never the fewest."""
+    return inf if each.gpu_hours is None else each.gpu_hours
+
+
+def _sizes_of(scenario: Scenario, recording: Recording) -> dict[Role, Sizes]:
+    """Return the sizes that a run had asked for over time, by role."""
+    sizes = {pool.role: {0.0: pool.replicas} for pool in scenario.pools}
+    for change in recording.changes:
+        sizes[change.role][change.at_s] = change.desired
+    return {role: tuple(each.items()) for role, each in sizes.items()}
 
 
 def compare(
     report: RunReport,
     graph: GraphDeployment,
     *,
-    cpu_s: float = MOST_CPU_S,
+    most_fleets: int = MOST_FLEETS,
     on_fleet: OnFleet | None = None,
 ) -> Counterfactual:
-    """Simulate the traffic of a run with other fleets for that much processor time; return them alongside the actual run.
+    """Simulate the traffic of a run with other fleets, and return them next to the actual run.
+
+    Args:
+        report: The run.
+        graph: What served it.
+        most_fleets: Maximum number of fixed fleets to simulate.
+        on_fleet: Called with the name of each fleet before its simulation.
 
     Raises:
         ConfigError: the run's log cannot be simulated; the message says why.
@@ -337,15 +395,19 @@ def compare(
         slo_s=setting.base.slo.ttft_seconds,
         duration_s=duration_s,
     )
-    tried, notes = _Comparison(traffic, cpu_s, on_fleet or (lambda _name: None), served), list(setting.notes)
-    is_complete = True
-    try:
-        tried.simulate(setting, duration_s, is_distorted=report.load.summary["lag"]["is_distorted"])
-    except _SpentError:
-        is_complete = False
+    tried = _Comparison(
+        traffic,
+        served,
+        cached=_cached_fraction(report.load, traffic),
+        most_fleets=most_fleets,
+        on_fleet=on_fleet or (lambda _name: None),
+    )
+    notes = list(setting.notes)
+    tried.simulate(setting, duration_s, is_distorted=report.load.summary["lag"]["is_distorted"])
+    if not tried.is_complete:
         notes.append(
-            f"the search was ended after {cpu_s:g} s of processor time;"
-            f" {len(tried.fixed)} fixed fleets were tried, and cheaper or better ones may exist"
+            f"the search ended after {len(tried.fixed)} fixed fleets; cheaper or better ones may exist;"
+            " --counterfactual-fleets raises the limit"
         )
     if not tried.reference.is_measured:
         notes.append(
@@ -359,8 +421,18 @@ def compare(
         fixed=tuple(each for _, each in tried.fixed),
         notes=tuple(notes),
         equal=_cheapest_equal(tried),
-        is_complete=is_complete,
+        is_complete=tried.is_complete,
     )
+
+
+def _cached_fraction(load: LoadRun, traffic: Sequence[TraceRequest]) -> float:
+    """Return the fraction that the run found in caches, 0-1, of the tokens that an earlier prompt had too.
+
+    0 where caches had less than `_LITTLE` of all prompt tokens.
+    """
+    shared, tokens = sum(shared_tokens(traffic)), sum(request.input_tokens for request in traffic)
+    found = sum(result.cached_tokens or 0 for result in load.results)
+    return min(1.0, found / shared) if shared and found >= _LITTLE * tokens else 0.0
 
 
 def _cheapest_equal(tried: _Comparison) -> FleetOutcome | None:
@@ -387,19 +459,29 @@ def _chosen_fixed(tried: _Comparison) -> list[FleetOutcome]:
 
 
 def _chosen_schedule(tried: _Comparison) -> list[FleetOutcome]:
-    """Return the oracle's cheapest schedule that is as good, or else its best; a fixed fleet is one as well."""
-    if not tried.scheduled:
-        return []
+    """Return the oracle's cheapest schedule that is as good, or else its best.
+
+    Whatever another fleet did, one that knows every arrival could have done too: it never costs more than any of them for
+    the same share in time, the reference included.
+    """
+    known = [tried.reference, *tried.scaled, *(each for _, each in tried.fixed)]
     schedules = [
         *(replace(each, remark="knows every arrival") for each in tried.scheduled),
         *(
-            replace(
-                each, name="oracle", kind=FleetKind.ORACLE, remark=f"knows every arrival, keeps {each.name}"
-            )
-            for _, each in tried.fixed
+            replace(each, name="oracle", kind=FleetKind.ORACLE, remark=f"knows every arrival, {_kept(each)}")
+            for each in known
+            if each.gpu_hours is not None
         ),
     ]
+    if not schedules:
+        return []
     as_good = [each for each in schedules if tried.is_as_good(each)]
     if as_good:
-        return [min(as_good, key=lambda each: (each.gpu_hours or 0.0, -each.in_time))]
+        return [min(as_good, key=lambda each: (_hours_of(each), -each.in_time))]
     return [max(schedules, key=lambda each: each.in_time)]
+
+
+def _kept(each: FleetOutcome) -> str:
+    if each.kind is FleetKind.FIXED:
+        return f"keeps {each.name}"
+    return f"does what {each.name} did; no cheaper schedule was found"

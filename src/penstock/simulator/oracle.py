@@ -4,6 +4,10 @@ The load is a fluid: prefill seconds per second of arrivals, and KV tokens held 
 smoothing and its utilisation say how many replicas of each role are needed at each second. Many such schedules are tried
 on a queue (`share_in_time`), and the cheapest is taken that serves 99% in time there; then spans are cut out of it for as
 long as that holds. What it reaches is an upper bound of the least cost; it does not know faults in advance.
+
+Of prompts that share prefixes a schedule assumes that a fraction of the tokens that an earlier prompt had too is found in a
+cache, the same fraction of each. It knows neither evictions nor which worker holds what; a simulation does, and says what
+the schedule really reaches.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from itertools import takewhile
 from math import inf
 
 import numpy as np
@@ -20,10 +25,11 @@ from numpy.typing import NDArray
 from penstock.api import Role
 from penstock.engine import profiles
 from penstock.engine.core.latency import LatencyModel
+from penstock.simulator.jobs import PrefixChains
 from penstock.simulator.observer import Floats
 from penstock.simulator.scenario import ProfiledModel, Scenario
-from penstock.workload.traces import TraceRequest
-from penstock_planner.decide.baselines.oracle import Sizes
+from penstock.workload.traces import BLOCK_TOKENS, TraceRequest
+from penstock_planner.decide.baselines.oracle import Sizes, size_at
 
 AFTER_S = 600.0
 """Chosen: needs, and so schedules, end this long after the last arrival."""
@@ -37,16 +43,18 @@ class Utilisation:
         prefill: Share of the time that they compute prompts, > 0; the lower, the shorter the queue.
         kv: Share of the KV cache in use, > 0.
         smoothing_s: Prompts' work is averaged over the TTFT target and this long around it.
+        cached: Fraction found in a cache, 0-1, of the tokens that an earlier prompt had too.
     """
 
     prefill: float
     kv: float
     smoothing_s: float = 0.0
+    cached: float = 0.0
 
 
 def needs(requests: Sequence[TraceRequest], scenario: Scenario, at: Utilisation) -> dict[Role, Floats]:
     """Return the replicas that each role needs, shape (seconds,), not rounded."""
-    work = prefill_s(requests, scenario)
+    work = prefill_s(requests, scenario, cached=at.cached)
     arrivals = np.array([request.arrival_s for request in requests])
     length = math.ceil(float(arrivals[-1]) + AFTER_S)
     by_second = np.bincount(arrivals.astype(np.int64), weights=work, minlength=length).astype(np.float64)
@@ -60,15 +68,42 @@ def needs(requests: Sequence[TraceRequest], scenario: Scenario, at: Utilisation)
     return {Role.AGGREGATED: prefill + decode}
 
 
-def prefill_s(requests: Sequence[TraceRequest], scenario: Scenario) -> Floats:
-    """Return how long each prompt takes alone on an entry worker, nothing cached."""
+def prefill_s(requests: Sequence[TraceRequest], scenario: Scenario, *, cached: float) -> Floats:
+    """Return how long each prompt takes alone on an entry worker.
+
+    It is the engine's own step of one prompt, so that the attention to a cached prefix is paid for.
+
+    Args:
+        requests: In order of time.
+        scenario: With the entry role's engine.
+        cached: Fraction found in a cache, 0-1, of the tokens that an earlier prompt had too.
+    """
     latency, _ = _engine(scenario, scenario.entry_role)
-    return np.array([latency.prefill.ttft_s(request.input_tokens) for request in requests])
+    shared = shared_tokens(requests) if cached else [0] * len(requests)
+    return np.array(
+        [
+            latency.step_s([(int(cached * start), request.input_tokens, True)], 0, 0)
+            for start, request in zip(shared, requests, strict=True)
+        ]
+    )
 
 
-def busy_s(requests: Sequence[TraceRequest], scenario: Scenario, kv: float) -> Floats:
-    """Return how long each request keeps an entry worker busy: its prompt; its share of the decode steps as well."""
-    work = prefill_s(requests, scenario)
+def shared_tokens(requests: Sequence[TraceRequest]) -> list[int]:
+    """Return the leading tokens of each prompt that an earlier one had too, in whole blocks; never the entire prompt."""
+    chains = PrefixChains(0)
+    seen: set[int] = set()
+    found = []
+    for request in requests:
+        chain = chains.chain(request)
+        blocks = sum(1 for _ in takewhile(seen.__contains__, chain))
+        longest = max(0, request.input_tokens - 1) // BLOCK_TOKENS
+        found.append(min(blocks, longest) * BLOCK_TOKENS)
+        seen.update(chain)
+    return found
+
+
+def busy_s(requests: Sequence[TraceRequest], scenario: Scenario, work: Floats, kv: float) -> Floats:
+    """Return how long each request keeps an entry worker busy: its prompt's ``work``; its share of the decode steps as well."""
     if scenario.is_disaggregated:
         return work
     batch, step_s, outputs, _ = _decoding(requests, scenario, kv)
@@ -202,11 +237,15 @@ class ScheduleTarget:
         deadline: Share of the TTFT target within which the queue has to answer, > 0.
         kv: Share of the KV cache that decoding may use, > 0.
         fleet: Replicas of each pool, held from the first decision on; None: they follow the load.
+        cached: Fraction found in a cache, 0-1, of the tokens that an earlier prompt had too.
+        sizes: By role, the sizes of a run that spans are cut out of; None: the load says them.
     """
 
     deadline: float
     kv: float
     fleet: tuple[int, ...] | None = None
+    cached: float = 0.0
+    sizes: Mapping[Role, Sizes] | None = None
 
 
 def schedule(
@@ -214,6 +253,8 @@ def schedule(
 ) -> dict[Role, Sizes]:
     """Return the sizes of every pool over time, inside the budget and the planner's step."""
     search = _Search(requests, scenario, target)
+    if target.sizes is not None:
+        return search.trimmed(target.sizes)
     return search.best() if target.fleet is None else search.held(target.fleet)
 
 
@@ -226,14 +267,15 @@ class _Search:
         assert planner is not None  # noqa: S101 - an oracle is a planner
         self._interval_s, self._step = planner.interval_s, planner.max_step
         self._arrivals = [request.arrival_s for request in requests]
-        self._first_s = prefill_s(requests, scenario).tolist()
-        self._busy_s = busy_s(requests, scenario, target.kv).tolist()
+        work = prefill_s(requests, scenario, cached=target.cached)
+        self._first_s = work.tolist()
+        self._busy_s = busy_s(requests, scenario, work, target.kv).tolist()
         self._entry = scenario.entry_role
 
     def best(self) -> dict[Role, Sizes]:
         """Return the cheapest schedule that serves the target's share on the queue, or the most that any serves."""
         tried = [
-            self._counts(Utilisation(prefill, self._target.kv, smoothing_s))
+            self._counts(Utilisation(prefill, self._target.kv, smoothing_s, self._target.cached))
             for smoothing_s in _SMOOTHINGS_S
             for prefill in _UTILISATIONS
         ]
@@ -248,6 +290,16 @@ class _Search:
         decisions = int(self._arrivals[-1] // self._interval_s) + 2
         pools = zip(self._scenario.pools, fleet, strict=True)
         counts = self._reachable({pool.role: np.full(decisions, count) for pool, count in pools})
+        return {role: _sizes(values, self._interval_s) for role, values in counts.items()}
+
+    def trimmed(self, sizes: Mapping[Role, Sizes]) -> dict[Role, Sizes]:
+        """Return the sizes of a run without the spans that the queue does not need to serve as many in time."""
+        decisions = int(self._arrivals[-1] // self._interval_s) + 2
+        times = np.arange(decisions) * self._interval_s
+        counts = self._reachable(
+            {role: np.array([size_at(each, at_s) for at_s in times]) for role, each in sizes.items()}
+        )
+        counts = self._cut(counts, self._share(counts))
         return {role: _sizes(values, self._interval_s) for role, values in counts.items()}
 
     def _counts(self, at: Utilisation) -> dict[Role, Counts]:

@@ -203,7 +203,9 @@ def test_the_graph_that_the_ledger_names_is_simulated_on_other_fleets(make_run, 
     path = tmp_path / "graph.yaml"
     path.write_bytes(resources.files("penstock.cli").joinpath("data", "demo.yaml").read_bytes())
 
-    found = _reported(make_run(), _naming(ledger_file, path), tmp_path / "out", "--counterfactual-cpu-s", "1")
+    found = _reported(
+        make_run(), _naming(ledger_file, path), tmp_path / "out", "--counterfactual-fleets", "1"
+    )
 
     assert [each["name"] for each in found["counterfactual"]["outcomes"]][:2] == ["load", "load"]
     assert found["violations"]["ttft_target_s"] == 10.0

@@ -14,9 +14,11 @@ from penstock.simulator.oracle import (
     ScheduleTarget,
     Utilisation,
     needs,
+    prefill_s,
     reachable,
     schedule,
     share_in_time,
+    shared_tokens,
     worker_changes,
 )
 from penstock.simulator.oracle_search import foreseen, search, with_schedule
@@ -62,6 +64,39 @@ def test_needs_are_the_work_of_the_arrivals(split_world):
     assert found[Role.PREFILL][50:250].mean() == pytest.approx(3 * 0.532 / 0.8, rel=0.02)
     assert 0 < found[Role.DECODE][50:250].mean() < 1
     assert found[Role.PREFILL][320:].max() == 0
+
+
+def test_prefixes_that_arrived_before_are_shared(request_at):
+    """Whole blocks of 512 tokens that an earlier prompt began with too; a repeated prompt computes its last block."""
+    first = request_at(0.0, 2048, ids=(1, 2, 3, 4))
+    repeated = request_at(1.0, 2048, ids=(1, 2, 3, 4))
+    longer = request_at(2.0, 3000, ids=(1, 2, 9, 4, 5, 6))
+
+    assert shared_tokens([first, repeated, longer]) == [0, 1536, 1024]
+
+
+def test_cached_prefixes_are_not_computed(split_world, request_at):
+    """The work is the engine's step of what is left; with half of the prefixes found it lies in between."""
+    ids = tuple(range(32))
+    requests = [request_at(at_s, 16_384, ids=ids) for at_s in (0.0, 1.0)]
+    world = split_world()
+
+    none, half, all_found = (prefill_s(requests, world, cached=share) for share in (0.0, 0.5, 1.0))
+
+    assert none[0] == none[1] == half[0] == all_found[0]
+    assert none[1] > half[1] > all_found[1] > 0
+
+
+def test_spans_that_the_queue_does_not_need_are_cut_out_of_a_run(oracle_world):
+    """A run that held six prefill workers throughout keeps fewer, and as many requests are in time on the queue."""
+    sizes = {Role.PREFILL: ((0.0, 6),), Role.DECODE: ((0.0, 1),)}
+    scenario = oracle_world(prefill=6)
+
+    found = schedule(steady(3), scenario, replace(AIM, sizes=sizes))
+
+    assert min(count for _, count in found[Role.PREFILL]) < 6
+    assert max(count for _, count in found[Role.PREFILL]) <= 6
+    assert {count for _, count in found[Role.DECODE]} == {1}
 
 
 # -- the queue --------------------------------------------------------------------------------------
