@@ -300,7 +300,7 @@ def _spared(blank: RoleProposal, case: rules.Case, window: Window, memory: Adapt
 
 
 def _yields(blank: RoleProposal, case: rules.Case, window: Window, memory: AdaptiveMemory) -> str:
-    """Return why one replica fewer would do but for the trial that keeps it; empty: more keeps it, or none is on trial."""
+    """Return why one replica fewer would do except for the trial that keeps it; empty: more keeps it, or none is on trial."""
     if case.trial is None or case.pool.replicas > case.trial.floor:
         return ""
     untried = _spared(blank, replace(case, trial=None), window, memory)

@@ -53,7 +53,7 @@ class DecideConfig:
         kv_up, kv_down: Mean KV usage fraction above and below which decode (or aggregated) grows and shrinks.
         queue_up, queue_down: Queued requests above and below which prefill does.
         decode_gpus, prefill_gpus: GPUs of one engine, >= 0; of decode also those of an aggregated one.
-        min_replicas, max_replicas: By role beside the GPUs' bounds; absent: none.
+        min_replicas, max_replicas: By role alongside the GPUs' bounds; absent: none.
         decode_grace_intervals: NEW_DECODE_WORKER_GRACE_PERIOD, intervals without scale-down after a new
             decode (or aggregated) worker, >= 0.
         queue_buffer_intervals: NEW_PREFILL_WORKER_QUEUE_BUFFER_PERIOD, intervals over which a falling prefill

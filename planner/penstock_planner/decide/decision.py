@@ -28,7 +28,7 @@ class RoleState:
         grace: Intervals left in which decode (or aggregated) is not scaled down.
         asked: Replicas of the last scale-up that has not become ready yet; None when none is outstanding.
         withdrawals: Scale-ups in a row that never became ready.
-        failed: Replicas that the last of them asked for; None when so many were ready since.
+        failed: Replicas that the last of them asked for; None when that many have been ready since.
         backoff: Intervals left in which the role is not scaled up after a withdrawal.
         writer: Who else set the role's replicas last; empty if there was none lately.
         owed: GPUs that another role gives up are reserved for this one, which grows once they are free.

@@ -64,7 +64,7 @@ def policy_of(name: str) -> PlannerPolicy:
     """Return the policy of a name.
 
     Raises:
-        ConfigError: no installed distribution registers it, or what it registers cannot be imported or is no policy.
+        ConfigError: no installed distribution registers it, or what it registers cannot be imported or is not a policy.
     """
     policy = plugin(POLICIES, name) or plugin(BASELINES, name)
     if policy is None:

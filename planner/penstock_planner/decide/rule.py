@@ -1,6 +1,6 @@
 """What a rule of a decision is: its name, the reasons that it gives, and a function from proposals and facts to proposals.
 
-`pipeline.RULES` lists them in the order in which they apply. The name stands in the record's steps, in ``explain``, in
+`pipeline.RULES` lists them in the order in which they apply. The name is in the record's steps, in ``explain``, in
 the documentation's table and in the label ``rule`` of the metric.
 """
 
@@ -83,7 +83,7 @@ class Rule:
 
     Attributes:
         name: One word for it everywhere: the step in a record, the row in the documentation, the label of the metric.
-            A rule that acts at two places of the order stands there twice.
+            A rule that acts at two places of the order is listed twice.
         reasons: What a decision's ``reason`` is where this rule decided; empty: it only notes, or lessens an amount.
         apply: Returns the proposals after the rule. It adds a step to each proposal that it looked at closely.
         binds_switch: Whether it also applies to a decision that switches workers between roles, which holds the same

@@ -29,7 +29,7 @@ class ScheduledBounds:
 
     @classmethod
     def of(cls, entry: ScheduleEntry, gpus: Mapping[Role, int]) -> ScheduledBounds:
-        """Return an entry of a graph whose replicas have so many ``gpus`` by role."""
+        """Return an entry of a graph whose replicas have this many ``gpus`` by role."""
         floors = {role: each.floor(gpus.get(role, 1)) for role, each in entry.bounds.items()}
         ceilings = {role: each.ceiling(gpus.get(role, 1)) for role, each in entry.bounds.items()}
         return cls(

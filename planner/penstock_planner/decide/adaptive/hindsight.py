@@ -32,7 +32,7 @@ WAIT_S = 1800.0
 short it was."""
 
 QUIET_S = WAIT_S / 2
-"""So long a floor is kept without enough requests to tell: most of what comes again does so within a quarter
+"""Time for which a floor is kept without enough requests to tell: most of what comes again does so within a quarter
 of an hour."""
 
 ENOUGH = 100.0
@@ -40,7 +40,7 @@ ENOUGH = 100.0
 
 HOLDS_S = 2 * WAIT_S
 """What was found holds for twice as long as what came once is waited for: an hour. A fleet that never grows
-is kept to once so much has been followed, as of a quiet start it would be the cheapest; what a trial found is
+is kept to once this much has been followed, as of a quiet start it would be the cheapest; what a trial found is
 believed as long."""
 
 SIZES_MOST = 64
@@ -278,7 +278,7 @@ def _faded(known: Hindsight) -> Hindsight:
 
 
 def _grown(known: Hindsight, sizes: int) -> Hindsight:
-    """Return it with so many sizes; a new one starts as the largest, with more replicas."""
+    """Return it with this many sizes; a new one starts as the largest, with more replicas."""
     more = sizes - known.sizes
     if more <= 0:
         return known
@@ -424,7 +424,7 @@ def cost_of(fleets: ShadowFleets, place: int, objective: Objective) -> float:
 
 
 def change_gpu_s(replicas: int, objective: Objective) -> float:
-    """Return the GPU-seconds that changing by so many replicas may waste; at least one."""
+    """Return the GPU-seconds that changing by this many replicas may waste; at least one."""
     return objective.gpus * objective.unused_s * max(1, abs(replicas))
 
 

@@ -68,7 +68,7 @@ def late_price_gpu_s(known: Hindsight, config: DecideConfig) -> float:
 def _tried(
     cases: Mapping[Role, rules.Case], window: Window, memory: AdaptiveMemory, config: DecideConfig
 ) -> AdaptiveMemory:
-    """Return the memory after each role's trial has seen what was late for want of it, beyond what the model says."""
+    """Return the memory after each role's trial has seen what was late for lack of it, beyond what the model says."""
     pull = window.pulls[-1]
     demands = [each.demand for each in window.pulls if each.demand is not None]
     dt_s = sum(each.period_s for each in demands)
@@ -124,7 +124,7 @@ def _late_alone(role: Role, demands: Sequence[Demand], window: Window) -> float 
     """Return the first tokens that were late by their own prefill; None where their time from dispatch does not tell.
 
     A prefill worker is given little at a time, and what is beyond waits in the router. An aggregated one computes prompts
-    beside others and between answers, and full decode workers let them wait: there more workers would help.
+    alongside others and between answers, and full decode workers let them wait: there more workers would help.
     """
     late = [each.dispatched_late for each in demands if each.dispatched_late is not None]
     is_told = role is Role.PREFILL and not _waits_inside(window) and len(late) == len(demands)

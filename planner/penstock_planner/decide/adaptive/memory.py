@@ -27,7 +27,7 @@ HOLD_S = 2 * STARTUP_S
 GPU-seconds and late requests as well. It goes only if demand this long after two start-ups from now allows it."""
 
 STARTUPS_KEPT = 2
-"""Chosen: of so many newest start-ups the longest is expected: of a mean every other one takes longer. Of
+"""Chosen: of this many newest start-ups the longest is expected: of a mean every other one takes longer. Of
 four it costs 5% more GPU-hours where start-ups take 40 to 300 s, for nothing."""
 
 
@@ -56,7 +56,7 @@ class RoleMemory:
 
     @property
     def startup_s(self) -> float | None:
-        """Return the start-up to expect, the longest seen of late; None before the first."""
+        """Return the start-up to expect, the longest seen recently; None before the first."""
         return max(self.startups_s, default=None)
 
     def followed(self, pool: PoolCounts, at_s: float) -> RoleMemory:
@@ -178,7 +178,7 @@ class AdaptiveMemory:
     def known_startup_s(self, role: Role) -> float:
         """Return the start-up seen of a role, else of another one, else the one stated.
 
-        A start that hangs is no reason to keep replicas longer.
+        A start that hangs is not a reason to keep replicas longer.
         """
         known = self.of(role).startup_s
         if known is not None:

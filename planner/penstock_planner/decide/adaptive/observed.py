@@ -95,7 +95,7 @@ class ObservedWorkers:
 
     @property
     def follows_trend(self) -> bool:
-        """Whether demand is expected to go on along its slope; else it stays as it is."""
+        """Whether demand is expected to continue along its slope; else it stays as it is."""
         return True
 
     @property
@@ -117,12 +117,12 @@ class ObservedWorkers:
         return along
 
     def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
-        """Return what holds the KV of prompts that end at so many uncached tokens/s: as much per token as was seen."""
+        """Return what holds the KV of prompts that end at this many uncached tokens/s: as much per token as was seen."""
         held_s = kv.light_s / kv.done_tokens if kv.done_tokens > 0 else 0.0
         return LightDecoding(held_s * tokens_per_s)
 
     def gaps(self, tokens_per_s: float) -> GapsView | None:
-        """Return the gaps between tokens of answers to prompts that end at so many uncached tokens/s; None: no target."""
+        """Return the gaps between tokens of answers to prompts that end at this many uncached tokens/s; None: no target."""
         del tokens_per_s  # without a profile the gain of another worker is unknown
         return None
 

@@ -14,12 +14,12 @@ SLOTS_MOST = 1440
 """Bound: twelve hours; four of a period's turns are known after twelve hours of one of three."""
 
 COMES_LEAST = 0.6
-"""Chosen: of what was asked for so much came again a period later, as one run in five is left out and some
-come too late or early; so much came one to three periods after the same; and after a shorter time less did.
+"""Chosen: of what was asked for this much came again a period later, as one run in five is left out and some
+come too late or early; this much came one to three periods after the same; and after a shorter time less did.
 What is due for longer than that saves little."""
 
 CUT = 1
-"""Slots by which what comes again to the second may be early or late: it lies on either side of a slot's end."""
+"""Slots by which what comes again to the second may be early or late: it is on either side of a slot's end."""
 
 NEAR = 3
 """Chosen: slots by which what comes again may be early or late. Runs within two minutes of their time differ
@@ -33,7 +33,7 @@ class Recurrence:
 
     Attributes:
         asked: One bit a slot, the newest lowest, in hexadecimal.
-        slots: So many are known.
+        slots: Number of slots known.
         slot_s: For how long the present slot has lasted.
         is_asked: More was asked for in it.
         period: In slots; 0: nothing comes again.
@@ -86,7 +86,7 @@ def period_of(asked: int, slots: int) -> tuple[int, int]:
 
 
 def _longest(near: int, slots: int) -> int:
-    """Return the longest period that so many slots can tell.
+    """Return the longest period that this many slots can tell.
 
     It was seen for as many turns as slots are near, three or seven: the more are, the more often chance is.
     """
@@ -120,7 +120,7 @@ def _period_within(near: int, asked: int, slots: int, most: int) -> int:
 
 
 def _due(around: int, period: int) -> int:
-    """Return the slots that lie one, two or three periods after others."""
+    """Return the slots that are one, two or three periods after others."""
     return around >> period | around >> 2 * period | around >> 3 * period
 
 
@@ -135,7 +135,7 @@ def _is_due(asked: int, period: int, near: int, startup_s: float) -> bool:
 
 
 def _near(asked: int, slots: int) -> int:
-    """Return the slots in which, or at most so many slots from which, more was asked for."""
+    """Return the slots in which, or at most this many slots from which, more was asked for."""
     for _ in range(slots):
         asked |= asked << 1 | asked >> 1
     return asked

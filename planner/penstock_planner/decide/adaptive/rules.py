@@ -72,7 +72,7 @@ class Case:
         kv: KV usage; None for prefill.
         gaps: Gaps between tokens; None for prefill, and where there is no target.
         oldest_wait_s: In the routers, while every role had a ready replica; None when nothing waits there.
-        rejected: Requests refused or timed out in the interval for want of the role's workers.
+        rejected: Requests refused or timed out in the interval for lack of the role's workers.
         workers: What they are taken to be able to do.
         hindsight: Which floor would have been best; None where the mode does not ask for it.
         served: What first tokens say of that; None for roles that requests do not reach first.
@@ -101,7 +101,7 @@ class Case:
 
     @property
     def is_early(self) -> bool:
-        """Whether hindsight has it that present demand is no reason to start a replica."""
+        """Whether hindsight has it that present demand is not a reason to start a replica."""
         known = self.hindsight
         if known is None or known.growth is Growth.PROMPT:
             return False
@@ -409,7 +409,7 @@ def _kept_rate(work: WorkView, sigmas: float) -> float:
 
 
 def is_enough(case: Case, workers: int) -> bool:
-    """Return whether so many workers, fewer than there are, are all that demand alone asks to keep."""
+    """Return whether this many workers, fewer than there are, are all that demand alone asks to keep."""
     if case.work is not None:
         busy, most = _busy_with(case, case.work, workers)
         if busy > most:
@@ -428,7 +428,7 @@ def needed(case: Case) -> int:
 
 
 def _busy_with(case: Case, work: WorkView, workers: int) -> tuple[float, float]:
-    """Return how busy so many workers, fewer than there are, would be, and how busy they may be."""
+    """Return how busy this many workers, fewer than there are, would be, and how busy they may be."""
     rate = _kept_rate(work, case.workers.restraint.sigmas)
     able = workers * (work.tokens_per_s or 0.0)
     busy = rate / able if able else (math.inf if rate > 0 or work.backlog_tokens > 0 else 0.0)
@@ -438,7 +438,7 @@ def _busy_with(case: Case, work: WorkView, workers: int) -> tuple[float, float]:
 
 
 def _kv_with(case: Case, kv: KvView, workers: int) -> float:
-    """Return the mean KV usage of so many workers, fewer than there are."""
+    """Return the mean KV usage of this many workers, fewer than there are."""
     load = kv.moved(case.pool.ready, workers)
     return max(load, kv.decoding.load_on(workers)) / workers if workers else math.inf
 

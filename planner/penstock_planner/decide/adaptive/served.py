@@ -109,7 +109,7 @@ class Served:
             first: First tokens, and requests turned away.
             late: Those of them that were late.
             late_alone: Of those, the ones late by their own prefill, so in any fleet; None: unknown.
-            is_entry_late: They were so for want of this role, as far as is known.
+            is_entry_late: They were so for lack of this role, as far as is known.
             slo_s: What a first token may take.
             usual: Requests of half an hour, > 0: so many that the model was wrong about, all the same way,
                 move a shadow worker by all of its throughput.
@@ -117,7 +117,7 @@ class Served:
         left_s, predicted_late = served_by(ready, self.backlog_s, load)
         kept, calm_kept = (math.exp(-load.dt_s / tau_s) for tau_s in (WAIT_S, MEMORY_S))
         # Once it has been calm for a TTFT in time, who waited before has a first token, or would be late in any fleet.
-        # While requests wait inside workers for another role, they are late for want of that one, and more of it would help.
+        # While requests wait inside workers for another role, they are late for lack of that one, and more of it would help.
         waits = load.served_at_once_by is None or not is_entry_late
         calm_s = 0.0 if waits else self.calm_s + load.dt_s
         is_calm = calm_s > slo_s

@@ -1,4 +1,4 @@
-"""What a planner follows from pull to pull: arrivals and prefill work, KV cache in use, and how both go on.
+"""What a planner follows from pull to pull: arrivals and prefill work, KV cache in use, and how both continue.
 
 Requests per second are followed fast and their tokens slowly: half of the noise of tokens/s is the spread of lengths.
 """
@@ -23,8 +23,8 @@ was 95.9% in time, with five 97.8%), and the most that came within a quarter of 
 long, as a variance needs more samples than a mean."""
 
 CHANCE_SIGMAS = 2.0
-"""Chosen: what lies within so many standard errors may be chance and starts nothing: a jump of arrivals
-within seconds (step went from 86 to 98% in time, and poisson stayed), late requests beside those allowed."""
+"""Chosen: what is within this many standard errors may be chance and starts nothing: a jump of arrivals
+within seconds (step went from 86 to 98% in time, and poisson stayed), late requests alongside those allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class TrendForecast:
     error: float
 
     def times(self, factor: float) -> TrendForecast:
-        """Return the forecast of so many times the value."""
+        """Return the forecast of this many times the value."""
         return TrendForecast(self.now * factor, self.ahead * factor, self.error * factor)
 
 
@@ -119,7 +119,7 @@ WORK_TAU_S = 120.0
 more slowly than arrivals."""
 
 LEAST_BUSY_S = LEVEL_TAU_S
-"""Worker-seconds of computing; less is no measure of throughput. At 2 s the first prompts of a start asked
+"""Worker-seconds of computing; less is not a measure of throughput. At 2 s the first prompts of a start asked
 for two workers too many."""
 
 SIZE_QUANTILES = (-1.534, -0.887, -0.489, -0.157, 0.157, 0.489, 0.887, 1.534)
@@ -127,7 +127,7 @@ SIZE_QUANTILES = (-1.534, -0.887, -0.489, -0.157, 0.157, 0.489, 0.887, 1.534)
 between traces' two humps and a constant."""
 
 ASSUMED_REQUESTS = 10.0
-"""Chosen: so many requests are assumed beside those seen: prompts of a CV of 1, as chat has it, and first
+"""Chosen: this many requests are assumed alongside those seen: prompts of a CV of 1, as chat has it, and first
 tokens in time while nothing waited."""
 
 SLACK_SHARE = 0.8
@@ -145,7 +145,7 @@ SHARED_LEAST = 1.0 / RATE_TAU_S
 
 HUNG_TIMES = 4.0
 """Bound: a pool that finishes no prompt for this many times as long as its prompts should take, and as a
-first token may take, hangs or compiles; what comes on top is no time of computing."""
+first token may take, hangs or compiles; what comes on top is not computing time."""
 
 
 def may_wait_s(sizes: Sequence[float], tokens_per_s: float, slo_s: float) -> float:

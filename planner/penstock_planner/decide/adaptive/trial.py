@@ -1,6 +1,6 @@
 """One replica more where requests are late and the model sees no reason: asked for, watched, and believed or not. Pure.
 
-Every replica that a role gains while it serves late for no known reason is such a trial, whoever asked for
+Every replica that a role gains while it serves late for no known reason is such a trial, whichever rule asked for
 it. After enough requests the share that is late says whether it helped: where it did, the role keeps it for
 `HOLDS_S`, as long as the load stays: of a load that falls to a half, it keeps half of its replicas. Where it did not help, the role asks for no more for as long, and twice as long after each further one
 in vain. What requests that came to a smaller fleet say of it says nothing of this one: the workers that have
@@ -17,7 +17,7 @@ from penstock_planner.decide.adaptive.signals import CHANCE_SIGMAS, SPAN_S
 from penstock_planner.decide.observation import PoolCounts
 
 VAIN_MOST = 5
-"""Bound: after this many in vain, 32 hours, the pause gets no longer."""
+"""Bound: after this many that did not help, 32 hours, the pause gets no longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Lateness:
     Attributes:
         dt_s: Its length, > 0.
         first: Requests.
-        late: Those of them that were late for want of this role, beyond what the model says; may be below 0.
+        late: Those of them that were late for lack of this role, beyond what the model says; may be below 0.
             For the role that decodes, those late by ITL as well, of which the model knows nothing.
         waits_s: How long a request waits at its end, at the frontend.
     """
@@ -92,7 +92,7 @@ class Trial:
 
     @property
     def is_over(self) -> bool:
-        """Whether the role may ask for another: none is on trial, and none was so in vain of late."""
+        """Whether the role may ask for another: none is on trial, and none failed so recently."""
         return not self.tried or self.helped is True
 
     @property
@@ -101,7 +101,7 @@ class Trial:
         return float(HOLDS_S * 2 ** max(0, min(self.vain, VAIN_MOST) - 1))
 
     def is_late(self, allowed: float) -> bool:
-        """Return whether so many are late that chance does not explain it, where a share may be."""
+        """Return whether this many are late that chance does not explain it, where a share may be."""
         expected = allowed * self.first
         return self.first >= ENOUGH and self.late > expected + CHANCE_SIGMAS * math.sqrt(expected)
 
@@ -140,7 +140,7 @@ class Trial:
         return known.judged()
 
     def _aged(self, dt_s: float) -> Trial:
-        """Return it so much later; what was found is forgotten after its time, a trial of which nothing comes as well."""
+        """Return it this much later; what was found is forgotten after its time, a trial of which nothing comes as well."""
         age_s = self.age_s + dt_s
         if self.tried and age_s > self.holds_s:
             return replace(self, tried=0, helped=None, age_s=0.0)

@@ -7,7 +7,7 @@ of "as now",
 
     sum((y - x)^2) < sum(y^2), that is belief = sum(x y) / sum(x x) > 1/2,
 
-with half a jump that did not come assumed beside those seen, of the size in question: the first jump is not
+with half a jump that did not come assumed alongside those seen, of the size in question: the first jump is not
 believed, the second is. A holiday costs its first quarter of an hour: what did not come as told takes its
 share off what is told next.
 """
@@ -30,8 +30,8 @@ DAY_SLOTS = 96
 
 HALF = 0.5
 """Chosen: what is new weighs as much as what was before. The newest week has this share of its slot, so that
-a shift is known after two; of what was told lately and did not come so much is forgotten each slot, and so
-much of a slot that came as told is assumed; so much of a jump that did not come is assumed, so that one that
+a shift is known after two; of what was told lately and did not come this much is forgotten each slot, and this
+much of a slot that came as told is assumed; this much of a jump that did not come is assumed, so that one that
 came once is believed, and after one that did not come two have to."""
 
 SCORE_KEPT = math.exp(-1.0 / SLOTS)
@@ -170,7 +170,7 @@ class Week:
         return Week()
 
     def due(self, record: WeekRecord, back: int, places: Sequence[int]) -> float | None:
-        """Return the most that a record, which looks ``back`` so many slots, says of some slots; None: nothing."""
+        """Return the most that a record, which looks ``back`` this many slots, says of some slots; None: nothing."""
         found = (record.due(self.at((place - back) % SLOTS), self.came) for place in places)
         return max((each for each in found if each is not None), default=None)
 

@@ -157,7 +157,7 @@ def _is_within(ratio: float) -> bool:
 
 
 def _ceil(value: float) -> int:
-    # A quotient that is an integer but for rounding must not ask for one replica more.
+    # A quotient that is an integer except for rounding must not ask for one replica more.
     return math.ceil(value - 1e-9)
 
 

@@ -21,7 +21,7 @@ def switch(proposals: Proposals, facts: Facts) -> Proposals:
     """Move workers between the two roles where that can be done; not while a graph gives GPUs back to its pool.
 
     A role takes where it is to grow and has room below its ceiling; it gives where it is to shrink, or could do with one fewer
-    now. What takes has a ready worker already or none is needed for the other to go on: the giving role keeps one ready
+    now. What takes has a ready worker already or none is needed for the other to continue: the giving role keeps one ready
     worker, and its floor.
     """
     config, roles = facts.config, proposals.roles

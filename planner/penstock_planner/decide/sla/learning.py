@@ -1,7 +1,7 @@
 """What mode ``sla`` learns from each pull: lengths, variability, how far the profile is off, and whether arrivals change or only chance does.
 
 A trend that follows a rise within its slope's time follows chance as well: Poisson arrivals of 3/s swing its prediction by 13%, and a
-pool that follows them stands at the swings' crest. So it counts only where it differs from the mean of some minutes by more than its error.
+pool that follows them is too large for most of a swing. So it counts only where it differs from the mean of some minutes by more than its error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock_planner.decide.observation import Demand, Pull, entry_role, kv_rol
 from penstock_planner.decide.sla import queueing
 
 PRIOR_S = 20.0
-"""Chosen: the profile counts as much as so many seconds of computing or answering that agreed with it; observations
+"""Chosen: the profile counts as much as this many seconds of computing or answering that agreed with it; observations
 outweigh it within a minute."""
 
 POISSON = 2.0

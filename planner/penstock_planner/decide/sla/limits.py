@@ -69,11 +69,11 @@ class Projection:
         return (Step("needed", inputs, None, "by profile and targets"),)
 
     def behind(self, prefill_replicas: int) -> Projection:
-        """Return the same for decode: no more prompts than so many prefill replicas compute become answers."""
+        """Return the same for decode: no more prompts than this many prefill replicas compute become answers."""
         return replace(self, tokens_per_s=min(self.tokens_per_s, prefill_replicas * self.speed))
 
     def expected(self, role: Role, replicas: int) -> Expectation:
-        """Return what so many replicas of a role give, >= 1."""
+        """Return what this many replicas of a role give, >= 1."""
         first = None if role is Role.DECODE else self._first_token(role, replicas)
         gaps = None if role is Role.PREFILL else self._gaps(replicas)
         found = [each for each in (first, gaps) if each is not None]
@@ -81,7 +81,7 @@ class Projection:
         return Expectation(numbers, ", ".join(each.words for each in found))
 
     def _test(self, role: Role) -> Callable[[int], bool]:
-        """Return a function that says whether so many replicas hold targets and KV."""
+        """Return a function that says whether this many replicas hold targets and KV."""
         gaps = None if role is Role.PREFILL else self.workers.gaps(self.tokens_per_s)
         decoding = None if role is Role.PREFILL else self.workers.decoding(self.kv, self.tokens_per_s)
 
@@ -181,7 +181,7 @@ class RoleNeed:
 
 
 def gpus_of(needs: Sequence[RoleNeed], counts: Mapping[Role, int]) -> int:
-    """Return the GPUs of so many replicas of each role."""
+    """Return the GPUs of this many replicas of each role."""
     return sum(each.gpus * counts[each.role] for each in needs)
 
 

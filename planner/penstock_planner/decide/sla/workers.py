@@ -49,7 +49,7 @@ class ProfiledAnswers:
         return ITL_AFTER * self.target_s
 
     def concurrency(self, workers: int) -> float | None:
-        """Return the requests in flight at one of so many workers; None: they cannot keep up."""
+        """Return the requests in flight at one of this many workers; None: they cannot keep up."""
         expected = self.row.concurrency_at(self.tokens_per_s * self.factor / workers)
         return None if expected is None else max(expected, self.running / workers)
 
@@ -88,7 +88,7 @@ RESTRAINT = Stabilization(sigmas=0.5, kv_ahead=0.85, kv=0.65)
 """Chosen: milder than adaptive's, because what one fewer can do is known and need not be tried."""
 
 LATE_SHARE_MOST = 0.5
-"""Chosen: a target for few of the requests is no reason to let more than half of them wait too long."""
+"""Chosen: a target for few of the requests is not a reason to let more than half of them wait too long."""
 
 BURSTY = 4.0
 """Chosen: arrivals of more than twice the variance of Poisson's come in bursts, of which no formula knows the length: then
@@ -200,7 +200,7 @@ class ProfiledWorkers(ObservedWorkers):
         return max(target_s - own_s * self.learnt.ttft.factor, WAIT_LEAST * target_s)
 
     def answers(self, tokens_per_s: float) -> ProfiledAnswers | None:
-        """Return the answers to prompts that end at so many uncached tokens/s; None before the first was complete."""
+        """Return the answers to prompts that end at this many uncached tokens/s; None before the first was complete."""
         learnt = self.learnt
         uncached, osl, context = learnt.uncached_isl, learnt.osl, learnt.context
         if uncached is None or osl is None or context is None:
@@ -217,7 +217,7 @@ class ProfiledWorkers(ObservedWorkers):
         )
 
     def step(self) -> Step:
-        """Return what the decision takes from the profile, and where the load lies outside of it."""
+        """Return what the decision takes from the profile, and where the load is outside of it."""
         learnt, profile, config = self.learnt, self.profile, self.config
         prompts, contexts = profile.prefill.prompt_tokens, profile.decode.contexts
         prompt_s = self.service_s
