@@ -1,10 +1,10 @@
 """One replica more where requests are late and the model sees no reason: asked for, watched, and believed or not. Pure.
 
-Every replica that a role gains while it serves late for no known reason is such a trial, whichever rule asked for
-it. After enough requests the share that is late says whether it helped: where it did, the role keeps it for
-`HOLDS_S`, as long as the load stays: of a load that falls to a half, it keeps half of its replicas. Where it did not help, the role asks for no more for as long, and twice as long after each further one
-in vain. What requests that came to a smaller fleet say of it says nothing of this one: the workers that have
-become ready since may have been what they lacked.
+Every replica that a role gains while it serves late for no known reason is such a trial, whichever rule asked for it. After
+enough requests the share that is late says whether the replica helped. If it did, the role keeps it for `HOLDS_S`, as long as the
+load stays: of a load that falls to a half, it keeps half of its replicas. If it did not, the role asks for no more for as long, and
+twice as long after each further trial that fails. Requests that came to a smaller fleet say nothing of this one: the workers that
+have become ready since may have been what they lacked.
 """
 
 from __future__ import annotations
