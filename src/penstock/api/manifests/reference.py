@@ -24,6 +24,8 @@ from penstock.core.durations import duration_text
 _INTRODUCTION = """\
 # The manifest
 
+For authors of a manifest: every key with type, bounds and default, and every rule between keys.
+
 *Written from the models by `python -m penstock.api.manifests.reference`; a test keeps it current.*
 
 A file holds one or more YAML documents of kind `GraphDeployment`, `ScalingAdapter`, `ProfileRequest`, `GpuPool` or
