@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.core.http.sse import EventSplitter, payload
 from penstock.router.proxy.completion import parse_completion
-from penstock.router.proxy.continuation import Seam, ending, rest_of, said_of
+from penstock.router.proxy.continuation import Seam, continuation_request, emitted_prefix, ending
 from penstock.router.proxy.stream_record import RecordedBytes, StreamRecord
 
 PROMPT = "Say: "
@@ -141,9 +141,9 @@ def broken(worker, request, breaks):
             got.append(event if seam is None else seam.join(event))
         if spoken[-1] == b"data: [DONE]\n\n":
             return got
-        said = said_of(kept, said)
+        said = emitted_prefix(kept, said)
         assert not said.refusal
-        rest = None if said.finish_reason else rest_of(request, said)
+        rest = None if said.finish_reason else continuation_request(request, said)
         if rest is None:
             return [*got, ending(request, said, PROMPT_TOKENS)]
         kept.drop()
@@ -210,6 +210,6 @@ def test_above_temperature_0_nothing_that_the_client_has_is_said_again_but_white
     kept = StreamRecord(request, RecordedBytes())
     for event in Worker([b"The", b" sea", b" is  ", b"n", b"ot"], 1).events(body, 0)[:-4]:
         kept.append(event)
-    got = said_of(kept)
+    got = emitted_prefix(kept)
     assert got.shown == "The sea is "
     assert got.text == ("The sea is" if path != "completions" else "The sea is ")

@@ -17,7 +17,7 @@ from penstock.router.proxy.completion import parse_completion
 from penstock.router.proxy.continuation import BegunStream
 from penstock.router.proxy.moves import StreamMoves
 from penstock.router.proxy.query_of_death import QueriesOfDeath
-from penstock.router.proxy.rest import StreamRests
+from penstock.router.proxy.rest import StreamContinuations
 from penstock.router.proxy.stream_record import RecordedBytes, StreamRecord
 
 STREAMS, PROMPT, SAID = 256, 2000, 1950
@@ -54,7 +54,7 @@ class Drain:
             settings=Record(config=Record(drain=Record(migrate_after_seconds=10))),
         )
         self._cached = cached
-        rests = StreamRests(RetriesConfig(), None, RouterMetrics(), QueriesOfDeath(lambda: 0.0))
+        rests = StreamContinuations(RetriesConfig(), None, RouterMetrics(), QueriesOfDeath(lambda: 0.0))
         self.moves = StreamMoves(context, rests)
         total, body = RecordedBytes(), {"model": "m", "prompt": "x", "stream": True, "max_tokens": limit}
         request = parse_completion("/v1/completions", b"application/json", orjson.dumps(body), model="m")
@@ -145,8 +145,10 @@ async def test_the_streams_of_a_dead_worker_are_read_one_a_turn_of_the_loop(harn
             turn += 1
             await asyncio.sleep(0)
 
-    read = StreamRests.read
-    monkeypatch.setattr(StreamRests, "read", lambda self, call: (turns.append(turn), read(self, call))[1])
+    read = StreamContinuations.read
+    monkeypatch.setattr(
+        StreamContinuations, "read", lambda self, call: (turns.append(turn), read(self, call))[1]
+    )
     for serial, worker in enumerate(workers):
         worker.otherwise = partial(speak, serial)
     asking = [asyncio.create_task(asked(router, "/v1/completions", user=str(each))) for each in range(40)]

@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from penstock.router.proxy.completion import parse_completion
-from penstock.router.proxy.continuation import said_of
+from penstock.router.proxy.continuation import emitted_prefix
 from penstock.router.proxy.not_continued import (
     BEGUN,
     ENDING,
@@ -152,7 +152,7 @@ def kept_of(request, *choices, bound_bytes=1 << 20):
 def test_a_tool_call_or_a_thought_that_has_begun_is_not_taken_up(delta):
     """Also where text follows: the next worker's template would leave the thought out."""
     kept = kept_of(asked("chat/completions", **CHAT), {"delta": delta}, {"delta": {"content": "So"}})
-    assert said_of(kept).refusal == str(BEGUN)
+    assert emitted_prefix(kept).refusal == str(BEGUN)
 
 
 @pytest.mark.parametrize(
@@ -168,19 +168,19 @@ def test_a_response_is_not_taken_up_in_a_thought_a_call_or_its_end(kind, more, r
     kept = StreamRecord(asked("responses", input="Tell me."), RecordedBytes())
     for event in ({"type": kind, **more}, {"type": "response.output_text.delta", "delta": "The"}):
         kept.append(b"event: x\ndata: " + orjson.dumps(event) + b"\n\n")
-    assert said_of(kept).refusal == str(reason)
+    assert emitted_prefix(kept).refusal == str(reason)
 
 
 def test_a_stream_without_the_ids_that_were_asked_for_is_not_taken_up():
     """A worker that does not know the field ignores it."""
     kept = kept_of(asked("completions", **COMPLETION, **IDS), {"text": "The"})
-    assert said_of(kept).refusal == str(NO_IDS)
+    assert emitted_prefix(kept).refusal == str(NO_IDS)
 
 
 def test_a_stream_that_is_not_kept_says_so():
     """What was said is gone."""
     kept = kept_of(asked("completions", **COMPLETION), {"text": "The"}, bound_bytes=8)
-    assert said_of(kept).refusal == str(NOT_KEPT)
+    assert emitted_prefix(kept).refusal == str(NOT_KEPT)
 
 
 def test_the_docs_have_the_table():

@@ -12,7 +12,7 @@ from penstock.engine.core.requests import FinishReason
 from penstock.engine.serve.answers import Finished, ResponseFormat
 from penstock.engine.serve.protocol import Api, parse
 from penstock.router.proxy.completion import parse_completion
-from penstock.router.proxy.continuation import rest_of, said_of
+from penstock.router.proxy.continuation import continuation_request, emitted_prefix
 from penstock.router.proxy.response_seam import ResponseSeam
 from penstock.router.proxy.stream_record import RecordedBytes, StreamRecord
 
@@ -94,9 +94,9 @@ def test_a_response_goes_on_again_and_again(breaks, limit, has_stop):
             kept.append(event)
             got += event if seam is None else seam.join(event)
         if tokens is not None:
-            said = said_of(kept, said)
+            said = emitted_prefix(kept, said)
             assert not said.refusal
-            asked_for = rest_of(request, said)
+            asked_for = continuation_request(request, said)
             kept.drop()
             seam = ResponseSeam(said, seam)
     expected = read(answer_to("", request.raw, 0))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.router.proxy.completion import parse_completion
-from penstock.router.proxy.continuation import refusal_of_stream, rest_of, said_of
+from penstock.router.proxy.continuation import continuation_request, emitted_prefix, refusal_of_stream
 from penstock.router.proxy.not_continued import NOT_KEPT, UNKNOWN
 from penstock.router.proxy.stream_record import RecordedBytes, StreamRecord
 
@@ -70,12 +70,12 @@ def test_a_record_is_the_same_whatever_its_batches(path, said, reads, fields, ha
         single.read()
         if reads[at % len(reads)]:
             batched.read()
-    ours, plain = said_of(batched), said_of(single)
+    ours, plain = emitted_prefix(batched), emitted_prefix(single)
     assert ours == plain
     assert list(batched.token_ids) == list(single.token_ids) == ids
     assert ours.shown == "".join(text for text, kind in said if kind != "comment")
     if not has_end:
-        assert rest_of(request, ours) == rest_of(request, plain)
+        assert continuation_request(request, ours) == continuation_request(request, plain)
 
 
 def test_a_long_stream_keeps_its_text_and_few_places_to_cut():
@@ -87,7 +87,7 @@ def test_a_long_stream_keeps_its_text_and_few_places_to_cut():
         record.append(event_of("chat/completions", word))
         if number % 64 == 0:
             record.read()
-    said = said_of(record)
+    said = emitted_prefix(record)
     assert said.shown == "".join(words)
     assert said.text == "".join(words[:5000])
     assert said.tokens == 5000
@@ -150,7 +150,7 @@ def test_a_stream_with_an_event_of_an_unknown_form_is_not_continued(path, name):
             record.append(event)
         assert refusal_of_stream(record) == str(UNKNOWN)
         record.append(event_of(path, "b"))
-        assert said_of(record).refusal == str(UNKNOWN)
+        assert emitted_prefix(record).refusal == str(UNKNOWN)
         assert total.recorded_bytes == 0
 
 
@@ -190,5 +190,5 @@ def test_texts_that_look_like_several_are_not_taken_for_them():
     texts = ["a", "b", separator.decode(), '","', '"', "\\", '\\","', "c"]
     for text in texts:
         record.append(event_of("completions", text))
-    assert said_of(record).shown == "".join(texts)
+    assert emitted_prefix(record).shown == "".join(texts)
     assert record.tokens == len(texts)

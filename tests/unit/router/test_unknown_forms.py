@@ -15,7 +15,7 @@ from test_stream_record import asked as asked_for
 
 from penstock.core.errors import StreamBroken, UpstreamError
 from penstock.router.metrics import RouterMetrics
-from penstock.router.proxy.continuation import Said, Seam, said_of
+from penstock.router.proxy.continuation import EmittedPrefix, Seam, emitted_prefix
 from penstock.router.proxy.kv_transfer import PrefillAnswer, read_usage, with_cached_tokens
 from penstock.router.proxy.response_seam import ResponseSeam
 from penstock.router.proxy.stream import RelayMeter
@@ -188,7 +188,9 @@ RESPONSE_CHUNKS = (
 @pytest.mark.parametrize("chunk", RESPONSE_CHUNKS)
 def test_the_seam_of_a_response_passes_unknown_forms(chunk):
     """As they came; the numbers of those that follow have no gap."""
-    said = Said(text="The", shown="The", tokens=1, head={"id": "r", "item_id": "i", "sequence_number": 4})
+    said = EmittedPrefix(
+        text="The", shown="The", tokens=1, head={"id": "r", "item_id": "i", "sequence_number": 4}
+    )
     seam = ResponseSeam(said, None)
     event = b"event: response.x\ndata: " + orjson.dumps(chunk) + b"\n\n"
     assert seam.join(event) == event
@@ -287,7 +289,7 @@ def test_no_event_of_any_form_fails_the_relay_its_record_or_its_seam(events, pat
     prefilled = PrefillAnswer(None, 3, 2, None) if has_prefill else None
     metrics, assignment = RouterMetrics(), Assigned()
     meter = RelayMeter(metrics, assignment, lambda: None, 0.0, 0.0, 1.0, prefilled, record, may_go_on=True)
-    said = Said("a", "ab", 1, 2, {"id": "r", "item_id": "i", "sequence_number": 4})
+    said = EmittedPrefix("a", "ab", 1, 2, {"id": "r", "item_id": "i", "sequence_number": 4})
     seams = [ResponseSeam(said, None), Seam(said)]
     for name, content in events:
         event = name + b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
@@ -296,4 +298,4 @@ def test_no_event_of_any_form_fails_the_relay_its_record_or_its_seam(events, pat
         for seam in seams:
             seam.join(event)
     read_usage(meter.usage)
-    said_of(record)
+    emitted_prefix(record)

@@ -31,7 +31,7 @@ from penstock.router.gateway.ignored_keys import ignored_keys
 from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.completion import not_served
-from penstock.router.proxy.exchange import Exchanges
+from penstock.router.proxy.exchange import WorkerCalls
 from penstock.router.proxy.failures import ErrorReply, failed_try
 from penstock.router.proxy.handler import CompletionHandler
 from penstock.router.server import RouterServer
@@ -100,7 +100,7 @@ def _no_worker(subset: frozenset[str]) -> AdmissionError:
     )
 
 
-class GatewayExchanges(Exchanges):
+class GatewayWorkerCalls(WorkerCalls):
     """Has Envoy send a request to the worker that answers it; prefill workers are called from here."""
 
     async def _send(
@@ -125,7 +125,7 @@ class GatewayExchanges(Exchanges):
     def failed(
         self, call: CompletionCall, assignment: LiveAssignment, problem: ErrorReply | UpstreamError
     ) -> FailedTry | Problem:
-        """Tell the worker's circuit, and return what it means; see `Exchanges.failed`."""
+        """Tell the worker's circuit, and return what it means; see `WorkerCalls.failed`."""
         if _went_elsewhere(call, assignment):
             # The picked worker has not seen it, or Envoy has tried another one after it: none is proven at fault.
             worker, call.problem = assignment.worker, problem
@@ -151,7 +151,7 @@ class GatewayExchanges(Exchanges):
 class GatewayHandler(CompletionHandler):
     """Serves the requests that Envoy relays."""
 
-    exchanges_type = GatewayExchanges
+    exchanges_type = GatewayWorkerCalls
 
     def may_go_on(self, call: CompletionCall) -> bool:
         """Return whether another worker could continue a stream: not with one that Envoy relays."""

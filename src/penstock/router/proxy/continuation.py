@@ -29,7 +29,7 @@ LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class EmittedPrefix:
     """What a client has of a stream, and what another worker is asked to continue.
 
     Attributes:
@@ -57,13 +57,13 @@ class Said:
     prompt_tokens: int = 0
 
 
-_NOTHING: Final = Said()
+_NOTHING: Final = EmittedPrefix()
 
 
 class Repeated:
     """Text that the client has and the next worker says again."""
 
-    def __init__(self, said: Said) -> None:
+    def __init__(self, said: EmittedPrefix) -> None:
         self._left = said.shown[len(said.text) :]
 
     def new(self, text: Any) -> str:
@@ -86,11 +86,11 @@ class StreamSeam(ABC):
     """Makes the rest of a stream one with its beginning.
 
     Attributes:
-        tokens: Said before; counted as output, and not as prompt.
+        tokens: Emitted before; counted as output, and not as prompt.
         usage: Of the whole, once the rest has shown its own.
     """
 
-    def __init__(self, said: Said) -> None:
+    def __init__(self, said: EmittedPrefix) -> None:
         self.tokens = said.tokens
         self.usage: dict[str, Any] | None = None
         self._repeated = Repeated(said)
@@ -144,12 +144,12 @@ class BegunStream:
 
     kept: StreamRecord
     request: CompletionRequest
-    said: Said | None = None
+    said: EmittedPrefix | None = None
     last_real_s: float = 0.0
     seam: StreamSeam | None = None
 
 
-def said_of(record: StreamRecord, before: Said | None = None) -> Said:
+def emitted_prefix(record: StreamRecord, before: EmittedPrefix | None = None) -> EmittedPrefix:
     """Return what the client has of a stream.
 
     Args:
@@ -159,7 +159,7 @@ def said_of(record: StreamRecord, before: Said | None = None) -> Said:
     before, request = before or _NOTHING, record.request
     refusal = refusal_of_stream(record, before)
     if refusal:
-        return Said(refusal=refusal)
+        return EmittedPrefix(refusal=refusal)
     ids: tuple[int, ...] = ()
     prompt_tokens = before.prompt_tokens
     if request.body.get(WITH_IDS):
@@ -173,7 +173,7 @@ def said_of(record: StreamRecord, before: Said | None = None) -> Said:
     else:
         tokens, end = _cut(record, own)
     limits = (request.body.get(key) for key in LIMITS)
-    return Said(
+    return EmittedPrefix(
         text=text[: len(before.text) + end],
         shown=max(before.shown, text, key=len),
         # The last event may hold fewer than the others.
@@ -187,7 +187,7 @@ def said_of(record: StreamRecord, before: Said | None = None) -> Said:
     )
 
 
-def refusal_of_stream(record: StreamRecord, before: Said | None = None) -> str:
+def refusal_of_stream(record: StreamRecord, before: EmittedPrefix | None = None) -> str:
     """Return why no other worker can continue a stream; empty: one can. Reads no more than the record's last batch."""
     before, request = before or _NOTHING, record.request
     refusal = record.refusal()
@@ -204,7 +204,7 @@ def refusal_of_stream(record: StreamRecord, before: Said | None = None) -> str:
     return ""
 
 
-def _asked_ids(record: StreamRecord, before: Said) -> tuple[int, ...]:
+def _asked_ids(record: StreamRecord, before: EmittedPrefix) -> tuple[int, ...]:
     """Return the ids of the prompt, and of what earlier workers said; empty: they are not known."""
     return before.token_ids or _ids_of(record.request) or record.prompt_ids
 
@@ -241,7 +241,7 @@ _DEFAULT_TOKENS: Final = 16
 """OpenAI's default of /v1/completions."""
 
 
-def rest_of(request: CompletionRequest, said: Said) -> CompletionRequest | None:
+def continuation_request(request: CompletionRequest, said: EmittedPrefix) -> CompletionRequest | None:
     """Return the request for what follows; None: its limit of tokens is reached."""
     body = dict(request.body)
     if request.endpoint is ApiEndpoint.CHAT:
@@ -272,7 +272,7 @@ def rest_of(request: CompletionRequest, said: Said) -> CompletionRequest | None:
     return request._replace(body=body, raw=encoded(body), prompt_bytes=size, prompt_ids=len(said.token_ids))
 
 
-def _open_input(given: Any, said: Said) -> Any:
+def _open_input(given: Any, said: EmittedPrefix) -> Any:
     """Return a response's input with what was said as a message in progress, which vLLM 0.32 leaves open."""
     if not said.text:
         return given
@@ -290,7 +290,7 @@ def _text_of(message: dict[str, Any]) -> str:
 class Seam(StreamSeam):
     """That of a completion or a chat."""
 
-    def __init__(self, said: Said) -> None:
+    def __init__(self, said: EmittedPrefix) -> None:
         super().__init__(said)
         self._head = said.head
         self._again_tokens = said.reported - said.tokens
@@ -334,7 +334,7 @@ class Seam(StreamSeam):
         return new
 
 
-def ending(request: CompletionRequest, said: Said, prompt_tokens: int | None) -> bytes:
+def ending(request: CompletionRequest, said: EmittedPrefix, prompt_tokens: int | None) -> bytes:
     """Return the events that a stream lacks of which nothing is left to say.
 
     Args:

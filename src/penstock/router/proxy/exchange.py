@@ -65,7 +65,7 @@ _SETTLE_REAL_S: Final = 5.0
 _Read = Callable[[CompletionCall, LiveAssignment, StreamingResponse], Awaitable[Answer]]
 
 
-class Exchanges:
+class WorkerCalls:
     """Speaks with the workers of one router's requests, and keeps the workers' circuits informed."""
 
     def __init__(
@@ -233,7 +233,7 @@ class Exchanges:
                 with suppress(asyncio.CancelledError):
                     await decode
 
-    async def settle(self, call: CompletionCall) -> None:
+    async def wait_for_prefill(self, call: CompletionCall) -> None:
         """Wait a moment for the prefill alongside a decode that has ended."""
         if call.prefill is not None:
             await asyncio.wait((call.prefill.task,), timeout=_SETTLE_REAL_S)
@@ -276,7 +276,7 @@ class Exchanges:
         answer = read_completion(content, _type_of(response), assignment.worker.name, call.request.endpoint)
         usage = answer.get("usage")
         if call.reads_kv and call.transfer is not None and isinstance(usage, dict):
-            await self.settle(call)  # its answer has the count
+            await self.wait_for_prefill(call)  # its answer has the count
             with_cached_tokens(usage, call.transfer.cached_tokens)
             content = encoded_again(answer)
         call.beginning, call.usage = content, usage

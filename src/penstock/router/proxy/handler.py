@@ -58,7 +58,7 @@ from penstock.router.core.suspects import CLEARED_TOKENS
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.completion import CompletionRequest, RequestRefused
 from penstock.router.proxy.decode_alone import decode_alone
-from penstock.router.proxy.exchange import Exchanges, check_present
+from penstock.router.proxy.exchange import WorkerCalls, check_present
 from penstock.router.proxy.failures import (
     AT_CAPACITY,
     ErrorResponse,
@@ -74,7 +74,7 @@ from penstock.router.proxy.kv_transfer import (
 )
 from penstock.router.proxy.moves import StreamMoves
 from penstock.router.proxy.query_of_death import QueriesOfDeath
-from penstock.router.proxy.rest import StreamRests
+from penstock.router.proxy.rest import StreamContinuations
 from penstock.router.proxy.stream import RelayMeter
 from penstock.router.proxy.wait_comments import WaitComments
 
@@ -103,7 +103,7 @@ class CompletionHandler:
         moves: The streams that leave draining workers.
     """
 
-    exchanges_type: ClassVar[type[Exchanges]] = Exchanges
+    exchanges_type: ClassVar[type[WorkerCalls]] = WorkerCalls
 
     def __init__(self, context: RouterContext, transfers: KvTransfers) -> None:
         settings, clock = context.settings, context.clock
@@ -129,7 +129,7 @@ class CompletionHandler:
         self._carries = kv_transfer.paths
         self._retries = RetryRules(context.admission.core.pool, retries, clock.now_s())
         self.queries_of_death = QueriesOfDeath(clock.now_s)
-        self._rests = StreamRests(retries, settings.graph, context.metrics, self.queries_of_death)
+        self._rests = StreamContinuations(retries, settings.graph, context.metrics, self.queries_of_death)
         self._reads_rest = asyncio.Lock()
         self.moves = StreamMoves(context, self._rests)
         self._wait_comments = WaitComments()
@@ -289,7 +289,7 @@ class CompletionHandler:
             self._admission.release(prefill.assignment)
 
     async def _await_prefill(self, call: CompletionCall, _: AwaitPrefill) -> None:
-        await self._exchanges.settle(call)
+        await self._exchanges.wait_for_prefill(call)
 
     async def _await_outage(self, _call: CompletionCall, step: AwaitOutage) -> None:
         """Ask the worker's port until it refuses, which shows that the process is gone, or for as long as health checks take."""

@@ -25,7 +25,7 @@ from penstock.router.core.moves import (
 )
 from penstock.router.core.worker import Worker
 from penstock.router.proxy.call import CompletionCall
-from penstock.router.proxy.rest import StreamRests
+from penstock.router.proxy.rest import StreamContinuations
 from penstock.router.proxy.stream import RelayMeter
 
 log = get_logger(__name__)
@@ -34,7 +34,7 @@ log = get_logger(__name__)
 class StreamMoves:
     """The streams of one router that could continue elsewhere, by the worker that speaks."""
 
-    def __init__(self, context: RouterContext, rests: StreamRests) -> None:
+    def __init__(self, context: RouterContext, rests: StreamContinuations) -> None:
         self._core = context.admission.core
         self._clock = context.clock
         self._prompt_costs = context.prompt_costs

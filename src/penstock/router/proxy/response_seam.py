@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import orjson
 
-from penstock.router.proxy.continuation import Said, StreamSeam
+from penstock.router.proxy.continuation import EmittedPrefix, StreamSeam
 
 _OPENING: Final = frozenset(
     {
@@ -25,7 +25,7 @@ class ResponseSeam(StreamSeam):
         number: Of the last event that the client has.
     """
 
-    def __init__(self, said: Said, before: ResponseSeam | None) -> None:
+    def __init__(self, said: EmittedPrefix, before: ResponseSeam | None) -> None:
         super().__init__(said)
         self._said = said.text
         self._head = dict(said.head)

@@ -19,10 +19,10 @@ from penstock.router.proxy.continuation import (
     BegunStream,
     Seam,
     StreamSeam,
+    continuation_request,
+    emitted_prefix,
     ending,
     refusal_of_stream,
-    rest_of,
-    said_of,
 )
 from penstock.router.proxy.not_continued import ENDING, refusal_of
 from penstock.router.proxy.query_of_death import REFUSED_S, QueriesOfDeath
@@ -36,7 +36,7 @@ log = get_logger(__name__)
 _LIMIT_BY_NAME: Final = {each.name: each for each in ROUTER_LIMITS}
 
 
-class StreamRests:
+class StreamContinuations:
     """The rests of one router's broken streams."""
 
     def __init__(
@@ -78,10 +78,10 @@ class StreamRests:
     def read(self, call: CompletionCall) -> Rest:
         """Make a call ask for the rest of its stream; where nothing but its end is left to be said, that is written."""
         begun = _begun(call)
-        said = said_of(begun.kept, begun.said)
+        said = emitted_prefix(begun.kept, begun.said)
         if said.refusal:
             return Rest.UNKNOWN
-        rest = None if said.finish_reason else rest_of(begun.request, said)
+        rest = None if said.finish_reason else continuation_request(begun.request, said)
         if rest is None and begun.request.endpoint is ApiEndpoint.RESPONSES:
             return Rest.UNKNOWN
         if rest is None:
