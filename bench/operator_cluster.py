@@ -57,7 +57,7 @@ def graph(namespace: str, name: str, pods: int) -> dict[str, Any]:
             "model": {"name": "meta-llama/Llama-3.1-8B-Instruct"},
             "runtime": "simulated",
             "services": {
-                "frontend": {"role": "router"},
+                "frontend": {"role": "router", "replicas": 1},
                 "prefill": {"role": "prefill", "replicas": max(1, prefill), "scaling": bounds},
                 "decode": {"role": "decode", "replicas": decode, "scaling": bounds},
             },

@@ -166,7 +166,7 @@ def graph_of(index: int, workers: int) -> GraphDeployment:
     scaling = {"minReplicas": 1, "maxReplicas": workers}
     half = {"replicas": workers // 2, "scaling": scaling}
     services = {
-        "frontend": {"role": "router"},
+        "frontend": {"role": "router", "replicas": 1},
         "prefill": {"role": "prefill", **half},
         "decode": {"role": "decode", **half},
     }

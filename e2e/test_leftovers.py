@@ -16,12 +16,12 @@ def test_a_new_installation_takes_up_what_the_old_one_left(kube, deploy, install
     before = {pod["metadata"]["uid"] for pod in kept.pods("router,prefill,decode")}
 
     kube.helm("uninstall", "penstock", "--namespace", SYSTEM, "--wait")
-    kept.patch({"services": {"frontend": {"replicas": 2}}})
+    kept.patch({"services": {"frontend": {"replicas": 3}}})
     kube.kubectl("delete", "gd", doomed.name, *doomed.scope, "--wait=false")
     assert doomed.object()["metadata"]["finalizers"] == ["penstock.dev/drain"]
     install()
 
-    wait_for("the edit is carried out", lambda: kept.ready("router") == 2, 120)
+    wait_for("the edit is carried out", lambda: kept.ready("router") == 3, 120)
     wait_for("nothing is left of the deleted graph", lambda: not doomed.remains(), 120)
     kept.wait_ready()
     outcome = load.stop()

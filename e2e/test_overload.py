@@ -49,7 +49,9 @@ def apply(graph: Graph, admission: dict[str, Any]) -> None:
 @pytest.mark.nightly
 def test_thresholds_change_by_kubectl_apply_without_a_restart(kube, deploy):
     """Off: everything is taken. With a threshold that any stream exceeds: rejected. Off again: taken again."""
-    graph = deploy(model={"contextTokens": 4096}, planner={"enabled": False})
+    # One router: each reads a changed ConfigMap at its own time.
+    one = {"frontend": {"replicas": 1}}
+    graph = deploy(model={"contextTokens": 4096}, planner={"enabled": False}, services=one)
     before = processes(graph)
     load = Load(graph, "streams", concurrency=2, max_tokens=2000)
     prompt = {"model": "llama", "prompt": "Hello", "max_tokens": 1}

@@ -25,8 +25,8 @@ def test_graphs_outlive_an_upgrade_and_an_uninstall(kube, deploy, install):
 
     deployment = kube.get("deployment", "penstock-operator", "--namespace", SYSTEM)
     assert deployment["status"]["readyReplicas"] == 2
-    graph.patch({"services": {"frontend": {"replicas": 2}}})
-    wait_for("the upgraded operator acts", lambda: graph.ready("router") == 2, 120)
+    graph.patch({"services": {"frontend": {"replicas": 3}}})
+    wait_for("the upgraded operator acts", lambda: graph.ready("router") == 3, 120)
 
     kube.helm("uninstall", "penstock", "--namespace", SYSTEM, "--wait")
 
@@ -37,8 +37,8 @@ def test_graphs_outlive_an_upgrade_and_an_uninstall(kube, deploy, install):
     ):
         assert client.completions.create(model="llama", prompt="Hello", max_tokens=4).choices
     install()
-    graph.patch({"services": {"frontend": {"replicas": 3}}})
-    wait_for("the new operator acts", lambda: graph.ready("router") == 3, 120)
+    graph.patch({"services": {"frontend": {"replicas": 4}}})
+    wait_for("the new operator acts", lambda: graph.ready("router") == 4, 120)
     pods = graph.pods("router,prefill,decode")
     assert before <= {pod["metadata"]["uid"] for pod in pods}
     assert sum(pod["status"]["containerStatuses"][0]["restartCount"] for pod in pods) == 0

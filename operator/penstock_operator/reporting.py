@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from penstock_operator.observed import ObservedGraph
 from penstock_operator.plan.budget import Waiting
 from penstock_operator.plan.diagnose import Category
 from penstock_operator.plan.replicas import ServiceState
-from penstock_operator.plan.status import adapter_status, graph_status
+from penstock_operator.plan.status import READY, adapter_status, condition_results, graph_status
 from penstock_operator.plan.status_input import (
     Failure,
     StatusInput,
@@ -173,9 +173,21 @@ class Reporter:
                     "write refused", namespace=namespace, name=name, write=each.write, words=each.words
                 )
         repairs = [EventMessage("Repaired", each, "Apply") for each in found.repaired]
-        for message in (*repairs, *fresh):
+        for message in (*repairs, *fresh, *_unready(raw, inputs)):
             await self._recorder.emit(raw, message)
 
     async def _write(self, obj: Object, status: Mapping[str, Any], refusals: Refusals) -> None:
         with refusals.of(f"{name_of(obj)}: its status", "Report"):
             await self._applier.status(obj, status)
+
+
+def _unready(raw: Object, inputs: StatusInput) -> Iterator[EventMessage]:
+    """Yield an Event where a graph that was ready no longer is; a new graph starts without one.
+
+    ``raw`` has the status before this reconcile, so that the Event comes with the transition alone.
+    """
+    old = (raw.get("status") or {}).get("conditions") or ()
+    was = next((each.get("status") for each in old if each.get("type") == READY), None)
+    (now,) = (each for each in condition_results(inputs) if each.type == READY)
+    if was == "True" and not now.status and not inputs.deleting:
+        yield EventMessage(now.reason, f"Ready is False: {now.message}", "Observe", is_warning=True)

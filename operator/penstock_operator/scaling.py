@@ -158,7 +158,7 @@ def _wanted(graph: ObservedGraph) -> tuple[dict[str, Bounded], dict[str, int]]:
                 desired = live["spec"].get("replicas")
             else:
                 # An adapter that was deleted comes back with the number that runs, not with the first one.
-                desired = first_replicas[child] = service.replicas if there is None else there
+                desired = first_replicas[child] = service.first_replicas if there is None else there
         wanted[name] = bounded(desired, service, max_gpu_budget=graph.effective.ceiling)
     return wanted, first_replicas
 

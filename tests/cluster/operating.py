@@ -43,7 +43,7 @@ def graph(namespace, name="g", **changes):
         "model": {"name": "tiny"},
         "runtime": "simulated",
         "services": {
-            "frontend": {"role": "router"},
+            "frontend": {"role": "router", "replicas": 1},
             "prefill": {"role": "prefill", "scaling": {"minReplicas": 1, "maxReplicas": 3}, **worker},
             "decode": {"role": "decode", "scaling": {"minReplicas": 1, "maxReplicas": 3}, **worker},
         },

@@ -73,7 +73,7 @@ class World:
             "model": {"name": "m"},
             "runtime": "simulated",
             "services": {
-                "frontend": {"role": "router"},
+                "frontend": {"role": "router", "replicas": 1},
                 "prefill": {"role": "prefill", "scaling": scaling},
                 "decode": {"role": "decode", "scaling": scaling},
             },

@@ -24,7 +24,7 @@ def manifest(**changes):
         NAMESPACE,
         model={"name": "tiny", "servedName": "s", "contextTokens": 8192},
         services={
-            "frontend": {"role": "router", "terminationGracePeriodSeconds": 60},
+            "frontend": {"role": "router", "replicas": 1, "terminationGracePeriodSeconds": 60},
             "prefill": worker("prefill"),
             "decode": worker("decode"),
         },

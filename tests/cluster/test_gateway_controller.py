@@ -79,7 +79,7 @@ async def behind(own, tmp_path):
             # Istio speaks plain text with a picker unless a DestinationRule says otherwise.
             router={"gateway": {"enabled": True, "tls": {"enabled": False}}},
             services={
-                "frontend": {"role": "router", "terminationGracePeriodSeconds": 30},
+                "frontend": {"role": "router", "replicas": 1, "terminationGracePeriodSeconds": 30},
                 "prefill": {"role": "prefill", "replicas": 1, **worker},
                 "decode": {"role": "decode", "replicas": 2, **worker},
             },

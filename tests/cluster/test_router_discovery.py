@@ -190,7 +190,7 @@ async def test_a_role_that_may_read_slices_and_its_graph_is_enough(crds, place, 
         "model": {"name": "m"},
         "runtime": "simulated",
         "services": {
-            "frontend": {"role": "router"},
+            "frontend": {"role": "router", "replicas": 1},
             "decode": {"role": "aggregated", "gpusPerReplica": 2, "replicas": 1},
         },
         "planner": {"maxGpuBudget": 6},

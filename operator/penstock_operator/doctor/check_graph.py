@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from penstock.api.runtimes import DEFAULT_RUNTIME, RuntimeTraits, traits_of
+from penstock.api.service import DEFAULT_ROUTERS
 from penstock.core import metric_names as names
 from penstock.core.errors import ObservationError
 from penstock.core.exposition import Sample
@@ -146,11 +147,23 @@ def _routers(subject: str, facts: GraphFacts, views: list[PodView], interval_s: 
         and not view.worker_index
     ]
     max_age_s = float(spec.get("planner", {}).get("metrics", {}).get("maxAgeSeconds", MAX_AGE_S))
+    yield from _single_router(subject, spec["services"])
     for router in routers:
         yield _readiness(router, facts.ready.get(router.name))
         page = facts.pages.get(router.name)
         if page is not None:
             yield from _router_page(router, page, workers, max_age_s, interval_s)
+
+
+def _single_router(subject: str, services: Object) -> Iterator[Finding]:
+    """Warn of a graph that has one router by its specification."""
+    routers = {name: each for name, each in services.items() if each.get("role") == "router"}
+    for name, each in routers.items() if len(routers) == 1 else ():
+        most = (each.get("scaling") or {}).get("maxReplicas", each.get("replicas"))
+        if most == 1:
+            message = "has one router, so no request is answered while its node is drained or it restarts"
+            remedy = f"remove services.{name}.replicas, which means {DEFAULT_ROUTERS}, or write {DEFAULT_ROUTERS} or more"
+            yield warning(subject, message, remedy)
 
 
 def _readiness(router: PodView, answer: str | Unreadable | None) -> Finding:

@@ -155,7 +155,7 @@ def _gpus(pool: _Pool, nodes: list[Object], requested: Requested) -> Iterator[Fi
 def _shortages(pool: _Pool, needs: list[_Need], total: int, largest: int) -> Iterator[Finding]:
     resource, now, most = needs[0].resource, 0, 0
     for need in needs:
-        now += need.spec.replicas * need.spec.nodes_per_replica * need.per_pod
+        now += need.spec.first_replicas * need.spec.nodes_per_replica * need.per_pod
         most += need.spec.replica_bounds[1] * need.spec.nodes_per_replica * need.per_pod
         if need.per_pod > largest:
             message = (

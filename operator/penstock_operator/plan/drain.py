@@ -69,11 +69,11 @@ def bounded(desired: int | None, service: ServiceSpec, *, max_gpu_budget: int | 
         max_gpu_budget: Most GPUs of the graph; a single service can never use more. None: no ceiling.
     """
     if service.scaling is None:
-        if desired is None or desired == service.replicas:
-            return Bounded(service.replicas)
-        why = f"the service has no scaling, so it keeps {service.replicas}"
-        return Bounded(service.replicas, "NotScalable", f"{desired} replicas were asked for; {why}")
-    asked = service.replicas if desired is None else desired
+        if desired is None or desired == service.first_replicas:
+            return Bounded(service.first_replicas)
+        why = f"the service has no scaling, so it keeps {service.first_replicas}"
+        return Bounded(service.first_replicas, "NotScalable", f"{desired} replicas were asked for; {why}")
+    asked = service.first_replicas if desired is None else desired
     low, high = service.replica_bounds
     said = f"{asked} replicas were asked for"
     if asked < low:

@@ -94,7 +94,7 @@ def children(
         found += [_service(graph, name, context), _disruption_budget(graph, name, context)]
     problems: list[ManifestProblem] = []
     for name in workers_first:
-        number = replicas.get(name, graph.spec.services[name].replicas)
+        number = replicas.get(name, graph.spec.services[name].first_replicas)
         away = unavailable.get(name, 0)
         try:
             found += _workload(graph, specs[name], context, replicas=number, unavailable=away)

@@ -70,7 +70,12 @@ def services_of(graph: GraphDeployment) -> dict[Role, ScaledService]:
     """Return the worker services by role."""
     return {
         spec.role: ScaledService(
-            name, spec.gpus, spec.replicas, spec.replica_bounds, spec.scaling is not None, spec.is_external
+            name,
+            spec.gpus,
+            spec.first_replicas,
+            spec.replica_bounds,
+            spec.scaling is not None,
+            spec.is_external,
         )
         for name, spec in graph.spec.workers.items()
     }

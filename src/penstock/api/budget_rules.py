@@ -24,7 +24,7 @@ def role_floor_gpus(service: ServiceSpec, min_gpu_budget: int) -> int:
     fixed number where the service does not scale.
     """
     if service.scaling is None:
-        return service.replicas * service.gpus
+        return service.first_replicas * service.gpus
     fewest = max(service.scaling.min_replicas, math.ceil(min_gpu_budget / service.gpus))
     return fewest * service.gpus
 
@@ -32,7 +32,7 @@ def role_floor_gpus(service: ServiceSpec, min_gpu_budget: int) -> int:
 def floor_gpus(spec: GraphSpec) -> int:
     """Return the GPUs below which a graph's planner may not shrink it; those that it starts with, without a planner."""
     if not spec.planner.enabled:
-        return sum(each.replicas * each.gpus for each in spec.workers.values())
+        return sum(each.first_replicas * each.gpus for each in spec.workers.values())
     roles = sum(role_floor_gpus(each, spec.planner.min_gpu_budget) for each in spec.workers.values())
     return max(roles, spec.planner.min_total_gpus)
 
@@ -59,7 +59,7 @@ def _floors_above_budget(spec: GraphSpec) -> Iterator[Breach]:
 
 def _starts_above_budget(spec: GraphSpec) -> Iterator[Breach]:
     if not any(_floors_above_budget(spec)):
-        starts = {name: each.replicas * each.gpus for name, each in spec.workers.items()}
+        starts = {name: each.first_replicas * each.gpus for name, each in spec.workers.items()}
         yield from _above_budget(spec, starts)
 
 
@@ -76,17 +76,22 @@ def _total_floor_out_of_reach(spec: GraphSpec) -> Iterator[Breach]:
     yield Breach((spec.planner.min_total_gpus, reach), related=related)
 
 
+_FIXED = "(has(self.services[k].replicas) ? self.services[k].replicas : 1)"
 _FLOOR = (
-    "(!has(self.services[k].scaling) ? self.services[k].replicas * self.services[k].gpusPerReplica : "
+    f"(!has(self.services[k].scaling) ? {_FIXED} * self.services[k].gpusPerReplica : "
     "[self.services[k].gpusPerReplica > 0 ? (self.planner.minGpuBudget + self.services[k].gpusPerReplica - 1) / "
     "self.services[k].gpusPerReplica : 0].map(n, n > self.services[k].scaling.minReplicas ? n : self.services[k].scaling.minReplicas)[0]"
     " * self.services[k].gpusPerReplica)"
 )
 _MOST = (
-    "(has(self.services[k].scaling) ? self.services[k].scaling.maxReplicas : self.services[k].replicas)"
+    f"(has(self.services[k].scaling) ? self.services[k].scaling.maxReplicas : {_FIXED})"
     " * self.services[k].gpusPerReplica"
 )
-_START = "self.services[k].replicas * self.services[k].gpusPerReplica"
+_START = (
+    "(has(self.services[k].replicas) ? self.services[k].replicas : "
+    "has(self.services[k].scaling) && self.services[k].scaling.minReplicas > 1 ? self.services[k].scaling.minReplicas : 1)"
+    " * self.services[k].gpusPerReplica"
+)
 _NO_BUDGET = "!self.planner.enabled || !has(self.planner.maxGpuBudget)"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import Field, JsonValue
 
@@ -22,9 +22,12 @@ from penstock.api.base import (
     entry,
 )
 from penstock.api.engine import PROFILE_RULE, LeaseOverride
-from penstock.api.enums import ManagedBy, Role
+from penstock.api.enums import Environment, ManagedBy, Role
 from penstock.api.rule import Breach, Rule, immutable
 from penstock.kube.objects.pod_template import unknown_fields
+
+DEFAULT_ROUTERS: Final = 2
+"""Routers of a graph on Kubernetes: one keeps serving while the other's node is drained or its process restarts."""
 
 
 class EnvVar(SpecModel):
@@ -111,7 +114,11 @@ class ServiceSpec(SpecModel):
     """
 
     role: Role = Field(description="router, prefill, decode or aggregated; immutable.")
-    replicas: Replicas = entry(1, "Replicas; only the starting value once a ScalingAdapter owns the number.")
+    replicas: Replicas | None = entry(
+        None,
+        "Replicas; only the starting value once a ScalingAdapter owns the number. null: 1, of a router on Kubernetes 2, "
+        "or the nearest number within scaling's bounds.",
+    )
     gpus_per_replica: EngineGpus = entry(
         1, "GPUs of one replica over all its nodes; tensor parallelism follows. A router holds none."
     )
@@ -164,11 +171,12 @@ class ServiceSpec(SpecModel):
             path="replicas",
             must="replicas are within scaling's minReplicas to maxReplicas",
             cel=(
-                "!has(self.scaling) || self.scaling.minReplicas > self.scaling.maxReplicas || "
+                "!has(self.replicas) || !has(self.scaling) || self.scaling.minReplicas > self.scaling.maxReplicas || "
                 "(self.scaling.minReplicas <= self.replicas && self.replicas <= self.scaling.maxReplicas)"
             ),
             holds=lambda s: (
-                s.scaling is None
+                s.replicas is None
+                or s.scaling is None
                 or s.scaling.min_replicas > s.scaling.max_replicas
                 or s.scaling.min_replicas <= s.replicas <= s.scaling.max_replicas
             ),
@@ -231,11 +239,26 @@ class ServiceSpec(SpecModel):
         """Whether another client than the planner sets the replicas."""
         return self.scaling is not None and self.scaling.managed_by is ManagedBy.EXTERNAL
 
+    def replicas_in(self, environment: Environment) -> int:
+        """Return the replicas to start with: the given number, or the default of an environment."""
+        if self.replicas is not None:
+            return self.replicas
+        is_spread = self.role is Role.ROUTER and environment is Environment.KUBERNETES
+        default = DEFAULT_ROUTERS if is_spread else 1
+        if self.scaling is None:
+            return default
+        return max(self.scaling.min_replicas, min(default, self.scaling.max_replicas))
+
+    @property
+    def first_replicas(self) -> int:
+        """Replicas to start with on Kubernetes; those of workers are the same everywhere."""
+        return self.replicas_in(Environment.KUBERNETES)
+
     @property
     def replica_bounds(self) -> tuple[int, int]:
         """Minimum and maximum replicas; both the fixed number where there is no scaling."""
         if self.scaling is None:
-            return self.replicas, self.replicas
+            return self.first_replicas, self.first_replicas
         return self.scaling.min_replicas, self.scaling.max_replicas
 
 

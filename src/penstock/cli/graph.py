@@ -19,7 +19,7 @@ from penstock.api.manifests import STDIN, Manifests, load_graph, parse_manifests
 from penstock.api.manifests.importing import import_graph
 from penstock.api.manifests.validation import template_of
 from penstock.cli import fields, option
-from penstock.cli.graph_warnings import parameter_problems, print_warnings, warnings_of
+from penstock.cli.graph_warnings import cluster_warnings, parameter_problems, print_warnings, warnings_of
 from penstock.cli.say import say, say_json
 from penstock.cli.terminal import write_text
 from penstock.cli.yaml_text import as_yaml
@@ -77,6 +77,7 @@ def validate(files: tuple[Path, ...], allowed: str, gpu_resources: str, as_json:
         found = [*found, *parameter_problems(manifests.graphs, file)]
         problems += found
         warned += warnings_of(manifests.graphs, file)
+        warned += cluster_warnings(manifests.graphs, file)
         devices = (
             each for graph in manifests.graphs for each in uncounted_devices(graph, context.gpu_resources)
         )
@@ -325,7 +326,7 @@ def objects_of(graph: GraphDeployment, context: BuildContext, *, service: str | 
     found = children(graph, context, replicas={}, unavailable={})
     for name, spec in graph.spec.services.items():
         if spec.scaling is not None and spec.role.is_worker:
-            found.append(adapter(graph, name, context, replicas=spec.replicas))
+            found.append(adapter(graph, name, context, replicas=spec.first_replicas))
     if service is None:
         return found
     return [each for each in found if each["metadata"]["labels"].get(SERVICE_LABEL) == service]

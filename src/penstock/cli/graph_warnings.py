@@ -11,6 +11,7 @@ from pydantic.alias_generators import to_camel
 
 from penstock.api import AdmissionMode, GraphDeployment, GraphSpec, PlannerMode, Role, RouterConfig
 from penstock.api.planner import READ_IN_MODES, PlannerConfig, unread_keys
+from penstock.api.service import DEFAULT_ROUTERS
 from penstock.api.slo import UNUSUAL_ITL_S, UNUSUAL_TTFT_S
 from penstock.cli.say import say
 from penstock.core.durations import duration_text
@@ -45,11 +46,25 @@ def warnings_of(
 def machine_warnings(graph: GraphDeployment, file: Path) -> Iterator[ManifestProblem]:
     """Yield what a cluster does with a graph and one machine does not."""
     for name, service in graph.spec.services.items():
-        if service.role is Role.ROUTER and service.replicas > 1:
+        if service.role is Role.ROUTER and (service.replicas or 0) > 1:
             message = (
                 f"{service.replicas}, but on one machine only one router runs; a cluster starts all of them"
             )
             yield ManifestProblem(f"spec.services.{name}.replicas", message, file=str(file))
+
+
+def cluster_warnings(graphs: Iterable[GraphDeployment], file: Path) -> Iterator[ManifestProblem]:
+    """Yield what is right on one machine and costs requests on a cluster: a single router."""
+    for graph in graphs:
+        routers = graph.spec.services_of(Role.ROUTER)
+        if [service.replica_bounds[1] for service in routers.values()] == [1]:
+            (name,) = routers
+            key = "replicas" if routers[name].scaling is None else "scaling.maxReplicas"
+            message = (
+                "1, so no router answers while its node is drained or its process restarts; leave it out, "
+                f"which means {DEFAULT_ROUTERS} on Kubernetes, or write {DEFAULT_ROUTERS} or more"
+            )
+            yield ManifestProblem(f"spec.services.{name}.{key}", message, str(file))
 
 
 def _without_scaling(graph: GraphDeployment) -> Iterator[ManifestProblem]:

@@ -101,6 +101,7 @@ def _service_process(
 ) -> ProcessSpec:
     shared = spec if service.role.is_worker else None
     variables = {each.name: each for each in (*(shared.env if shared else ()), *service.env)}
+    replicas = service.replicas_in(context.environment)
     literals = {each.name: each.value or "" for each in variables.values() if each.value_from is None}
     return ProcessSpec(
         name=f"{context.namespace}_{name}",
@@ -113,8 +114,8 @@ def _service_process(
         ports=command.ports,
         gpus=service.gpus,
         nodes=service.nodes_per_replica,
-        replicas=service.replicas,
-        bounds=service.replica_bounds,
+        replicas=replicas,
+        bounds=(replicas, replicas) if service.scaling is None else service.replica_bounds,
         health_path=command.health_path,
         image=spec.image_of(name),
         startup_s=service.startup_timeout_seconds,

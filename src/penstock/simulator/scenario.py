@@ -403,7 +403,7 @@ def graph_pools(graph: GraphDeployment) -> tuple[PoolSpec, ...]:
     return tuple(
         PoolSpec(
             service.role,
-            service.replicas,
+            service.first_replicas,
             ProfiledModel(
                 service.profile or engine.profile,
                 kv_tokens=None if engine.kv_blocks is None else engine.kv_blocks * block_tokens,

@@ -69,13 +69,18 @@ def test_disaggregated_example():
             "runtime": "dynamo",
             "image": "repo/vllm-runtime:1.6",
             "services": {
-                "frontend": {"role": "router"},
+                "frontend": {"role": "router", "replicas": 1},
                 "vllm-decode-worker": {
                     "role": "decode",
                     "replicas": 2,
                     "envFrom": [{"secretRef": {"name": "hf-token"}}],
                 },
-                "vllm-prefill-worker": {"role": "prefill", "gpusPerReplica": 2, "args": ["--enforce-eager"]},
+                "vllm-prefill-worker": {
+                    "role": "prefill",
+                    "replicas": 1,
+                    "gpusPerReplica": 2,
+                    "args": ["--enforce-eager"],
+                },
             },
             "router": {"policy": "round-robin"},
             "planner": {"enabled": False},

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api import GraphDeployment, Role, ScalingConfig, ServiceSpec
+from penstock.api import Environment, GraphDeployment, Role, ScalingConfig, ServiceSpec
 from penstock.api.manifests import load_graph
 from penstock.api.manifests.reference import markdown
 from penstock.runtimes import RuntimeContext, process_specs
@@ -18,6 +18,25 @@ from penstock.runtimes import RuntimeContext, process_specs
 def test_replica_bounds_are_fixed_without_scaling(scaling, expected):
     """Without a scaling section the number of replicas is both bounds."""
     assert ServiceSpec(role=Role.DECODE, replicas=3, scaling=scaling).replica_bounds == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "on_kubernetes", "locally"),
+    [
+        ({"role": "router"}, 2, 1),
+        ({"role": "router", "replicas": 1}, 1, 1),
+        ({"role": "router", "scaling": {"minReplicas": 3, "maxReplicas": 4}}, 3, 3),
+        ({"role": "router", "scaling": {"minReplicas": 1, "maxReplicas": 1}}, 1, 1),
+        ({"role": "decode"}, 1, 1),
+        ({"role": "decode", "scaling": {"minReplicas": 2, "maxReplicas": 4}}, 2, 2),
+        ({"role": "decode", "scaling": {"minReplicas": 0, "maxReplicas": 4}}, 1, 1),
+    ],
+)
+def test_replicas_that_nobody_gave(changes, on_kubernetes, locally):
+    """Two routers on Kubernetes, else one; scaling's bounds hold the default."""
+    service = ServiceSpec.model_validate(changes)
+    assert service.replicas_in(Environment.KUBERNETES) == service.first_replicas == on_kubernetes
+    assert service.replicas_in(Environment.LOCAL) == locally
 
 
 @pytest.mark.parametrize(

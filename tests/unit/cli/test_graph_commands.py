@@ -9,7 +9,7 @@ import yaml
 from click.testing import CliRunner
 
 from penstock.api.manifests import load_graph
-from penstock.cli.graph_warnings import machine_warnings
+from penstock.cli.graph_warnings import cluster_warnings, machine_warnings
 from penstock.cli.local import load_command
 from penstock.cli.main import cli
 from penstock.runtimes import RuntimeContext, filled_argv, process_specs
@@ -48,6 +48,26 @@ def test_up_says_that_one_router_runs_on_a_machine(tmp_path):
     (warning,) = machine_warnings(load_graph(file), file)
     assert warning.path == "spec.services.frontend.replicas"
     assert warning.message == "2, but on one machine only one router runs; a cluster starts all of them"
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({}, None),
+        ({"replicas": 2}, None),
+        ({"replicas": 1}, "replicas"),
+        ({"scaling": {"minReplicas": 1, "maxReplicas": 1}}, "scaling.maxReplicas"),
+        ({"replicas": 1, "scaling": {"minReplicas": 1, "maxReplicas": 2}}, None),
+    ],
+)
+def test_a_single_router_is_named(tmp_path, changes, key):
+    """It is away while its node is drained."""
+    file = tmp_path / "graph.yaml"
+    graph = yaml.safe_load((SAMPLES / "disaggregated.yaml").read_text())
+    graph["spec"]["services"]["frontend"] |= changes
+    file.write_text(yaml.safe_dump(graph))
+    found = [each.path for each in cluster_warnings([load_graph(file)], file)]
+    assert found == ([] if key is None else [f"spec.services.frontend.{key}"])
 
 
 def test_keys_of_a_section_that_is_switched_off_are_named(run, tmp_path):

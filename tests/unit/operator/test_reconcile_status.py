@@ -51,6 +51,30 @@ async def test_an_invalid_edit_of_a_graph_that_serves_leaves_it_ready(api):
     }
 
 
+async def test_a_graph_that_is_no_longer_ready_gets_an_event(api):
+    """One warning at the transition; a graph that starts gets none."""
+
+    def warned():
+        events = [each for key, each in api.objects.items() if key[0] == "Event"]
+        return [each["message"] for each in events if each["reason"] == "NoReadyRouter"]
+
+    async with operator(api) as made:
+        await to_rest(api, made)
+        for each in ("prefill", "decode"):
+            await serving(api, f"{each}-1", each)
+        await api.create(router(), field_manager="kubelet")
+        await to_rest(api, made)
+        assert conditions(api)["Ready"]["status"] == "True"
+        assert warned() == []
+        gone = router()
+        gone["status"]["conditions"] = []
+        api.stored(gone, "MODIFIED")
+        await to_rest(api, made)
+        await to_rest(api, made)
+    assert conditions(api)["Ready"]["status"] == "False"
+    assert warned() == ["Ready is False: no ready replica of router"]
+
+
 async def test_a_deletion_reports_what_still_runs(api):
     """GPUs that a draining worker holds are in use until it has gone."""
     loads = Loads({"decode-1": PodLoad(3, 0, 0.4)})

@@ -91,6 +91,24 @@ def test_a_graph_without_a_router_service():
     assert judged(graph=graph, pods=graph_facts().pods[1:]) == []
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_warned"),
+    [
+        ({}, False),
+        ({"replicas": 2}, False),
+        ({"replicas": 1}, True),
+        ({"replicas": 1, "scaling": {"minReplicas": 1, "maxReplicas": 3}}, False),
+        ({"scaling": {"minReplicas": 1, "maxReplicas": 1}}, True),
+    ],
+)
+def test_one_router_is_warned_of(changes, is_warned):
+    """It is away with its node; without a number there are two."""
+    graph = graph_object()
+    graph["spec"]["services"]["frontend"] |= changes
+    message = "has one router, so no request is answered while its node is drained or it restarts"
+    assert judged(graph=graph) == ([(Severity.WARNING, GRAPH, message)] if is_warned else [])
+
+
 ROUTER = "router serving/llama-frontend-1"
 NOT_SERVING = '{"status":"not ready","reasons":["no prefill worker is ready"]}'
 
