@@ -93,7 +93,10 @@ class KubeClient:
         return view
 
     def urgent(self) -> KubeClient:
-        """Return a view of this client whose calls do not wait for others to end; for what must be in time."""
+        """Return a view of this client whose calls do not wait for others to end, and are sent once.
+
+        For what must be in time: its caller has a deadline and repeats by itself.
+        """
         view = copy.copy(self)
         view._is_urgent = True  # noqa: SLF001 - of the same class
         return view

@@ -27,14 +27,19 @@ log = get_logger(__name__)
 
 FIELD_MANAGER: Final = "penstock-lease"
 
-RENEWALS: Final = 3
-"""Renewals per term; with 15 s that is each 5 s, so one may fail before leadership is lost."""
+RENEWALS: Final = 5
+"""Renewals per term; with 15 s that is every 3 s, so that seven seconds are left for tries after a renewal that failed."""
 
 HELD_FRACTION: Final = 2 / 3
 """Part of the term after which a leader without a renewal stops; the rest is for its work to end. client-go: 10 of 15 s."""
 
 TRIES: Final = 7.5
-"""Tries per term of a candidate, and of a leader whose renewal failed; client-go: each 2 of 15 s."""
+"""Tries per term of a candidate; client-go: each 2 of 15 s."""
+
+REPEATS: Final = 30
+"""Tries per term after a write that failed, of a leader and of a candidate that may have the Lease: every half second of
+15 s, or after the pause that the API server asks for. Chosen: an API server that refuses seven of ten calls then costs
+leadership once in hundreds of terms."""
 
 STOP_S: Final = 20.0
 """Longest wait for the work's end at SIGTERM; chosen: more than a term of the Lease, behind which another process works
@@ -81,6 +86,8 @@ class Election:
         self._seen: str | None = None
         self._seen_at_s = 0.0
         self._held_until_s: float | None = None
+        self._written: dict[str, Any] | None = None  # the Lease as this process wrote it last
+        self._pause_s: float | None = None  # what the API server asked for with its last refusal
         self.holder = ""
         self.problem: str | None = None
         self.overdue: str | None = None
@@ -103,13 +110,13 @@ class Election:
                 if await self._work_while_leading(work):
                     return
             finally:
-                self._held_until_s = None
+                self._held_until_s = self._written = None
                 await self._release()
             log.warning("leadership lost", lease=self._name, identity=self.identity, problem=self.problem)
 
     async def _win(self) -> None:
-        pause_s = self.duration_s / TRIES
-        while not await self._try(self.duration_s * HELD_FRACTION):  # noqa: ASYNC110 - it asks the server
+        while not await self._try(self.duration_s * HELD_FRACTION):
+            pause_s = self.duration_s / TRIES if self.problem is None else self._repeat_s()
             await asyncio.sleep(pause_s * self._client.rng.uniform(0.8, 1.2))
 
     async def _work_while_leading(self, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
@@ -149,41 +156,51 @@ class Election:
         pause_s = self.duration_s / RENEWALS
         while (left_s := self._left_s()) > 0:
             await asyncio.sleep(min(pause_s, left_s))
-            is_renewed = await self._try(self._left_s())
-            pause_s = self.duration_s / (RENEWALS if is_renewed else TRIES)
+            # One that gets no answer must leave time for another.
+            is_renewed = await self._try(min(self._left_s(), self.duration_s / RENEWALS))
+            pause_s = self.duration_s / RENEWALS if is_renewed else self._repeat_s()
+
+    def _repeat_s(self) -> float:
+        """Return the pause after a call that failed; the API server's own wish comes first."""
+        return self.duration_s / REPEATS if self._pause_s is None else self._pause_s
 
     def _left_s(self) -> float:
         return 0.0 if self._held_until_s is None else max(0.0, self._held_until_s - time.monotonic())
 
     async def _try(self, limit_s: float) -> bool:
         """Take or renew the lease if that is allowed; return whether it was done."""
+        self._pause_s = None
         try:
             async with asyncio.timeout(limit_s):
                 is_ours = await self._take()
         except ConflictError:
+            self._written = None
             return False  # another was first; the next look shows who
         except (ClusterError, ConfigError, TimeoutError) as exc:  # a credential plugin may fail for a while
             problem = str(exc) or f"no answer within {limit_s:.1f} s"
             if problem != self.problem:
                 log.warning("lease not usable", lease=self._name, problem=problem)
             self.problem = problem
+            self._pause_s = getattr(exc, "retry_after_s", None)
             return False
         self.problem = None
         return is_ours
 
     async def _take(self) -> bool:
-        # Counted from before anything is sent: others see the renewal later than this.
-        started_s = time.monotonic()
+        """Write the lease, which a leader knows and need not read; each call is sent once."""
+        lease = self._written
         try:
-            lease = await self._client.get(LEASE, self._name, namespace=self._namespace)
-        except NotFoundError:
-            await self._client.create(self._new(), field_manager=FIELD_MANAGER)
-        else:
+            lease = lease or await self._client.get(LEASE, self._name, namespace=self._namespace)
             spec = lease.get("spec") or {}
-            if not self._may_take(lease["metadata"], spec):
+            if self._written is None and not self._may_take(lease["metadata"], spec):
                 self._held_until_s = None
                 return False
-            await self._patch(lease["metadata"], self._taken(spec))
+            # Counted from before the write is sent: others see the renewal later than this.
+            started_s = time.monotonic()
+            self._written = await self._patch(lease["metadata"], self._taken(spec))
+        except NotFoundError:
+            started_s = time.monotonic()
+            self._written = await self._client.create(self._new(), field_manager=FIELD_MANAGER)
         self.holder = self.identity
         self._held_until_s = started_s + self.duration_s * HELD_FRACTION
         return True
@@ -210,13 +227,13 @@ class Election:
         metadata = {"name": self._name, "namespace": self._namespace, **self._metadata}
         return LEASE.of(metadata, spec=self._taken({"holderIdentity": None, "leaseTransitions": -1}))
 
-    async def _patch(self, metadata: dict[str, Any], spec: dict[str, Any]) -> None:
+    async def _patch(self, metadata: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
         # The version makes it fail if anybody else was first.
         patch = {
             "metadata": {"resourceVersion": metadata["resourceVersion"], **self._metadata},
             "spec": spec,
         }
-        await self._client.patch(
+        return await self._client.patch(
             LEASE, self._name, patch, namespace=self._namespace, field_manager=FIELD_MANAGER
         )
 

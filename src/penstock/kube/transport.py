@@ -265,8 +265,8 @@ class Transport:
     async def send(self, call: KubeCall, *, is_urgent: bool = False) -> aiohttp.ClientResponse:
         """Send a call and return the answer, its body read.
 
-        Too many requests and failures of the server are tried again with growing pauses, other errors are not.
-        Urgent calls do not wait for others to end.
+        Too many requests and failures of the server are tried again with growing pauses, or after the pause that the
+        server asks for; other errors are not. Urgent calls do not wait for others to end, and are sent once.
         """
         until_s = time.monotonic() + BUDGET_S
 
@@ -276,14 +276,27 @@ class Transport:
                 await response.read()
                 return response
 
+        asked_s: float | None = None
+
         def is_worth_a_try(exc: Exception) -> bool:
-            left_s = until_s - time.monotonic() - (retry_after_seconds(exc) or 0.0)
+            nonlocal asked_s
+            asked_s = retry_after_seconds(exc)
+            left_s = until_s - time.monotonic() - (asked_s or 0.0)
             return left_s > 0 and _may_repeat(call, exc)
 
+        async def pause(grown_s: float) -> None:
+            # A server that says when to come again is not down: pauses need not grow.
+            spread = self.rng.uniform(1.0, 1.5)
+            await asyncio.sleep(grown_s if asked_s is None else max(asked_s, RETRIES.duration) * spread)
+
         with penstock_errors(str(call)):
-            response: aiohttp.ClientResponse = await on_retry_after_error(
-                RETRIES, is_worth_a_try, attempt, asyncio.sleep, self.rng.random
-            )
+            response: aiohttp.ClientResponse
+            if is_urgent:
+                response = await attempt()
+            else:
+                response = await on_retry_after_error(
+                    RETRIES, is_worth_a_try, attempt, pause, self.rng.random
+                )
         self._note_warnings(response)
         return response
 

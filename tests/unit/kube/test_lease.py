@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from penstock.core.errors import ClusterError, NotFoundError, UnavailableError
+from penstock.core.errors import ClusterError, ConflictError, NotFoundError, UnavailableError
 from penstock.kube.lease import Election, own_pod
 
 TERM_S = 0.3
@@ -22,6 +22,9 @@ class Lease:
         self.rng = random.Random(1)
         self.is_up = True
         self.stored = None
+        self.calls = []
+        self.refused = 0.0  # part of the calls that get 429
+        self.retry_after_s = None
 
     def urgent(self):
         """Return the client whose calls do not wait."""
@@ -29,23 +32,35 @@ class Lease:
 
     async def get(self, kind, name, *, namespace):
         """Return the Lease."""
-        if not self.is_up:
-            raise ClusterError("no answer")
+        self._called("get")
         if self.stored is None:
             raise NotFoundError("no such lease")
         return self.stored
 
     async def create(self, lease, *, field_manager):
         """Store the Lease."""
+        self._called("create")
         self.stored = {**lease, "metadata": {**lease["metadata"], "resourceVersion": "1"}}
+        return self.stored
 
     async def patch(self, kind, name, patch, *, namespace, field_manager):
         """Store a renewal."""
+        self._called("patch")
+        if patch["metadata"]["resourceVersion"] != self.stored["metadata"]["resourceVersion"]:
+            raise ConflictError("another was first")
         version = str(int(self.stored["metadata"]["resourceVersion"]) + 1)
         self.stored = {
             "metadata": {**self.stored["metadata"], "resourceVersion": version},
             "spec": {**self.stored["spec"], **patch["spec"]},
         }
+        return self.stored
+
+    def _called(self, verb):
+        self.calls.append((verb, time.monotonic()))
+        if not self.is_up:
+            raise ClusterError("no answer")
+        if self.rng.random() < self.refused:
+            raise UnavailableError("429: too many requests", retry_after_s=self.retry_after_s)
 
 
 @pytest.fixture
@@ -125,6 +140,78 @@ async def test_a_foreign_clock_says_nothing(lease, election):
         assert time.monotonic() - started_s >= 0.5
 
     await election.lead(work)
+
+
+async def test_a_leader_renews_by_one_write(lease, election):
+    """Reading first would double the chance that a busy API server refuses; another's write is seen as a conflict."""
+
+    async def work():
+        await until(lambda: len(lease.calls) >= 5)
+        # Somebody labels it.
+        lease.stored = {**lease.stored, "metadata": {**lease.stored["metadata"], "resourceVersion": "90"}}
+        await until(lambda: len(lease.calls) >= 9)
+
+    await election.lead(work)
+    verbs = [verb for verb, _ in lease.calls]
+    assert verbs[:5] == ["get", "create", "patch", "patch", "patch"]
+    assert "get" in verbs[5:9]
+
+
+async def test_the_term_counts_from_before_the_write(lease, election, monkeypatch):
+    """A slow read before it takes nothing off the term."""
+    read = lease.get
+
+    async def slow(*args, **kwargs):
+        await asyncio.sleep(0.5 * TERM_S)
+        return await read(*args, **kwargs)
+
+    monkeypatch.setattr(lease, "get", slow)
+    left_s = []
+
+    async def work():
+        left_s.append(election._left_s())
+
+    await election.lead(work)
+    assert left_s[0] > 0.5 * TERM_S
+
+
+async def test_a_leader_waits_as_long_as_the_server_asks(lease, election):
+    """Retry-After comes before the own pause."""
+
+    async def work():
+        await until(lambda: len(lease.calls) >= 3)
+        lease.refused, lease.retry_after_s = 1.0, 0.4 * TERM_S
+        count = len(lease.calls)
+        await until(lambda: len(lease.calls) >= count + 2)
+        first_s, second_s = (at_s for _, at_s in lease.calls[count : count + 2])
+        assert second_s - first_s >= 0.4 * TERM_S
+        lease.refused = 0.0
+
+    await election.lead(work)
+
+
+async def test_leadership_survives_a_server_that_refuses_seven_of_ten_calls(lease, monkeypatch):
+    """Fifty terms of it, on a clock of the test: refused renewals are repeated in time."""
+    now_s, sleep = [0.0], asyncio.sleep
+
+    async def pass_time(pause_s):
+        now_s[0] += pause_s
+        await sleep(0)
+
+    monkeypatch.setattr("penstock.kube.lease.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("penstock.kube.lease.asyncio.sleep", pass_time)
+    election = Election(lease, name="l", namespace="n", identity="me")
+    starts = []
+
+    async def work():
+        starts.append(now_s[0])
+        lease.refused = 0.7
+        while now_s[0] < starts[-1] + 50 * election.duration_s:
+            await sleep(0)
+
+    await election.lead(work)
+    assert len(starts) == 1
+    assert now_s[0] >= 750
 
 
 POD = {"POD_NAME": "penstock-operator-1", "POD_NAMESPACE": "serving", "POD_UID": "u1"}

@@ -39,10 +39,22 @@ async def test_refusals_are_not_tried_again(api, client, no_pause, status):
 
 
 async def test_the_servers_pause_is_kept(api, client, no_pause):
-    """Retry-After of 3 s beats the own, shorter pause."""
-    api.script = [(429, api.status(429), [(b"retry-after", b"3")]), (200, OBJECT)]
+    """Retry-After beats the own pause, a shorter one and one that has grown; it is spread, so that clients come apart."""
+    busy = (429, api.status(429), [(b"retry-after", b"3")])
+    api.script = [*[busy] * 6, (200, OBJECT)]
     await client.get(CONFIG_MAP, "a")
-    assert no_pause == [3.0]
+    assert len(no_pause) == 6
+    assert all(3.0 <= each <= 4.5 for each in no_pause)
+
+
+async def test_an_urgent_call_is_sent_once(api, client, no_pause):
+    """Its caller has a deadline of its own."""
+    api.script = [(429, api.status(429), [(b"retry-after", b"1")]), (200, OBJECT)]
+    with pytest.raises(UnavailableError) as caught:
+        await client.urgent().get(CONFIG_MAP, "a")
+    assert caught.value.retry_after_s == 1.0
+    assert len(api.asked) == 1
+    assert no_pause == []
 
 
 async def test_a_pause_beyond_the_budget_ends_the_tries(api, client, no_pause):
