@@ -82,6 +82,7 @@ INVOCATIONS = {
         "--itl-slo",
         "10ms",
     ],
+    "assess": ["--trace", EVIL, "--replicas", "1"],
     "report": ["--run", EVIL, "--output", "out"],
     "samples": [EVIL],
     "validate": ["graph.yaml"],

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,11 +44,11 @@ class GraphLabels:
 
     def selector(self, extra: str = "") -> str:
         """Return the PromQL selector of the graph's series and of those that name no graph."""
-        matchers = [f'model_name="{_escaped(self.model_name)}"']
+        matchers = [f'model_name="{escaped(self.model_name)}"']
         if self.namespace is not None:
-            matchers.append(f'namespace="{_escaped(self.namespace)}"')
+            matchers.append(f'namespace="{escaped(self.namespace)}"')
         if self.graph is not None:
-            matchers.append(f'graph=~"{_escaped(re.escape(self.graph))}|"')
+            matchers.append(f'graph=~"{escaped(re.escape(self.graph))}|"')
         return "{" + ",".join([*matchers, extra] if extra else matchers) + "}"
 
 
@@ -205,24 +205,47 @@ class PrometheusSource:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._guarded, promql)
 
     def _guarded(self, promql: str) -> list[dict[str, Any]]:
-        try:
-            return list(self._client.custom_query(promql))
-        except _no_connection() as exc:
-            place = urlsplit(self._client.url).netloc.rpartition("@")[2]
-            raise ObservationError(
-                f"prometheus: nothing answers at {place}; start it, or correct planner.metrics.prometheusUrl"
-            ) from exc
-        except Exception as exc:  # the library raises its own, requests' and json's errors
-            raise ObservationError(f"prometheus: {type(exc).__name__}: {exc}") from exc
+        return asked(
+            self._client, lambda: self._client.custom_query(promql), setting="planner.metrics.prometheusUrl"
+        )
 
 
-def _no_connection() -> type[Exception]:
-    from requests import ConnectionError as NoConnection  # noqa: PLC0415 - comes with the extra
+def asked(client: Any, send: Callable[[], Any], *, setting: str) -> list[Any]:
+    """Send a query and return its result.
 
-    return NoConnection
+    Args:
+        client: Of the server, for messages.
+        send: Calls the client; it raises what the library, requests and json raise.
+        setting: Names the key or flag that holds the server's address.
+
+    Raises:
+        ObservationError: no server answers, it answers something else than Prometheus does, or it refuses the query.
+    """
+    from prometheus_api_client.exceptions import PrometheusApiClientException  # noqa: PLC0415 - optional extra
+    from requests import ConnectionError as NoConnection  # noqa: PLC0415 - likewise
+    from requests import JSONDecodeError, Timeout  # noqa: PLC0415 - likewise
+
+    place = urlsplit(client.url).netloc.rpartition("@")[2]
+    try:
+        return list(send())
+    except Timeout as exc:
+        raise ObservationError(f"prometheus: {place} did not answer in time") from exc
+    except NoConnection as exc:
+        raise ObservationError(
+            f"prometheus: nothing answers at {place}; start it, or correct {setting}"
+        ) from exc
+    except (JSONDecodeError, KeyError, TypeError) as exc:
+        raise ObservationError(
+            f"prometheus: {place} does not answer as Prometheus does: no JSON with data; a login page or a proxy may be in"
+            f" front of it; correct {setting}"
+        ) from exc
+    except PrometheusApiClientException as exc:
+        raise ObservationError(f"prometheus: {place} refuses the query: {exc}") from exc
+    except Exception as exc:  # whatever else requests raises
+        raise ObservationError(f"prometheus: {type(exc).__name__}: {exc}") from exc
 
 
-def require_client() -> None:
+def require_client(setting: str = "--prometheus-url") -> None:
     """Refuse to continue where no Prometheus can be queried; `penstock up` and `planner run` call it before they start.
 
     Raises:
@@ -232,17 +255,29 @@ def require_client() -> None:
         import prometheus_api_client  # noqa: F401, PLC0415 - optional extra
     except ImportError as exc:
         raise ConfigError(
-            "--prometheus-url: prometheus-api-client is not installed; run pip install 'penstock[prometheus]'"
+            f"{setting}: prometheus-api-client is not installed; run pip install 'penstock[prometheus]'"
         ) from exc
 
 
-def connect(url: str, credentials_file: str | None = None) -> Any:
+def connect(
+    url: str,
+    credentials_file: str | None = None,
+    *,
+    timeout_s: float = READ_TIMEOUT_S,
+    setting: str = "--prometheus-url",
+) -> Any:
     """Return a client of the server at ``url``, with what the file gives to that server; nothing is sent yet.
+
+    Args:
+        url: Of the server.
+        credentials_file: As `credentials_for` reads it.
+        timeout_s: Of one query, real seconds.
+        setting: Flag that asked for it, for messages.
 
     Raises:
         ConfigError: the extra is not installed, or the file cannot be used.
     """
-    require_client()
+    require_client(setting)
     from prometheus_api_client import PrometheusConnect  # noqa: PLC0415 - optional extra
     from requests import Session  # noqa: PLC0415 - comes with the extra
     from urllib3.util.retry import Retry  # noqa: PLC0415 - likewise
@@ -251,7 +286,7 @@ def connect(url: str, credentials_file: str | None = None) -> Any:
     if credentials is not None:
         credentials.give_to(session)
     # The library's own retries take seconds; the chain's next source is better than waiting.
-    return PrometheusConnect(url=url, timeout=READ_TIMEOUT_S, retry=Retry(total=0), session=session)
+    return PrometheusConnect(url=url, timeout=timeout_s, retry=Retry(total=0), session=session)
 
 
 def _distinct(series: Sequence[_Series]) -> list[_Series]:
@@ -274,5 +309,6 @@ def _number(item: Mapping[str, Any], index: int = 1) -> float:
         return math.nan
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Return a label's value as PromQL writes it between quotes."""
     return text.replace("\\", "\\\\").replace('"', '\\"')

@@ -40,6 +40,10 @@ _SUBCOMMANDS = {
         "penstock.cli.capacity:capacity",
         "Plan the replicas, GPUs and cost of a load from a profile.",
     ),
+    "assess": (
+        "penstock.cli.assess:assess",
+        "Estimate what Penstock would save, from a Prometheus that you already have.",
+    ),
     "report": ("penstock.cli.report:report", "Draw a report from a load run and a planner ledger."),
     "samples": ("penstock.cli.samples:samples", "List the sample manifests, or print one."),
     "validate": ("penstock.cli.graph:validate", "Check manifests; print every problem at once."),

@@ -1,0 +1,247 @@
+"""Joins the parts of an assessment: window, traces, engine, calibration, fleets, recommendation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from penstock.api import SloConfig
+from penstock.assess.calibration import Calibration, calibrate, simulated_speeds
+from penstock.assess.engine_fit import EngineFit, Runs, Speeds, nearest, observed_speeds, refined
+from penstock.assess.fleets import Fleet, FleetKind, Setting, compare_fleets, recorded
+from penstock.assess.load import make_trace
+from penstock.assess.manifest import GraphPlan
+from penstock.assess.observed import Buckets, Observed, busiest_window, filled, telling_windows
+from penstock.core.errors import ConfigError
+from penstock.engine import profiles
+from penstock.simulator.plan import DEFAULT_PROFILE
+from penstock.workload.traces import Trace, TraceRequest
+
+FIRST_REQUESTS: Final = 700
+"""Requests of each window with which each known profile is simulated. Chosen: a second of processor time for each."""
+FIT_REQUESTS: Final = 2000
+"""Requests of each window with which the nearest profile is scaled. Chosen: means are then within a few percent."""
+
+
+@dataclass(frozen=True, slots=True)
+class AssessOptions:
+    """What an assessment is of.
+
+    Attributes:
+        gpus: Of one replica.
+        profile: The engine's latency profile; None: the nearest one, scaled.
+        max_gpus: Ceiling of the scaled fleets; None: twice the most that ran.
+        max_requests: Requests that one fleet is simulated with.
+        seeds: Traces drawn, and runs of each fleet.
+        gpu_price: Of a GPU-hour, in any currency; None: no price is shown.
+    """
+
+    slo: SloConfig
+    gpus: int = 1
+    profile: str | None = None
+    cold_start_s: float = 120.0
+    max_gpus: int | None = None
+    max_requests: int = 20_000
+    seeds: int = 3
+    with_oracle: bool = False
+    gpu_price: float | None = None
+    processes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """What to run; None where nothing is recommended."""
+
+    fleet: Fleet | None
+    plan: GraphPlan | None
+    sentence: str
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """Everything that came of it.
+
+    Attributes:
+        observed: All that was read.
+        window: What was simulated of it.
+        calibration: None: of a trace, beside which nothing was observed.
+        trace: Of the first seed.
+        profile: Of the simulated engines, by name or path.
+    """
+
+    observed: Observed
+    window: Observed
+    options: AssessOptions
+    fit: EngineFit
+    profile: str
+    trace: Trace
+    calibration: Calibration | None
+    fleets: tuple[Fleet, ...]
+    recommendation: Recommendation
+
+
+Say = Callable[[str], None]
+"""Called with what is done next."""
+
+
+def assess(
+    observed: Observed, options: AssessOptions, folder: Path, *, say: Say, trace: Trace | None = None
+) -> Assessment:
+    """Assess an observed fleet.
+
+    Args:
+        observed: All of it; as `reading.read_history` returns it; of a trace as `observed_of_trace` does.
+        options: What is compared, and by what targets.
+        folder: Exists; a scaled profile is written there.
+        say: Progress.
+        trace: Given in place of Prometheus; nothing is calibrated then, and every seed serves the same requests.
+    """
+    window = observed.cut(*busiest_window(observed, options.max_requests))
+    fit = EngineFit(options.profile or DEFAULT_PROFILE, kv_tokens=observed.kv_tokens)
+    if trace is None:
+        say("making the load")
+        traces = tuple(make_trace(window, seed=seed) for seed in range(options.seeds))
+        if options.profile is None:
+            fit = _fitted(observed, options, folder, say)
+    else:
+        traces = (_within(trace, observed, window),)
+    profile = fit.written_to(folder)
+    setting = _setting(window, traces, profile, options)
+    calibration = None
+    if trace is None:
+        say("simulating the fleet that ran")
+        calibration = calibrate(window, recorded(setting.ran()[0]), options.slo)
+    fleets = compare_fleets(
+        setting,
+        processes=options.processes,
+        with_oracle=options.with_oracle,
+        on_fleet=lambda name: say(f"simulating {name}"),
+    )
+    return Assessment(
+        observed,
+        window,
+        options,
+        fit,
+        profile,
+        traces[0],
+        calibration,
+        tuple(fleets),
+        recommend(fleets, calibration, options),
+    )
+
+
+def _setting(window: Observed, traces: tuple[Trace, ...], profile: str, options: AssessOptions) -> Setting:
+    most = max(1, round(float(filled(window.replicas).max()))) * options.gpus
+    max_gpus = 2 * most if options.max_gpus is None else options.max_gpus
+    if max_gpus < options.gpus:
+        raise ConfigError(
+            f"--max-gpus: {max_gpus} is below the {options.gpus} GPUs of one replica (--gpus-per-replica)"
+        )
+    return Setting(window, traces, profile, options.slo, options.gpus, options.cold_start_s, max_gpus)
+
+
+def _fitted(observed: Observed, options: AssessOptions, folder: Path, say: Say) -> EngineFit:
+    """Return the nearest profile, scaled until the simulated fleet that ran is as fast as the observed one."""
+
+    def prepared(most_requests: int) -> tuple[list[Speeds], Runs]:
+        parts = [observed.cut(*window) for window in telling_windows(observed, most_requests)]
+        traces = [make_trace(part, seed=0) for part in parts]
+
+        def speeds(fit: EngineFit) -> list[Speeds]:
+            say(f"looking for the engine's speed: {fit.name}")
+            profile = fit.written_to(folder)
+            return [
+                simulated_speeds(part, recorded(_setting(part, (trace,), profile, options).ran()[0]))
+                for part, trace in zip(parts, traces, strict=True)
+            ]
+
+        return [observed_speeds(part) for part in parts], speeds
+
+    known = [EngineFit(name, kv_tokens=observed.kv_tokens) for name in profiles.names()]
+    return refined(nearest(known, *prepared(FIRST_REQUESTS)), *prepared(FIT_REQUESTS))
+
+
+def recommend(fleets: list[Fleet], calibration: Calibration | None, options: AssessOptions) -> Recommendation:
+    """Return Penstock's cheapest fleet that serves as the fleet that ran or as the target asks, or why there is none."""
+    reasons = () if calibration is None else calibration.refusals
+    if reasons:
+        return Recommendation(
+            None, None, "No recommendation: the model is too far from what was served.", reasons
+        )
+    ran = next(each for each in fleets if each.kind is FleetKind.RAN)
+    needed = min(options.slo.attainment, ran.in_time.mean)
+    own = [each for each in fleets if each.kind is FleetKind.PENSTOCK]
+    good = [each for each in own if each.in_time.mean >= needed]
+    if not good:
+        best = max(own, key=lambda each: each.in_time.mean)
+        return Recommendation(
+            None,
+            None,
+            f"Penstock would not have helped: at best {best.in_time.mean:.1%} in time, the fleet that ran served"
+            f" {ran.in_time.mean:.1%}.",
+        )
+    best = min(good, key=lambda each: each.gpu_hours.mean)
+    saved = 1 - best.gpu_hours.mean / ran.gpu_hours.mean if ran.gpu_hours.mean else 0.0
+    less = f"{abs(saved):.0%} {'fewer' if saved >= 0 else 'more'} GPU-hours"
+    sentence = (
+        f"{best.name}: {best.in_time.mean:.1%} in time for {best.gpu_hours.mean:,.1f} GPU-hours; the fleet that ran:"
+        f" {ran.in_time.mean:.1%} for {ran.gpu_hours.mean:,.1f}, so {less}"
+    )
+    if options.gpu_price is not None:
+        money = (ran.gpu_hours.mean - best.gpu_hours.mean) * options.gpu_price
+        sentence += f" ({money:+,.2f} saved)"
+    if saved <= 0 and best.in_time.mean <= ran.in_time.mean + 0.005:
+        return Recommendation(None, None, f"Penstock would not have saved anything: {sentence}.")
+    return Recommendation(best, best.plan, f"{sentence}.")
+
+
+def observed_of_trace(trace: Trace, *, model: str, replicas: int, start_s: float) -> Observed:
+    """Return a trace as if a fleet of that many replicas had served it, by minutes; its latencies are unknown."""
+    arrivals = np.array([request.arrival_s for request in trace.requests])
+    steps = max(1, math.ceil(float(arrivals[-1] + 1e-9) / 60.0))
+    counts = np.bincount(np.minimum((arrivals // 60).astype(np.int64), steps - 1), minlength=steps)
+
+    def lengths(values: list[int]) -> Buckets:
+        total = np.array([float(sum(values))])
+        padded = np.concatenate((total, np.zeros(steps - 1)))
+        table = np.zeros((steps, 1))
+        table[0, 0] = len(values)
+        return Buckets((math.inf,), table, padded)
+
+    return Observed(
+        model=model,
+        runtime=f"a trace ({trace.name})",
+        start_s=start_s,
+        step_s=60.0,
+        arrivals=counts.astype(np.float64),
+        prompts=lengths([request.input_tokens for request in trace.requests]),
+        answers=lengths([request.output_tokens for request in trace.requests]),
+        ttft=None,
+        gaps=None,
+        replicas=np.full(steps, float(replicas)),
+        replica_step_s=60.0,
+        notes=(_TRACE_NOTE,),
+    )
+
+
+_TRACE_NOTE: Final = (
+    "a trace says neither what was served nor with how many replicas: the fleet that ran is --replicas, and the"
+    " engine's speed the profile's, compared with nothing"
+)
+
+
+def _within(trace: Trace, observed: Observed, window: Observed) -> Trace:
+    """Return the requests of the window, from its beginning."""
+    zero_s = window.start_s - observed.start_s
+    kept: list[TraceRequest] = [
+        replace(request, arrival_s=request.arrival_s - zero_s)
+        for request in trace.requests
+        if zero_s <= request.arrival_s < zero_s + window.duration_s
+    ]
+    return replace(trace, requests=tuple(kept))

@@ -1,0 +1,90 @@
+"""Writes an assessment as one self-contained HTML page, and the files that its recommendation needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from penstock.assess.assessment import Assessment
+from penstock.assess.text import (
+    CALIBRATION_HEADS,
+    calibration_rows,
+    calibration_sentence,
+    facts,
+    fleet_heads,
+    fleet_rows,
+)
+from penstock.core.errors import ConfigError, unwritable
+from penstock.report.html_parts import page, pairs, table, text
+
+PAGE_FILE: Final = "assessment.html"
+GRAPH_FILE: Final = "graph.yaml"
+MEMORY_FILE: Final = "memory.json"
+
+_FLEETS_NOTE: Final = (
+    "Simulated, in virtual time. In parentheses: lowest and highest over the seeds. In time: the first token, and where a target"
+    " is given the mean time between a request's tokens. GPU-hours count from the request for a replica. The fixed fleet is the"
+    " smallest that reaches the target."
+)
+_ROUTER_STEP: Final = (
+    "Put the router alone in front of the workers that run today: {router}, with one --worker for each. It changes nothing on"
+    " them. To go back, point the clients at the workers again."
+)
+_WATCH_STEP: Final = "Let the planner watch: penstock planner run --no-operation records what it would do and why, and scales nothing."
+_MOVE_STEP: Final = (
+    f"Set image, arguments and secrets in {GRAPH_FILE} as the Deployment has them, apply it next to the Deployment, and move a part"
+    " of the traffic. To go back, move it back and delete the graph."
+)
+
+
+def render_page(found: Assessment) -> str:
+    """Return the page, with the result in its first sentence."""
+    recommended = found.recommendation
+    parts = [
+        f"<h1>{text(f'What would Penstock save for {found.observed.model}?')}</h1>",
+        f'<p class="result">{text(recommended.sentence)}</p>',
+        *(f'<p class="mark bad">{text(reason)}</p>' for reason in recommended.reasons),
+        *(f'<p class="mark">{text(note)}</p>' for note in found.observed.notes),
+        "<h2>What was read and simulated</h2>",
+        pairs(facts(found)),
+        "<h2>The same load on other fleets</h2>",
+        table(fleet_heads(found), fleet_rows(found)),
+        f"<p>{text(_FLEETS_NOTE)}</p>",
+    ]
+    if found.calibration is not None:
+        parts += [
+            "<h2>How far the simulation can be trusted</h2>",
+            f"<p>{text(calibration_sentence(found.calibration))}</p>",
+            table(CALIBRATION_HEADS, calibration_rows(found.calibration, with_hours=False)),
+            "<details><summary>By hour</summary>",
+            table(CALIBRATION_HEADS, calibration_rows(found.calibration, with_hours=True)),
+            "</details>",
+        ]
+    parts += ["<h2>First step, and the way back</h2>", *_steps(found)]
+    return page(f"Penstock assessment: {found.observed.model}", parts)
+
+
+def _steps(found: Assessment) -> list[str]:
+    if found.recommendation.plan is None:
+        return ["<p>Nothing is recommended, so there is no step to take.</p>"]
+    router = f"penstock router serve --model {found.observed.model} --worker aggregated=http://HOST:PORT"
+    steps = (_ROUTER_STEP.format(router=router), _WATCH_STEP, _MOVE_STEP)
+    items = "".join(f"<li>{text(step)}</li>" for step in steps)
+    manifest = yaml.safe_dump(found.recommendation.plan.manifest(), sort_keys=False)
+    return [f"<ol>{items}</ol>", f"<h3>{GRAPH_FILE}</h3>", f"<pre>{text(manifest)}</pre>"]
+
+
+def write_files(found: Assessment, folder: Path) -> list[Path]:
+    """Write the page and the recommended manifest, and return the files."""
+    files = [folder / PAGE_FILE]
+    try:
+        files[0].write_text(render_page(found), encoding="utf-8")
+        plan = found.recommendation.plan
+        if plan is not None:
+            files.append(folder / GRAPH_FILE)
+            files[-1].write_text(yaml.safe_dump(plan.manifest(), sort_keys=False), encoding="utf-8")
+    except OSError as exc:
+        raise ConfigError(unwritable(f"--output-dir {folder}", exc)) from exc
+    return files
