@@ -75,7 +75,7 @@ OF_REQUEST: Final = (
     ),
     NotContinued(
         "`/v1/messages`",
-        "the API cannot have a last message continue",
+        "in this API an unfinished last message cannot be continued",
         lambda request: request.endpoint is ApiEndpoint.MESSAGES,
     ),
     NotContinued(
