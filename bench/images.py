@@ -161,11 +161,11 @@ def recorded(record: str, section: str) -> list[dict[str, Any]]:
         of_bound = _share(row["bound"])
         found.append(
             {
-                "policy": row["policy"],
+                "label": row["policy"],
                 "qps": float(row["QPS"]),
-                "capacity": share,
-                "capacity_min": least,
-                "capacity_max": most,
+                "on_time": share,
+                "on_time_min": least,
+                "on_time_max": most,
                 "ttft_s": {"p90": _seconds(row["p90"])},
                 "hit_rate": hit,
                 "hit_bound": hit / of_bound,
@@ -173,7 +173,7 @@ def recorded(record: str, section: str) -> list[dict[str, Any]]:
             }
         )
     # By name, so that a policy has its colour in every picture.
-    return sorted(found, key=lambda row: row["policy"])
+    return sorted(found, key=lambda row: row["label"])
 
 
 def _share(cell: str) -> float:

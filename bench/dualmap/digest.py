@@ -40,7 +40,7 @@ def claims(parts: Parts) -> dict[str, str]:
 
 def rows_at(summary: Sequence[Row], qps: float | None) -> dict[str, Row]:
     """Return the rows of one rate by label."""
-    return {row["policy"]: row for row in summary if row["qps"] == qps}
+    return {row["label"]: row for row in summary if row["qps"] == qps}
 
 
 def rates_of(summary: Sequence[Row]) -> list[float]:
@@ -58,10 +58,10 @@ def best_gain(
     best: tuple[float | None, float | None] = (None, None)
     for qps in rates_of(summary):
         rows = rows_at(summary, qps)
-        baseline = max(rows[name]["capacity"] for name in baselines)
+        baseline = max(rows[name]["on_time"] for name in baselines)
         if baseline < 0.1:
             continue
-        gain = rows[policy]["capacity"] / baseline - 1
+        gain = rows[policy]["on_time"] / baseline - 1
         if best[0] is None or gain > best[0]:
             best = (gain, qps)
     return best
@@ -77,7 +77,7 @@ def overloaded_rate(summary: Sequence[Row], baselines: Sequence[str]) -> float:
     rates = rates_of(summary)
     for qps in rates:
         rows = rows_at(summary, qps)
-        if max(rows[name]["capacity"] for name in baselines) < HELD:
+        if max(rows[name]["on_time"] for name in baselines) < HELD:
             return qps
     return rates[-1]
 
@@ -101,7 +101,7 @@ def comparison_claims(key: str, part: Mapping[str, Any]) -> dict[str, str]:
 def against(key: str, part: Mapping[str, Any], baselines: Sequence[str], suffix: str) -> dict[str, str]:
     """Return DualMap's changes against the best of some baselines; keys end in ``suffix``."""
     summary = part["summary"]
-    goodput = {row["policy"]: row["goodput_rps"] for row in part["goodput"]}
+    goodput = {row["label"]: row["goodput_rps"] for row in part["goodput"]}
     held = [goodput[name] for name in baselines if goodput[name] is not None]
     high = overloaded_rate(summary, baselines)
     rows = rows_at(summary, high)
@@ -149,7 +149,7 @@ def elastic_claims(part: Mapping[str, Any]) -> dict[str, str]:
         shares = [
             share
             for run in part["runs"]
-            if run["policy"] == label
+            if run["label"] == label
             for until_s, share in zip(run["attainment"]["until_s"], run["attainment"]["share"], strict=True)
             if until_s > since_s + window_s
         ]
@@ -166,7 +166,7 @@ def by_routers(summary: Iterable[Row]) -> list[tuple[str, str, dict[int, Row]]]:
     single: dict[str, Row] = {}
     several: dict[tuple[str, str], dict[int, Row]] = {}
     for row in summary:
-        policy, count, way = row["policy"].split("|")
+        policy, count, way = row["label"].split("|")
         if count == "1":
             single[policy] = row
         else:
@@ -177,9 +177,9 @@ def by_routers(summary: Iterable[Row]) -> list[tuple[str, str, dict[int, Row]]]:
 def scaling_ratio(part: Mapping[str, Any], label: str) -> dict[int, float]:
     """Return a policy's goodput by number of instances."""
     return {
-        int(row["policy"].rsplit(" x", 1)[1]): row["goodput_rps"]
+        int(row["label"].rsplit(" x", 1)[1]): row["goodput_rps"]
         for row in part["goodput"]
-        if row["policy"].rsplit(" x", 1)[0] == label and row["goodput_rps"] is not None
+        if row["label"].rsplit(" x", 1)[0] == label and row["goodput_rps"] is not None
     }
 
 

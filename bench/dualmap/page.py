@@ -86,7 +86,7 @@ def _print(console: Console, title: str, heads: Sequence[str], rows: Rows) -> No
 def _rows(part: Mapping[str, Any], *, with_e2e: bool) -> Block:
     heads = [COLUMNS[place] for place in _SHOWN] + (["e2e p50", "e2e p90"] if with_e2e else [])
     rows = []
-    for row in sorted(part["summary"], key=lambda row: (row["qps"] or 0.0, -row["capacity"])):
+    for row in sorted(part["summary"], key=lambda row: (row["qps"] or 0.0, -row["on_time"])):
         written = cells(dict(row))
         e2e = [seconds(row["e2e_s"][rank]) for rank in ("p50", "p90")] if with_e2e else []
         rows.append((*(written[place] for place in _SHOWN), *e2e))
@@ -97,16 +97,16 @@ def _goodputs(part: Mapping[str, Any]) -> Block:
     rates = digest.rates_of(part["summary"])
     shown = rates if len(rates) <= _RATES_AT_ONCE else []
     heads = ("policy", "goodput at 90%, requests/s (range)", *(f"in time at {qps:g}" for qps in shown))
-    shares = {(row["policy"], row["qps"]): percent(row["capacity"]) for row in part["summary"]}
+    shares = {(row["label"], row["qps"]): percent(row["on_time"]) for row in part["summary"]}
     ranked = sorted(
         part["goodput"],
         key=lambda row: (
             -(row["goodput_rps"] or 0.0),
-            -sum(each["capacity"] for each in part["summary"] if each["policy"] == row["policy"]),
+            -sum(each["on_time"] for each in part["summary"] if each["label"] == row["label"]),
         ),
     )
     return heads, [
-        (row["policy"], goodput_text(row), *(shares.get((row["policy"], qps), "") for qps in shown))
+        (row["label"], goodput_text(row), *(shares.get((row["label"], qps), "") for qps in shown))
         for row in ranked
     ]
 
@@ -114,12 +114,12 @@ def _goodputs(part: Mapping[str, Any]) -> Block:
 def _by_routers(part: Mapping[str, Any]) -> Block:
     found = digest.by_routers(part["summary"])
     counts = sorted({count for _, _, rows in found for count in rows})
-    best = {count: max(rows[count]["capacity"] for _, _, rows in found) for count in counts}
+    best = {count: max(rows[count]["on_time"] for _, _, rows in found) for count in counts}
     heads = ("policy", "routers", *map(str, counts), "behind the best, points")
     written = []
     for policy, way, rows in found:
-        behind = max(best[count] - rows[count]["capacity"] for count in counts)
-        shares = (percent(rows[count]["capacity"]) for count in counts)
+        behind = max(best[count] - rows[count]["on_time"] for count in counts)
+        shares = (percent(rows[count]["on_time"]) for count in counts)
         written.append((behind, (policy, way, *shares, f"{100 * behind:.1f}")))
     return heads, [row for _, row in sorted(written)]
 

@@ -53,7 +53,7 @@ def test_the_example_of_the_docs_runs_as_written(monkeypatch: pytest.MonkeyPatch
 def test_runs_and_summary_become_frames() -> None:
     """Nested figures are columns with dots; a run has its seed."""
     result = penstock.simulate(trace=POISSON, seeds=2)
-    assert list(result.frame()["policy"]) == ["least-loaded"]
+    assert list(result.frame()["policy"]) == ["prefix-cost"], "the router's default"
     assert list(result.frame(runs=True)["seed"]) == [0, 1]
     assert result.frame()["ttft_s.p50"].iloc[0] == result.summary[0]["ttft_s"]["p50"]
 
@@ -61,7 +61,12 @@ def test_runs_and_summary_become_frames() -> None:
 def test_planners_are_compared_under_one_router() -> None:
     """The same names as `penstock simulate --planner`."""
     result = penstock.compare(trace=POISSON, planners=("load", "adaptive"))
-    assert {row["policy"] for row in result.summary} == {"load", "adaptive"}
+    assert {(row["planner"], row["policy"]) for row in result.summary} == {
+        ("load", "prefix-cost"),
+        ("adaptive", "prefix-cost"),
+    }
+    alone = penstock.compare(trace=POISSON, planners=["load"]).summary
+    assert [(row["label"], row["planner"]) for row in alone] == [("prefix-cost", "load")]
 
 
 def test_without_pandas_the_rows_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +122,7 @@ def test_a_trace_may_be_a_table() -> None:
     assert found.result["workload"]["requests"] == 2
     assert found.result["workload"]["name"].startswith("table (sha256 ")
     bare = pd.DataFrame(ROWS).drop(columns="block_ids")
-    assert penstock.simulate(trace=bare).summary[0]["policy"] == "least-loaded"
+    assert penstock.simulate(trace=bare).summary[0]["policy"] == "prefix-cost"
     mixed = pd.DataFrame(
         [{**ROWS[0], "block_ids": np.array([1, 2, 3, 4])}, {**ROWS[1], "block_ids": float("nan")}]
     )

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 
-from penstock.api import GraphDeployment, QueueOrder
+from penstock.api import GraphDeployment, QueueOrder, RouterConfig
 from penstock.api.manifests import load_graph
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag_of, flags
@@ -83,7 +83,7 @@ class Comparison:
 
     @property
     def summary(self) -> list[dict[str, Any]]:
-        """One row per policy or planner and rate, means over the seeds."""
+        """One row per policy or planner and rate, means over the seeds; columns ``policy``, ``planner`` and ``label`` name it."""
         rows: list[dict[str, Any]] = self.result["summary"]
         return rows
 
@@ -125,7 +125,7 @@ def simulate(
         trace: As `load_trace` returns it; a file; a synthetic process such as ``poisson:rate=4,count=2000``; or a table, a
             DataFrame or rows, shape (requests, 3 or 4): ``arrival_s`` (seconds, >= 0), ``input_tokens``, ``output_tokens``
             (>= 1), and maybe ``block_ids``, one id per begun 512 prompt tokens.
-        policy: Router policies, one or several; None: the graph's, or least-loaded.
+        policy: Router policies, one or several; None: the graph's, or the router's default, prefix-cost.
         rate_rps: Mean rates to try, requests/s, > 0, one or several; none: the trace's.
         planners: Let these scale; none: nothing scales.
         processes: Cores to use; more than one needs a script whose main part is guarded.
@@ -140,7 +140,7 @@ def simulate(
         TypeError: there is no such option.
     """
     graph = load_graph(graph) if isinstance(graph, (str, Path)) else graph
-    default = "least-loaded" if graph is None else graph.spec.router.policy
+    default = (RouterConfig() if graph is None else graph.spec.router).policy
     given: dict[str, Any] = {
         **options,
         "rate_rps": rate_rps,

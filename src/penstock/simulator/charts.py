@@ -52,7 +52,7 @@ def capacity(summary: Sequence[Mapping[str, Any]], *, slo_s: float) -> Figure:
     shown = [slo_s]
     for label, style, rows in _lines(summary):
         rates = [_rate(row) for row in rows]
-        share.plot(rates, [row["capacity"] for row in rows], label=label, **style)
+        share.plot(rates, [row["on_time"] for row in rows], label=label, **style)
         low, high = [row["capacity_min"] for row in rows], [row["capacity_max"] for row in rows]
         share.fill_between(rates, low, high, color=style["color"], alpha=0.12, linewidth=0)
         p90 = [np.nan if row["ttft_s"]["p90"] is None else row["ttft_s"]["p90"] for row in rows]
@@ -161,8 +161,8 @@ def replicas(recording: Recording, *, slo_s: float) -> Figure:
 
 
 def _lines(summary: Sequence[Mapping[str, Any]]) -> list[tuple[str, dict[str, Any], list[Mapping[str, Any]]]]:
-    """Return each policy's label, look and rows; once the colours are used up, lines are dashed."""
-    labels = list(dict.fromkeys(row["policy"] for row in summary))
+    """Return each label with its look and rows; once the colours are used up, lines are dashed."""
+    labels = list(dict.fromkeys(row["label"] for row in summary))
     return [
         (
             label,
@@ -171,7 +171,7 @@ def _lines(summary: Sequence[Mapping[str, Any]]) -> list[tuple[str, dict[str, An
                 "marker": "o" if place < len(LINE_COLOURS) else "s",
                 "linestyle": "-" if place < len(LINE_COLOURS) else "--",
             },
-            sorted((row for row in summary if row["policy"] == label), key=_rate),
+            sorted((row for row in summary if row["label"] == label), key=_rate),
         )
         for place, (label, colour) in enumerate(zip(labels, _colours(len(labels)), strict=True))
     ]

@@ -31,10 +31,10 @@ def _rate(row: Row) -> str:
 
 
 _ROUTERS: Final[Mapping[str, Callable[[Row], str]]] = {
-    "policy": lambda row: row["policy"],
+    "policy": lambda row: row["label"],
     "QPS": _rate,
-    "in time": lambda row: percent(row["capacity"]),
-    "seeds' range": lambda row: f"{percent(row['capacity_min'])} to {percent(row['capacity_max'])}",
+    "in time": lambda row: percent(row["on_time"]),
+    "seeds' range": lambda row: f"{percent(row['on_time_min'])} to {percent(row['on_time_max'])}",
     "p50": lambda row: seconds(row["ttft_s"]["p50"]),
     "p90": lambda row: seconds(row["ttft_s"]["p90"]),
     "p99": lambda row: seconds(row["ttft_s"]["p99"]),
@@ -50,7 +50,7 @@ _TOO_WIDE: Final = frozenset(("seeds' range", "busiest", "GPU-h"))
 """Columns that a terminal of 80 letters has no room for."""
 
 _PLANNERS: Final[Mapping[str, Callable[[Row], str]]] = {
-    "planner": lambda row: row["policy"],
+    "planner": lambda row: row["label"],
     "in time": lambda row: percent(row["in_time"]["both"]),
     "p50": lambda row: seconds(row["ttft_s"]["p50"]),
     "p99": lambda row: seconds(row["ttft_s"]["p99"]),
@@ -90,7 +90,7 @@ def goodput_text(row: dict[str, Any]) -> str:
 
 
 def scoreboard(result: dict[str, Any]) -> RenderableType:
-    """Return the summary, sorted by rate and capacity, and every policy's goodput where rates were swept."""
+    """Return the summary, sorted by rate and share on time, and every policy's goodput where rates were swept."""
     if result["compares_planners"]:
         return _planners(result)
     shown = [place for place, name in enumerate(COLUMNS) if name not in _TOO_WIDE]
@@ -99,7 +99,7 @@ def scoreboard(result: dict[str, Any]) -> RenderableType:
         caption=f"in time: TTFT below {result['slo_s']:g} s; bound: hits by the ideal cache's; CV: of pending"
         " tokens over workers; virtual time, means over the seeds",
     )
-    for row in sorted(result["summary"], key=lambda row: (row["qps"] or 0.0, -row["capacity"])):
+    for row in sorted(result["summary"], key=lambda row: (row["qps"] or 0.0, -row["on_time"])):
         written = cells(row)
         table.add_row(*(written[place] for place in shown))
     parts: list[RenderableType] = [Text(line) for line in result["notes"]]
@@ -134,7 +134,7 @@ def _tiers(rows: Sequence[Row]) -> Table:
     )
     for row in rows:
         for name, tier in row["tiers"].items():
-            table.add_row(row["policy"], _rate(row), name, *(read(tier) for read in _TIERS.values()))
+            table.add_row(row["label"], _rate(row), name, *(read(tier) for read in _TIERS.values()))
     return table
 
 
@@ -155,7 +155,7 @@ def _planners(result: dict[str, Any]) -> RenderableType:
 
 def _continued(rows: Sequence[Row]) -> list[Text]:
     """Return a line of each row whose workers broke streams off that continued elsewhere."""
-    lines = ((row["policy"], _rate(row), row["continued"]) for row in rows)
+    lines = ((row["label"], _rate(row), row["continued"]) for row in rows)
     return [
         Text(f"{policy}, {rate} req/s: {count} streams continued on another worker")
         for policy, rate, count in lines
@@ -172,7 +172,7 @@ def _by_routers(rows: Sequence[Mapping[str, Any]]) -> Table:
     )
     for row in sorted(rows, key=lambda row: (row["qps"] or 0.0, row["behind_best"])):
         shares = (percent(row["in_time"][count]) for count in counts)
-        table.add_row(row["policy"], number(row["qps"]), *shares, number(100 * row["behind_best"], 1))
+        table.add_row(row["label"], number(row["qps"]), *shares, number(100 * row["behind_best"], 1))
     return table
 
 
@@ -182,11 +182,11 @@ def _goodputs(rows: Sequence[dict[str, Any]]) -> Table:
         title="goodput: requests/s at which 90% are in time (range over the seeds)",
     )
     for row in sorted(rows, key=lambda row: -(row["goodput_rps"] or 0.0)):
-        table.add_row(row["policy"], goodput_text(row))
+        table.add_row(row["label"], goodput_text(row))
     return table
 
 
-SCHEMA: Final = "penstock-simulate/1"
+SCHEMA: Final = "penstock-simulate/2"
 RESULT_FILE: Final = "simulate.json"
 
 

@@ -79,7 +79,7 @@ class SimulateOptions:
     policy: str | None = flag(
         "Router policies to compare, by their names in a manifest.",
         metavar="all|NAME[,NAME…]",
-        unset="all; with several planners least-loaded, or the manifest's",
+        unset="all; with several planners the manifest's, or the router's default",
     )
     rate_rps: tuple[float, ...] = flag(
         "Mean rates to try, requests/s.",
@@ -205,7 +205,6 @@ class SimulateOptions:
 
 DEFAULT_PROFILE = "a100-llama-8b-bf16-tp1"
 DEFAULT_REPLICAS = 4
-DEFAULT_POLICY = "least-loaded"
 MAX_ROUTERS = 256
 """Chosen: each knows all workers, so that memory grows with both."""
 _SIMPLE = {model.name: model for model in (DUALMAP_7B, DUALMAP_14B)}
@@ -248,26 +247,29 @@ def make_plan(
     rates: tuple[float | None, ...] = options.rate_rps or (None,)
     routers = _routers(options, graph)
     worlds = {
-        _label(label, planner, routers, planners): Scenario(
-            pools=pools,
-            router=router,
-            routers=group,
-            planner=config,
-            patience=PlannerPatience() if graph is None else patience_of(graph),
-            resizes=options.resizes,
-            failures=options.failures,
-            faults=options.faults,
-            cold_start_s=options.cold_start_s,
-            max_gpus=config.max_gpu_budget if config is not None else options.max_gpus,
-            slo=slo,
-            calendar_s=MONDAY_S if options.calendar_start is None else options.calendar_start.timestamp(),
+        _label(label, planner, routers, planners): (
+            planner or None,
+            Scenario(
+                pools=pools,
+                router=router,
+                routers=group,
+                planner=config,
+                patience=PlannerPatience() if graph is None else patience_of(graph),
+                resizes=options.resizes,
+                failures=options.failures,
+                faults=options.faults,
+                cold_start_s=options.cold_start_s,
+                max_gpus=config.max_gpu_budget if config is not None else options.max_gpus,
+                slo=slo,
+                calendar_s=MONDAY_S if options.calendar_start is None else options.calendar_start.timestamp(),
+            ),
         )
         for label, (router, group) in routers.items()
         for planner, config in planners.items()
     }
     runs = tuple(
-        RunSpec(name, scenario, workload, rate, seed)
-        for name, scenario in worlds.items()
+        RunSpec(name, scenario, workload, rate, seed, planner)
+        for name, (planner, scenario) in worlds.items()
         for rate in rates
         for seed in range(options.seeds)
     )
@@ -336,7 +338,7 @@ def _result_of(plan: RunPlan, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         },
         "settings": to_plain(scenario),
         "summary": summary,
-        "by_routers": shares_by_routers(plan.runs, summary),
+        "by_routers": shares_by_routers(summary),
         "goodput": goodputs(runs),
         "runs": runs,
     }
@@ -347,29 +349,28 @@ def routers_label(policy: str, count: int) -> str:
     return f"{policy}, {count} router{'' if count == 1 else 's'}"
 
 
-def shares_by_routers(runs: Sequence[RunSpec], summary: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def shares_by_routers(summary: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return each policy's share in time by its number of routers, by rate; empty unless several numbers were run.
 
     ``behind_best`` is the largest gap to the best policy of the same rate and number, a fraction.
     """
-    counts = {spec.label: spec.scenario.routers.count for spec in runs}
-    if len(set(counts.values())) < 2:
+    if len({row["router_count"] for row in summary}) < 2:
         return []
     rows: dict[tuple[str, float | None], dict[str, float]] = {}
     best: dict[tuple[float | None, str], float] = {}
     for row in summary:
-        count, share = str(counts[row["policy"]]), row["capacity"]
-        policy = row["policy"].replace(routers_label("", counts[row["policy"]]), "")
-        rows.setdefault((policy, row["qps"]), {})[count] = share
+        count, share = str(row["router_count"]), row["on_time"]
+        label = row["label"].replace(routers_label("", row["router_count"]), "")
+        rows.setdefault((label, row["qps"]), {})[count] = share
         best[row["qps"], count] = max(best.get((row["qps"], count), 0.0), share)
     return [
         {
-            "policy": policy,
+            "label": label,
             "qps": qps,
             "in_time": shares,
             "behind_best": round(max(best[qps, count] - share for count, share in shares.items()), 6),
         }
-        for (policy, qps), shares in rows.items()
+        for (label, qps), shares in rows.items()
     ]
 
 
@@ -490,7 +491,7 @@ def _policy_names(options: SimulateOptions, graph: GraphDeployment | None) -> tu
     text = options.policy
     if text is None:
         # Planners are compared under one router, routers under one planner.
-        single = DEFAULT_POLICY if graph is None else graph.spec.router.policy
+        single = RouterConfig().policy if graph is None else graph.spec.router.policy
         text = single if len(options.planners) > 1 or ALL in options.planners else ALL
     names = policy_names() if text == ALL else tuple(filter(None, text.split(",")))
     unknown = [name for name in names if name not in policy_names()]

@@ -183,7 +183,7 @@ def score(recording: Recording, workload: Workload, scenario: Scenario) -> dict[
         "continued": int(requests.is_continued.sum()),
         "rate_rps": rounded(workload.rate_rps),
         "slo_s": scenario.slo.ttft_seconds,
-        "capacity": rounded(in_time / max(1, is_ok.size)),
+        "on_time": rounded(in_time / max(1, is_ok.size)),
         "ttft_s": describe(known(ttft)),
         "e2e_s": describe(known(requests.e2e_s[judged])),
         "wait_s": describe(known(requests.wait_s[judged])),
@@ -194,7 +194,7 @@ def score(recording: Recording, workload: Workload, scenario: Scenario) -> dict[
         **_balance(recording, workload),
         **measures(recording, scenario, warmup=workload.warmup),
         "peak_gpus": max((sample.gpus for sample in recording.samples), default=0),
-        "planner": {
+        "planning": {
             "decisions": recording.decisions,
             "changes": [{**asdict(change), "at_s": rounded(change.at_s)} for change in recording.changes],
         },

@@ -20,13 +20,19 @@ GOODPUT_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """One run."""
+    """One run.
+
+    Attributes:
+        label: Names the runs that differ from it in rate and seed alone; unique among what is compared.
+        planner: Name of its planner; None: nothing scales.
+    """
 
     label: str
     scenario: Scenario
     workload: WorkloadSpec
     qps: float | None
     seed: int
+    planner: str | None = None
 
 
 def simulate(spec: RunSpec) -> tuple[Recording, Workload, dict[str, Any]]:
@@ -35,7 +41,14 @@ def simulate(spec: RunSpec) -> tuple[Recording, Workload, dict[str, Any]]:
     scenario = foreseen(replace(spec.scenario, seed=spec.seed), workload.requests)
     recording = Simulation(scenario, workload.requests).run()
     figures = score(recording, workload, scenario)
-    named = {"policy": spec.label, "qps": spec.qps, "seed": spec.seed}
+    named = {
+        "label": spec.label,
+        "policy": spec.scenario.router.policy,
+        "planner": spec.planner,
+        "router_count": spec.scenario.routers.count,
+        "qps": spec.qps,
+        "seed": spec.seed,
+    }
     return recording, workload, {**named, **figures}
 
 
@@ -44,8 +57,9 @@ def figures_of(spec: RunSpec) -> dict[str, Any]:
     return simulate(spec)[2]
 
 
+_NAMES = ("label", "policy", "planner", "router_count", "qps")
 _SUMMED = (
-    "capacity",
+    "on_time",
     "hit_rate",
     "hit_bound",
     "hit_share_of_bound",
@@ -63,21 +77,22 @@ _RANKED = ("ttft_s", "e2e_s")
 
 
 def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one row per (policy, rate), means over the seeds with the least and the most capacity."""
+    """Return one row per label and rate: means over the seeds, and the smallest and largest share on time."""
     groups: dict[tuple[str, float | None], list[dict[str, Any]]] = {}
     for run in runs:
-        groups.setdefault((run["policy"], run["qps"]), []).append(run)
+        groups.setdefault((run["label"], run["qps"]), []).append(run)
     rows = []
-    for (policy, qps), members in groups.items():
-        row: dict[str, Any] = {"policy": policy, "qps": qps, "seeds": len(members)}
+    for members in groups.values():
+        row: dict[str, Any] = {name: members[0][name] for name in _NAMES}
+        row["seeds"] = len(members)
         row |= {name: mean(run[name] for run in members) for name in _SUMMED}
         for name in _RANKED:
             row[name] = {rank: mean(run[name][rank] for run in members) for rank in ("p50", "p90", "p99")}
         row["in_time"] = {
             name: mean(run["in_time"][name] for run in members) for name in ("ttft", "itl", "both")
         }
-        capacities = [run["capacity"] for run in members]
-        row["capacity_min"], row["capacity_max"] = min(capacities), max(capacities)
+        shares = [run["on_time"] for run in members]
+        row["on_time_min"], row["on_time_max"] = min(shares), max(shares)
         row["rate_rps"] = mean(run["rate_rps"] for run in members)
         row["lost"] = sum(run["failed"] + run["rejected"] for run in members)
         row["continued"] = sum(run["continued"] for run in members)
@@ -91,19 +106,18 @@ def add_regrets(rows: Sequence[dict[str, Any]]) -> None:
 
     ``regret`` is by the oracle's mode; empty where none was run.
     """
-    known = {(row["policy"], row["qps"]): row for row in rows}
+    known = {(row["policy"], row["planner"], row["router_count"], row["qps"]): row for row in rows}
     for row in rows:
-        router, plus, _ = row["policy"].rpartition(" + ")
         oracles = {
             mode: best["gpu_hours"]
             for mode in (Mode.ORACLE.value, Mode.ORACLE_ONE_STEP.value)
-            if (best := known.get((f"{router}{plus}{mode}", row["qps"]))) is not None
+            if (best := known.get((row["policy"], mode, row["router_count"], row["qps"]))) is not None
         }
         row["regret"] = {name: round(row["gpu_hours"] / hours, 6) for name, hours in oracles.items() if hours}
 
 
 def goodputs(runs: Sequence[dict[str, Any]], *, share: float = GOODPUT_SHARE) -> list[dict[str, Any]]:
-    """Return each policy's goodput: the mean over its seeds, with the least and the most.
+    """Return the goodput of each label: the mean over its seeds, with the least and the most.
 
     ``is_lower_bound`` says that some seed still held the share at the highest rate, ``seeds_missing`` how
     many missed it at the lowest (they count as that many zeros nowhere: they are left out of the mean).
@@ -111,15 +125,15 @@ def goodputs(runs: Sequence[dict[str, Any]], *, share: float = GOODPUT_SHARE) ->
     curves: dict[str, dict[int, list[tuple[float, float]]]] = {}
     for run in runs:
         if run["rate_rps"] is not None:
-            of_seed = curves.setdefault(run["policy"], {}).setdefault(run["seed"], [])
-            of_seed.append((run["qps"] if run["qps"] is not None else run["rate_rps"], run["capacity"]))
+            of_seed = curves.setdefault(run["label"], {}).setdefault(run["seed"], [])
+            of_seed.append((run["qps"] if run["qps"] is not None else run["rate_rps"], run["on_time"]))
     rows = []
-    for policy, of_policy in curves.items():
-        found = [goodput(sorted(points), share=share) for points in of_policy.values()]
+    for label, of_label in curves.items():
+        found = [goodput(sorted(points), share=share) for points in of_label.values()]
         rates = [rate for rate, _ in found if rate is not None]
         rows.append(
             {
-                "policy": policy,
+                "label": label,
                 "goodput_rps": mean(rates),
                 "min_rps": min(rates, default=None),
                 "max_rps": max(rates, default=None),

@@ -29,7 +29,7 @@ def test_the_result_is_the_same_byte_for_byte():
     assert first.exit_code == 0
     assert run(*options).stdout == first.stdout
     result = orjson.loads(first.stdout)
-    assert result["schema"] == "penstock-simulate/1"
+    assert result["schema"] == "penstock-simulate/2"
     assert [(row["policy"], row["qps"], row["seeds"]) for row in result["summary"]] == [
         ("least-loaded", 2.0, 2),
         ("least-loaded", 4.0, 2),
@@ -57,7 +57,10 @@ def test_planners_are_compared_under_one_router():
     bare = run(*FAST, "--planner", "--max-gpus", "10", "--policy", "round-robin", "--json")
 
     rows = orjson.loads(named.stdout)["summary"]
-    assert [row["policy"] for row in rows] == ["load", "hpa"]
+    assert [(row["label"], row["planner"], row["policy"]) for row in rows] == [
+        ("load", "load", "prefix-cost"),
+        ("hpa", "hpa", "prefix-cost"),
+    ]
     assert {"in_time", "violation_s", "changes", "reversals", "gpu_hours", "lost"} <= set(rows[0])
     assert [row["policy"] for row in orjson.loads(bare.stdout)["summary"]] == ["round-robin"]
 
@@ -159,15 +162,15 @@ def test_numbers_of_routers_are_compared_in_one_table():
     one = orjson.loads(run(*options, "--routers", "1,4", "--pick-delay-s", "0", "--json").stdout)
     dying = orjson.loads(run(*options, "--routers", "2,4", "--picker-death", "3", "--json").stdout)
 
-    rows = {row["policy"]: row for row in one["by_routers"]}
+    rows = {row["label"]: row for row in one["by_routers"]}
     assert set(rows) == {"prefix-cost", "min-ttft"}
     assert all(row["in_time"]["1"] == row["in_time"]["4"] for row in rows.values())
     assert min(row["behind_best"] for row in rows.values()) == 0
-    assert [row["policy"] for row in one["summary"]][:2] == [
+    assert [row["label"] for row in one["summary"]][:2] == [
         "prefix-cost, 1 router",
         "prefix-cost, 4 routers",
     ]
-    lost = {row["policy"]: row["lost"] for row in dying["summary"]}
+    lost = {row["label"]: row["lost"] for row in dying["summary"]}
     assert lost["prefix-cost, 2 routers"] > lost["prefix-cost, 4 routers"] > 0
     assert "in time, by the number of routers" in run(*options, "--routers", "1,4").stdout
 

@@ -53,10 +53,10 @@ def test_no_fixed_fleet_serves_as_well_for_as_little(base):
 
     assert planned["ttft_s"]["p99"] < scenario.slo.ttft_seconds
     assert planned["failed"] + planned["rejected"] == 0
-    assert planned["capacity"] >= 0.99
+    assert planned["on_time"] >= 0.99
     assert planned["gpu_hours"] < 0.85 * fixed[4, 2]["gpu_hours"]
     assert planned["gpu_hours"] < hpa["gpu_hours"]
-    assert max(each["capacity"] for each in (fixed[4, 1], fixed[3, 2], hpa)) < planned["capacity"] - 0.1
+    assert max(each["on_time"] for each in (fixed[4, 1], fixed[3, 2], hpa)) < planned["on_time"] - 0.1
 
 
 def _fixed(scenario, counts):
