@@ -45,11 +45,14 @@ def measured(parameters: type[Any], pools: Sequence[PoolSpec]) -> Any:
     ``prefill_tokens_per_s`` is the peak prefill throughput of one replica, ``kv_tokens`` its KV cache.
     """
     names = {each.name for each in fields(parameters)}
-    return parameters(**{name: value for name, value in _hardware(pools).items() if name in names})
+    return parameters(**{name: value for name, value in hardware_of(pools).items() if name in names})
 
 
-def _hardware(pools: Sequence[PoolSpec]) -> dict[str, float]:
-    """The simple server, which has no profile, computes at a constant rate and has its cache for KV."""
+def hardware_of(pools: Sequence[PoolSpec]) -> dict[str, float]:
+    """Return what a user would measure: ``prefill_tokens_per_s`` of one replica and the tokens of its KV cache, ``kv_tokens``.
+
+    The simple server, which has no profile, computes at a constant rate and has its cache for KV.
+    """
     found: dict[str, float] = {}
     for pool in pools:
         model = pool.model

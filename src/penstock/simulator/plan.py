@@ -16,6 +16,7 @@ from penstock.core.flags import attainment_flag, check_bounds, duration_flag, fl
 from penstock.router.policy.busy import check_flags
 from penstock.router.policy.registry import policy_names
 from penstock.simulator.baselines import ALL, DEFAULT_PLANNER, chosen_planners, patience_of, planner_config
+from penstock.simulator.beyond import beyond_every_fleet
 from penstock.simulator.cells import CellJournal
 from penstock.simulator.executors import open_executor, run_all
 from penstock.simulator.observer import Recording
@@ -324,7 +325,7 @@ def _result_of(plan: RunPlan, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         add_regrets(summary)
     return {
         "schema": SCHEMA,
-        "notes": list(plan.notes),
+        "notes": [*plan.notes, *beyond_every_fleet(first.scenario, summary)],
         "compares_planners": plan.compares_planners,
         "slo_s": first.scenario.slo.ttft_seconds,
         "workload": {

@@ -242,6 +242,7 @@ def _hits(recording: Recording, workload: Workload, judged: slice) -> dict[str, 
     prompts, cached = requests.prompt_tokens[judged], requests.cached_tokens[judged]
     rate, most = ratio(cached.sum(), prompts.sum()), ratio(bound.sum(), prompts.sum())
     return {
+        "prompt_tokens_mean": rounded(float(prompts.mean()) if prompts.size else None),
         "hit_rate": rounded(rate),
         "hit_bound": rounded(most),
         "hit_share_of_bound": rounded(ratio(rate or 0.0, most or 0.0)),

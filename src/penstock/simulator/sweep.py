@@ -60,6 +60,7 @@ def figures_of(spec: RunSpec) -> dict[str, Any]:
 _NAMES = ("label", "policy", "planner", "router_count", "qps")
 _SUMMED = (
     "on_time",
+    "prompt_tokens_mean",
     "hit_rate",
     "hit_bound",
     "hit_share_of_bound",
