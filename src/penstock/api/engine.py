@@ -108,7 +108,7 @@ class LeaseOverride(SpecModel):
 
     duration_seconds: Annotated[Integer, Field(ge=1, le=86400)] | None = entry(
         None,
-        "First lease of a prefill service, or what a decode service's heartbeats follow from; seconds. "
+        "First lease of a prefill service, or the lease from which a decode service derives its heartbeats; seconds. "
         "null: the graph's.",
     )
     decoder_blocks_ttl_seconds: Annotated[Integer, Field(ge=1, le=604800)] | None = entry(

@@ -27,10 +27,14 @@ class PoolEntry(SpecModel):
 
     match: PoolMatch = Field(description="The graphs that this entry is for.")
     guaranteed_gpus: PoolGpus = entry(
-        0, "GPUs that each of them gets whenever its planner wants them, at the cost of those who borrow."
+        0,
+        "GPUs that each matched graph gets whenever its planner wants them; graphs that borrowed them give them back.",
     )
     max_gpus: PoolGpus | None = entry(None, "Maximum GPUs that each of them may hold; null: the pool's.")
-    priority: PoolPriority = entry(PoolPriority.NORMAL, "Who borrows first of what no guarantee needs.")
+    priority: PoolPriority = entry(
+        PoolPriority.NORMAL,
+        "Priority for borrowing GPUs that no guarantee needs; the higher one borrows first.",
+    )
 
     rules = (
         Rule(
@@ -66,8 +70,9 @@ class PoolReclaim(SpecModel):
     )
     order: Annotated[tuple[ReclaimBy, ...], Field(min_length=1, max_length=3)] = entry(
         tuple(ReclaimBy),
-        "Who gives back first what it borrows, the first that tells two graphs apart. priority: the lower one, within one who "
-        "borrows most; idle: who has not used its grant yet; newest: who was granted last. Without priority that is the last.",
+        "Order in which graphs give back borrowed GPUs; the first entry that tells two graphs apart decides. priority: the lower "
+        "one, within it the largest borrower; idle: the one that has not used its grant yet; newest: the one that was granted "
+        "last. Without priority that is the last.",
     )
 
     rules = (
@@ -114,7 +119,7 @@ class GpuPoolSpec(SpecModel):
         str, Field(min_length=3, max_length=253, pattern=r"^[a-z0-9.-]+(/[A-Za-z0-9_.-]+)?$")
     ] = entry("nvidia.com/gpu", "Extended resource that is counted on those nodes; no DRA device class.")
     operator_class: OperatorClass = entry(
-        OPERATOR_CLASS, "Class of the operator that shares it out, and of its graphs; immutable."
+        OPERATOR_CLASS, "Class of the operator that allocates this pool, and of its graphs; immutable."
     )
 
     rules = (
@@ -158,7 +163,7 @@ class ClusterGpuPoolSpec(GpuPoolSpec):
 class PoolObject(KubernetesObject):
     """What both kinds of pool have."""
 
-    spec: GpuPoolSpec = Field(description="The GPUs and who may draw them.")
+    spec: GpuPoolSpec = Field(description="The pool's GPUs, and the graphs that may use them.")
     status: GpuPoolStatus | None = entry(None, "Written by the operator.")
 
     @property
@@ -198,7 +203,7 @@ class ClusterGpuPool(PoolObject):
     """GPUs that graphs of several namespaces share, as in a GpuPool; of no namespace; short name cgpool."""
 
     kind: Literal["ClusterGpuPool"] = entry("ClusterGpuPool", "Kind.")
-    spec: ClusterGpuPoolSpec = Field(description="The GPUs and who may draw them.")
+    spec: ClusterGpuPoolSpec = Field(description="The pool's GPUs, and the graphs that may use them.")
 
     def within(self, namespaces: Mapping[str, Mapping[str, str]]) -> ClusterGpuPool:
         """Return the same with labels of namespaces resolved to their names; ``namespaces``: labels by name."""

@@ -131,7 +131,7 @@ class PlannerConfig(SpecModel):
     )
     policy_parameters: dict[str, JsonValue] | None = entry(
         None,
-        "What an installed planner policy itself reads, by the names of its parameters. null: its defaults.",
+        "Parameters of an installed planner policy, by name. null: its defaults.",
     )
     no_operation: Flag = entry(False, "Observe, decide and log, but change nothing.")
     adjustment_interval_seconds: WholeSeconds = entry(

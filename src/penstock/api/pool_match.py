@@ -51,11 +51,11 @@ class ClusterPoolMatch(PoolMatch):
     """Which graphs of which namespaces an entry is for; every key that is given must fit."""
 
     namespaces: Annotated[tuple[NamespacePattern, ...], Field(min_length=1, max_length=64)] = entry(
-        (), 'Namespaces whose graphs may draw: names, or patterns such as team-*; ["*"]: all.'
+        (), 'Namespaces whose graphs may use the pool: names, or patterns such as team-*; ["*"]: all.'
     )
     namespace_labels: dict[str, str] = entry(
         {},
-        "Labels, all of them, of the namespaces whose graphs may draw; of those that namespaces names, if it is given.",
+        "Labels that a namespace must all have for its graphs to use the pool; with namespaces, both must match.",
     )
 
     rules = (

@@ -123,7 +123,7 @@ class RouterConfig(SpecModel):
         "kv-cost, round-robin, or the name under which an installed package registers its own.",
     )
     policy_parameters: dict[str, JsonValue] | None = entry(
-        None, "What the policy itself reads, by the names of its parameters. null: its defaults."
+        None, "Parameters of the policy itself, by name. null: its defaults."
     )
     session_header: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]+$", max_length=64)] | None = entry(
         None,

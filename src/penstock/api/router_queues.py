@@ -52,7 +52,7 @@ class PrefillQueueConfig(SpecModel):
     )
     order: QueueOrder = entry(
         QueueOrder.IN_TIME_FIRST,
-        "Who is next where a policy gives each worker a queue: the first to arrive; the one with the "
+        "Order of a worker's queue, where the policy gives each worker one: the first to arrive; the one with the "
         "most cached tokens; or the first that can still meet spec.slo.ttft, before those that cannot.",
     )
 

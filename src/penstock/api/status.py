@@ -74,7 +74,7 @@ class PlannerStatus(SpecModel):
     budget: Integer | None = entry(None, "GPUs allowed; null: no ceiling.")
     wants: dict[str, Integer] = entry(
         {},
-        "Replicas by role that the planner would have of a GPU pool; empty: what the ScalingAdapters ask for.",
+        "Replicas by role that the planner requests from a GPU pool; empty: the replicas of the ScalingAdapters.",
     )
     wants_time: str = entry(
         "", "Time of the last bid (RFC 3339, minute resolution); it expires after three minutes."
@@ -100,13 +100,13 @@ class StatusSummary(SpecModel):
 class PoolShareStatus(SpecModel):
     """What a pool grants the graph."""
 
-    kind: str = entry("GpuPool", "Of the pool: GpuPool or ClusterGpuPool.")
-    name: str = Field(description="Of the pool.")
+    kind: str = entry("GpuPool", "Kind of the pool: GpuPool or ClusterGpuPool.")
+    name: str = Field(description="Name of the pool.")
     granted_gpus: Integer = entry(0, "GPUs that the graph's workers may hold now.")
     guaranteed_gpus: Integer = entry(0, "GPUs that the graph gets as soon as it wants them.")
     message: str = entry(
         "",
-        "Who holds what the graph lacks and when it comes, or what keeps the grant from changing; empty: nothing.",
+        "Which graphs hold the GPUs that this one lacks and when they are expected, or what keeps the grant from changing; empty: nothing.",
     )
 
 
