@@ -70,7 +70,7 @@ class Assessment:
     Attributes:
         observed: All that was read.
         window: What was simulated of it.
-        calibration: None: of a trace, beside which nothing was observed.
+        calibration: None: of a trace, alongside which nothing was observed.
         trace: Of the first seed.
         profile: Of the simulated engines, by name or path.
     """

@@ -18,7 +18,7 @@ from penstock.engine.profiles import Profile
 CLOSE: Final = 0.03
 """A factor this close to 1 is 1: the scaling ends, and a profile that needs none is taken as it is."""
 ROUNDS: Final = 4
-"""Most simulations that look for the factors. Chosen: each brings them within a tenth of what is left."""
+"""Maximum number of simulations that look for the factors. Chosen: each brings them within a tenth of what is left."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from penstock_planner.sources.prometheus import asked
 QUERY_TIMEOUT_S: Final = 60.0
 """Real seconds of one query. Chosen: half of Prometheus' own default limit of two minutes."""
 QUERY_STEPS: Final = 1440
-"""Most points of a series in one answer: a day of minutes. Prometheus refuses more than 11,000."""
+"""Maximum points of a series in one answer: a day of minutes. Prometheus refuses more than 11,000."""
 MOST_SERIES: Final = 500
-"""Most series in one answer. Chosen: a sum by bucket has about thirty."""
+"""Maximum series in one answer. Chosen: a sum by bucket has about thirty."""
 
 SETTING: Final = "--prometheus"
 

@@ -307,7 +307,7 @@ class _Reader:
         return found
 
     def _kv_tokens(self, arrivals: Floats) -> int | None:
-        """Return the KV capacity of a replica, of engines that export it beside their other metrics."""
+        """Return the KV capacity of a replica, of engines that export it alongside their other metrics."""
         config = self._engine.cache_config
         if config is None:
             return None
