@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -275,6 +276,26 @@ async def test_router_and_worker_through_the_servers_proxy(look, client, namespa
     ((gone),) = found[f"worker {namespace}/{name}"]
     assert gone.severity is Severity.PROBLEM
     assert gone.message.startswith("/metrics: ")
+
+
+async def test_what_has_gone_since_it_was_listed_is_no_problem(look, client, namespace):
+    """A pod and then the graph are deleted between doctor's two looks, or before the first."""
+    address = own_address()
+    if address is None:
+        pytest.skip("this machine has no address but loopback, which the API server's proxy refuses")
+    await client.create(graph_object(namespace), field_manager=ME)
+    for name in ("frontend-1", "frontend-2"):
+        await run_pod(client, pod_object(namespace, name, "router", reserved_port()), address)
+
+    async def gone(kind, name):
+        await asyncio.sleep(0.5)
+        await client.delete(kind, name, namespace=namespace, grace_s=0)
+
+    found, _ = await asyncio.gather(look(interval_s=2.0), gone(POD, "frontend-1"))
+    assert f"router {namespace}/frontend-1" not in found
+    assert {each.severity for each in found[f"router {namespace}/frontend-2"]} == {Severity.PROBLEM}
+    found, _ = await asyncio.gather(look(interval_s=2.0), gone(GRAPH_DEPLOYMENT, "llama"))
+    assert f"graph {namespace}/llama" not in found
 
 
 class _Prometheus(BaseHTTPRequestHandler):

@@ -258,9 +258,11 @@ class _Gatherer:
     async def _each(
         self,
         graphs: tuple[GraphFacts, ...] | Unreadable,
-        fetch: Callable[[GraphFacts], Awaitable[GraphFacts]],
+        fetch: Callable[[GraphFacts], Awaitable[GraphFacts | None]],
     ) -> tuple[GraphFacts, ...] | Unreadable:
-        return graphs if isinstance(graphs, Unreadable) else tuple(await asyncio.gather(*map(fetch, graphs)))
+        if isinstance(graphs, Unreadable):
+            return graphs
+        return tuple(each for each in await asyncio.gather(*map(fetch, graphs)) if each is not None)
 
     async def _first(self, facts: GraphFacts) -> GraphFacts:
         graph = facts.graph
@@ -281,14 +283,39 @@ class _Gatherer:
             prometheus=await self._prometheus(graph),
         )
 
-    async def _again(self, facts: GraphFacts) -> GraphFacts:
-        if isinstance(facts.pods, Unreadable):
-            return facts
-        read = [each for each in facts.pods if each["metadata"]["name"] in facts.pages]
-        texts = await self._pages(read)
-        return replace(
-            facts, pages={name: Page(facts.pages[name].first, text) for name, text in texts.items()}
+    async def _again(self, facts: GraphFacts) -> GraphFacts | None:
+        """Read the pages again, then leave out what has gone since it was listed; None: the graph itself has."""
+        if not isinstance(facts.pods, Unreadable):
+            read = [each for each in facts.pods if each["metadata"]["name"] in facts.pages]
+            texts = await self._pages(read)
+            pages = {name: Page(facts.pages[name].first, text) for name, text in texts.items()}
+            facts = await self._without_gone_pods(replace(facts, pages=pages))
+        metadata = facts.graph["metadata"]
+        now = await self._seen_or_none(
+            self._client.get(GRAPH_DEPLOYMENT, metadata["name"], namespace=metadata["namespace"])
         )
+        if isinstance(now, Unreadable):
+            return facts
+        return facts if now is not None and now["metadata"]["uid"] == metadata["uid"] else None
+
+    async def _without_gone_pods(self, facts: GraphFacts) -> GraphFacts:
+        """Return the facts without pods that have gone; one that is no longer ready is judged by its state now."""
+        metadata = facts.graph["metadata"]
+        labels = {GRAPH_LABEL: metadata["name"]}
+        found = await self._seen(self._client.list(POD, namespace=metadata["namespace"], labels=labels))
+        if isinstance(found, Unreadable) or isinstance(facts.pods, Unreadable):
+            return facts
+        now = {each["metadata"]["uid"]: each for each in found.items}
+        # What became ready meanwhile was not asked for its pages, so it stays as it was.
+        pods = tuple(
+            each if pod_view(now[uid]).ready else now[uid]
+            for each in facts.pods
+            if (uid := each["metadata"]["uid"]) in now
+            and not (now[uid]["metadata"].get("deletionTimestamp") and _is_silent(facts, each))
+        )
+        kept = {each["metadata"]["name"] for each in pods if pod_view(each).ready}
+        pages = {name: page for name, page in facts.pages.items() if name in kept}
+        return replace(facts, pods=pods, pages=pages)
 
     async def _pages(self, pods: list[Object]) -> dict[str, str | Unreadable]:
         """Return the pods' metrics, by their names."""
@@ -323,6 +350,15 @@ class _Gatherer:
         path = f"/api/v1/namespaces/{inside['namespace']}/services/{service}/proxy{parts.path.rstrip('/')}"
         answer = await self._seen(self._client.raw_text(f"{path}/api/v1/query?query={query}"))
         return answer if isinstance(answer, Unreadable) else _count_of(answer)
+
+
+def _is_silent(facts: GraphFacts, pod: Object) -> bool:
+    """Return whether a pod did not answer at last; one that is ending may."""
+    name = pod["metadata"]["name"]
+    page = facts.pages.get(name)
+    return isinstance(facts.ready.get(name), Unreadable) or (
+        page is not None and isinstance(page.later, Unreadable)
+    )
 
 
 def _wanted_leases(deployments: tuple[Object, ...] | Unreadable) -> list[LeaseName]:
