@@ -161,6 +161,7 @@ class Applier:
     async def delete(self, obj: Object, *, grace_s: int | None = None) -> None:
         """Delete an object if it is still this one; a pod is given ``grace_s``, None leaves its own."""
         metadata = obj["metadata"]
+        self._right.forget(_key(obj))
         call = self._client.delete(
             kind_of(obj),
             metadata["name"],
@@ -174,6 +175,7 @@ class Applier:
         """Forget children, given by kind and name."""
         for kind, name in names:
             self._tolerated.pop((namespace, kind, name), None)
+            self._right.forget((namespace, kind, name))
 
     def _differs(self, want: Object, live: Mapping[tuple[str, str], Object], owner: Owner) -> bool:
         """Return whether an object is not simply right; cheap, for the usual case that nothing changed."""
@@ -201,9 +203,12 @@ class Applier:
         name = name_of(want)
         with found.refusals.of(name, "Apply"):
             if there is None:
+                known = self._right.get(_key(want))
                 there = await self._create(want, owner)
                 if there is None:
                     found.wrote = True
+                    if known is not None and known[0] == _digest(want):
+                        found.repaired.append(f"{name}: was deleted")
                     return
             problem = _ownership_problem(there, owner)
             if problem == _LEAVING:

@@ -80,12 +80,18 @@ async def test_children_follow_the_graphs_labels_without_a_rollout(crds, client,
 
 
 async def test_deleted_children_come_back(crds, client, namespace):
-    """Every kind of them."""
+    """Every kind of them, each with an Event."""
     async with at_rest(client, namespace):
         for kind, wanted in CHILDREN.items():
             for name in wanted:
                 await client.delete(KINDS[kind], name, namespace=namespace)
         await until(lambda: all_children(client, namespace), "all children again")
+
+        async def is_said():
+            notes = {each["message"] for each in await events(client, namespace, "Repaired")}
+            return {"Service g-decode: was deleted", "Deployment g-frontend: was deleted"} <= notes
+
+        await until(is_said, "Events of the deletions")
 
 
 async def test_a_hand_edited_child_is_repaired_and_an_event_names_the_path(crds, client, namespace):
