@@ -369,7 +369,7 @@ def _case(
         pool=pull.pools[role],
         slo_s=config.ttft_slo_s,
         horizon_s=horizon_s,
-        hold_s=hold_s(memory.known_startup_s(role) + config.metric_pulling_interval_s),
+        hold_s=hold_s(memory.hold_startup_s(role, at_s) + config.metric_pulling_interval_s),
         arrivals_s=memory.of(role).arrivals_s(startup_s, at_s),
         work=None if role is Role.DECODE else view,
         kv=KvView(load.now, workers.decoding(memory.kv, prefilled_per_s), load.error) if has_kv else None,

@@ -492,6 +492,59 @@ def test_until_a_start_up_is_known_a_lost_replica_costs_half_of_the_longest_that
     assert AdaptiveMemory(startup_timeout_s=1800.0).change_startup_s(Role.PREFILL) == 900.0
 
 
+def _starting(age_s, *, stated_s=None, seen_s=None):
+    """Return the memory at second 1,000 of a graph whose one prefill replica has been starting for that long."""
+    seen = () if seen_s is None else (seen_s,)
+    roles = {
+        Role.PREFILL: RoleMemory(1, begun_s=(1000.0 - age_s,), grown_s=1000.0 - age_s),
+        Role.DECODE: RoleMemory(1, startups_s=seen),
+    }
+    return AdaptiveMemory(roles=roles, stated_s={} if stated_s is None else {Role.PREFILL: stated_s})
+
+
+@pytest.mark.parametrize(
+    ("age_s", "known", "expected_s"),
+    [
+        (10.0, {}, 30.0),
+        (105.0, {}, 105.0),
+        (400.0, {}, 300.0),
+        (105.0, {"stated_s": 200.0}, 200.0),
+        (105.0, {"stated_s": 60.0}, 105.0),
+        (105.0, {"seen_s": 40.0}, 40.0),
+    ],
+)
+def test_a_start_under_way_bounds_the_start_up_until_one_is_seen(age_s, known, expected_s):
+    """For both roles; up to half of the time that is waited for, since a start that hangs says nothing."""
+    memory = _starting(age_s, **known)
+    assert [memory.hold_startup_s(role, 1000.0) for role in (Role.PREFILL, Role.DECODE)] == [expected_s] * 2
+
+
+def test_a_role_does_not_shrink_while_its_first_replica_is_still_starting():
+    """Asked for 105 s ago: 30 s believed would have allowed it after 60 s; after 40 s seen elsewhere, it may after 80."""
+    assert _starting(105.0).held_s(Role.PREFILL, 1000.0) == 105.0
+    assert _starting(105.0, seen_s=40.0).held_s(Role.PREFILL, 1000.0) == 0.0
+
+
+@given(
+    ages_s=st.lists(st.floats(0, 2000), max_size=3),
+    stated_s=st.none() | st.floats(1, 900),
+    seen_s=st.none() | st.floats(1, 900),
+    older_s=st.floats(0, 500),
+)
+def test_starts_under_way_never_shorten_the_start_up(ages_s, stated_s, seen_s, older_s):
+    """Never below what is known, equal to it without a start or once one was seen, and no shorter as starts grow older."""
+    stated = {} if stated_s is None else {Role.PREFILL: stated_s}
+    prefill = RoleMemory(begun_s=tuple(1000.0 - each for each in ages_s))
+    decode = RoleMemory(startups_s=() if seen_s is None else (seen_s,))
+    memory = AdaptiveMemory(roles={Role.PREFILL: prefill, Role.DECODE: decode}, stated_s=stated)
+
+    found_s, later_s = (memory.hold_startup_s(Role.PREFILL, at_s) for at_s in (1000.0, 1000.0 + older_s))
+
+    known_s = memory.known_startup_s(Role.PREFILL)
+    assert known_s <= found_s <= later_s <= max(known_s, memory.half_timeout_s)
+    assert found_s == known_s or (ages_s and seen_s is None)
+
+
 def test_the_stated_start_up_is_the_horizon_of_the_first_decision():
     """Nothing was seen to start: demand is expected for when a replica of 100 s would be ready, a pull later."""
     config = replace(CONFIG, startups_s={Role.PREFILL: 100.0})

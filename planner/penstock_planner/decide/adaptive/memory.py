@@ -166,14 +166,21 @@ class AdaptiveMemory:
         """Return the start-up to expect of a role: the one that is known, and never below a start's present age."""
         return max(self.known_startup_s(role), *(at_s - begun_s for begun_s in self.of(role).begun_s), 0.0)
 
+    @property
+    def half_timeout_s(self) -> float:
+        """Return the mean of a start-up of which nothing is known but that it ends within ``startupTimeoutSeconds``.
+
+        That is 300 s of 600, the longest that engines of 8 to 70 billion parameters take.
+        """
+        return self.startup_timeout_s / 2
+
     def change_startup_s(self, role: Role) -> float:
         """Return the start-up that a change of the floor is reckoned with.
 
-        Until one has been seen or stated it is anything up to `startupTimeoutSeconds`, half of it in the
-        mean: 300 s of 600, the longest that engines of 8 to 70 billion parameters take.
+        Until one has been seen or stated it is `half_timeout_s`.
         """
         is_known = self.stated_s or any(each.startup_s is not None for each in self.roles.values())
-        return self.known_startup_s(role) if is_known else self.startup_timeout_s / 2
+        return self.known_startup_s(role) if is_known else self.half_timeout_s
 
     def known_startup_s(self, role: Role) -> float:
         """Return the start-up seen of a role, else of another one, else the one stated.
@@ -187,9 +194,22 @@ class AdaptiveMemory:
         stated_s = self.stated_s.get(role, max(self.stated_s.values(), default=STARTUP_S))
         return max(seen, default=stated_s)
 
+    def hold_startup_s(self, role: Role, at_s: float) -> float:
+        """Return the start-up for which a role's idle replicas are held.
+
+        Until one has been seen, starts under way bound it from below: a replica that was asked for 105 s ago and is not
+        ready takes longer than that. That bound ends at `half_timeout_s`, because a start that hangs is no reason to keep
+        replicas longer.
+        """
+        known_s = self.known_startup_s(role)
+        if any(each.startup_s is not None for each in self.roles.values()):
+            return known_s
+        ages_s = [at_s - begun_s for each in self.roles.values() for begun_s in each.begun_s]
+        return max(known_s, min(max(ages_s, default=0.0), self.half_timeout_s))
+
     def held_s(self, role: Role, now_s: float) -> float:
         """Return for how long a role may not shrink yet, 0 when it may."""
-        return self.of(role).held_s(self.known_startup_s(role), now_s)
+        return self.of(role).held_s(self.hold_startup_s(role, now_s), now_s)
 
     def resumed(self, by_s: float, now_s: float) -> AdaptiveMemory:
         """Return the memory after a restart, on a clock that shows ``by_s`` more; no time is after ``now_s``.
