@@ -255,6 +255,14 @@ def _completed(records: Sequence[Record], first: int) -> list[tuple[int, Record]
     return found
 
 
+def _is_text(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def _parse(line: bytes, path: Path, number: int) -> Record:
     try:
         record = orjson.loads(line)
@@ -264,7 +272,8 @@ def _parse(line: bytes, path: Path, number: int) -> Record:
             if number == 1
             else "restore the line from a backup or delete it"
         )
-        raise LedgerFileError(f"{path}:{number}: not JSON ({exc}); {remedy}") from exc
+        what = f"not JSON ({exc})" if _is_text(line) else "not text"
+        raise LedgerFileError(f"{path}:{number}: {what}; {remedy}") from exc
     if not isinstance(record, dict) or "type" not in record:
         raise LedgerFileError(
             f"{path}:{number}: not a ledger record; restore the line from a backup or delete it"

@@ -79,6 +79,8 @@ async def read_credentials(*, kubeconfig: Path | None, context: str | None) -> C
             found = await _read(paths, context)
     except TimeoutError as exc:
         raise ConfigError(f"kubeconfig: the credential plugin took more than {PLUGIN_TIMEOUT_S:g} s") from exc
+    except ConfigError:
+        raise
     except Exception as exc:
         # The package hands on whatever a malformed kubeconfig provokes: KeyError, TypeError, YAML errors...
         raise ConfigError(
@@ -103,6 +105,10 @@ async def _read(paths: str, context: str | None) -> Credentials:
         with suppress(OSError, UnicodeDecodeError):
             namespace = (SERVICE_ACCOUNT / "namespace").read_text(encoding="utf-8").strip() or namespace
         return Credentials(configuration, namespace, f"the token in {token}")
+    if not any(os.path.exists(each) for each in files):  # noqa: ASYNC240, PTH110 - as above
+        raise ConfigError(
+            f"Kubernetes credentials: {paths}: no such file; give --kubeconfig or KUBECONFIG, or run in a pod with a service account"
+        )
     plugin_errors = _RaisedErrors(logging.ERROR)
     kube_config.logger.addHandler(plugin_errors)
     try:

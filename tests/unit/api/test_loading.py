@@ -413,3 +413,21 @@ def test_sizes_are_powers_of_two_unless_said(spec, sizes):
     """Each once, the smallest first."""
     data = {"metadata": {"name": "a"}, "spec": {"graph": "g", "isl": 1, "osl": 1, **spec}}
     assert ProfileRequest.model_validate(data).spec.sizes == sizes
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("  slo: {attainment: 99}", "below 1; a share is written as a fraction, 99% as 0.99"),
+        ("  model: {name: x, contextTokens: 128k}", "write 131072 or 128000, without quotes or letters"),
+        (
+            "  planner: {schedule: [{name: x, cron: 0 0 8 * * *, durationSeconds: 60}]}",
+            "five fields with one space between: minute, hour, day of month, month, day of week; no seconds",
+        ),
+        ("\tslo: {}", "replace the tab by spaces"),
+    ],
+)
+def test_what_people_type_is_answered_by_what_to_write(line, remedy):
+    """Percent, thousands, seconds of a cron expression, tabs."""
+    text = f"apiVersion: penstock.dev/v1alpha1\nkind: GraphDeployment\nmetadata: {{name: x}}\nspec:\n  runtime: simulated\n{line}\n"
+    assert any(remedy in each.message for each in parse_manifests(text)[1])

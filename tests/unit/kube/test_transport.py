@@ -197,6 +197,9 @@ async def test_no_credentials_say_what_to_do(tmp_path, monkeypatch, write_kubeco
     """Missing file, unknown context, malformed file, nothing at all: each a configuration error with a remedy."""
     with pytest.raises(ConfigError, match="no such file"):
         await KubeClient.connect(kubeconfig=tmp_path / "absent")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
+    with pytest.raises(ConfigError, match="no such file; give --kubeconfig or KUBECONFIG"):
+        await KubeClient.connect()
     with pytest.raises(ConfigError, match=r"object with name absent in .*contexts"):
         await KubeClient.connect(kubeconfig=write_kubeconfig(), context="absent")
     for content in ("", "[]", "a: [", "clusters: 3"):

@@ -125,7 +125,9 @@ def read_documents(text: str, file: str | None = None) -> tuple[list[Document], 
     except yaml.MarkedYAMLError as exc:
         mark: Any = exc.problem_mark  # PyYAML gives every such error one
         line = mark.line + 1
-        what = f"{exc.problem}; check indentation, colons and quotes"
+        is_tab = "tab character" in str(exc.problem) or "'\\t'" in str(exc.problem)
+        remedy = "replace the tab by spaces" if is_tab else "check indentation, colons and quotes"
+        what = f"{exc.problem}; {remedy}"
         message = f"malformed YAML at column {mark.column + 1}: {what}"
     else:
         return documents, []

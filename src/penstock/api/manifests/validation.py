@@ -6,6 +6,7 @@ import contextlib
 import copy
 import difflib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from penstock.api.pool_rules import as_pool_member
 from penstock.api.profile_request import ProfileRequest
 from penstock.api.renamed import RENAMED_KEYS
 from penstock.api.rule import KeyPath, dotted
+from penstock.core.cron import FIELDS_PATTERN
 from penstock.core.errors import ManifestProblem
 
 MAX_VALUE_CHARS = 60
@@ -39,7 +41,11 @@ _PATTERNS = {
     r"^https?://\S+$": "an address such as http://prometheus:9090",
     r"^/.*$": "an absolute path such as /models",
     r"^[A-Za-z0-9-]+$": "letters, digits and hyphens",
+    FIELDS_PATTERN: "five fields with one space between: minute, hour, day of month, month, day of week; no seconds",
 }
+
+_THOUSANDS = re.compile(r"(\d{1,6})[kK]")
+_PERCENT = 100
 
 _SECTION = ("a map of keys", "indent its keys below it, or remove it for the defaults")
 _INTEGER = ("a whole number", "write one such as 8, without quotes or fraction")
@@ -91,10 +97,19 @@ def message_of(error: Mapping[str, Any], root: type[SpecModel]) -> str:
         expected, remedy = _WRONG_TYPES[kind]
         if kind == "string_type" and isinstance(value, dict | list):
             remedy = "write text"
+        elif kind == "int_type" and isinstance(value, str) and (thousands := _THOUSANDS.fullmatch(value)):
+            number = int(thousands[1])
+            remedy = f"write {1024 * number} or {1000 * number}, without quotes or letters"
         return f"{'nothing' if value is None else shown(value)} where {expected} is needed; {remedy}"
     if kind in _TEXTS:
         count = len(value) if isinstance(value, Sized) else 0
-        return _TEXTS[kind].format(shown=shown(value), count=count, **ctx)
+        text = _TEXTS[kind].format(shown=shown(value), count=count, **ctx)
+        is_percent = kind.startswith("less_than") and 1 in ctx.values() and 2 <= value <= _PERCENT
+        return (
+            f"{text}; a share is written as a fraction, {value}% as {value / _PERCENT:g}"
+            if is_percent
+            else text
+        )
     if kind == DURATION_ERROR:
         return str(error["msg"])
     if kind in {"enum", "literal_error"}:
