@@ -77,7 +77,7 @@ class OperatorSettings(BaseModel):
         description="How many graphs are reconciled at once; they wait for the API server most of the time.",
     )
     resync_interval: _Seconds = Field(
-        300, description="A graph that nothing changed is looked at again after this; seconds."
+        300, description="Interval, in seconds, at which unchanged graphs are reconciled."
     )
 
     @field_validator("allow_pod_templates")

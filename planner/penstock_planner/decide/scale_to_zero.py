@@ -1,4 +1,4 @@
-"""Scale to zero: all roles go together once nothing has been at the frontend for long enough, and come back with the first request.
+"""Scale to zero: all roles go together once there have been no requests for long enough, and come back with the first request.
 
 The routers hold what arrives while no worker is ready, and say so in `Demand`. A pull that does not know the demand breaks the
 quiet, and holds what sleeps.
@@ -15,7 +15,7 @@ from penstock_planner.decide.observation import Pull, Window
 
 
 def quiet_since(before_s: float | None, pull: Pull) -> float | None:
-    """Return since when nothing has been at the frontend or in a worker; None: something is, or it is not known.
+    """Return since when no request has been at the frontend or in a worker; None: something is, or it is not known.
 
     Args:
         before_s: The same after the pull before.

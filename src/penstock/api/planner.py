@@ -137,7 +137,7 @@ class PlannerConfig(SpecModel):
     adjustment_interval_seconds: WholeSeconds = entry(
         30,
         "Time between two scaling decisions, mode load; adaptive and sla decide every 2 s, or as often as this where "
-        "it is less, and take from it only the pause after a replica that never became ready. Seconds.",
+        "it is less, and use it only as the back-off after a replica fails to become ready. Seconds.",
     )
     metric_pulling_interval_seconds: Seconds = entry(1, "Time between two metric pulls; seconds.")
     max_gpu_budget: Annotated[Integer, Field(ge=1, le=100_000)] | None = entry(

@@ -130,7 +130,7 @@ class UpOptions:
         "Folder of logs, ledger and dashboard.", path="folder", unset="~/.penstock/log/NAMESPACE"
     )
     timeout_s: float | None = flag(
-        "How long the graph may take until it serves, real seconds.",
+        "Maximum time to wait for the graph to become ready, real seconds.",
         name="--timeout",
         gt=0,
         unset="the longest startupTimeoutSeconds, at least 300",

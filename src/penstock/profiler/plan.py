@@ -248,7 +248,7 @@ class ProfileConfig:
         metavar="N[,N...]",
         is_separated=True,
         ge=1,
-        unset="powers of two, or the latency profiles there are, that fit",
+        unset="powers of two (simulated: sizes that have a latency profile) that fit the GPUs",
     )
     gpus: int | None = flag(
         "GPUs of this machine.", ge=1, unset="detected; for simulated workers the graph's maxGpuBudget"

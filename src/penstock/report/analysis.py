@@ -238,11 +238,12 @@ class PredictionSummary:
         """Return it in one sentence."""
         newest = self.newest
         line = (
-            f"requests in time by the planner's count of about the last half hour, rejected ones late: {newest.served:.1%}; its "
-            f"model has {newest.predicted:.1%}"
+            f"requests on time over the last half hour (rejected count as late): observed {newest.served:.1%}, "
+            f"the planner's model {newest.predicted:.1%}"
         )
         if self.agreed is not None:
-            line += f", within one point of each other in {self.agreed:.0%} of {self.windows} windows of ten minutes"
+            agreed = round(self.agreed * self.windows)
+            line += f"; within 1 point of each other in {agreed} of {self.windows} ten-minute windows"
         return [line]
 
 

@@ -122,7 +122,9 @@ class Faults:
         convert=_budget,
         form="SECONDS=GPUS, as 200=4",
     )
-    failing_starts: float = flag("Share of the replicas asked for that never serve.", default=0.0, ge=0, le=1)
+    failing_starts: float = flag(
+        "Fraction of requested replicas that never become ready.", default=0.0, ge=0, le=1
+    )
     node_gpus: int | None = flag(
         "GPUs of all nodes; replicas beyond them cannot be placed.", ge=1, unset="enough"
     )

@@ -111,7 +111,9 @@ class Selection:
     chooses the sample: a seed keeps the same rows in any window, and a smaller share a subset of a larger one.
     """
 
-    start_s: float = flag("Begin of the window, seconds into the trace.", default=0.0, ge=0)
+    start_s: float = flag(
+        "Start of the replay window, seconds from the start of the trace.", default=0.0, ge=0
+    )
     duration_s: float | None = flag("Length of the window, seconds of the trace.", gt=0, unset="to its end")
     sample: float = flag(
         "Share of the requests that is kept, above 0 and at most 1.",

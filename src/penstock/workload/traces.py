@@ -56,7 +56,7 @@ KNOWN: Final = (
 )
 """What can be read, for messages."""
 
-BLOCK_TOKENS_HELP: Final = "Tokens that one hash id of the trace stands for."
+BLOCK_TOKENS_HELP: Final = "Tokens per hash id in the trace."
 BLOCK_TOKENS_UNSET: Final = "512; 16 for Bailian"
 
 _CLIENT_TABLE: Final = re.compile(r"\d+,[\d.e+-]+,[\d.e+-]+,(Gamma|Weibull|),[\d.e+-]+,[\d.e+-]+$")

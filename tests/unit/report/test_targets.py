@@ -83,8 +83,8 @@ def test_the_share_served_is_shown_beside_the_one_predicted():
     summary = prediction_summary(run, start_s=0, end_s=2000)
     assert summary.lines() == [
         (
-            "requests in time by the planner's count of about the last half hour, rejected ones late: 91.0%; its model has"
-            " 99.0%, within one point of each other in 67% of 3 windows of ten minutes"
+            "requests on time over the last half hour (rejected count as late): observed 91.0%, the planner's model 99.0%;"
+            " within 1 point of each other in 2 of 3 ten-minute windows"
         )
     ]
     assert prediction_summary(run, start_s=1900, end_s=2000) is None

@@ -24,7 +24,7 @@ class PreemptionTerms:
         reserved_fraction: Share of the KV blocks that only premium and system requests may hold, 0 to below 1.
         host_blocks: KV blocks that host memory holds for swapping; 0: no request is swapped.
         host_link: The link between GPU memory and host memory, each way; all GPUs of the worker together.
-        drop_above_s: A victim whose return would cost more ends with an error; None: none does.
+        drop_above_s: Fail a preempted request if resuming it would take longer than this; None: never.
     """
 
     max_per_request: int = 3
