@@ -1,0 +1,151 @@
+"""What is asked of a Prometheus, and what is said where it cannot answer."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+from prometheus_api_client.exceptions import PrometheusApiClientException
+from requests import ConnectionError as NoConnection
+from requests import JSONDecodeError, Timeout
+
+from penstock.assess.history import PrometheusHistory
+from penstock.assess.reading import Subject, read_history
+from penstock.core.errors import ConfigError, ObservationError
+from penstock.core.metric_names import VLLM_REQUEST_PROMPT_TOKENS, VLLM_RUNNING, VLLM_TTFT
+
+END_S = 1_700_000_040.0
+NAMES = [
+    *(f"{each}_{part}" for each in (VLLM_REQUEST_PROMPT_TOKENS, "vllm:request_generation_tokens", VLLM_TTFT) for part in ("bucket", "sum", "count")),
+    VLLM_RUNNING,
+]  # fmt: skip
+
+
+class Server:
+    """Answers as Prometheus does for two replicas with ten requests a minute; each name's values may be changed.
+
+    ``gap`` are the seconds, counted back from the end, of which it has no samples.
+    """
+
+    url = "http://user:secret@prometheus.example:9090"
+
+    def __init__(self, names=NAMES, *, replicas=2.0, gap=(0.0, 0.0), error=None, extra=0):
+        self.names, self.replicas, self.gap, self.error, self.extra = names, replicas, gap, error, extra
+        self.asked = []
+
+    def get_label_values(self, label, params):
+        """Return names, models or instances."""
+        self._fail()
+        match = " ".join(params["match[]"])
+        if label == "__name__":
+            return (
+                list(self.names) if 'model_name="llama"' in match and "tgi_" not in match.split()[0] else []
+            )
+        return {"instance": ["10.0.0.1:8000"], "model_name": ["llama", "qwen"] if self.names else []}.get(
+            label, []
+        )
+
+    def custom_query(self, query, params):
+        """Return no cache configuration."""
+        self._fail()
+        return []
+
+    def custom_query_range(self, query, start_time, end_time, step):
+        """Return a value of each step outside the gap."""
+        self._fail()
+        self.asked.append(query)
+        times = np.arange(start_time.timestamp(), end_time.timestamp() + 1, float(step))
+        times = [at for at in times if not self.gap[1] <= END_S - at < self.gap[0]]
+        if "count_over_time" in query:
+            return [self._line({}, 40.0, times)]
+        if "count(" in query:
+            return [self._line({}, self.replicas, times)]
+        if "_bucket" in query:
+            made = [self._line({"le": le}, value, times) for le, value in (("100", 4.0), ("+Inf", 10.0))]
+            return made + [
+                self._line({"le": "100", "x": str(place)}, 1.0, times) for place in range(self.extra)
+            ]
+        return [self._line({}, 2000.0 if "_sum" in query else 0.0, times)]
+
+    def _line(self, labels, value, times):
+        return {"metric": labels, "values": [[at, str(value)] for at in times]}
+
+    def _fail(self):
+        if self.error is not None:
+            raise self.error
+
+
+def read(server, *, model="llama", since_s=3600.0):
+    """Read the server's history of a model."""
+    return read_history(
+        PrometheusHistory(server), Subject(model, ('namespace="prod"',)), end_s=END_S, since_s=since_s
+    )
+
+
+def test_everything_is_asked_in_parts_of_a_day_at_most():
+    """A week takes less than 200 queries, each with the model's and the given matchers."""
+    server, queries = Server(), []
+    history = PrometheusHistory(server, on_query=queries.append)
+    found = read_history(history, Subject("llama", ('namespace="prod"',)), end_s=END_S, since_s=7 * 86_400.0)
+    assert found.requests == pytest.approx(7 * 1440 * 10)
+    assert found.replica_hours == pytest.approx(7 * 24 * 2)
+    assert history.queries < 200
+    assert queries == list(range(1, history.queries + 1))
+    assert all(re.search(r'\{model_name="llama",namespace="prod"', query) for query in server.asked)
+
+
+def test_two_scrapes_of_one_page_count_once():
+    """The larger of the series of one target and engine counts; then targets are added."""
+    server = Server()
+    read(server)
+    assert any(
+        query.startswith("sum by (le) (max by (instance,engine,le) (increase(") for query in server.asked
+    )
+
+
+def test_a_missing_day_is_named_and_no_idle_one():
+    """Its requests are unknown, and the note says for how long."""
+    found = read(Server(gap=(30 * 3600.0, 6 * 3600.0)), since_s=48 * 3600.0)
+    assert int(np.isnan(found.arrivals).sum()) == 24 * 60
+    assert "24.0 of 48.0 hours have no samples, the longest gap 24.0 h" in " ".join(found.notes)
+    assert found.requests == pytest.approx(24 * 60 * 10)
+
+
+def test_what_is_not_exported_is_named_with_what_follows():
+    """Here there are no gaps between tokens and no prefix-cache hits."""
+    found = read(Server())
+    assert found.gaps is None
+    assert found.hit_rate is None
+    assert any(note.startswith("no time between tokens") for note in found.notes)
+    assert any(note.startswith("no prefix-cache hits") for note in found.notes)
+
+
+def test_an_unknown_model_is_refused_with_the_known_ones():
+    """And with the one that is meant."""
+    with pytest.raises(ConfigError, match=r"--model lama: .* it has llama, qwen; did you mean llama\?"):
+        read(Server(), model="lama")
+
+
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [
+        (Server(()), r"no series of vLLM, SGLang, .*; check that the engines are scraped"),
+        (Server([VLLM_RUNNING]), r"llama \(vllm\) has no vllm:request_prompt_tokens, .*--access-log or --trace"),
+        (Server(error=JSONDecodeError("Expecting value", "<html>", 0)), r"prometheus\.example:9090 does not answer as Prometheus does"),
+        (Server(error=NoConnection()), r"nothing answers at prometheus\.example:9090; start it, or correct --prometheus"),
+        (Server(error=Timeout()), r"prometheus\.example:9090 did not answer in time"),
+        (Server(error=PrometheusApiClientException("HTTP Status Code 422")), r"refuses the query: HTTP Status Code 422"),
+        (Server(replicas=10_000.0), r"10,000 processes serve llama at a time, more than 1,000; choose one fleet with --match"),
+        (Server(extra=600), r"has 602 series, more than 500; choose fewer with --match"),
+        (Server(gap=(math.inf, -1.0)), r"no sample of the prompt tokens of llama in this time"),
+    ],
+    ids=["nothing", "no histograms", "a login page", "unreachable", "slow", "refused", "10,000 processes", "series", "idle"],
+)  # fmt: skip
+def test_each_bad_server_is_one_clear_sentence(server, said):
+    """None shows the password that the URL holds."""
+    with pytest.raises((ConfigError, ObservationError), match=said) as refused:
+        read(server)
+    assert "secret" not in str(refused.value)
+    assert "\n" not in str(refused.value)
