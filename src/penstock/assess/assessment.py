@@ -20,7 +20,9 @@ from penstock.assess.observed import Buckets, Observed, busiest_window, filled, 
 from penstock.core.errors import ConfigError
 from penstock.engine import profiles
 from penstock.simulator.plan import DEFAULT_PROFILE
+from penstock.simulator.warm_start import learnt_from_trace
 from penstock.workload.traces import Trace, TraceRequest
+from penstock_planner.learnt import as_json as learnt_json
 
 FIRST_REQUESTS: Final = 700
 """Requests of each window with which each known profile is simulated. Chosen: a second of processor time for each."""
@@ -73,6 +75,7 @@ class Assessment:
         calibration: None: of a trace, alongside which nothing was observed.
         trace: Of the first seed.
         profile: Of the simulated engines, by name or path.
+        memory: What the recommended planner would have learnt of the load, as JSON; None: nothing is recommended.
     """
 
     observed: Observed
@@ -84,6 +87,7 @@ class Assessment:
     calibration: Calibration | None
     fleets: tuple[Fleet, ...]
     recommendation: Recommendation
+    memory: bytes | None = None
 
 
 Say = Callable[[str], None]
@@ -123,6 +127,7 @@ def assess(
         with_oracle=options.with_oracle,
         on_fleet=lambda name: say(f"simulating {name}"),
     )
+    recommendation = recommend(fleets, calibration, options)
     return Assessment(
         observed,
         window,
@@ -132,8 +137,25 @@ def assess(
         traces[0],
         calibration,
         tuple(fleets),
-        recommend(fleets, calibration, options),
+        recommendation,
+        _memory(recommendation, setting, say),
     )
+
+
+def _memory(recommendation: Recommendation, setting: Setting, say: Say) -> bytes | None:
+    """Return what the recommended planner learns of the load; None without a recommendation."""
+    if recommendation.plan is None:
+        return None
+    say("letting the planner learn the load")
+    known = learnt_from_trace(
+        recommendation.plan.graph(),
+        setting.traces[0],
+        rate_rps=None,
+        cold_start_s=setting.cold_start_s,
+        limit=None,
+        profile=setting.profile,
+    )
+    return learnt_json(known)
 
 
 def _setting(window: Observed, traces: tuple[Trace, ...], profile: str, options: AssessOptions) -> Setting:
@@ -193,9 +215,14 @@ def recommend(fleets: list[Fleet], calibration: Calibration | None, options: Ass
         f"{best.name}: {best.in_time.mean:.1%} in time for {best.gpu_hours.mean:,.1f} GPU-hours; the fleet that ran:"
         f" {ran.in_time.mean:.1%} for {ran.gpu_hours.mean:,.1f}, so {less}"
     )
+    fixed = next(
+        (each for each in fleets if each.kind is FleetKind.FIXED and each.in_time.mean >= needed), None
+    )
+    if fixed is not None:
+        sentence += f"; {fixed.name}: {fixed.in_time.mean:.1%} for {fixed.gpu_hours.mean:,.1f}"
     if options.gpu_price is not None:
         money = (ran.gpu_hours.mean - best.gpu_hours.mean) * options.gpu_price
-        sentence += f" ({money:+,.2f} saved)"
+        sentence += f"; saved by Penstock: {money:,.2f}"
     if saved <= 0 and best.in_time.mean <= ran.in_time.mean + 0.005:
         return Recommendation(None, None, f"Penstock would not have saved anything: {sentence}.")
     return Recommendation(best, best.plan, f"{sentence}.")

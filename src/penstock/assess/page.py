@@ -35,7 +35,8 @@ _ROUTER_STEP: Final = (
 _WATCH_STEP: Final = "Let the planner watch: penstock planner run --no-operation records what it would do and why, and scales nothing."
 _MOVE_STEP: Final = (
     f"Set image, arguments and secrets in {GRAPH_FILE} as the Deployment has them, apply it next to the Deployment, and move a part"
-    " of the traffic. To go back, move it back and delete the graph."
+    f" of the traffic. {MEMORY_FILE} is what its planner would have learnt of this load; penstock planner run --memory starts from it."
+    " To go back, move it back and delete the graph."
 )
 
 
@@ -77,7 +78,7 @@ def _steps(found: Assessment) -> list[str]:
 
 
 def write_files(found: Assessment, folder: Path) -> list[Path]:
-    """Write the page and the recommended manifest, and return the files."""
+    """Write the page, the recommended manifest and what its planner would have learnt, and return the files."""
     files = [folder / PAGE_FILE]
     try:
         files[0].write_text(render_page(found), encoding="utf-8")
@@ -85,6 +86,9 @@ def write_files(found: Assessment, folder: Path) -> list[Path]:
         if plan is not None:
             files.append(folder / GRAPH_FILE)
             files[-1].write_text(yaml.safe_dump(plan.manifest(), sort_keys=False), encoding="utf-8")
+        if found.memory is not None:
+            files.append(folder / MEMORY_FILE)
+            files[-1].write_bytes(found.memory)
     except OSError as exc:
         raise ConfigError(unwritable(f"--output-dir {folder}", exc)) from exc
     return files

@@ -82,7 +82,7 @@ def _engine(
         histograms = engine.prompt_tokens or ("a histogram of prompt tokens",)
         raise ObservationError(
             f"prometheus: {subject.model} ({engine.runtime}) has no {histograms[0]}, so that the lengths of its requests are"
-            " unknown; keep the histograms in the scrape's relabelling, or give --access-log or --trace"
+            " unknown; keep the histograms in the scrape's relabelling, or give --trace"
         )
     if engine.model_label is None:
         known |= frozenset(history.label_values("__name__", ['{__name__=~"tgi_.+"}'], period))

@@ -132,7 +132,7 @@ def test_an_unknown_model_is_refused_with_the_known_ones():
     ("server", "said"),
     [
         (Server(()), r"no series of vLLM, SGLang, .*; check that the engines are scraped"),
-        (Server([VLLM_RUNNING]), r"llama \(vllm\) has no vllm:request_prompt_tokens, .*--access-log or --trace"),
+        (Server([VLLM_RUNNING]), r"llama \(vllm\) has no vllm:request_prompt_tokens, .*or give --trace"),
         (Server(error=JSONDecodeError("Expecting value", "<html>", 0)), r"prometheus\.example:9090 does not answer as Prometheus does"),
         (Server(error=NoConnection()), r"nothing answers at prometheus\.example:9090; start it, or correct --prometheus"),
         (Server(error=Timeout()), r"prometheus\.example:9090 did not answer in time"),
