@@ -35,7 +35,7 @@ _ROUTER_STEP: Final = (
 _WATCH_STEP: Final = "Let the planner watch: penstock planner run --no-operation records what it would do and why, and scales nothing."
 _MOVE_STEP: Final = (
     f"Set image, arguments and secrets in {GRAPH_FILE} as the Deployment has them, apply it next to the Deployment, and move a part"
-    f" of the traffic. {MEMORY_FILE} is what its planner would have learnt of this load; penstock planner run --memory starts from it."
+    f" of the traffic. {MEMORY_FILE} is what its planner would have learnt of this load; penstock planner run --memory {MEMORY_FILE} starts from it."
     " To go back, move it back and delete the graph."
 )
 
