@@ -93,7 +93,7 @@ def _rights_in(
 
 OPERATOR_RIGHTS: Final = _rights_in(RULES, _OF_SETTINGS)
 CLUSTER_OPERATOR_RIGHTS: Final = (*OPERATOR_RIGHTS, *_rights_in(CLUSTER_RULES))
-"""Of an operator of the complete cluster."""
+"""Rights of an operator of the complete cluster."""
 
 
 def _rights(group: str, resources: tuple[str, ...], verbs: tuple[str, ...]) -> tuple[Right, ...]:

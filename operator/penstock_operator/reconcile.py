@@ -331,7 +331,7 @@ _UNDRAINED: Final = EventMessage(
     "Delete",
     is_warning=True,
 )
-"""Of a graph whose children the garbage collector deletes before the drain can."""
+"""Event of a graph whose children the garbage collector deletes before the drain can."""
 
 
 def _requeue_after_s(inputs: StatusInput, pods: Iterable[PodView]) -> float | None:

@@ -22,7 +22,7 @@ from penstock_operator.trim import Object
 from penstock_operator.workloads import WORKLOADS
 
 _BYTES: Final = 32
-"""Of randomness: as many as an AES-256 key's."""
+"""Bytes of randomness: as many as an AES-256 key's."""
 
 
 class RouterSecrets:

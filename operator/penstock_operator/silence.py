@@ -31,7 +31,7 @@ AGAIN_S: Final = 60.0
 """Real seconds after which new graphs are told, too; chosen."""
 
 FIELD_MANAGER: Final = f"{OPERATOR}-silence"
-"""Of the condition alone: it is the planner's."""
+"""Field manager of the condition alone: the condition is the planner's."""
 
 CONDITION: Final = "PlannerActive"
 REASON: Final = "PlannerSilent"

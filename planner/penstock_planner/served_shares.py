@@ -18,7 +18,7 @@ AGREE_WITHIN: Final = 0.01
 """Chosen: one point."""
 
 LEAST_REQUESTS: Final = 100.0
-"""Of fewer requests in a window a single late one moves the share by more than the point allowed, which says nothing of a model."""
+"""Minimum requests in a window: with fewer a single late one moves the share by more than the point allowed, which says nothing of a model."""
 
 _HINDSIGHT: Final = "hindsight"
 

@@ -24,7 +24,7 @@ from penstock_dynamo.metric_names import WORKER_INFLIGHT
 _COMPONENTS: Final = {Role.PREFILL: "prefill", Role.DECODE: "backend", Role.AGGREGATED: "backend"}
 _ENDPOINT: Final = "generate"
 _BUCKETS: Final = ("instances", "mdc")
-"""Of Dynamo's store of files: who listens where, and the model's card, by which the frontend finds a model's workers."""
+"""Folders of Dynamo's file store: who listens where, and the model's card, by which the frontend finds a model's workers."""
 _WANTED: Final = (WORKER_INFLIGHT, VLLM_KV_USAGE)
 _HEX: Final = re.compile(r"[0-9a-f]{1,16}")
 

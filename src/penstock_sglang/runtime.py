@@ -26,7 +26,7 @@ from penstock_sglang.bootstrap import Bootstrap
 
 _MODES: Final = {Role.PREFILL: "prefill", Role.DECODE: "decode"}
 _RENDEZVOUS_PORT: Final = 5000
-"""Of the nodes of one replica. Chosen: SGLang has no default for it."""
+"""Port on which the nodes of one replica meet. Chosen: SGLang has no default for it."""
 
 _EVENT_BLOCK_TOKENS: Final = 16
 

@@ -24,7 +24,7 @@ _FILE: Final = "TRTLLM_SERVE_CONFIG_FILE"
 _START: Final = (
     f'exec "$0" serve --config <(printenv {_CONFIG}; sed \'/^---/d\' "${{{_FILE}:-/dev/null}}") "$@"'
 )
-"""Of a flag that comes twice the last counts, so ``--config`` in a service's ``args`` takes this one's place."""
+"""If a flag comes twice, the last one counts, so ``--config`` in a service's ``args`` takes this one's place."""
 
 _PROGRAM: Final = "trtllm-serve"
 _HAS: Final = "TensorRT-LLM, or apply the graph to a cluster, whose images have it (docs/trtllm.md)"

@@ -225,7 +225,7 @@ _OPTIONAL: Final = (
     "job",
     "recommendation",
 )
-"""Of a graph and of a ProfileRequest: keys that go when there is nothing to say."""
+"""Status keys of a graph and of a ProfileRequest that go when there is nothing to say."""
 
 SCALING_LIMITED: Final = "ScalingLimited"
 """Condition of a ScalingAdapter: the desired number is outside the graph's bounds."""

@@ -52,7 +52,7 @@ from penstock_operator.resources.router_config import config_map
 __all__ = ["BuildContext", "adapter", "children"]
 
 _SLACK_S: Final = 60
-"""Of a rollout's progress deadline, beyond leaving and loading, for the scheduler and the image; chosen."""
+"""Part of a rollout's progress deadline, beyond leaving and loading, for the scheduler and the image; chosen."""
 
 
 def children(

@@ -66,13 +66,13 @@ class BuildContext:
 
 
 ROUTER_SUFFIX: Final = "router"
-"""Of the ConfigMap, ServiceAccount, Role, RoleBinding and NetworkPolicy that all routers of a graph share."""
+"""Suffix of the ConfigMap, ServiceAccount, Role, RoleBinding and NetworkPolicy that all routers of a graph share."""
 
 POOL_SUFFIX: Final = "pool"
-"""Of the InferencePool."""
+"""Suffix of the InferencePool."""
 
 WORKER_SUFFIX: Final = "worker"
-"""Of the ServiceAccount and NetworkPolicy that all workers of a graph share."""
+"""Suffix of the ServiceAccount and NetworkPolicy that all workers of a graph share."""
 
 _RECOMMENDED: Final = "app.kubernetes.io"
 _APPLICATION: Final = "penstock-graph"

@@ -34,7 +34,7 @@ RESTRICTED: Final[Mapping[str, Any]] = {
     # Variables such as VLLM_PORT, made of a Service's name, would configure the process.
     "enableServiceLinks": False,
 }
-"""Of every pod; volumes that can be, are made writable for `USER_ID`."""
+"""Security context of every pod; volumes that can be, are made writable for `USER_ID`."""
 
 
 def container_security(*, is_root_read_only: bool) -> dict[str, Any]:

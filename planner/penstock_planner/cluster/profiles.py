@@ -31,7 +31,7 @@ READ_S: Final = 10.0
 """Real seconds for one read. Chosen: a busy API server answers within."""
 
 MEMORY_KEY: Final = "memory.json"
-"""Of a ConfigMap that a planner starts from."""
+"""Key of a ConfigMap that a planner starts from."""
 
 _HOW_TO_EXPORT: Final = (
     "create it with `kubectl create configmap NAME --from-file=memory.json`; the file holds the output "

@@ -16,7 +16,7 @@ class Quality(StrEnum):
 
 
 RANK = {Quality.FRESH: 2, Quality.STALE: 1, Quality.MISSING: 0}
-"""Of two readings of one value the better has more."""
+"""Rank of a reading's quality: of two readings of one value the higher one is used."""
 
 
 @dataclass(frozen=True, slots=True)

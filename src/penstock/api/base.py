@@ -38,7 +38,7 @@ def _without_fraction(value: object) -> object:
 
 
 WHOLE = BeforeValidator(_without_fraction)
-"""Of an integer that a file may spell as 30.0; behind its bounds, which the schema else loses."""
+"""Validator of an integer that a file may spell as 30.0; behind its bounds, which the schema else loses."""
 
 DnsLabel = Annotated[str, StringConstraints(pattern=DNS_LABEL_PATTERN, min_length=1, max_length=63)]
 OperatorClass = Annotated[str, StringConstraints(pattern=DNS_LABEL_PATTERN, min_length=1, max_length=40)]

@@ -30,7 +30,7 @@ from penstock.api.schedule import ScheduleEntry, TimeZone
 from penstock.core.plugins import registered
 
 DEFAULT_GPU_BUDGET: Final = 8
-"""Of a graph in no GPU pool that writes none. Chosen: one node's."""
+"""GPU budget of a graph that is in no GPU pool and sets none. Chosen: one node's."""
 
 QueueThreshold = Annotated[Number, Field(gt=0, le=1_000_000)]
 

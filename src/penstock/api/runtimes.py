@@ -105,7 +105,7 @@ DYNAMO_FRONTEND: Final = OwnFrontend(
         "kv-cost": "kv",
     },
 )
-"""Of two policies with one ``--router-mode`` the last is what an import makes of it; prefix-cost is the default."""
+"""If two policies have the same ``--router-mode``, the last one is what an import makes of it; prefix-cost is the default."""
 
 SHIPPED: Final[Mapping[str, RuntimeTraits]] = {
     "vllm": RuntimeTraits(
@@ -173,7 +173,7 @@ SHIPPED: Final[Mapping[str, RuntimeTraits]] = {
 _UNKNOWN = RuntimeTraits(
     image="", has_mocker=True, has_request_limit=True, serves_several_names=True, switches_roles=True
 )
-"""Of a name that no distribution registered: one rule refuses it, and the others keep silent."""
+"""Traits of a name that no distribution registered: one rule refuses it, and the others keep silent."""
 
 
 def traits_of(runtime: str) -> RuntimeTraits:

@@ -39,7 +39,7 @@ TGI: Final = EngineMetrics(
     running=("tgi_batch_current_size",),
     waiting=("tgi_queue_size",),
 )
-"""Of text-generation-inference, which exports neither a model's name nor the time to the first token. Source: its
+"""Metrics of text-generation-inference, which exports neither a model's name nor the time to the first token. Source: its
 documentation."""
 
 

@@ -49,7 +49,7 @@ _STAY_POLL_S = 0.2
 _SIGNALLED = 128
 """An exit code less this is the signal that ended a program, as shells count."""
 _TRACE_TOKENS = 121_912
-"""Of the built-in trace's longest request, prompt and answer."""
+"""Tokens of the built-in trace's longest request, prompt and answer."""
 
 _NAMESPACE_HELP = "Name of the graph on this machine.  [default: the only graph]"
 

@@ -143,7 +143,7 @@ _METAVARS = {
     "memory": "FILE",
     "max_step": "REPLICAS",
 }
-"""Of options, by the end of their names."""
+"""Metavars of options, by the end of their names."""
 
 
 @click.command()

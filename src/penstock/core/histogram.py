@@ -46,7 +46,7 @@ def geometric_bounds(low: float, high: float) -> tuple[float, ...]:
 # The router's own: dense where SLOs lie, so that percentiles drawn from its buckets are close to a client's.
 ROUTER_TTFT_BOUNDS_S: Final = (0.001, 0.002, *geometric_bounds(0.005, 300.0), 640.0, 2560.0)
 ESTIMATE_RATIO_BOUNDS: Final = (0.1, 0.25, 0.5, 0.67, 0.83, 0.95, 1.05, 1.2, 1.5, 2.0, 4.0, 10.0)
-"""Of an estimate to what was counted: exact within 5%, and about a factor of 1.2, 1.5, 2, 4 and 10 to either side."""
+"""Ratios of an estimate to what was counted: exact within 5%, and about a factor of 1.2, 1.5, 2, 4 and 10 to either side."""
 ROUTER_ITL_BOUNDS_S: Final = (*geometric_bounds(0.001, 2.5), 5.0, 10.0, 20.0, 40.0, 80.0)
 
 

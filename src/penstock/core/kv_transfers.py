@@ -22,7 +22,7 @@ class TransferResult(StrEnum):
 _ENOUGH: Final = 20
 """Prompts below which nothing is said. Chosen: a few short ones, of less than a block, are not a finding."""
 _FRACTION: Final = 0.5
-"""Of prompts that may be computed twice. Chosen, as the alert's default: short prompts are a part of any traffic."""
+"""Fraction of the prompts that may be computed twice. Chosen, as the alert's default: short prompts are a part of any traffic."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ NOT_ON_PAGE: Final = f"its page has no {names.VLLM_KV_USAGE}"
 
 
 METRICS_PATH: Final = "/metrics"
-"""Of a page, where its runtime has no other."""
+"""Path of a metrics page, where its runtime has no other."""
 
 OwnNames = Mapping[str, str | tuple[str, ...]]
 """A runtime's own names by vLLM's, where they differ; the gauges of several are added. See `RuntimeTraits.metric_names`."""

@@ -39,7 +39,7 @@ CLEANING_S = 5.0
 """Real seconds that resource trackers get once they are alone. Chosen: theirs is a few calls of the kernel, and a
 busy machine takes seconds to come to them."""
 _WORKING_FRACTION = 0.02
-"""Of one processor. Chosen: an engine's processes that wait for a request take a tenth of it; a compiler gets it where 50
+"""Fraction of one processor. Chosen: an engine's processes that wait for a request take a tenth of it; a compiler gets it where 50
 programs share a processor."""
 _KILL_S = 5.0
 """Real seconds that SIGKILL may take. Chosen: a process that frees much memory needs a moment."""

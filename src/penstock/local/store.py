@@ -68,7 +68,7 @@ SOCKET_PATH_BYTES: Final = 107
 
 _OWNER_ONLY: Final = 0o700
 FILE_MODE: Final = 0o600
-"""Of files that belong to this user alone."""
+"""Mode of files that belong to this user alone."""
 _WRITE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 _CONTROL, _EVENTS = "control", "events"
 _SCHEME: Final = "ipc://"

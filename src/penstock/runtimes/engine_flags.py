@@ -34,7 +34,7 @@ _SPLITS = {
 }
 MOONCAKE_CONNECTOR: Final = "MooncakeConnector"
 LEADER_RANK = "0"
-"""Of the node that answers a replica's requests."""
+"""Rank of the node that answers a replica's requests."""
 _KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
 
 

@@ -177,7 +177,7 @@ class SimulateOptions:
         unset="never",
     )
     queue_order: QueueOrder | None = flag(
-        "Of each worker's queue in the router.", unset="in-time-first, or the manifest's"
+        "Order of each worker's queue in the router.", unset="in-time-first, or the manifest's"
     )
     no_rebalance: bool = flag("Turn off moving queued requests (dualmap).", default=False)
     slot_tokens: int | None = flag(

@@ -13,7 +13,7 @@ from penstock.report.drawing import BLACK, GREY, LINE_COLOURS, blank_figure, leg
 from penstock.simulator.pool import PoolRun
 
 _ROW_INCHES: Final = 1.5
-"""Of each graph's axes at least, so that their labels do not overlap."""
+"""Minimum height of each graph's axes, so that their labels do not overlap."""
 
 
 def draw_pool(result: Mapping[str, Any], run: PoolRun, path: Path) -> list[Path]:

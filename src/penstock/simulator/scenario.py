@@ -202,7 +202,7 @@ class PoolSpec:
     role: Role
     replicas: int
     model: Model
-    gpus: int = flag("Of one replica.", default=1, ge=0)
+    gpus: int = flag("GPUs of one replica.", default=1, ge=0)
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -249,11 +249,13 @@ class WorkerFailure:
 class SimulatedRouters:
     """Routers side by side, which share one router section: requests come to them in turn, and one picks for all."""
 
-    count: int = flag("How many.", name="--routers", default=1, ge=1)
+    count: int = flag("Number of routers.", name="--routers", default=1, ge=1)
     propagation_delay_s: float = flag(
         "Age of what the picker knows of caches and loads beyond what it sent itself.", default=0.0, ge=0
     )
-    pick_delay_s: float = flag("Of a request of another router to the picker and back.", default=0.0, ge=0)
+    pick_delay_s: float = flag(
+        "Delay of a request from another router to the picker and back, seconds.", default=0.0, ge=0
+    )
     picker_deaths_s: tuple[float, ...] = flag(
         "When the picker of that time dies.", name="--picker-death", default=(), ge=0
     )

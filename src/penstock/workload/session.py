@@ -123,7 +123,7 @@ class LoadConfig:
         "Folder for results.jsonl and summary.json.", path="folder", unset="nothing is written"
     )
     selection: Selection = field(default_factory=Selection)
-    seed: int = flag("Of sampling, Poisson spreading and prompt texts.", default=0)
+    seed: int = flag("Seed of sampling, Poisson spreading and prompt texts.", default=0)
     on_bad_row: OnBadRow = flag(
         "What to do with rows that cannot be read; skipped ones are listed in the summary.",
         default=OnBadRow.REFUSE,

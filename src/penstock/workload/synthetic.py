@@ -47,7 +47,7 @@ def sawtooth(rate: float, *, peak: float, period_s: float) -> Rate:
 
 DAY_S: Final = 86_400.0
 _QUIET_DAYS: Final = frozenset({3, 5, 6})
-"""Of a week that begins on Monday: a holiday on Thursday, and the weekend."""
+"""Quiet days of a week that begins on Monday: a holiday on Thursday, and the weekend."""
 
 
 def week(rate: float, *, peak: float, length_s: float, rng: np.random.Generator) -> Rate:

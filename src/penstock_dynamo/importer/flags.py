@@ -32,7 +32,7 @@ _OVERRIDES = (
 )
 
 DEFAULT_ROUTER_MODE = "round-robin"
-"""Of Dynamo's frontend, 1.6."""
+"""Default of Dynamo's frontend 1.6."""
 
 _POLICIES = {mode: policy for policy, mode in DYNAMO_FRONTEND.policies.items()}
 _ADMISSION = {

@@ -31,7 +31,7 @@ _OWNED_VARIABLES = frozenset(
         "VLLM_NIXL_SIDE_CHANNEL_PORT",
     }
 )
-"""Of `penstock_dynamo`, and of how a process is found; a service's variable would win over the runtime's."""
+"""Variables of `penstock_dynamo`, and of how a process is found; a service's variable would win over the runtime's."""
 
 PROBE_REMEDY = "is set by the runtime; put another into podTemplate"
 _LEFT_OUT = {
@@ -42,7 +42,7 @@ _LEFT_OUT = {
 }
 """Keys of a container, and why a graph does without them."""
 _PROBE_PERIOD_S = 10
-"""Of Kubernetes, where a probe states none."""
+"""Default of Kubernetes, where a probe states none."""
 
 _FOREIGN_LABEL = re.compile(r"\bnvidia\.com/dynamo|\bgrove\.io/")
 """Labels and annotations that only Dynamo's operator and its schedulers write and read."""

@@ -17,7 +17,7 @@ _FLAGS: Final = {
     "maxRunningRequests": ("--max-running-requests",),
     "maxBatchTokens": ("--chunked-prefill-size",),
 }
-"""Of the server, by the key of a graph that says the same once for all workers."""
+"""Flags of the server, by the key of a graph that says the same once for all workers."""
 _OWNED: Final = (
     "--host",
     "--port",

@@ -20,7 +20,7 @@ _FLAGS: Final = {
     "maxRunningRequests": ("--max-batch-size",),
     "maxBatchTokens": ("--max-num-tokens",),
 }
-"""Of the server, by the key of a graph that says the same once for all workers."""
+"""Flags of the server, by the key of a graph that says the same once for all workers."""
 _CONFIG: Final = ("--extra-engine-args", "--trtllm.extra_engine_args")
 _KEPT: Final = {
     "--pipeline-parallel-size": "--pipeline_parallel_size",

@@ -20,7 +20,7 @@ Column = dict[str, Any]
 
 _GROUP, _, _VERSION = API_VERSION.partition("/")
 _CATEGORIES: Final = ("penstock", "all")
-"""Of the namespaced kinds alone: who may list a namespace's objects need not see the cluster's, and `kubectl get all` would fail."""
+"""Categories of the namespaced kinds alone: who may list a namespace's objects need not see the cluster's, and `kubectl get all` would fail."""
 
 
 def _column(name: str, path: str, *, of: str = "string", wide: bool = False, about: str = "") -> Column:

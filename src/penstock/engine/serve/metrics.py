@@ -304,4 +304,4 @@ _HELP = {
     names.ENGINE_REJECTIONS: "Requests rejected because engine and queue were full.",
     names.TIME_SCALE: "Simulated seconds per real second.",
 }
-"""Of the metrics that are not vLLM's own."""
+"""Names of the metrics that are not vLLM's own."""

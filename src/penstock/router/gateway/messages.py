@@ -37,7 +37,7 @@ _SUBSET_HINT: Final = "envoy.lb.subset_hint"
 _CHUNK_BYTES: Final = 62_000
 """Body bytes of one message: Envoy's streams to a processor have windows of 64 KiB by default."""
 _CREDENTIALS: Final = (b"authorization", b"x-api-key", b"proxy-authorization")
-"""Of a client: they open the router, and no worker."""
+"""Headers with a client's credentials: they open the router, and no worker."""
 _PER_CONNECTION: Final = frozenset({b"connection", b"keep-alive", b"content-length", b"transfer-encoding"})
 
 

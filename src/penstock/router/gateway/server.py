@@ -40,7 +40,7 @@ from penstock.router.settings import RouterSettings
 log = get_logger(__name__)
 
 _BY_GATEWAY: Final = "gateway"
-"""Of retries: Envoy sent a request elsewhere than to the worker that was picked."""
+"""Reason of retries: Envoy sent a request elsewhere than to the worker that was picked."""
 
 
 class SubsetPicker:

@@ -19,7 +19,7 @@ from penstock.router.policy.prefixes import BLOCK_TOKENS, ROOT, Prefix, PrefixIn
 MAX_BLOCKS: Final = 1 << 20
 """Engine blocks known per worker. Chosen: 16 M tokens of 16-token blocks; beyond it events are a fault."""
 ANYWHERE_BLOCKS: Final = 1 << 15
-"""Of the router, held in any memory of one worker. Chosen: as many tokens as `MAX_BLOCKS` of 16."""
+"""Maximum blocks that the router counts as held in any memory of one worker. Chosen: as many tokens as `MAX_BLOCKS` of 16."""
 NAME_BYTES: Final = 128
 """Longest name of a block; `MAX_BLOCKS` of them are kept. Chosen: twice a SHA-512; vLLM's are SHA-256 or 64 bits."""
 _GPU, _ELSEWHERE = 1, 2

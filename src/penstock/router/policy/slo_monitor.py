@@ -69,7 +69,7 @@ class EndedRequest(NamedTuple):
 
 
 _ATTAINMENT: Final = SloConfig().attainment
-"""Of a tier whose section has not been completed by `TiersConfig.under`."""
+"""Attainment of a tier whose section has not been completed by `TiersConfig.under`."""
 
 MOST_VALUES = 8192
 """Chosen: 270 requests/s of one tier in 30 s; of more, the newest count."""

@@ -256,7 +256,7 @@ _EXPOSED: Final = b"x-request-id, retry-after"
 _MAX_AGE_S: Final = b"600"
 """How long a browser may remember a preflight's answer. Chosen: Chrome forgets after two hours at most."""
 _MAX_ASKED_BYTES: Final = 1024
-"""Of the headers that a page asks to send. Chosen: the official SDKs ask for some 300."""
+"""Maximum bytes of the headers that a page asks to send. Chosen: the official SDKs ask for some 300."""
 
 
 class Cors:

@@ -148,7 +148,7 @@ def check_depth(raw: bytes, body: dict[str, Any]) -> None:
 
 _JSON: Final = b"application/json"
 _SHOWN_CHARACTERS: Final = 256
-"""Of a client's value in a message; a longer one would come back in full."""
+"""Characters of a client's value that a message shows; a longer one would come back in full."""
 
 
 class CompletionRequest(NamedTuple):

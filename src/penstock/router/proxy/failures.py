@@ -30,7 +30,7 @@ REJECTIONS: Final = frozenset({ALL_WORKERS_BUSY})
 SATURATED: Final = "router_saturated"
 INTERNAL: Final = "internal_error"
 AT_CAPACITY: Final = "worker_at_capacity"
-"""Of a try that a worker refused for lack of room."""
+"""Reason of a try that a worker refused for lack of room."""
 
 MAX_RETRY_AFTER_S: Final = 60
 """Chosen: the longest pause of the document's own client; a rate measured just before a scale-up says little of later.
@@ -57,7 +57,7 @@ _OF_MODEL: Final = "does not exist"
 _CREDENTIALS: Final = frozenset({401, 403})
 _PASSED_GATEWAY: Final = frozenset({503, 504})
 _MAX_MESSAGE_CHARS: Final = 2000
-"""Of a worker's message. Chosen: vLLM's longest are some hundred."""
+"""Maximum length of a worker's message. Chosen: vLLM's longest are some hundred."""
 
 
 @dataclass(frozen=True, slots=True)

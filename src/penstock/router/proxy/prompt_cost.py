@@ -47,7 +47,7 @@ _BLOCKS: Final = 1024
 _PIXELS_PER_TOKEN: Final = 784
 """28 x 28 pixels for each token of an image, as Qwen2-VL (arXiv 2409.12191) has it; others are learnt."""
 _IMAGE_TOKENS: Final = 576
-"""Of an image of unknown size: those of LLaVA-1.5 (arXiv 2310.03744)."""
+"""Tokens of an image of unknown size: those of LLaVA-1.5 (arXiv 2310.03744)."""
 _MOST_IMAGE_TOKENS: Final = 16_384
 """The most that Qwen2-VL spends on one image."""
 
@@ -101,7 +101,7 @@ class PromptCosts:
 
     @property
     def bytes_per_token(self) -> float:
-        """Of plain text."""
+        """Return the rate of plain text."""
         return 1 / self._text.value
 
     def estimate(self, text_bytes: int, parts: Sequence[PromptPart] = ()) -> int:

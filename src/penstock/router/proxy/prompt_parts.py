@@ -32,7 +32,7 @@ _BLOCK_BYTES: Final = 1024
 """Chosen: a system prompt of at least this size is recognized when it comes again; a shorter one costs little."""
 _SYSTEM: Final = frozenset({"system", "developer"})
 _HEADER_BYTES: Final = 1 << 16
-"""Of a picture, searched for its width and height; a JPEG has its metadata before them, which may hold a preview of this size."""
+"""Bytes of a picture that are searched for its width and height; a JPEG has its metadata before them, which may hold a preview of this size."""
 
 
 class PromptPart(NamedTuple):

@@ -16,7 +16,7 @@ from penstock.router.proxy.completion import CompletionRequest, RequestRefused, 
 from penstock.router.proxy.failures import SHED
 
 _SHOWN_CHARACTERS: Final = 64
-"""Of a client's value in a message."""
+"""Characters of a client's value that a message shows."""
 _COUNTED_BY_CORE: Final = (QUEUE_TIMEOUT, SHED)
 _OVERLOADED: Final = (429, 503)
 
