@@ -131,6 +131,11 @@ class Router:
         self.client = client
         self.url = f"http://127.0.0.1:{server.port}"
 
+    async def end(self):
+        """End the router, without the wait for a next request on the client's kept connections."""
+        self.client.close_idle(self.url)
+        await self.server.close()
+
     async def until(self, condition):
         """Wait for a condition."""
         await until(condition)

@@ -124,6 +124,7 @@ async def test_a_router_that_stops_hands_on_at_once(harness):
     assert (await two.post()).status == 200
     gate.set()
     assert await response.read(limit_bytes=1000) == harness.done
+    one.client.close_idle(one.url)
     await closing
 
 
@@ -326,7 +327,7 @@ async def test_thresholds_outlive_the_router_that_was_asked(harness):
     one, two = await start(harness, worker)
     await set_threshold(one, active_prefill_tokens_threshold=700)
     await until_thresholds(two, None, 700)
-    await one.server.close()
+    await one.end()
 
     options = {"disaggregated": False, "ready": False, "statefile": harness.statefile}
     joined = await harness.router(**options)

@@ -282,7 +282,7 @@ async def test_prompts_are_in_no_log(harness, tmp_path, caplog):
     *_, router = await harness.served("prefill", "decode", access_log=str(path))
     await router.post(prompt="secret words", max_tokens=5)
     await router.post(raw=b'{"model":"llama","prompt":"secret words"', headers=(JSON_TYPE,))
-    await router.server.close()
+    await router.end()
 
     served, refused = map(orjson.loads, path.read_text().splitlines())
     assert "secret" not in path.read_text() + caplog.text

@@ -238,6 +238,7 @@ async def test_shutdown_lets_streams_finish(harness):
     end.set()
 
     assert await stream.read(limit_bytes=100) == harness.done
+    router.client.close_idle(router.url)
     await closing
 
 
@@ -263,7 +264,7 @@ async def test_shutdown_is_bounded(harness):
     worker.hold_stream()
     stream = await router.begun_stream()
 
-    await router.server.close()
+    await router.end()
 
     with pytest.raises(UpstreamError):
         await stream.read(limit_bytes=100)

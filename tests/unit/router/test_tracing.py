@@ -89,7 +89,7 @@ async def test_a_request_is_one_trace_through_prefill_and_decode(harness, collec
         headers=(JSON, (b"traceparent", PARENT), (b"x-request-id", b"mine-1")),
     )
     assert stream.status == 200
-    await router.server.close()
+    await router.end()
     stages = ["queue", "pick", "prefill", "queue", "pick", "decode"]
     assert collector.named() == ["POST /v1/completions", *stages]
     assert {service for service, _ in collector.spans} == {"penstock-router"}
@@ -133,7 +133,7 @@ async def test_failures_are_recorded_where_they_happen(harness, collector):
     router = await harness.router(worker, config=retries, tracing=opened())
     worker.script = [harness.answers.drop(), harness.answers.drop()]
     assert (await router.post()).status == 502
-    await router.server.close()
+    await router.end()
     calls = [span for _, span in collector.spans if span["name"] == "aggregated"]
     assert [span["status"]["code"] for span in calls] == [2, 2]
     assert [event["name"] for event in calls[0]["events"]] == ["exception"]
@@ -159,7 +159,7 @@ async def test_the_call_that_goes_on_with_a_stream_points_to_the_one_that_broke(
     second.script = [breaks]
     with pytest.raises(StreamBroken):
         await router.post(stream=True)
-    await router.server.close()
+    await router.end()
     broken, rest = sorted((span for _, span in collector.spans if span["name"] == "aggregated"), key=began_ns)
     assert "links" not in broken
     (link,) = rest["links"]
@@ -174,7 +174,7 @@ async def test_a_request_that_gets_no_worker_ends_in_its_queue(harness, collecto
     options = {"disaggregated": False, "ready": False, "config": config, "tracing": opened()}
     router = await harness.router(statefile=harness.statefile, **options)
     assert (await router.post()).status == 503
-    await router.server.close()
+    await router.end()
     assert collector.named() == ["POST /v1/completions", "queue"]
     assert collector.one("queue")["status"]["code"] == 2
 
@@ -185,7 +185,7 @@ async def test_what_is_not_sampled_leaves_no_span_but_keeps_its_trace(harness, c
     await router.post(headers=(JSON, (b"traceparent", PARENT[:-2] + b"00")))
     sent = worker.seen[0].headers[b"traceparent"].decode()
     assert (sent[3:35], sent[-2:]) == (TRACE, "00")
-    await router.server.close()
+    await router.end()
     assert collector.spans == []
 
 
@@ -194,7 +194,7 @@ async def test_a_collector_that_is_away_neither_delays_nor_fails_requests(harnes
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     _, router = await harness.served("aggregated", tracing=opened())
     assert (await router.post()).status == 200
-    await router.server.close()
+    await router.end()
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ async def test_simulated_workers_continue_the_trace(harness, collector):
         ]
         router = await harness.router(*workers, tracing=opened(), speed=20.0)
         assert (await router.post(prompt="a " * 400, max_tokens=3)).status == 200
-        await router.server.close()
+        await router.end()
         for engine in engines:
             await engine.close(grace_s=0)
             await engine._trace._tracing.close()
