@@ -271,10 +271,16 @@ class Reconciler:
         kept: Collection[str],
         refusals: Refusals,
     ) -> tuple[Releases, list[str]]:
+        # A surplus pod would load its model only to be deleted; gated ones are the first that a workload deletes.
+        surplus = {name for each in services.values() if each.plan for name in each.plan.draining}
         return await self._gates.ungate(
             graph.key,
             # With the marks that this reconcile's drains have written.
-            [each for each in self._snapshot(graph).workers() if each.uid not in kept],
+            [
+                each
+                for each in self._snapshot(graph).workers()
+                if each.uid not in kept and not (each.gated and each.name in surplus)
+            ],
             budget=graph.effective.gpus,
             priorities=graph.model.spec.priorities,
             replicas={name: each.running for name, each in services.items()},

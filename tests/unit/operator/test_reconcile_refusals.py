@@ -192,6 +192,7 @@ async def test_a_refused_release_lets_the_next_pod_start(api):
     """Its GPUs are not held for a pod that another team's policy does not let go."""
     async with operator(api) as made:
         await to_rest(api, made)
+        edit(api, "ScalingAdapter", "g-decode", replicas=2)
         for name in ("decode-a", "decode-b"):
             await api.create(pod(name, "decode"), field_manager="kubelet")
         api.fault = denying(("patch", "Pod", "decode-a"))

@@ -7,7 +7,7 @@ import copy
 import pytest
 from graph_harness import KEY, Loads, conditions, edit, operator, pod, router, serving, to_rest, told
 
-from penstock.core.errors import UnavailableError
+from penstock.core.errors import ForbiddenError, UnavailableError
 from penstock.kube.kinds import GRAPH_DEPLOYMENT
 from penstock_operator.plan.drain import PodLoad
 from penstock_operator.pools.driver import GpuPools
@@ -42,6 +42,38 @@ async def test_gates_are_lifted_within_the_budget_even_if_answers_are_lost(api):
     }
     assert sum(not each for each in gated.values()) == 2
     assert not gated["p-1"]
+
+
+async def test_gated_pods_that_nobody_wants_any_more_stay_gated(api):
+    """A policy kept three pods at the gate until one was wanted; once it is lifted, one starts and the others go."""
+    async with operator(api) as made:
+        edit(api, "GraphDeployment", "g", planner={"maxGpuBudget": 8})
+        await to_rest(api, made)
+        edit(api, "ScalingAdapter", "g-decode", replicas=3)
+        await to_rest(api, made)
+
+        def deny(_number, write):
+            if write[:2] == ("patch", "Pod"):
+                raise ForbiddenError("PATCH: denied by policy")
+
+        api.fault = deny
+        for name in ("d-1", "d-2", "d-3"):
+            await api.create(pod(name, "decode"), field_manager="kubelet")
+        workload = api.at("Deployment", "g-decode")
+        workload["status"] = {"replicas": 3, "updatedReplicas": 3}
+        workload["status"]["observedGeneration"] = workload["metadata"]["generation"]
+        api.stored(workload, "MODIFIED")
+        for wanted in (3, 1):
+            edit(api, "ScalingAdapter", "g-decode", replicas=wanted)
+            for _ in range(3):
+                await told(api)
+                await made.reconciler.reconcile(KEY)
+        assert api.at("Deployment", "g-decode")["spec"]["replicas"] == 3
+        api.fault = None
+        await to_rest(api, made)
+    started = [name for name in ("d-1", "d-2", "d-3") if not api.at("Pod", name)["spec"]["schedulingGates"]]
+    assert len(started) == 1
+    assert api.at("Deployment", "g-decode")["spec"]["replicas"] == 1
 
 
 async def test_a_graph_bids_for_what_its_planner_wants_and_starts_none_of_that(api, monkeypatch):
@@ -112,6 +144,7 @@ async def test_a_paused_graph_keeps_its_children_and_its_budget(api, by):
     """A new image and number wait, and a status says so; a pod is still let in by the budget alone. Then all of it comes."""
     async with operator(api) as made:
         await to_rest(api, made)
+        edit(api, "Deployment", "g-decode", replicas=3)
         before = copy.deepcopy(api.at("Deployment", "g-decode"))
         if by == "annotation":
             annotations = {"penstock.dev/reconcile": "disabled"}
