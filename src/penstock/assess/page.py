@@ -32,7 +32,10 @@ _ROUTER_STEP: Final = (
     "Put the router alone in front of the workers that run today: {router}, with one --worker for each. It changes nothing on"
     " them. To go back, point the clients at the workers again."
 )
-_WATCH_STEP: Final = "Let the planner watch: penstock planner run --no-operation records what it would do and why, and scales nothing."
+_WATCH_STEP: Final = (
+    "Let the planner watch next to your HPA: with planner.noOperation: true, and managedBy: external in each service's scaling, it"
+    " records what it would do and why, and scales nothing (docs/move-from-hpa.md)."
+)
 _MOVE_STEP: Final = (
     f"Set image, arguments and secrets in {GRAPH_FILE} as the Deployment has them, apply it next to the Deployment, and move a part"
     f" of the traffic. {MEMORY_FILE} is what its planner would have learnt of this load; penstock planner run --memory {MEMORY_FILE} starts from it."

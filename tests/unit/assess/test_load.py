@@ -48,9 +48,9 @@ def test_clumps_within_the_minute_come_back():
     """Scrapes of 15 s whose counts vary ten times as much as Poisson's give a trace that does, too."""
     rng = np.random.default_rng(0)
     fine = rng.poisson(rng.gamma(4, 25, 240)).astype(float)
-    seen = observed([400] * 200, fine=fine, fine_step_s=15.0)
+    seen = observed([400] * 80, fine=fine, fine_step_s=15.0)
     arrivals = [request.arrival_s for request in make_trace(seen, seed=0).requests]
-    made = dispersion(np.bincount(np.array(arrivals, dtype=int) // 15, minlength=800))
+    made = dispersion(np.bincount(np.array(arrivals, dtype=int) // 15, minlength=320))
     assert made == pytest.approx(dispersion(fine), rel=0.35)
-    calm = [request.arrival_s for request in make_trace(observed([400] * 200), seed=0).requests]
-    assert dispersion(np.bincount(np.array(calm, dtype=int) // 15, minlength=800)) < 1.2
+    calm = [request.arrival_s for request in make_trace(observed([400] * 80), seed=0).requests]
+    assert dispersion(np.bincount(np.array(calm, dtype=int) // 15, minlength=320)) < 1.2
