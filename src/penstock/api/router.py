@@ -69,6 +69,11 @@ class LimitsConfig(SpecModel):
     header_timeout_real_seconds: WholeSeconds = entry(
         30, "Time for a client to send head and body together; real seconds."
     )
+    client_idle_timeout_real_seconds: WholeSeconds = entry(
+        75,
+        "How long a client's connection without a request stays open; real seconds. More than the load balancer's own, which else sends a "
+        "request on a connection that just ends: Google's keep theirs for 600.",
+    )
     connect_timeout_real_seconds: Seconds = entry(5, "Time for a connection to a worker; real seconds.")
     first_byte_timeout_seconds: WholeSeconds = entry(600, "Time for a worker's first byte; seconds.")
     idle_timeout_seconds: WholeSeconds = entry(600, "Maximum silence within a worker's stream; seconds.")

@@ -203,6 +203,7 @@ class RouterSettings:
             header_timeout_s=limits.header_timeout_real_seconds,
             body_timeout_s=limits.header_timeout_real_seconds,
             receive_timeout_s=limits.header_timeout_real_seconds,
+            keep_alive_s=limits.client_idle_timeout_real_seconds,
             max_connections=limits.max_connections,
             files_per_connection=_FILES_PER_REQUEST,
         )

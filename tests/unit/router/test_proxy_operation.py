@@ -242,6 +242,17 @@ async def test_shutdown_lets_streams_finish(harness):
     await closing
 
 
+async def test_an_idle_client_keeps_its_connection_for_as_long_as_the_manifest_says(harness):
+    """One second here; by default a load balancer's connection outlives the test."""
+    worker = await harness.worker("aggregated")
+    short = await harness.router(worker, config={"limits": {"clientIdleTimeoutRealSeconds": 1}})
+    usual = await harness.router(worker)
+    for router in (short, usual):
+        assert (await router.get("/health")).status == 200
+    await short.until(lambda: not short.server._http.connections)
+    assert usual.server._http.connections == 1
+
+
 async def test_probes_that_were_written_for_vllm_are_answered(harness):
     """By either method where vLLM takes both; the load counts streams under way, and no probe."""
     worker, router = await harness.served("aggregated")

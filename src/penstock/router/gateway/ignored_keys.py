@@ -13,6 +13,7 @@ from penstock.api import RouterConfig
 _ONE_WORKER: Final = "holds for prefill alone: once Envoy has a request, Penstock tries no other worker"
 IGNORED: Final = {
     "limits.connectTimeoutRealSeconds": "holds for prefill alone: Envoy connects to the other workers, by its own limit",
+    "limits.clientIdleTimeoutRealSeconds": "does nothing: clients connect to Envoy, by its own limit",
     "retries.maxPerRequest": _ONE_WORKER,
     "retries.budgetFraction": _ONE_WORKER,
     "retries.minPerSecond": _ONE_WORKER,
