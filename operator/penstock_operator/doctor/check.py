@@ -7,7 +7,7 @@ healthy nor for broken: it is unknown, with the way to find out.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -42,6 +42,9 @@ CLUSTER_SCOPE: Final = "cluster"
 INSTALL: Final = (
     "helm upgrade --install penstock charts/penstock --namespace penstock-system --create-namespace"
 )
+_RELEASE_NAME: Final = "meta.helm.sh/release-name"
+_RELEASE_NAMESPACE: Final = "meta.helm.sh/release-namespace"
+_INSTANCE_LABEL: Final = "app.kubernetes.io/instance"
 APPLY_CRDS: Final = "kubectl apply --server-side --force-conflicts -f crds/"
 
 
@@ -152,7 +155,7 @@ def _overlaps(component: str, found: list[Object]) -> Iterator[Finding]:
 
 def _absent(component: str, facts: Facts) -> Finding:
     if component == "operator":
-        return problem(component, "no operator runs, so graphs stay as they are", INSTALL)
+        return problem(component, "no operator runs, so graphs stay as they are", _install(facts))
     graphs = () if isinstance(facts.graphs, Unreadable) else (each.graph for each in facts.graphs)
     planned = [
         each["metadata"]["name"] for each in graphs if each["spec"].get("planner", {}).get("enabled", True)
@@ -182,6 +185,34 @@ def _deployment(component: str, deployment: Object, release: str) -> Iterator[Fi
     if other is not None and other != release:
         message = f"is version {other}, this program {release}"
         yield warning(subject, message, f"{INSTALL}, or install penstock=={other} here")
+
+
+def _install(facts: Facts) -> str:
+    """Return the command that installs Penstock: as the release that the definitions belong to, for no other may take them."""
+    for live in facts.crds.values():
+        said = {} if live is None or isinstance(live, Unreadable) else live["metadata"].get("annotations", {})
+        name, namespace = said.get(_RELEASE_NAME), said.get(_RELEASE_NAMESPACE)
+        if name and namespace:
+            return f"helm upgrade --install {name} charts/penstock --namespace {namespace} --create-namespace"
+    return INSTALL
+
+
+def _watch_too(namespace: str, operators: Sequence[Object]) -> str:
+    """Return the command by which the first operator's release watches one namespace more."""
+    first = _release_of(operators[0])
+    scopes = [scope_of(each) for each in operators if _release_of(each) == first]
+    watched = ",".join(sorted({*filter(None, scopes), namespace}))
+    name, place = first
+    return (
+        f"helm upgrade {name} charts/penstock --namespace {place} --reuse-values "
+        f"--set 'watchNamespaces={{{watched}}}'"
+    )
+
+
+def _release_of(deployment: Object) -> tuple[str, str]:
+    """Return name and namespace of a Deployment's release."""
+    metadata = deployment["metadata"]
+    return metadata.get("labels", {}).get(_INSTANCE_LABEL, "penstock"), metadata["namespace"]
 
 
 def _start(deployment: Object) -> str:
@@ -314,16 +345,16 @@ def _absence(graph: Object, facts: Facts) -> tuple[str, str] | None:
     installed = [each for each in facts.deployments if component_of(each) == "operator"]
     operators = [each for each in installed if each["spec"].get("replicas", 1)]
     if not operators:
-        return "no operator runs", _start(installed[0]) if installed else INSTALL
+        return "no operator runs", _start(installed[0]) if installed else _install(facts)
     there = [each for each in operators if scope_of(each) in {None, namespace}]
     acting = [each for each in there if is_of_class(graph["spec"], class_of(each))]
     if not there:
-        remedy = f"{INSTALL} --set watchNamespaces={{{namespace}}}"
-        return f"no operator watches namespace {namespace}", remedy
+        return f"no operator watches namespace {namespace}", _watch_too(namespace, operators)
     if not acting:
         name, others = graph["spec"]["operatorClass"], sorted(set(map(class_of, there)))
         why = f"no operator of its class {name} watches it, only of {', '.join(others)}"
-        return why, f"{INSTALL} --set operatorClass={name}"
+        install = f"helm upgrade --install penstock-{name} charts/penstock --namespace {namespace}"
+        return why, f"{install} --set crds.install=false --set operatorClass={name}"
     names = {lease_of(each) for each in acting}
     found = [
         _lease(each, facts.server_now_s) for each in facts.leases if (each.namespace, each.name) in names

@@ -120,7 +120,8 @@ def _deletion(subject: str, graph: Object, absence: tuple[str, str] | None, desc
     give_up = f"give the drain up: kubectl patch {where} --type merge --patch '{patch}'"
     finalizers = ", ".join(metadata.get("finalizers", ()))
     message = f"is being deleted and keeps its finalizers {finalizers}: {absence[0]}"
-    return problem(subject, message, f"{absence[1]}; or {give_up}")
+    # First, since nothing can be installed into a namespace that is being deleted as well.
+    return problem(subject, message, f"{give_up}; or let it drain: {absence[1]}")
 
 
 def _conditions(subject: str, status: Object, phase: str, describe: str) -> Iterator[Finding]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import sys
 from copy import deepcopy
 from dataclasses import replace
@@ -141,7 +142,7 @@ UNASKED = RightsFact("system:x", "planner", "serving", 12, (), FORBIDDEN)
         ((component("operator"),), Severity.WARNING, "planner", PLANNERLESS, "helm upgrade --install penstock"),
         ((OLD, PLANNER), Severity.WARNING, OPERATOR, "is version 0.2.0, this program 0.1.0", "penstock==0.2.0"),
         ((ELSEWHERE, PLANNER), Severity.PROBLEM, "graph serving/llama",
-         "no operator watches namespace serving; its status, Ready, may be out of date", "watchNamespaces={serving}"),
+         "no operator watches namespace serving; its status, Ready, may be out of date", "helm upgrade penstock charts/penstock --namespace penstock-system --reuse-values --set 'watchNamespaces={other,serving}'"),
     ],
 )  # fmt: skip
 def test_components(deployments, severity, subject, message, remedy):
@@ -296,10 +297,20 @@ def test_a_graph_that_is_being_deleted():
         if each.subject == going.subject and each.severity is Severity.PROBLEM
     ]
     assert held.message == f"is being deleted and keeps its finalizers penstock.dev/drain: {SILENT}"
-    assert held.remedy.endswith(
-        "or give the drain up: kubectl patch -n serving gd llama --type merge --patch"
-        ' \'{"metadata":{"finalizers":null}}\''
+    assert held.remedy.startswith(
+        "give the drain up: kubectl patch -n serving gd llama --type merge --patch"
+        ' \'{"metadata":{"finalizers":null}}\'; or let it drain: '
     )
+
+
+def test_an_install_command_names_the_release_that_owns_the_definitions():
+    """Helm refuses to take them over from another release."""
+    live = copy.deepcopy(facts().crds)
+    for each in live.values():
+        names = {"meta.helm.sh/release-name": "llm", "meta.helm.sh/release-namespace": "serving"}
+        each["metadata"]["annotations"] = names
+    found = next(each for each in check(facts(crds=live, deployments=())) if each.message == NOBODY)
+    assert found.remedy == "helm upgrade --install llm charts/penstock --namespace serving --create-namespace"
 
 
 LIST_PODS = Right("", "pods", "list")
