@@ -14,6 +14,7 @@ from penstock.core.errors import LedgerError, PenstockError
 from penstock.core.logs import get_logger
 from penstock_planner.core.effects import (
     Append,
+    AppendPull,
     BeginLedger,
     Checkpoint,
     Effect,
@@ -172,8 +173,8 @@ class PlannerLoop:
     def _carry_out(self, effect: Effect) -> None:
         """Carry out an effect that returns nothing."""
         match effect:
-            case Append(record):
-                self._ledger.try_append({**record, "wall_s": round(self._time.wall_s(), 3)})
+            case Append() | AppendPull():
+                self._ledger.try_append({**effect.record, "wall_s": round(self._time.wall_s(), 3)})
             case Notify(decision):
                 self._observers.decided(decision, self._view())
             case BeginLedger(header):

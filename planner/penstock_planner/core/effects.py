@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from penstock_planner.core.changes import ReplicaChange
-from penstock_planner.core.records import DecisionKind, Record
+from penstock_planner.core.records import DecisionKind, Record, pull_record
 from penstock_planner.decide.decision import Decision
+from penstock_planner.decide.observation import Pull
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,19 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
+class AppendPull:
+    """Write a pull that may be lost; its record is made when it is asked for, as a simulation does not."""
+
+    pull: Pull
+    tick: int
+
+    @property
+    def record(self) -> Record:
+        """Return what to write."""
+        return pull_record(self.pull, self.tick)
+
+
+@dataclass(frozen=True, slots=True)
 class BeginLedger:
     """Write the header of this run."""
 
@@ -101,6 +115,7 @@ Effect = (
     | Switch
     | Notify
     | Append
+    | AppendPull
     | BeginLedger
     | Checkpoint
     | Log

@@ -15,6 +15,7 @@ from penstock.api import Role
 from penstock_planner.core.changes import ChangeOutcome, ReplicaChange, changes_of, without_asked
 from penstock_planner.core.effects import (
     Append,
+    AppendPull,
     BeginLedger,
     Checkpoint,
     Effect,
@@ -36,7 +37,6 @@ from penstock_planner.core.records import (
     anchor_position,
     decision_record,
     header_record,
-    pull_record,
 )
 from penstock_planner.core.starts import Starts, added, finished, starts_after, without_oldest
 from penstock_planner.core.tick_schedule import TickSchedule
@@ -239,7 +239,7 @@ class PlannerCore:
             pull: Pull = yield ReadMetrics()
             self.schedule = self.schedule.pulled(pull)
             self._calendar_s = None if pull.wall_s is None else pull.wall_s - pull.at_s
-            self._emit(Append(pull_record(pull, self.schedule.tick)))
+            self._emit(AppendPull(pull, self.schedule.tick))
         if self.schedule.is_decidable:
             yield from self._decide()
 

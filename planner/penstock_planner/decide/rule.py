@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import is_
 
 from penstock.api import Role
 from penstock.gpu_pool.bid import RoleBid
@@ -62,8 +63,11 @@ class Proposals:
     again_s: float | None = None
 
     def of(self, roles: Iterable[RoleProposal]) -> Proposals:
-        """Return the same with other proposals for the roles."""
-        return replace(self, roles=tuple(roles))
+        """Return the same with other proposals for the roles; itself where a rule has changed none, as most do."""
+        changed = tuple(roles)
+        if len(changed) == len(self.roles) and all(map(is_, changed, self.roles)):
+            return self
+        return replace(self, roles=changed)
 
     def staying_gpus(self) -> int:
         """Return the GPUs of ready and starting replicas."""

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from penstock.api import Role
 from penstock.simulator.fleet import State
 from penstock.simulator.jobs import Job, JobOutcome
+from penstock.simulator.planning import TakenDecisions
 from penstock.simulator.state import SimulationState
-from penstock_planner.decide.decision import Action, Decision
-from penstock_planner.served_shares import ShareWindow, share_windows, shares_of
+from penstock_planner.decide.decision import Action
+from penstock_planner.served_shares import ShareWindow, share_windows
 
 Floats = NDArray[np.float64]
 
@@ -122,10 +123,8 @@ def sample(state: SimulationState) -> RunSample:
     )
 
 
-def recorded(
-    state: SimulationState, samples: Sequence[RunSample], decisions: Sequence[Decision]
-) -> Recording:
-    """Return everything of a run that has ended; ``decisions`` are the planner's, none without one."""
+def recorded(state: SimulationState, samples: Sequence[RunSample], taken: TakenDecisions) -> Recording:
+    """Return everything of a run that has ended; ``taken`` are the planner's decisions, none without one."""
     end_s = max((job.ended_s for job in state.jobs if job.ended_s is not None), default=0.0)
     return Recording(
         requests=_requests(state.jobs),
@@ -140,16 +139,14 @@ def recorded(
         itl_s={name: state.gaps.percentile(share) for name, share in _RANKS},
         changes=tuple(
             SimulatedChange(decision.at_s, role.role, role.current, role.desired, role.sentence)
-            for decision in decisions
+            for decision in taken.changed
             for role in decision.roles
             if role.action is not Action.HOLD
         ),
-        decisions=len(decisions),
+        decisions=taken.count,
         refused_joins=state.fleet.refused,
         gpu_s=_gpu_seconds(samples, end_s),
-        share_windows=share_windows(
-            (decision.at_s, shares) for decision in decisions if (shares := shares_of(decision)) is not None
-        ),
+        share_windows=share_windows(taken.shares),
     )
 
 

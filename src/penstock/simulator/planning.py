@@ -24,11 +24,13 @@ from penstock_planner.core.effects import (
 )
 from penstock_planner.core.planner import Answer, PlannerCore
 from penstock_planner.core.planner_settings import PlannerSettings
+from penstock_planner.decide.bounds.pool import bid_sizes
 from penstock_planner.decide.by_demand import carried, resumed
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision, Memory
 from penstock_planner.decide.observation import Demand, PoolCounts, Pull, summarise
 from penstock_planner.decide.reading import Reading, assess
+from penstock_planner.served_shares import ServedShares, shares_of
 from penstock_planner.targets.base import TargetState
 
 _SOURCE = "simulator"
@@ -86,12 +88,17 @@ class SimulatedObservation:
         )
 
 
+OnDecision = Callable[[Decision], None]
+"""Called with every decision that was taken, holds included."""
+
+
 class VirtualPlanner:
-    """Runs one planner on the kernel's time."""
+    """Runs one planner on the kernel's time; decisions are passed on and not kept."""
 
     def __init__(
         self,
         config: DecideConfig,
+        on_decision: OnDecision,
         *,
         deadline_s: float = DEADLINE_S,
         memory: Memory | None = None,
@@ -101,7 +108,7 @@ class VirtualPlanner:
         self._settings = PlannerSettings(
             config, deadline_s, _TIMELINE, rolls_back=config.policy.has_ledger, memory=memory or {}
         )
-        self.decisions: list[Decision] = []
+        self._on_decision = on_decision
         self._start(0.0, first_sequence=0)
 
     def learnt(self, now_s: float) -> Memory:
@@ -158,7 +165,9 @@ class VirtualPlanner:
         self._follow(self._core.start(now_s, first_sequence=first_sequence))
 
     def _follow(self, effects: tuple[Effect, ...]) -> Effect:
-        self.decisions += [effect.decision for effect in effects if isinstance(effect, Notify)]
+        for effect in effects:
+            if isinstance(effect, Notify):
+                self._on_decision(effect.decision)
         if isinstance(effects[-1], ObserveAt):
             self.next_s = effects[-1].at_s
         return effects[-1]
@@ -170,8 +179,40 @@ UNPLACED_AFTER_S = 15.0
 UNPLACED = "unschedulable: no node has the GPUs"
 
 
+@dataclass(slots=True)
+class TakenDecisions:
+    """What a run keeps of its decisions; with all their steps those of a week would fill a gigabyte.
+
+    Attributes:
+        count: Of all, holds included.
+        changed: Those that change a role.
+        shares: (time, shares in time, served and predicted) of those that know both.
+        bid: Of the newest that bids for a pool's GPUs: GPUs of each replica, in order of need.
+    """
+
+    count: int = 0
+    changed: list[Decision] = field(default_factory=list)
+    shares: list[tuple[float, ServedShares]] = field(default_factory=list)
+    bid: tuple[int, ...] = ()
+
+    def add(self, decision: Decision) -> None:
+        """Keep what is read later."""
+        self.count += 1
+        if not decision.is_hold:
+            self.changed.append(decision)
+        if (shares := shares_of(decision)) is not None:
+            self.shares.append((decision.at_s, shares))
+        self.bid = bid_sizes(decision) or self.bid
+
+
 class Control:
-    """Runs one planner in a run."""
+    """Runs one planner in a run.
+
+    Attributes:
+        planner: The planner.
+        taken: What is kept of its decisions.
+        listeners: Called with every decision, after it was kept.
+    """
 
     def __init__(
         self,
@@ -187,8 +228,11 @@ class Control:
         deadline_s = self._scenario.patience.deadline_s
         if deadline_s is None:
             deadline_s = max(DEADLINE_S, 2 * self._scenario.cold_start_s)
+        self.taken = TakenDecisions()
+        self.listeners: list[OnDecision] = []
         self.planner = VirtualPlanner(
             config,
+            self._take,
             deadline_s=deadline_s,
             memory=self._scenario.memory,
             calendar_s=self._scenario.calendar_s,
@@ -211,6 +255,11 @@ class Control:
         else:
             planner.tick(now_s, self._observation(now_s), self._scale)
         kernel.at(planner.next_s, Order.PLANNER, self._tick)
+
+    def _take(self, decision: Decision) -> None:
+        self.taken.add(decision)
+        for listen in self.listeners:
+            listen(decision)
 
     def _scale(self, asked: Scale | Switch) -> None:
         if isinstance(asked, Switch):

@@ -19,7 +19,6 @@ from penstock.simulator.observer import Recording
 from penstock.simulator.scenario import BudgetChange, Scenario
 from penstock.simulator.simulation import CutDrain, Simulation
 from penstock.workload.traces import TraceRequest
-from penstock_planner.decide.bounds.pool import bid_sizes
 
 POOL_TICK_S: Final = 1.0
 """Between two allocations; as often as planners pull metrics."""
@@ -77,16 +76,12 @@ class _Member:
     simulation: Simulation
     bid: tuple[int, ...]
     acts_under: tuple[int, str] = (0, "")
-    decisions: int = field(default=0)
     cuts: list[CutDrain] = field(default_factory=list)
 
     def take_bid(self) -> GraphBid:
         """Return what the planner's last decision that could observe bids for."""
         assert self.simulation.control is not None  # noqa: S101 - checked where it was made
-        decisions = self.simulation.control.planner.decisions
-        for decision in decisions[self.decisions :]:
-            self.bid = bid_sizes(decision) or self.bid
-        self.decisions = len(decisions)
+        self.bid = self.simulation.control.taken.bid or self.bid
         held = self.simulation.fleet.gpus
         return GraphBid(
             self.graph.guaranteed, self.graph.priority, self.graph.most, self.bid, held, self.acts_under[0]

@@ -19,7 +19,7 @@ from penstock.simulator.frontend import FrontendCounters, GapHistogram
 from penstock.simulator.jobs import Job, JobOutcome, PrefixChains, make_jobs
 from penstock.simulator.kernel import Kernel, Order
 from penstock.simulator.observer import Recording, RunSample, recorded, sample
-from penstock.simulator.planning import Control
+from penstock.simulator.planning import Control, TakenDecisions
 from penstock.simulator.request_path import RequestPath
 from penstock.simulator.routing import VirtualRouter
 from penstock.simulator.scenario import Fault, PoolSpec, ProfiledModel, Scenario, WorkerFailure
@@ -114,8 +114,8 @@ class Simulation:
         for job in self.jobs:
             if job.outcome is None:
                 self._path.end(job, JobOutcome.FAILED)
-        decisions = [] if self.control is None else self.control.planner.decisions
-        return recorded(self._state, self._samples, decisions)
+        taken = TakenDecisions() if self.control is None else self.control.taken
+        return recorded(self._state, self._samples, taken)
 
     def set_grant(self, gpus: int, note: str) -> None:
         """Hold no more GPUs from now on than a pool grants; what is there above them is drained.

@@ -31,40 +31,42 @@ def on(kind, from_s, to_s):
 
 
 def planned(split_world, faults, *, pools=(1, 1), budget=6, source=BUSY, **options):
-    """A finished world with a planner in it."""
+    """The decisions of a world with a planner in it, and its recording."""
     requests = prepare(WorkloadSpec(source), seed=0).requests
     config = DecideConfig(max_gpu_budget=budget, mode=options.pop("mode", Mode.LOAD))
     scenario = split_world(*pools, planner=config, max_gpus=budget, faults=faults, **options)
     world = Simulation(scenario, requests)
-    return world, world.run()
+    heard = []
+    world.control.listeners.append(heard.append)
+    return heard, world.run()
 
 
-def decisions(world):
+def decisions(heard):
     """All roles' decisions with their times."""
-    return [(each.at_s, role) for each in world.control.planner.decisions for role in each.roles]
+    return [(each.at_s, role) for each in heard for role in each.roles]
 
 
 @pytest.mark.parametrize("kind", [Fault.METRICS_MISSING, Fault.METRICS_NAN, Fault.METRICS_STALE])
 def test_unknown_metrics_change_nothing(split_world, kind):
     """From the start on, or once they are older than 10 s, nothing is decided on them."""
-    world, _ = planned(split_world, on(kind, 0, 150))
-    seen = [role.reason for at_s, role in decisions(world) if at_s < 140]
+    heard, _ = planned(split_world, on(kind, 0, 150))
+    seen = [role.reason for at_s, role in decisions(heard) if at_s < 140]
 
     if kind is not Fault.METRICS_STALE:
         assert set(seen) == {Reason.METRIC_UNKNOWN}
-    assert any(role.desired > role.current for at_s, role in decisions(world) if at_s >= 150)
+    assert any(role.desired > role.current for at_s, role in decisions(heard) if at_s >= 150)
 
 
 def test_a_router_that_is_away_fails_arrivals_and_hides_the_queue(split_world):
     """A minute of arrivals fails; the others are served; decode's KV stays known."""
-    world, recording = planned(split_world, on(Fault.ROUTER_DOWN, 60, 120), pools=(3, 2), budget=8)
+    heard, recording = planned(split_world, on(Fault.ROUTER_DOWN, 60, 120), pools=(3, 2), budget=8)
     requests = recording.requests
     away = (requests.arrival_s >= 60) & (requests.arrival_s < 120)
 
     assert not requests.is_ok[away].any()
     assert requests.is_ok[~away].all()
     reasons = {
-        role.reason for at_s, role in decisions(world) if 90 <= at_s <= 120 and role.role is Role.PREFILL
+        role.reason for at_s, role in decisions(heard) if 90 <= at_s <= 120 and role.role is Role.PREFILL
     }
     assert reasons <= {Reason.METRIC_UNKNOWN}
 
@@ -85,12 +87,12 @@ def test_a_replica_without_a_node_has_no_process_that_could_die(simple_world, re
 
 def test_a_replica_that_never_becomes_ready_is_withdrawn(split_world):
     """Asked for at 30 s; 600 s later it is taken back with its reason."""
-    world, _ = planned(
+    heard, _ = planned(
         split_world,
         on(Fault.NEVER_READY, 0, 60),
         source="poisson:rate=2,duration_s=640,input_tokens=8000,output_tokens=10,length_cv=0",
     )
-    withdrawn = [(at_s, role) for at_s, role in decisions(world) if role.reason is Reason.NEVER_READY]
+    withdrawn = [(at_s, role) for at_s, role in decisions(heard) if role.reason is Reason.NEVER_READY]
 
     assert withdrawn
     assert 630 <= withdrawn[0][0] <= 632
@@ -127,7 +129,7 @@ def test_a_start_is_awaited_as_long_as_the_graph_says_and_no_longer_than_demand(
     Ten minutes are twice half of the time-out, the longest that a first start-up is believed to take.
     """
     source = f"step:rate=0.1,peak=30,step_s=0,step_length_s={seconds},duration_s=840,output_tokens=10"
-    world, _ = planned(
+    heard, _ = planned(
         split_world,
         on(Fault.NEVER_READY, 0, 2000),
         source=f"{source},input_tokens=8000,length_cv=0",
@@ -137,7 +139,7 @@ def test_a_start_is_awaited_as_long_as_the_graph_says_and_no_longer_than_demand(
     )
     shrunk = [
         (at_s, role.reason)
-        for at_s, role in decisions(world)
+        for at_s, role in decisions(heard)
         if role.role is Role.PREFILL and role.desired < role.current
     ]
     assert [each for _, each in shrunk] == [reason]
@@ -146,8 +148,8 @@ def test_a_start_is_awaited_as_long_as_the_graph_says_and_no_longer_than_demand(
 
 def test_a_replica_without_a_node_is_withdrawn_after_15_seconds(split_world):
     """Two GPUs on the nodes, both in use; GPU-seconds count what is on a node."""
-    world, recording = planned(split_world, Faults(node_gpus=2))
-    withdrawn = [(at_s, role) for at_s, role in decisions(world) if role.reason is Reason.NEVER_READY]
+    heard, recording = planned(split_world, Faults(node_gpus=2))
+    withdrawn = [(at_s, role) for at_s, role in decisions(heard) if role.reason is Reason.NEVER_READY]
 
     assert withdrawn[0][0] == pytest.approx(45.0, abs=1.0)
     assert "unschedulable" in withdrawn[0][1].sentence
@@ -172,13 +174,13 @@ def test_a_worker_without_a_node_is_placed_when_one_leaves(split_world):
 
 def test_a_lowered_budget_lets_what_is_there_stay_and_nothing_join(split_world):
     """From 6 to 3 GPUs at 100 s: never more than there were, and not one more."""
-    world, recording = planned(split_world, Faults(budget=(BudgetChange(100.0, 3),)))
+    heard, recording = planned(split_world, Faults(budget=(BudgetChange(100.0, 3),)))
     held = [(sample.at_s, sample.gpus) for sample in recording.samples]
     at_cut = dict(held)[100.0]
 
     assert at_cut > 3
     assert max(gpus for at_s, gpus in held if at_s >= 100) == at_cut
-    assert not any(role.desired > role.current for at_s, role in decisions(world) if at_s > 100)
+    assert not any(role.desired > role.current for at_s, role in decisions(heard) if at_s > 100)
 
 
 def test_a_restart_costs_a_planner_with_a_ledger_nothing(split_world):

@@ -236,7 +236,8 @@ def drive_live(script, config, folder):
 def drive_virtual(script, config):
     """Return what the virtual planner decides, asks for and when it ticks."""
     backend, ticks = _Backend(script), []
-    planner = VirtualPlanner(config, deadline_s=DEADLINE_S)
+    decisions = []
+    planner = VirtualPlanner(config, decisions.append, deadline_s=DEADLINE_S)
     restarts = list(script.restarts_s)
     while (now_s := planner.next_s) <= script.length_s:
         while restarts and restarts[0] < now_s:
@@ -258,7 +259,7 @@ def drive_virtual(script, config):
             seen,
             lambda asked, at_s=now_s: backend.scale(asked.change.role, asked.change.desired, at_s),
         )
-    return planner.decisions, backend.calls, ticks
+    return decisions, backend.calls, ticks
 
 
 def driven(script):
@@ -309,6 +310,6 @@ def test_a_script_reaches_scale_ups_refusals_and_roll_backs():
 def test_a_virtual_planner_starts_from_what_another_had_learnt():
     """And hands on what it knows, which at its start is the same."""
     memory = {"adaptive": AdaptiveMemory(roles={Role.PREFILL: RoleMemory(startups_s=(77.0,))})}
-    planner = VirtualPlanner(DecideConfig(), memory=memory)
+    planner = VirtualPlanner(DecideConfig(), [].append, memory=memory)
     assert planner.learnt(0.0) == memory
-    assert VirtualPlanner(DecideConfig()).learnt(0.0) == {}
+    assert VirtualPlanner(DecideConfig(), [].append).learnt(0.0) == {}

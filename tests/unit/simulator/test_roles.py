@@ -43,7 +43,7 @@ def test_a_worker_serves_its_new_role_a_drain_later_with_the_gpus_it_had(shifted
     """No GPU is freed or added meanwhile, each role has a ready worker throughout, and every request is served."""
     world, seen = shifted()
 
-    moved = [each for each in world.control.planner.decisions if each.switched]
+    moved = [each for each in world.control.taken.changed if each.switched]
     assert {role.role for each in moved for role in each.roles if role.desired > role.current} == {
         Role.DECODE
     }
@@ -69,7 +69,7 @@ def test_mode_adaptive_takes_from_a_role_that_only_keeps_its_workers_for_a_start
     small = ProfiledModel("a100-llama-8b-bf16-tp1", kv_tokens=60_000)
     world, seen = shifted(replace(CONFIG, mode="adaptive"), model=small)
 
-    moved = [each for each in world.control.planner.decisions if each.switched]
+    moved = [each for each in world.control.taken.changed if each.switched]
     shrunk = [role for each in moved for role in each.roles if role.desired < role.current]
     assert {role.reason for role in shrunk} == {Reason.ROLE_SWITCH}
     assert "would be" in shrunk[0].sentence
@@ -82,7 +82,7 @@ def test_without_the_option_a_start_takes_its_time(shifted):
     """The same load: decode's second worker is there after a drain and a start-up."""
     world, seen = shifted(replace(CONFIG, switches_roles=False))
 
-    assert not any(each.switched for each in world.control.planner.decisions)
+    assert not any(each.switched for each in world.control.taken.changed)
     grown = [at_s for at_s, _, counts in seen if counts[Role.DECODE].ready == 2]
     assert not grown or min(grown) > 150 + 120
 
@@ -90,7 +90,7 @@ def test_without_the_option_a_start_takes_its_time(shifted):
 def test_a_worker_that_dies_while_it_switches_comes_back_in_its_new_role(shifted):
     """Killed between decision and switch: its jobs continue elsewhere, and the new role gets it once it is back."""
     world, seen = shifted()
-    decided_s = next(each.at_s for each in world.control.planner.decisions if each.switched)
+    decided_s = next(each.at_s for each in world.control.taken.changed if each.switched)
     dying = "prefill-2"
     failures = tuple(WorkerFailure(decided_s + 0.01, f"prefill-{n}", decided_s + 20.0) for n in range(3))
     world, seen = shifted(failures=failures)

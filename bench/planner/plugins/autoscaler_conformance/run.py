@@ -97,7 +97,7 @@ def play(mode: str, situation: Situation) -> SituationHistory:
         decode_gpus=situation.gpus,
         performance=performance_of(situation) if mode == Mode.SLA else None,
     )
-    planner = VirtualPlanner(replace(base, **situation.config).in_mode(mode))
+    planner = VirtualPlanner(replace(base, **situation.config).in_mode(mode), lambda _decision: None)
     plant = Plant(situation)
     history = SituationHistory(
         replicas={role: [] for role in situation.fleet}, ready={role: [] for role in situation.fleet}

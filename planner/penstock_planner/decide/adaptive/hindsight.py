@@ -245,7 +245,7 @@ def followed(known: Hindsight, load: PulledLoad) -> Hindsight:
     for growth, each in known.fleets.items():
         started_s = _started(each.started_s, *kept[growth], load) if growth in kept else each.started_s
         ready, held = _supply(growth, started_s, recurrence, load)
-        fleets[growth] = _worked(replace(each, started_s=started_s), ready, held, load)
+        fleets[growth] = _worked(each, started_s, load, ready=ready, held=held)
     return replace(
         known,
         floor=known.floor or min(given, known.sizes),
@@ -339,14 +339,27 @@ def _supply(
 
 
 def _worked(
-    fleets: ShadowFleets, ready: Sequence[int], held: Sequence[int], load: PulledLoad
+    fleets: ShadowFleets,
+    started_s: tuple[float, ...],
+    load: PulledLoad,
+    *,
+    ready: Sequence[int],
+    held: Sequence[int],
 ) -> ShadowFleets:
-    """Let every fleet of a kind take the pull's arrivals and work for its length."""
+    """Let every fleet of a kind take the pull's arrivals and work for its length.
+
+    Args:
+        fleets: As they were.
+        started_s: For how long each replica above a floor has been there now.
+        load: Of the pull.
+        ready: Replicas of each floor's fleet that work.
+        held: Replicas of each floor's fleet that hold GPUs.
+    """
     served = [
         served_by(workers, backlog_s, load) for workers, backlog_s in zip(ready, fleets.backlogs, strict=True)
     ]
     return ShadowFleets(
-        fleets.started_s,
+        started_s,
         tuple(left_s for left_s, _ in served),
         tuple(late + missed for late, (_, missed) in zip(fleets.late, served, strict=True)),
         tuple(each + load.dt_s * count for each, count in zip(fleets.replica_s, held, strict=True)),

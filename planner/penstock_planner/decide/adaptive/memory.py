@@ -67,7 +67,8 @@ class RoleMemory:
         from there. The workers of the first pull count as just added, because their caches may be empty and
         nothing is known of the load before it.
         """
-        pool = replace(pool, ready=pool.ready + pool.switching, starting=pool.begun, switching=0)
+        if pool.switching:
+            pool = replace(pool, ready=pool.ready + pool.switching, starting=pool.begun, switching=0)
         if self.ready is None:
             return replace(self, ready=pool.ready, begun_s=(at_s,) * pool.starting, grown_s=at_s)
         before = self.ready + len(self.begun_s)

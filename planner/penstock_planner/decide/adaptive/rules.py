@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from penstock.api import Role
 from penstock_planner.decide.adaptive import hindsight
@@ -202,7 +202,7 @@ def _floor(case: Case, known: Hindsight) -> RoleFinding:
     applies = case.pool.replicas < known.floor_now and not is_past
     if case.served is not None:
         inputs |= {"served_in_time": case.served.in_time, "predicted_in_time": case.served.predicted_in_time}
-        inputs |= asdict(case.served.newest)
+        inputs |= case.served.newest.inputs
     step = Step(
         "hindsight",
         inputs,

@@ -36,6 +36,16 @@ class Compared:
     arrivals: float = 0.0
     predicted_late: float = 0.0
 
+    @property
+    def inputs(self) -> dict[str, float]:
+        """Return it as a step's inputs."""
+        return {
+            "requests": self.requests,
+            "late": self.late,
+            "arrivals": self.arrivals,
+            "predicted_late": self.predicted_late,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Served:
