@@ -18,11 +18,15 @@ from penstock.simulator.plan import SimulateOptions, make_plan
 from penstock.simulator.scenario import Resize
 from penstock.simulator.sweep import simulate
 from penstock.workload.traces import load_trace
+from penstock_planner.learnt import Learnt
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("prometheus") is None or shutil.which("promtool") is None,
-    reason="needs prometheus and promtool, as Debian's package prometheus has them",
-)
+pytestmark = [
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(
+        shutil.which("prometheus") is None or shutil.which("promtool") is None,
+        reason="needs prometheus and promtool, as Debian's package prometheus has them",
+    ),
+]
 
 LOAD = "day:rate=1,peak=5,duration_s=3600,period_s=3600,step_length_s=600,share=0.5,output_tokens=128"
 PROFILE = "h100-llama-3.3-70b-tp2"
@@ -99,6 +103,7 @@ def test_the_assessment_agrees_with_the_simulator_on_the_true_load(history, tmp_
     assert found["result"].split(":")[0] in page
     if found["is_recommended"]:
         assert load_graph(folder / "graph.yaml").spec.planner is not None
+        assert Learnt.model_validate_json((folder / "memory.json").read_bytes()).model == "llama"
 
 
 def test_a_model_that_is_not_there_is_refused_with_those_that_are(history, capsys):

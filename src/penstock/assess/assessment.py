@@ -104,7 +104,7 @@ def assess(
         options: What is compared, and by what targets.
         folder: Exists; a scaled profile is written there.
         say: Progress.
-        trace: Given in place of Prometheus; nothing is calibrated then, and every seed serves the same requests.
+        trace: Given in place of Prometheus; nothing is calibrated then, and there is one seed.
     """
     window = observed.cut(*busiest_window(observed, options.max_requests))
     fit = EngineFit(options.profile or DEFAULT_PROFILE, kv_tokens=observed.kv_tokens)
@@ -114,7 +114,7 @@ def assess(
         if options.profile is None:
             fit = _fitted(observed, options, folder, say)
     else:
-        traces = (_within(trace, observed, window),)
+        options, traces = replace(options, seeds=1), (_within(trace, observed, window),)
     profile = fit.written_to(folder)
     setting = _setting(window, traces, profile, options)
     calibration = None

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.assess.engine_metrics import engines, engines_in, present
 from penstock.assess.history import Period, PrometheusHistory
-from penstock.assess.observed import Buckets, Floats, Observed, arrivals_of, buckets_of, gaps_in
+from penstock.assess.observed import LONG_GAP_S, Buckets, Floats, Observed, arrivals_of, buckets_of, gaps_in
 from penstock.core.closest import did_you_mean
 from penstock.core.engine_metrics import EngineMetrics
 from penstock.core.errors import ConfigError, ObservationError
@@ -324,8 +324,8 @@ class _Reader:
 
     def _note_gaps(self, arrivals: Floats) -> None:
         missing = int(np.isnan(arrivals).sum())
-        if not missing:
-            return
+        if missing * self._period.step_s < LONG_GAP_S:
+            return  # a lost scrape, or the first step, before which there is none
         longest = max(end - first for first, end in gaps_in(arrivals)) * self._period.step_s
         self._notes.append(
             f"{missing * self._period.step_s / 3600:.1f} of {self._period.steps * self._period.step_s / 3600:.1f} hours have no"
