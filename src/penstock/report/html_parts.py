@@ -8,15 +8,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1b1b1b; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
+/* Pictures are drawn on white, so they keep a white ground in the dark. */
+:root { color-scheme: light dark; --ground: #fff; --ink: #1b1b1b; --soft: #555; --line: #ddd; --warn: #fff4d6; --bad: #fde4e4; }
+@media (prefers-color-scheme: dark) {
+  :root { --ground: #14171b; --ink: #e7ebf0; --soft: #9aa5b1; --line: #363d46; --warn: #3b3013; --bad: #441a1a; }
+}
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--ground); max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
 table { border-collapse: collapse; margin: .5rem 0; display: block; max-width: 100%; overflow-x: auto; }
-th, td { border-bottom: 1px solid #ddd; padding: .25rem .7rem; text-align: left; vertical-align: top; }
+th, td { border-bottom: 1px solid var(--line); padding: .25rem .7rem; text-align: left; vertical-align: top; }
 td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .result { font-size: 1.2rem; font-weight: 600; }
-.mark { background: #fff4d6; border-left: .4rem solid #e69f00; padding: .5rem 1rem; margin: .5rem 0; }
-.mark.bad { background: #fde4e4; border-color: #a00000; font-weight: 600; }
-figure { margin: 1rem 0; } img { max-width: 100%; } figcaption { color: #555; font-size: .9rem; }
+.mark { background: var(--warn); border-left: .4rem solid #e69f00; padding: .5rem 1rem; margin: .5rem 0; }
+.mark.bad { background: var(--bad); border-color: #a00000; font-weight: 600; }
+figure { margin: 1rem 0; } img { max-width: 100%; background: #fff; } figcaption { color: var(--soft); font-size: .9rem; }
 @media (max-width: 40rem) { th, td { padding: .2rem .3rem; font-size: .8rem; } }
 """
 
