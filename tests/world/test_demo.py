@@ -10,7 +10,7 @@ def test_its_json_is_the_report_alone(world):
     done = world.run("demo", "--json", "--trace", TRACE, "--output-dir", world.folder / "demo")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["headline"].startswith("served 40 of 40; ")
+    assert found["headline"].startswith("Served 40 of 40; ")
     assert found["load"]["requests"]["ok"] == 40
     assert "nothing is left running" in done.stderr
     assert not list((world.folder / "state").glob("*.json"))

@@ -16,7 +16,7 @@ def headline(report: RunReport) -> str:
     What the run does not know is left out. In time is against the target of the comparison, else of the report.
     """
     counts = report.load.summary["requests"]
-    served = f"served {counts['ok']:,} of {counts['planned']:,}"
+    served = f"Served {counts['ok']:,} of {counts['planned']:,}"
     if report.load.summary["is_partial"]:
         served += " before it was stopped"
     return "; ".join(filter(None, (served, _in_time(report), _cost(report))))

@@ -133,7 +133,7 @@ def test_the_demo_does_the_readmes_part_and_leaves_nothing(tmp_path, cluster):
     assert "--set image.repository=localhost:5000/penstock" in calls
     assert "context kind-a: Kubernetes v1.34.0 answers" in done.stdout
     assert "prefill 2/2" in done.stdout
-    assert "served 10 of 10; " in done.stdout
+    assert "Served 10 of 10; " in done.stdout
     assert "everything from the demo was removed from context kind-a" in done.stdout
     assert "operatorClass: demo-here" in (tmp_path / "out" / "graph.yaml").read_text()
     assert not (cluster / "crds").exists()
@@ -264,5 +264,5 @@ async def test_a_command_without_end_is_ended(tmp_path, monkeypatch):
 def test_json_is_the_report_alone(tmp_path, cluster):
     """Commands and progress go to stderr."""
     done = demo(tmp_path, cluster, "--yes", "--json")
-    assert json.loads(done.stdout)["headline"].startswith("served 10 of 10")
+    assert json.loads(done.stdout)["headline"].startswith("Served 10 of 10")
     assert "$ helm install" in done.stderr

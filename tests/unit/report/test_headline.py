@@ -86,12 +86,12 @@ EQUAL = "the cheapest fixed fleet that serves as well (4P+2D)"
 )
 def test_the_first_sentence_says_the_result(given, rest):
     """Served, in time and GPU-hours alongside the cheapest equal fleet; what is not known is left out, and 99.99% is not all."""
-    assert headline(_report(**given)) == f"served 1,488 of 1,488{rest}"
+    assert headline(_report(**given)) == f"Served 1,488 of 1,488{rest}"
 
 
 def test_a_run_that_was_stopped_says_so():
     """What had been served until then is not passed off as the end."""
-    assert headline(_report(ok=700, is_partial=True)) == "served 700 of 1,488 before it was stopped"
+    assert headline(_report(ok=700, is_partial=True)) == "Served 700 of 1,488 before it was stopped"
 
 
 def test_the_reports_own_target_counts_without_a_comparison(result_of):
@@ -123,7 +123,7 @@ def test_page_text_and_json_begin_with_the_result(make_run, tmp_path):
     text = CliRunner().invoke(report_command, inputs).stdout
     found = orjson.loads(CliRunner().invoke(report_command, [*inputs, "--json"]).stdout)
 
-    assert found["headline"].startswith("served 396 of 400; ")
+    assert found["headline"].startswith("Served 396 of 400; ")
     assert " ".join(text.split()).startswith(found["headline"])
     assert next(iter(found)) == "headline"
     page = render_page(analyse(tmp_path / "run", ttft_target_s=1.0), [])
