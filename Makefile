@@ -148,7 +148,7 @@ RENDER = $(HELM) template penstock charts/penstock --namespace penstock-system -
 	--skip-tests --set clusterWide=true --set createNamespace=true --set rbac.leaderWorkerSets=true --set rbac.inferencePools=true --set rbac.dynamo=true
 
 manifests: ## Render manifests/install.yaml from the chart
-	$(RENDER) > manifests/install.yaml
+	$(RENDER) > manifests/install.yaml.new && mv manifests/install.yaml.new manifests/install.yaml || { rm -f manifests/install.yaml.new; exit 1; }
 
 manifests-check: # Drift of manifests/install.yaml from the chart; part of check where helm is there
 	@if command -v $(HELM) > /dev/null; then \

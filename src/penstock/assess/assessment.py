@@ -210,22 +210,33 @@ def recommend(fleets: list[Fleet], calibration: Calibration | None, options: Ass
         )
     best = min(good, key=lambda each: each.gpu_hours.mean)
     saved = 1 - best.gpu_hours.mean / ran.gpu_hours.mean if ran.gpu_hours.mean else 0.0
-    less = f"{abs(saved):.0%} {'fewer' if saved >= 0 else 'more'} GPU-hours"
-    sentence = (
-        f"{best.name}: {best.in_time.mean:.1%} in time for {best.gpu_hours.mean:,.1f} GPU-hours; the fleet that ran:"
-        f" {ran.in_time.mean:.1%} for {ran.gpu_hours.mean:,.1f}, so {less}"
-    )
+    is_useless = saved <= 0 and best.in_time.mean <= ran.in_time.mean + 0.005
+    if is_useless:
+        gain = "Penstock would not have saved anything"
+    elif saved > 0:
+        gain = f"Penstock would have saved {saved:.0%} of the GPU-hours"
+    else:
+        gain = f"Penstock would have served more in time, for {-saved:.0%} more GPU-hours"
+    sentence = f"{gain}. {_served(best)}; {_served(ran)}"
     fixed = next(
         (each for each in fleets if each.kind is FleetKind.FIXED and each.in_time.mean >= needed), None
     )
     if fixed is not None:
-        sentence += f"; {fixed.name}: {fixed.in_time.mean:.1%} for {fixed.gpu_hours.mean:,.1f}"
+        sentence += f"; {_served(fixed)}"
     if options.gpu_price is not None:
         money = (ran.gpu_hours.mean - best.gpu_hours.mean) * options.gpu_price
         sentence += f"; saved by Penstock: {money:,.2f}"
-    if saved <= 0 and best.in_time.mean <= ran.in_time.mean + 0.005:
-        return Recommendation(None, None, f"Penstock would not have saved anything: {sentence}.")
+    if is_useless:
+        return Recommendation(None, None, f"{sentence}.")
     return Recommendation(best, best.plan, f"{sentence}.")
+
+
+def _served(fleet: Fleet) -> str:
+    """Return a fleet's name with what it served and used."""
+    hours = fleet.gpu_hours.mean
+    return (
+        f"{fleet.name}: {fleet.in_time.mean:.1%} in time with {hours:,.{2 if hours < 10 else 1}f} GPU-hours"
+    )
 
 
 def observed_of_trace(trace: Trace, *, model: str, replicas: int, start_s: float) -> Observed:

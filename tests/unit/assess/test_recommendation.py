@@ -47,9 +47,10 @@ def test_a_cheaper_fleet_that_serves_as_well_is_recommended_with_what_a_fixed_on
         fleets((0.99, 100.0), (0.992, 60.0)), calibration(), AssessOptions(SloConfig(), gpu_price=2.0)
     )
     assert found.plan is PLAN
-    assert "99.2% in time for 60.0 GPU-hours" in found.sentence
-    assert "99.0% for 100.0, so 40% fewer GPU-hours" in found.sentence
-    assert "fixed: 100.0% for 90.0" in found.sentence
+    assert found.sentence.startswith("Penstock would have saved 40% of the GPU-hours. ")
+    assert "99.2% in time with 60.0 GPU-hours" in found.sentence
+    assert "99.0% in time with 100.0 GPU-hours" in found.sentence
+    assert "fixed: 100.0% in time with 90.0 GPU-hours" in found.sentence
     assert "saved by Penstock: 80.00" in found.sentence
 
 
@@ -58,7 +59,7 @@ def test_a_cheaper_fleet_that_serves_as_well_is_recommended_with_what_a_fixed_on
     [
         ((0.99, 100.0), (0.97, 60.0), "Penstock would not have helped: at best 97.0%"),
         ((0.99, 100.0), (0.99, 101.0), "Penstock would not have saved anything"),
-        ((0.90, 100.0), (0.99, 110.0), "so 10% more GPU-hours"),
+        ((0.90, 100.0), (0.99, 110.0), "Penstock would have served more in time, for 10% more GPU-hours"),
     ],
 )
 def test_a_fleet_that_serves_worse_or_saves_nothing_is_not_recommended(ran, own, said):
