@@ -53,7 +53,7 @@ def capacity(summary: Sequence[Mapping[str, Any]], *, slo_s: float) -> Figure:
     for label, style, rows in _lines(summary):
         rates = [_rate(row) for row in rows]
         share.plot(rates, [row["on_time"] for row in rows], label=label, **style)
-        low, high = [row["capacity_min"] for row in rows], [row["capacity_max"] for row in rows]
+        low, high = [row["on_time_min"] for row in rows], [row["on_time_max"] for row in rows]
         share.fill_between(rates, low, high, color=style["color"], alpha=0.12, linewidth=0)
         p90 = [np.nan if row["ttft_s"]["p90"] is None else row["ttft_s"]["p90"] for row in rows]
         latency.plot(rates, p90, label=label, **style)
