@@ -204,7 +204,7 @@ class _Recorder(VirtualPlanner):
     """Keeps every observation and decides nothing."""
 
     def __init__(self) -> None:
-        super().__init__(DecideConfig(adjustment_interval_s=1e9))
+        super().__init__(DecideConfig(adjustment_interval_s=1e9), lambda _decision: None)
         self.seen = []
 
     def tick(self, now_s, seen, scale):
