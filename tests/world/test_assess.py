@@ -67,6 +67,7 @@ def run(*arguments):
     return ended.value.code or 0
 
 
+@pytest.mark.nightly  # simulates every fleet twice: minutes
 def test_the_assessment_agrees_with_the_simulator_on_the_true_load(history, tmp_path, capsys):
     """Of the metrics alone it ranks the fleets as the true load does; GPU-hours are within 10%, shares within two points."""
     url, ran = history
