@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -224,11 +225,16 @@ class Applier:
         if want["kind"] == SCALING_ADAPTER.kind:
             number = owner.first_replicas.get(want["metadata"]["name"], 1)
             body, manager = {**want, "spec": {**want["spec"], "replicas": number}}, INITIAL
+        metadata = want["metadata"]
         try:
             answer = await self._written("create", self._client.create(body, field_manager=manager), want)
         except ConflictError:
-            metadata = want["metadata"]
-            return await self._client.get(kind_of(want), metadata["name"], namespace=metadata["namespace"])
+            with suppress(NotFoundError):
+                return await self._client.get(
+                    kind_of(want), metadata["name"], namespace=metadata["namespace"]
+                )
+            # What had the name has gone since; a name that is taken again is a conflict, which passes.
+            answer = await self._written("create", self._client.create(body, field_manager=manager), want)
         except NotFoundError as exc:
             # Of a child's kind the cluster does not know; the others can be made all the same.
             raise InvalidObjectError(f"{exc}; is its CustomResourceDefinition installed?") from exc

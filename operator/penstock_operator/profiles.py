@@ -199,4 +199,8 @@ def _trouble(applied: Applied) -> Outcome | None:
             f"objects of an earlier request of this name are going: {', '.join(sorted(applied.leaving))}"
         )
         return Outcome(ProfilePhase.PENDING, "Replacing", message)
-    return None if applied.failure is None else Outcome(ProfilePhase.PENDING, *applied.failure)
+    if applied.failure is not None:
+        return Outcome(ProfilePhase.PENDING, *applied.failure)
+    # The Job is applied once, so everything that its pod needs must be there before.
+    passing = applied.refusals.found
+    return Outcome(ProfilePhase.PENDING, passing[0].kind.value, str(passing[0])) if passing else None

@@ -188,6 +188,24 @@ async def test_a_conflict_is_no_trouble_and_comes_again_soon(api):
     assert live["spec"]["template"]["spec"]["enableServiceLinks"] is False
 
 
+async def test_a_name_that_falls_free_while_it_is_looked_at_is_taken_at_once(api):
+    """The garbage collector was between the two calls; without a second try the child would be missing, and nobody told."""
+    tries = 0
+
+    def fault(_number, write):
+        nonlocal tries
+        if write == ("create", "Service", "g-decode"):
+            tries += 1
+            if tries == 1:
+                raise ConflictError("409: g-decode already exists")
+
+    async with operator(api) as made:
+        api.fault = fault
+        await made.reconciler.reconcile(KEY)
+    assert tries == 2
+    assert ("Service", "ns", "g-decode") in api.objects
+
+
 async def test_a_refused_release_lets_the_next_pod_start(api):
     """Its GPUs are not held for a pod that another team's policy does not let go."""
     async with operator(api) as made:
