@@ -42,6 +42,11 @@ class SloConfig(SpecModel):
         "Fraction of the requests that must meet the targets; nothing is spent on more. 0.5 to below 1.",
     )
 
+    def with_given(self, *, ttft_s: float | None, itl_s: float | None, attainment: float | None) -> SloConfig:
+        """Return these targets with others, such as a command's flags, in their place; None: not given."""
+        given = {"ttft_seconds": ttft_s, "itl_seconds": itl_s, "attainment": attainment}
+        return self.model_copy(update={key: value for key, value in given.items() if value is not None})
+
 
 class TierSlo(SpecModel):
     """Targets of one tier."""

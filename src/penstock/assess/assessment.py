@@ -13,13 +13,14 @@ import numpy as np
 from penstock.api import SloConfig
 from penstock.assess.calibration import Calibration, calibrate, simulated_speeds
 from penstock.assess.engine_fit import EngineFit, Runs, Speeds, nearest, observed_speeds, refined
-from penstock.assess.fleets import Fleet, FleetKind, Setting, compare_fleets, recorded
+from penstock.assess.fleets import Fleet, FleetKind, KnownRuns, Setting, compare_fleets, recorded
 from penstock.assess.load import make_trace
 from penstock.assess.manifest import GraphPlan
 from penstock.assess.observed import Buckets, Observed, busiest_window, filled, telling_windows
 from penstock.core.errors import ConfigError
 from penstock.engine import profiles
 from penstock.simulator.plan import DEFAULT_PROFILE
+from penstock.simulator.sweep import simulate
 from penstock.simulator.warm_start import learnt_from_trace
 from penstock.workload.traces import Trace, TraceRequest
 from penstock_planner.learnt import as_json as learnt_json
@@ -117,15 +118,19 @@ def assess(
         options, traces = replace(options, seeds=1), (_within(trace, observed, window),)
     profile = fit.written_to(folder)
     setting = _setting(window, traces, profile, options)
-    calibration = None
+    calibration: Calibration | None = None
+    done: KnownRuns = {}
     if trace is None:
         say("simulating the fleet that ran")
-        calibration = calibrate(window, recorded(setting.ran()[0]), options.slo)
+        first = setting.ran()[0]
+        recording, _, done[first.label, first.seed] = simulate(first)
+        calibration = calibrate(window, recording, options.slo)
     fleets = compare_fleets(
         setting,
         processes=options.processes,
         with_oracle=options.with_oracle,
         on_fleet=lambda name: say(f"simulating {name}"),
+        done=done,
     )
     recommendation = recommend(fleets, calibration, options)
     return Assessment(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from penstock.simulator.executors import open_executor, run_all
 from penstock.simulator.observer import Recording
 from penstock.simulator.plan import SimulateOptions, make_plan
 from penstock.simulator.scenario import MAX_WAIT_S, MAX_WAITING, Resize
+from penstock.simulator.scoreboard import mean
 from penstock.simulator.sweep import RunSpec, figures_of, simulate
 from penstock.workload.traces import Trace
 from penstock_planner.decide.config import Mode
@@ -93,7 +94,7 @@ class Setting:
         """Replicas at the beginning, at least one."""
         return max(1, round(float(filled(self.observed.replicas)[0])))
 
-    def plan(self, *, is_disaggregated: bool = False, floor: int = 1) -> GraphPlan:
+    def plan(self, *, is_disaggregated: bool = False) -> GraphPlan:
         """Return the graph of a fleet that Penstock runs."""
         return GraphPlan(
             self.observed.model,
@@ -102,7 +103,6 @@ class Setting:
             is_disaggregated,
             min(self.first_replicas, max(1, self.max_gpus // self.gpus)),
             self.max_gpus,
-            floor,
         )
 
     def specs(self, plan: GraphPlan, name: str, **options: Any) -> list[RunSpec]:
@@ -172,23 +172,38 @@ def recorded(spec: RunSpec) -> Recording:
     return simulate(spec)[0]
 
 
+KnownRuns: TypeAlias = dict[tuple[str, int], dict[str, Any]]
+"""Figures of runs by label and seed."""
+
+
 OnFleet = Callable[[str], None]
 """Called with the name of what is simulated next."""
 
 
 def compare_fleets(
-    setting: Setting, *, processes: int | None, with_oracle: bool, on_fleet: OnFleet = lambda _name: None
+    setting: Setting,
+    *,
+    processes: int | None,
+    with_oracle: bool,
+    on_fleet: OnFleet = lambda _name: None,
+    done: KnownRuns | None = None,
 ) -> list[Fleet]:
     """Return the fleet that ran, the best fixed one, an HPA's, Penstock's, and with ``with_oracle`` the oracle's.
 
-    The fixed fleet is the smallest that reaches the target's share in time with the first seed.
+    The fixed fleet is the smallest that reaches the target's share in time with the first seed. Runs that are ``done`` are
+    not repeated.
     """
+    known = dict(done or {})
     aggregated, apart = setting.plan(), setting.plan(is_disaggregated=True)
     with open_executor(processes=processes, cells=64, on=None) as executor:
 
         def figures(name: str, specs: Sequence[RunSpec]) -> list[dict[str, Any]]:
-            on_fleet(name)
-            return run_all(figures_of, specs, executor)
+            missing = [each for each in specs if (each.label, each.seed) not in known]
+            if missing:
+                on_fleet(name)
+                for each, made in zip(missing, run_all(figures_of, missing, executor), strict=True):
+                    known[each.label, each.seed] = made
+            return [known[each.label, each.seed] for each in specs]
 
         found = [
             _fleet(RAN, FleetKind.RAN, figures(RAN, setting.ran()), more_hours=setting.starting_gpu_hours)
@@ -254,18 +269,14 @@ def _fleet(
     plan: GraphPlan | None = None,
     more_hours: float = 0.0,
 ) -> Fleet:
-    def mean(values: Sequence[float | None]) -> float | None:
-        known = [each for each in values if each is not None]
-        return sum(known) / len(known) if known else None
-
     return Fleet(
         name,
         kind,
         _spread([run["in_time"]["both"] for run in runs]),
         _spread([run["gpu_hours"] + more_hours for run in runs]),
         sum(run["lost"] for run in runs) / len(runs),
-        mean([run["ttft_s"]["p50"] for run in runs]),
-        mean([run["ttft_s"]["p99"] for run in runs]),
+        mean(run["ttft_s"]["p50"] for run in runs),
+        mean(run["ttft_s"]["p99"] for run in runs),
         max(run["peak_gpus"] for run in runs),
         plan,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.api import GraphDeployment, SloConfig
-from penstock.core.durations import duration_text
+from penstock.api.graph import API_VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,6 @@ class GraphPlan:
         is_disaggregated: Prefill and decode on their own workers.
         replicas: Of all workers at the beginning, >= 1.
         max_gpus: Budget.
-        floor: Fewest aggregated workers, >= 1.
     """
 
     model: str
@@ -30,7 +29,6 @@ class GraphPlan:
     is_disaggregated: bool
     replicas: int
     max_gpus: int
-    floor: int = 1
 
     def graph(self) -> GraphDeployment:
         """Return the graph as it is validated."""
@@ -39,41 +37,35 @@ class GraphPlan:
     def manifest(self) -> dict[str, Any]:
         """Return the manifest for vLLM."""
         largest = max(1, self.max_gpus // self.gpus)
-        slo: dict[str, Any] = {
-            "ttft": duration_text(self.slo.ttft_seconds),
-            "attainment": self.slo.attainment,
-        }
-        if self.slo.itl_seconds is not None:
-            slo["itl"] = duration_text(self.slo.itl_seconds)
         return {
-            "apiVersion": "penstock.dev/v1alpha1",
+            "apiVersion": API_VERSION,
             "kind": "GraphDeployment",
             "metadata": {"name": graph_name(self.model)},
             "spec": {
                 "model": {"name": self.model, "servedName": self.model},
                 "runtime": "vllm",
                 "image": IMAGE,
-                "slo": slo,
+                "slo": self.slo.model_dump(mode="json", by_alias=True, exclude_none=True),
                 "services": {"frontend": {"role": "router", "replicas": 2}, **self._workers(largest)},
                 "planner": {"mode": "adaptive", "maxGpuBudget": self.max_gpus},
             },
         }
 
     def _workers(self, largest: int) -> dict[str, Any]:
-        def service(role: str, replicas: int, floor: int, most: int) -> dict[str, Any]:
+        def service(role: str, replicas: int, most: int) -> dict[str, Any]:
             return {
                 "role": role,
                 "replicas": replicas,
                 "gpusPerReplica": self.gpus,
-                "scaling": {"minReplicas": floor, "maxReplicas": most},
+                "scaling": {"minReplicas": 1, "maxReplicas": most},
             }
 
         if not self.is_disaggregated:
-            return {"worker": service("aggregated", max(self.replicas, self.floor), self.floor, largest)}
+            return {"worker": service("aggregated", self.replicas, largest)}
         prefill = max(1, math.ceil(self.replicas / 2))
         return {
-            "prefill": service("prefill", prefill, 1, max(1, largest - 1)),
-            "decode": service("decode", max(1, self.replicas - prefill), 1, max(1, largest - 1)),
+            "prefill": service("prefill", prefill, max(1, largest - 1)),
+            "decode": service("decode", max(1, self.replicas - prefill), max(1, largest - 1)),
         }
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-import yaml
-
+from penstock.api.manifests.yaml_text import as_yaml
 from penstock.assess.assessment import Assessment
 from penstock.assess.text import (
     CALIBRATION_HEADS,
@@ -76,7 +75,7 @@ def _steps(found: Assessment) -> list[str]:
     router = f"penstock router serve --model {found.observed.model} --worker aggregated=http://HOST:PORT"
     steps = (_ROUTER_STEP.format(router=router), _WATCH_STEP, _MOVE_STEP)
     items = "".join(f"<li>{text(step)}</li>" for step in steps)
-    manifest = yaml.safe_dump(found.recommendation.plan.manifest(), sort_keys=False)
+    manifest = as_yaml([found.recommendation.plan.manifest()])
     return [f"<ol>{items}</ol>", f"<h3>{GRAPH_FILE}</h3>", f"<pre>{text(manifest)}</pre>"]
 
 
@@ -88,7 +87,7 @@ def write_files(found: Assessment, folder: Path) -> list[Path]:
         plan = found.recommendation.plan
         if plan is not None:
             files.append(folder / GRAPH_FILE)
-            files[-1].write_text(yaml.safe_dump(plan.manifest(), sort_keys=False), encoding="utf-8")
+            files[-1].write_text(as_yaml([plan.manifest()]), encoding="utf-8")
         if found.memory is not None:
             files.append(folder / MEMORY_FILE)
             files[-1].write_bytes(found.memory)

@@ -181,13 +181,10 @@ def _check(source: SourceOptions) -> None:
 
 
 def _options(chosen: FleetOptions) -> AssessOptions:
-    slo = {
-        "ttft_seconds": chosen.ttft_slo_s,
-        "itl_seconds": chosen.itl_slo_s,
-        "attainment": chosen.attainment,
-    }
     return AssessOptions(
-        slo=SloConfig().model_copy(update={key: value for key, value in slo.items() if value is not None}),
+        slo=SloConfig().with_given(
+            ttft_s=chosen.ttft_slo_s, itl_s=chosen.itl_slo_s, attainment=chosen.attainment
+        ),
         gpus=chosen.gpus_per_replica,
         profile=chosen.profile,
         cold_start_s=chosen.cold_start_s,

@@ -18,11 +18,11 @@ from penstock.api import GraphDeployment, ProfileRequest
 from penstock.api.manifests import STDIN, Manifests, load_graph, parse_manifests, read_text
 from penstock.api.manifests.importing import import_graph
 from penstock.api.manifests.validation import template_of
+from penstock.api.manifests.yaml_text import as_yaml
 from penstock.cli import fields, option
 from penstock.cli.graph_warnings import cluster_warnings, parameter_problems, print_warnings, warnings_of
 from penstock.cli.say import say, say_json
 from penstock.cli.terminal import write_text
-from penstock.cli.yaml_text import as_yaml
 from penstock.core.errors import ConfigError, InvalidSpecError, ManifestProblem
 from penstock.core.flags import flag, time_scale
 from penstock.core.printable import printable_json

@@ -279,13 +279,8 @@ def make_plan(
 
 def _slo(options: SimulateOptions, graph: GraphDeployment | None) -> SloConfig:
     """Return the manifest's targets, or the defaults, with what the options say in their place."""
-    given = {
-        "ttft_seconds": options.ttft_slo_s,
-        "itl_seconds": options.itl_slo_s,
-        "attainment": options.attainment,
-    }
     base = SloConfig() if graph is None else graph.spec.slo
-    return base.model_copy(update=_given(given))
+    return base.with_given(ttft_s=options.ttft_slo_s, itl_s=options.itl_slo_s, attainment=options.attainment)
 
 
 def _routers(

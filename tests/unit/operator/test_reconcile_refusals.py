@@ -189,7 +189,7 @@ async def test_a_conflict_is_no_trouble_and_comes_again_soon(api):
 
 
 async def test_a_name_that_falls_free_while_it_is_looked_at_is_taken_at_once(api):
-    """The garbage collector was between the two calls; without a second try the child would be missing, and nobody told."""
+    """The garbage collector ran between the two calls; without a second try the child is missing, and no condition says so."""
     tries = 0
 
     def fault(_number, write):

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
+from adaptive_cases import case_of, work_of
 
 from penstock.api import Role
 from penstock_planner.decide.adaptive.hindsight import Hindsight
 from penstock_planner.decide.adaptive.observed import ObservedWorkers
 from penstock_planner.decide.adaptive.rules import (
-    Case,
     grows_at,
     lacks,
     left_tokens,
@@ -20,7 +20,7 @@ from penstock_planner.decide.adaptive.rules import (
     shrinks_at,
     spares,
 )
-from penstock_planner.decide.adaptive.signals import KvView, LightDecoding, TrendForecast, WorkView
+from penstock_planner.decide.adaptive.signals import KvView, LightDecoding
 from penstock_planner.decide.adaptive.trial import Trial
 from penstock_planner.decide.decision import Reason
 from penstock_planner.decide.observation import PoolCounts
@@ -42,29 +42,11 @@ class Gaps:
 
 
 def _work(rate=9000.0, **changes):
-    steady = TrendForecast(rate, rate, 0.0)
-    base = WorkView(
-        tokens_per_s=10_000.0, rate=steady, level=steady, far_rate=rate, backlog_tokens=0.0, sizes=(100.0,)
-    )
-    return replace(base, **changes)
+    return work_of(rate, **changes)
 
 
 def _case(ready=1, *, role=P, **changes):
-    base = Case(
-        role=role,
-        pool=PoolCounts(ready, gpus=1),
-        slo_s=5.0,
-        horizon_s=7.0,
-        hold_s=60.0,
-        arrivals_s=(),
-        work=None,
-        kv=None,
-        gaps=None,
-        oldest_wait_s=None,
-        rejected=0.0,
-        workers=ObservedWorkers(),
-    )
-    return replace(base, **changes)
+    return case_of(role, ready, **changes)
 
 
 def _kv(now):

@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from adaptive_cases import case_of, work_of
 
 from penstock.api import Role
 from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight
 from penstock_planner.decide.adaptive.kept import Clock, kept_by
-from penstock_planner.decide.adaptive.observed import ObservedWorkers
-from penstock_planner.decide.adaptive.rules import Case, needed
-from penstock_planner.decide.adaptive.signals import KvView, LightDecoding, TrendForecast, WorkView
+from penstock_planner.decide.adaptive.rules import needed
+from penstock_planner.decide.adaptive.signals import KvView, LightDecoding
 from penstock_planner.decide.adaptive.trial import Trial
 from penstock_planner.decide.decision import Kept
-from penstock_planner.decide.observation import PoolCounts
 
 NOW_S = 10_000.0
 CLOCK = Clock(NOW_S, 1767580200.0, 1.0, "UTC")
@@ -22,26 +21,8 @@ CLOCK = Clock(NOW_S, 1767580200.0, 1.0, "UTC")
 UNKNOWN = replace(CLOCK, wall_s=None)
 
 
-def _case(replicas=7, *, rate=5000.0, **changes):
-    steady = TrendForecast(rate, rate, 0.0)
-    work = WorkView(
-        tokens_per_s=10_000.0, rate=steady, level=steady, far_rate=rate, backlog_tokens=0.0, sizes=(100.0,)
-    )
-    base = Case(
-        role=Role.PREFILL,
-        pool=PoolCounts(replicas, gpus=1),
-        slo_s=5.0,
-        horizon_s=7.0,
-        hold_s=60.0,
-        arrivals_s=(),
-        work=work,
-        kv=None,
-        gaps=None,
-        oldest_wait_s=None,
-        rejected=0.0,
-        workers=ObservedWorkers(),
-    )
-    return replace(base, **changes)
+def _case(replicas=7, *, role=Role.PREFILL, rate=5000.0, **changes):
+    return case_of(role, replicas, **{"work": work_of(rate), **changes})
 
 
 def _known(*, floor=1, idle_s=1200.0, since_s=9000.0, **changes):

@@ -22,7 +22,7 @@ Source: go-yaml v2, resolve.go, which sigs.k8s.io/yaml is built on.
 
 
 class _Dumper(yaml.SafeDumper):
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - as PyYAML calls it
         return True
 
 
