@@ -1,6 +1,6 @@
-"""Pure: how many replicas of each role there should be, and why.
+"""Decide how many replicas each role needs, and why. Pure functions without I/O.
 
-`pipeline.decide` turns one adjustment interval's pulls, the state and the configuration into a decision and
-the next state. The loop, replay and `penstock planner decide` call the same function. Nothing here imports a
-clock, randomness, a socket, asyncio or a client; import-linter checks it.
+`pipeline.decide` takes the metrics of one adjustment interval, the planner's state and the configuration, and returns
+a decision and the next state. The live loop, `penstock planner replay` and `penstock planner decide` call this same
+function. Modules in this package import no clock, randomness, socket, asyncio or client; import-linter checks it.
 """

@@ -1,6 +1,7 @@
-"""Plain data (JSON's types) to and from the decision's dataclasses; ledger, replay and `decide FILE` share it.
+"""Conversion between dataclasses and plain data (JSON types). Used by the ledger, replay and `penstock planner decide FILE`.
 
-Numbers survive unchanged: JSON writes the shortest text that reads back as the same float, and no number changes its type.
+Numbers survive a round trip unchanged: JSON writes the shortest text that parses to the same float, and an int stays
+an int.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ MadeT = TypeVar("MadeT")
 
 
 def to_plain(value: Any) -> Any:
-    """Return dataclasses as dictionaries, enums as their values, tuples as lists."""
+    """Return the value with dataclasses and mappings as dictionaries, enums as their values, and tuples as lists."""
     kind: Any = type(value)
-    # Most values are these; asking of each whether it is anything else took a tenth of a simulation.
+    # Most values are of these types; checking each of them for the other types took a tenth of a simulation.
     if kind in _ATOMS:
         return value
     if (fields := _fields(kind)) is not None:
@@ -33,7 +34,7 @@ def to_plain(value: Any) -> Any:
 
 
 def to_short(value: Any) -> Any:
-    """Return what `to_plain` returns, without the fields that have their default."""
+    """Return the same as `to_plain`, without dataclass fields that equal their default."""
     kind: Any = type(value)
     if (fields := _fields(kind)) is not None:
         pairs = [(f, getattr(value, f.name)) for f in fields]
@@ -48,20 +49,21 @@ _ATOMS: Final = frozenset((bool, float, int, str, NoneType))
 
 @cache
 def _fields(kind: type) -> tuple[dataclasses.Field[Any], ...] | None:
-    """Return the fields of a dataclass; None of any other type."""
+    """Return the fields of a dataclass, or None if the type is not a dataclass."""
     return dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else None
 
 
 def from_plain(kind: Callable[..., MadeT], plain: Mapping[str, Any], *, skips_unknown: bool = False) -> MadeT:
-    """Return the dataclass of which `to_plain` made plain data; absent keys take their default.
+    """Return the dataclass instance from which `to_plain` made ``plain``. Absent keys take the field's default.
 
     Args:
-        kind: A dataclass, whose annotations say what its fields are made of.
-        plain: Its fields by name.
-        skips_unknown: Leave out keys that the dataclass, or one inside it, does not have.
+        kind: A dataclass. Its annotations determine how each field is parsed.
+        plain: Values of its fields by name.
+        skips_unknown: Ignore keys that the dataclass, or a dataclass nested in it, does not have; otherwise they
+            raise TypeError.
 
     Raises:
-        AttributeError, TypeError, ValueError: the data is not of this kind.
+        AttributeError, TypeError, ValueError: The data does not fit the dataclass.
     """
     made: MadeT = _reader(kind, skips_unknown=skips_unknown)(plain)
     return made
@@ -74,12 +76,13 @@ _SCALARS: Final[Mapping[Any, tuple[type, ...]]] = {
     float: (float, int),
     str: (str,),
 }
-"""What a field of each kind may hold; numbers of either kind pass for each other, as JSON does not tell them apart."""
+"""Accepted Python types by annotation. int and float are accepted for each other, because JSON does not distinguish
+them."""
 
 
 @cache
 def _reader(hint: Any, *, skips_unknown: bool) -> Reader:
-    """Return the function that reads a value of an annotation."""
+    """Return the function that parses a value of this annotation."""
     if dataclasses.is_dataclass(hint):
         hints = get_type_hints(hint)
         readers = {

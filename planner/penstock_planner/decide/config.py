@@ -1,4 +1,4 @@
-"""What the rules are set to; built from the options once and recorded in the ledger's header."""
+"""Configuration of the planner's decisions. Built from the options at start-up and recorded in the ledger's header."""
 
 from __future__ import annotations
 
@@ -15,22 +15,28 @@ from penstock_planner.decide.policy import PlannerPolicy, policy_of
 from penstock_planner.decide.schedule import Schedule, ScheduledBounds, lowered_ceilings, raised_floors
 
 ADAPTIVE_INTERVAL_S = 2.0
-"""Chosen: the KPA's tick. A flash crowd on aggregated workers was 84.2, 86.6 and 85.9% in time at 5, 2 and 1 s, and a
-ledger grows by half from 5 to 2 s."""
+"""Seconds between two decisions of a mode that follows demand, such as adaptive. Chosen: the interval of Knative's
+autoscaler (KPA).
+
+With 5, 2 and 1 s, a flash crowd on aggregated workers was 84.2, 86.6 and 85.9% on time, and a ledger grows by half
+from 5 to 2 s."""
 
 AGAIN_S = 1.0
-"""Chosen: the shortest time between two decisions of mode adaptive, one pull by default. Against waiting for the next
-interval of 5 s, a flash crowd on aggregated workers was 83.1 in place of 73.9% in time."""
+"""Seconds between a decision that grows a role and the next one, in a mode that follows demand.
+
+Chosen: one pull by default. Compared with waiting for the next interval of 5 s, a flash crowd on aggregated workers
+was 83.1% on time instead of 73.9%."""
 
 MAX_BACKOFF_INTERVALS = 16
-"""Chosen: 8 minutes at the default interval; long enough to stop churn, short enough to notice a repair."""
+"""Longest back-off, in adjustment intervals. Chosen: 8 minutes by default, long enough to stop churn and short enough
+to notice a repair."""
 
 
 ParametersT = TypeVar("ParametersT")
 
 
 class Mode(StrEnum):
-    """The policies that come with this distribution: the planner's own, then what it is measured against."""
+    """Names of the policies in this distribution: first the planner's own, then those that it is measured against."""
 
     LOAD = "load"
     ADAPTIVE = "adaptive"
@@ -42,38 +48,58 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DecideConfig:
-    """Thresholds, budgets and intervals, as the ledger records them. Defaults are the planner document's.
+    """Thresholds, bounds, budgets and intervals, as recorded in the ledger. Defaults are those of the planner document.
 
-    Bounds and meaning are those of ``spec.planner``'s keys; thresholds are compared openly.
+    Meaning and valid ranges are those of the keys in ``spec.planner``. Comparisons with a threshold are strict.
 
     Attributes:
-        max_gpu_budget: Ceiling of prefill + decode GPUs together, draining workers' included; None: no ceiling.
-        min_gpu_budget: Floor of each role's GPUs, >= 0.
-        min_total_gpus: Floor of prefill + decode GPUs together, draining workers' not counted, >= 0.
-        kv_up, kv_down: Mean KV usage fraction above and below which decode (or aggregated) grows and shrinks.
-        queue_up, queue_down: Queued requests above and below which prefill does.
-        decode_gpus, prefill_gpus: GPUs of one engine, >= 0; of decode also those of an aggregated one.
-        min_replicas, max_replicas: By role alongside the GPUs' bounds; absent: none.
-        decode_grace_intervals: NEW_DECODE_WORKER_GRACE_PERIOD, intervals without scale-down after a new
-            decode (or aggregated) worker, >= 0.
-        queue_buffer_intervals: NEW_PREFILL_WORKER_QUEUE_BUFFER_PERIOD, intervals over which a falling prefill
-            queue is extrapolated, >= 0; 0 looks no further than the interval's end.
-        mode: Which policy decides, by its name in `policy`.
-        max_step: Most replicas that one decision adds to or removes from a role, >= 1; None: no such bound.
-        ttft_slo_s: TTFT target, > 0; the graph's ``slo.ttft``.
-        itl_slo_s: ITL target, > 0; None: none. The graph's ``slo.itl``.
-        performance: What mode sla plans by; None in every other mode that needs no profile.
-        learns_from: Model, engine, profile and time scale that memories are of; a memory of another is not taken. Empty: any.
-        schedule: Bounds that hold for periods of the calendar.
-        time_zone: IANA's name; days and weeks that repeat are those of its clocks.
-        external: Roles whose replicas another writer sets; they count against the budget and are never changed.
-        startups_s: Start-up of a role's replicas as the manifest states it, seconds, > 0; absent: not stated.
-        startup_timeout_s: Longest start-up that is waited for, > 0.
-        switches_roles: Workers can change between prefill and decode without a start.
-        parameters: What the policy itself is set to, of its own model; None: the model's defaults, or it has none.
-        grant: GPUs that a pool lets the graph hold now, in place of ``max_gpu_budget``; None: it is in no pool.
-        grant_note: Which pool that is, and who holds what the graph lacks; words.
-        speed: Simulated seconds per real one, > 0; no rule reads it, only the clock times in sentences.
+        adjustment_interval_s: Simulated seconds between two decisions, > 0.
+        metric_pulling_interval_s: Simulated seconds between two metrics scrapes, > 0.
+        max_gpu_budget: Maximum GPUs of prefill and decode together, draining workers included. None means no limit.
+        min_gpu_budget: Minimum GPUs of each role, >= 0.
+        min_total_gpus: Minimum GPUs of prefill and decode together, draining workers not counted, >= 0.
+        kv_up, kv_down: Mean KV usage fraction above which decode (or aggregated) grows, and below which it shrinks.
+        queue_up, queue_down: Number of queued requests above which prefill grows, and below which it shrinks.
+        decode_gpus, prefill_gpus: GPUs of one replica, >= 0. ``decode_gpus`` is also used for aggregated replicas.
+        no_operation: Whether decisions are recorded but not carried out.
+        min_replicas, max_replicas: Replica bounds by role, in addition to the GPU bounds. An absent role has no such
+            bound.
+        decode_grace_intervals: Number of intervals after a new decode (or aggregated) worker without scale-down, >= 0
+            (NEW_DECODE_WORKER_GRACE_PERIOD).
+        queue_buffer_intervals: Number of intervals over which a falling prefill queue is extrapolated, >= 0
+            (NEW_PREFILL_WORKER_QUEUE_BUFFER_PERIOD). With 0 it is extrapolated only to the interval's end.
+        mode: Name of the policy that decides.
+        max_step: Maximum number of replicas that one decision adds to or removes from a role, >= 1. None means no
+            limit.
+        queue_per_worker: Whether the queue thresholds apply to the queue divided by the ready prefill workers, rather
+            than to the whole queue.
+        ttft_slo_s: TTFT target in seconds, > 0; ``slo.ttft`` of the graph.
+        scale_to_zero_after_s: Simulated seconds without requests after which all roles scale to zero. None disables
+            it.
+        in_time: Fraction of requests that modes adaptive and sla try to serve within the targets, in (0, 1).
+        gpu_percent_per_point: Extra GPU cost accepted per percentage point of on-time requests, as a percentage of 4
+            x the GPU-hours that requests keep busy.
+        itl_slo_s: ITL target in seconds, > 0; ``slo.itl`` of the graph. None means no target.
+        attainment: The same fraction as ``in_time``, used with the profile's formulas; ``slo.attainment`` of the
+            graph.
+        predictor: How mode sla predicts demand.
+        performance: Performance profile of the engines; None in modes that need no profile.
+        schedule: Scheduled replica bounds.
+        time_zone: IANA name of the time zone for days and weeks of learned demand.
+        external: Roles whose replicas another client sets. They count against the budget, and the planner never
+            changes them.
+        learns_from: Identity of the model, engine, profile and time scale. Learned state with another identity is
+            discarded. Empty accepts any.
+        startups_s: Start-up time of a role's replicas in seconds as stated in the manifest, > 0. A role is absent if
+            nothing is stated.
+        startup_timeout_s: Longest start-up to wait for, in seconds, > 0.
+        switches_roles: Whether workers can change between prefill and decode without a restart.
+        parameters: The policy's own parameters. None means its defaults, or that it has none.
+        grant: GPUs that a GPU pool lets the graph hold now, in place of ``max_gpu_budget``. None if the graph is in
+            no pool.
+        grant_note: Name of that pool and of the graphs that hold the missing GPUs, in words. Empty if the pool does
+            not hold anything back.
+        speed: Simulated seconds per real second, > 0. Used only to write clock times in sentences.
     """
 
     adjustment_interval_s: float = 30.0
@@ -117,15 +143,19 @@ class DecideConfig:
 
     @property
     def policy(self) -> PlannerPolicy:
-        """Return what decides."""
+        """Return the policy of ``mode``."""
         return policy_of(self.mode)
 
     def parameters_as(self, model: type[ParametersT]) -> ParametersT:
-        """Return the policy's parameters, the model's defaults where none are given."""
+        """Return the policy's parameters, or the defaults of ``model`` if they are unset or of another type."""
         return self.parameters if isinstance(self.parameters, model) else model()
 
     def in_mode(self, mode: str) -> DecideConfig:
-        """Return the configuration under another policy; one that says how often it decides also says by how much."""
+        """Return the configuration with another policy.
+
+        Parameters of the old policy are dropped. If the new policy has its own interval, its interval and maximum
+        step are used too.
+        """
         policy = policy_of(mode)
         parameters = self.parameters if mode == self.mode else None
         if policy.interval_s is None:
@@ -140,7 +170,7 @@ class DecideConfig:
         )
 
     def scheduled(self, held: Schedule) -> DecideConfig:
-        """Return the configuration while entries of the schedule hold; below a scheduled floor nothing goes to zero."""
+        """Return the configuration with the bounds of active schedule entries. A scheduled minimum above 0 disables scale to zero."""
         if not held:
             return self
         floors = any(count for each in held for count in each.floors.values())
@@ -153,25 +183,28 @@ class DecideConfig:
 
     @property
     def unbounded(self) -> DecideConfig:
-        """Return the configuration by which a graph in a pool says what it wants: without GPUs and steps that bound it."""
+        """Return the configuration without GPU budget and maximum step if the graph is in a GPU pool, else this configuration.
+
+        It is used to calculate how many replicas the graph would have if the pool granted everything.
+        """
         return self if self.grant is None else replace(self, max_gpu_budget=None, max_step=None)
 
     @property
     def within_pool(self) -> DecideConfig:
-        """Return the configuration with the grant for a budget."""
+        """Return the configuration with the GPU pool's grant as the budget; this configuration if the graph is in no pool."""
         return self if self.grant is None else replace(self, max_gpu_budget=self.grant)
 
     @property
     def reads_calendar(self) -> bool:
-        """Whether pulls need the real time: for a schedule, or for what the week has taught."""
+        """Whether pulls need the real time, for a schedule or for demand learned by time of the week."""
         return bool(self.schedule) or self.policy.follows_demand
 
     @property
     def interval_s(self) -> float:
         """Return the simulated seconds between two decisions.
 
-        A mode that counts replicas which start as supply over-compensates nothing by deciding often, and one step a
-        decision needs many decisions where start-ups are short.
+        A mode that counts starting replicas as supply decides more often: this does not make it over-compensate, and
+        with one step per decision it needs many decisions if start-ups are short.
         """
         if not self.policy.follows_demand:
             return self.adjustment_interval_s
@@ -186,37 +219,37 @@ class DecideConfig:
 
     @property
     def decisions_per_adjustment(self) -> int:
-        """Return how often the mode decides in an adjustment interval: its pauses are counted in decisions."""
+        """Return the number of decisions per adjustment interval. Back-offs and grace periods are counted in decisions."""
         return round(self.adjustment_interval_s / self.interval_s)
 
     @property
     def total_floor(self) -> int:
-        """Return the fewest GPUs of all roles together; a budget below the floor goes before it."""
+        """Return the minimum GPUs of all roles together, but at most the GPU budget."""
         budget = self.max_gpu_budget
         return self.min_total_gpus if budget is None else min(self.min_total_gpus, budget)
 
     def engine_gpus(self, role: Role, observed: int) -> int:
-        """Return the GPUs of one engine: the larger of configured and observed keeps the ceiling true in either account."""
+        """Return the GPUs of one replica: the larger of the configured and the observed number, so that the budget holds with either."""
         return max(self.prefill_gpus if role is Role.PREFILL else self.decode_gpus, observed)
 
     def floor(self, role: Role, engine_gpus: int) -> int:
-        """Return the fewest replicas of ``role``: n x GPUs per engine >= min_gpu_budget, and min_replicas.
+        """Return the minimum replicas of ``role``: enough for ``min_gpu_budget``, at least ``min_replicas``, and never below 1.
 
-        Never below 1: workers that are gone give no signal to come back on. Scaling to zero, which comes back on what the
-        routers count, takes all roles below it at once.
+        Without any worker there is no metric on which a single role could return. Scaling to zero is a separate rule,
+        which takes all roles to zero together and returns on the request count of the routers.
         """
         by_gpus = math.ceil(self.min_gpu_budget / engine_gpus) if engine_gpus > 0 else 1
         return max(1, by_gpus, self.min_replicas.get(role, 0))
 
     def thresholds(self, role: Role) -> tuple[float, float]:
-        """Return (down, up) of the role's signal."""
+        """Return the thresholds (down, up) of the role's load signal: queued requests for prefill, KV usage fraction otherwise."""
         if role is Role.PREFILL:
             return self.queue_down, self.queue_up
         return self.kv_down, self.kv_up
 
 
 def targets_of(slo: SloConfig) -> dict[str, Any]:
-    """Return the fields of `DecideConfig` that hold a graph's targets; ledgers have the attainment under two names."""
+    """Return a graph's SLO as fields of `DecideConfig`. The attainment has two fields because older ledgers use both names."""
     return {
         "ttft_slo_s": slo.ttft_seconds,
         "itl_slo_s": slo.itl_seconds,
@@ -226,12 +259,12 @@ def targets_of(slo: SloConfig) -> dict[str, Any]:
 
 
 def config_from(plain: Mapping[str, Any]) -> DecideConfig:
-    """Return the configuration that `to_plain` wrote; absent keys take their default."""
+    """Return the configuration from the plain data that `to_plain` made of it. Absent keys take their default."""
     fields = {
         key: value for key, value in plain.items() if key != "baseline"
     }  # of ledgers before policies had parameters
     performance, parameters = fields.pop("performance", None), fields.pop("parameters", None)
-    # A ledger from before there were modes was decided by the document's rule on the queue per worker.
+    # A ledger of a version without modes was decided by the document's rule, which uses the queue per worker.
     config = from_plain(DecideConfig, {"queue_per_worker": "mode" not in fields, **fields})
     model = None if parameters is None else config.policy.parameters
     return replace(

@@ -1,4 +1,8 @@
-"""What a policy proposes, and the decision: per role what changes, one reason, one sentence, and every step that led there."""
+"""The proposal of a policy, and the decision made from it.
+
+A decision has, for each role, the replica change, one reason code, one sentence for people, and every rule (`Step`)
+that was applied on the way.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +15,36 @@ from penstock.api import Role
 from penstock_planner.decide.observation import PoolCounts
 
 Memory = Mapping[str, Any]
-"""What a mode remembers, by its own names: dataclasses and plain values, which the ledger gives back as JSON has them."""
+"""Learned state of the policies, by the key that each policy chose.
+
+Values are dataclasses or plain values. State read from a ledger holds plain JSON values in place of the dataclasses."""
 
 
 def count_of(count: int, noun: str) -> str:
-    """Return "1 worker" or "3 workers"."""
+    """Return the count with its noun in singular or plural: "1 worker", "3 workers"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 @dataclass(frozen=True, slots=True)
 class RoleState:
-    """Memory of one role.
+    """State of one role that the planner carries from one decision to the next.
 
     Attributes:
-        seen: Ready replicas at the last decision; None before the first.
-        grace: Intervals left in which decode (or aggregated) is not scaled down.
-        asked: Replicas of the last scale-up that has not become ready yet; None when none is outstanding.
-        withdrawals: Scale-ups in a row that never became ready.
-        failed: Replicas that the last of them asked for; None when that many have been ready since.
-        backoff: Intervals left in which the role is not scaled up after a withdrawal.
-        writer: Who else set the role's replicas last; empty if there was none lately.
-        owed: GPUs that another role gives up are reserved for this one, which grows once they are free.
+        seen: Number of ready replicas at the last decision; None before the first one.
+        grace: Number of decisions during which decode (or aggregated) must not scale down yet, because a new worker's
+            KV cache is still filling; >= 0.
+        asked: Total replicas that the pending scale-up requested. None if no scale-up is pending, that is, all
+            requested replicas are ready or the request was dropped.
+        withdrawals: Number of consecutive scale-ups that were rolled back because a replica never became ready.
+        failed: Total replicas that the last of those failed scale-ups requested. None if that many replicas have been
+            ready since.
+        backoff: Number of decisions during which the role must not scale up, after a scale-up was rolled back; >= 0.
+        owed: Whether GPUs that another role gives up are reserved for this role. It grows as soon as they are free.
+        writer: Name of the other client that set the role's replica count last. Empty if there was none, or if its
+            last write was long ago.
+        foreign_writes: Number of consecutive writes of the role's replica count by other clients; 0 if there was none
+            recently.
+        since_write: Number of decisions since the last of those writes.
     """
 
     seen: int | None = None
@@ -48,12 +61,13 @@ class RoleState:
 
 @dataclass(frozen=True, slots=True)
 class PlannerState:
-    """Memory of the planner.
+    """State that the planner carries from one decision to the next.
 
     Attributes:
-        sequence: Decisions and withdrawals so far; the next id is made of it.
-        memory: What the mode remembers besides; each mode reads and writes its own keys.
-        interval_s: Simulated seconds until the next decision; None: the mode's interval.
+        sequence: Number of decisions and roll-backs so far. The id of the next decision is made from it.
+        roles: State of each role; a role without an entry has the default `RoleState`.
+        memory: Learned state of the policy; each policy reads and writes its own keys.
+        interval_s: Simulated seconds until the next decision. None means the interval of the mode.
     """
 
     sequence: int = 0
@@ -62,7 +76,7 @@ class PlannerState:
     interval_s: float | None = None
 
     def of(self, role: Role) -> RoleState:
-        """Return the role's memory, a blank one if there is none."""
+        """Return the state of a role, or the default state if the role has none yet."""
         return self.roles.get(role, _BLANK)
 
 
@@ -70,7 +84,7 @@ _BLANK = RoleState()
 
 
 class Action(StrEnum):
-    """What happens to a pool."""
+    """Direction of a role's replica change."""
 
     UP = "up"
     HOLD = "hold"
@@ -78,7 +92,46 @@ class Action(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why; closed set, exported as a metric label."""
+    """Reason code of a role's decision. The set is closed: it is the value of a metric label.
+
+    Attributes:
+        ABOVE_THRESHOLD: The load is above the threshold for growing.
+        BELOW_THRESHOLD: The load is below the threshold for shrinking.
+        BELOW_FLOOR: The role has fewer replicas than its minimum.
+        BELOW_TOTAL_FLOOR: All roles together hold fewer GPUs than the minimum.
+        NEVER_READY: A scale-up is rolled back because its replica never became ready.
+        WITHIN_THRESHOLDS: The load is between both thresholds.
+        METRIC_UNKNOWN: No change, because a metric is missing or stale.
+        NO_READY_WORKER: No change, because no worker is ready and so no metric exists.
+        REPLICA_NOT_READY: No scale-down while a replica is still starting.
+        DECODE_GRACE_PERIOD: No scale-down while a new decode worker fills its KV cache.
+        PREFILL_QUEUE_FALLING: No scale-up, because the prefill queue shrinks by itself.
+        WITHDRAWAL_BACKOFF: No scale-up until the back-off after a roll-back is over.
+        AT_FLOOR: No scale-down below the role's minimum.
+        AT_TOTAL_FLOOR: No scale-down below the minimum of GPUs of all roles.
+        AT_MAX_REPLICAS: No scale-up above the role's maximum.
+        GPU_BUDGET: No scale-up, because it exceeds the GPU budget or the GPU pool's grant.
+        GPU_BUDGET_YIELDED: No scale-up, because the other role has precedence for the free GPUs.
+        DEMAND_ABOVE_CAPACITY: More prompt tokens per second are forecast than the workers can compute.
+        KV_ABOVE_CAPACITY: The projected KV usage is above the limit.
+        HINDSIGHT_FLOOR: Fewer replicas than the learned floor, see `adaptive.hindsight`.
+        ITL_ABOVE_TARGET: The projected ITL exceeds the target.
+        BACKLOG_ABOVE_SLO: The queued prompt tokens take longer to compute than the SLO allows.
+        REQUESTS_REJECTED: Requests were rejected, or timed out in the queue.
+        SERVED_LATE: Requests were late for a reason that the model does not explain; one replica is added on trial.
+        SPARE_CAPACITY: One replica fewer is enough.
+        WITHIN_CAPACITY: The replicas match the demand.
+        ONE_FEWER_TOO_FEW: No scale-down, because the remaining workers could not take the load.
+        REQUESTS_WAITING: No scale-down while requests are waiting.
+        HOLD_DOWN: No scale-down so soon after a replica was added or removed.
+        ABOVE_BUDGET: The role shrinks because the workers hold more GPUs than the budget or the grant allows.
+        ABOVE_SCHEDULE: The role shrinks because it exceeds the scheduled maximum.
+        BUDGET_SHARE: The role gives one replica up for the other role, because the budget is too small for both.
+        SCALED_BY_OTHER: No change, because another client sets the replica count.
+        ROLE_SWITCH: Workers change from this role to the other one without a restart.
+        IDLE: All roles go to zero, or stay there, because there are no requests.
+        WAKE: All roles return from zero because requests arrived.
+    """
 
     ABOVE_THRESHOLD = "above_threshold"
     BELOW_THRESHOLD = "below_threshold"
@@ -120,12 +173,13 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One rule applied.
+    """Record of one rule that was applied.
 
     Attributes:
-        inputs: The numbers it looked at, by name with unit.
-        threshold: What they were compared with; None when the rule compares nothing.
-        outcome: What it concluded, in words.
+        name: Name of the rule.
+        inputs: Values that the rule looked at, by a name that includes the unit. None means an unknown value.
+        threshold: Value that they were compared with. None if the rule compares nothing.
+        outcome: Conclusion of the rule, in words.
     """
 
     name: str
@@ -136,12 +190,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Why replicas stay that demand alone does not need.
+    """Explanation of why a role has more replicas than its demand needs.
 
     Attributes:
-        needs: Replicas that demand alone asks to keep, >= 1.
-        since_s: When the cause began, simulated seconds; None: not known.
-        until_s: When it ends at the latest unless load returns, simulated seconds; None: it has no end.
+        needs: Number of replicas that demand alone needs, >= 1.
+        since_s: Time at which the cause began, in simulated seconds. None if it is unknown.
+        until_s: Latest time at which the cause ends if the load does not return, in simulated seconds. None if it has
+            no end.
     """
 
     needs: int
@@ -151,13 +206,18 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class RoleDecision:
-    """What happens to one role.
+    """Decision for one role.
 
     Attributes:
-        desired: At most ``max_step`` from current; a withdrawal asks for one less than the scale-up did.
-        sentence: For people: "decode 2 -> 3: KV 0.93 > 0.90".
-        rule: Name of the rule that decided; empty: no rule asked for a change, or held one back.
-        kept: What demand alone needs, where ``rule`` keeps more than that; None: it keeps no more.
+        current: Ready and starting replicas at the decision. For a roll-back, the total that the scale-up requested.
+        desired: Replicas to scale to. A roll-back scales to one fewer than the scale-up requested.
+        action: Direction of the change from ``current`` to ``desired``.
+        reason: Reason code of the decision.
+        sentence: The decision in words: "decode 2 -> 3: KV 0.93 > 0.90".
+        steps: Rules that were applied, in order.
+        rule: Name of the rule that decided. Empty if no rule requested a change or held one back.
+        kept: Explanation of the replicas beyond those that demand needs. None if ``rule`` keeps no more than demand
+            needs.
     """
 
     role: Role
@@ -173,15 +233,20 @@ class RoleDecision:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One adjustment.
+    """One decision of the planner: the changes of all roles.
 
     Attributes:
-        id: ``d000012``; unique within a ledger.
-        roles: In the order in which they are carried out; empty when nothing could be observed.
-        gpus: GPUs that existing workers hold, draining ones included.
-        gpus_after: The same plus what this decision adds; a scale-down frees its GPUs only once drained.
-        max_gpu_budget: The ceiling that applied; None: none.
-        switched: Workers that the role which shrinks gives to the one which grows: both change by as many, as one.
+        id: Name such as ``d000012``; unique within a ledger.
+        at_s: Time of the decision, in simulated seconds.
+        no_operation: Whether the planner runs in no-operation mode: the decision is recorded but not carried out.
+        roles: Decisions of the roles, in the order in which they are carried out. Empty if nothing could be observed.
+        gpus: GPUs held by existing workers, draining ones included.
+        gpus_after: ``gpus`` plus the GPUs that this decision adds. A scale-down does not lower it, because its GPUs
+            are free only after the drain.
+        max_gpu_budget: GPU budget that applied; None if there was no limit.
+        switched: Number of workers that change from the shrinking role to the growing role without a restart. Both
+            roles then change by this number, as one request to the backend. 0 if workers are started and stopped
+            instead.
     """
 
     id: str
@@ -195,30 +260,35 @@ class Decision:
 
     @property
     def is_hold(self) -> bool:
-        """Return whether no role is to change."""
+        """Return whether the decision changes no role."""
         return all(role.action is Action.HOLD for role in self.roles)
 
     @property
     def changes(self) -> tuple[RoleDecision, ...]:
-        """Return the roles to scale; none in no-operation mode."""
+        """Return the decisions of the roles to scale. Empty in no-operation mode."""
         return () if self.no_operation else tuple(r for r in self.roles if r.action is not Action.HOLD)
 
 
 @dataclass(frozen=True, slots=True)
 class RoleProposal:
-    """One role's decision on its way through the rules.
+    """Proposed change of one role, while the rules are applied to it one after another.
 
     Attributes:
-        pool: Counts at the interval's newest pull.
-        engine_gpus: GPUs that one replica is charged with.
-        reason: The rule that asked last.
-        detail: That rule in words and numbers, without the role.
-        amount: Replicas that ``action`` adds or removes, >= 1; of no meaning for a hold.
-        gives: Why the other role could have one of its workers now, in words; empty: it keeps all that it does not remove.
-        yields: Why nothing but a trial keeps one of its replicas, in words; empty: more does, or none is on trial.
-        arriving_worth: Workers' worth that what arrives asks for, without what queues; None: not known.
-        rule: Name of the rule that gave the reason; empty: none did.
-        kept: As of the decision.
+        pool: Replica counts at the newest metrics scrape of the interval.
+        engine_gpus: GPUs of one replica, as counted against the budget.
+        action: Direction of the proposed change.
+        reason: Reason code of the last rule that changed the proposal.
+        detail: Explanation of that rule in words and numbers, without the name of the role.
+        steps: Rules applied so far, in order.
+        amount: Number of replicas that ``action`` adds or removes, >= 1; ignored if the action is HOLD.
+        gives: Explanation of why this role could give one of its workers to the other role now. Empty if it could
+            not.
+        yields: Explanation of why one replica is kept only because it is on trial (see `adaptive.trial`). Empty if no
+            replica is on trial, or if demand needs it too.
+        arriving_worth: Number of workers, fractional, that the arriving requests need, without the queued ones. None
+            if unknown.
+        rule: Name of the rule that set the reason; empty if none did.
+        kept: As in `RoleDecision`.
     """
 
     role: Role
@@ -237,17 +307,25 @@ class RoleProposal:
 
     @property
     def change(self) -> int:
-        """Return the replicas to add; below 0 those to remove."""
+        """Return the replica change: positive to add, negative to remove, 0 to hold."""
         return {Action.UP: self.amount, Action.HOLD: 0, Action.DOWN: -self.amount}[self.action]
 
     def passed(self, step: Step) -> RoleProposal:
-        """Return the proposal with a rule that changed nothing."""
+        """Return the proposal with ``step`` appended, the step of a rule that changed nothing."""
         return replace(self, steps=(*self.steps, step))
 
     def changed(
         self, action: Action, reason: Reason, detail: str, step: Step, *, amount: int = 1
     ) -> RoleProposal:
-        """Return the proposal as a rule changed it."""
+        """Return the proposal as changed by a rule, with the rule's ``step`` appended.
+
+        Args:
+            action: New direction.
+            reason: New reason code.
+            detail: New explanation, without the name of the role.
+            step: Record of the rule; its name becomes ``rule``.
+            amount: Number of replicas to add or remove, >= 1.
+        """
         return replace(
             self,
             action=action,
@@ -260,7 +338,7 @@ class RoleProposal:
         )
 
     def held(self, reason: Reason, detail: str, step: Step) -> RoleProposal:
-        """Return the proposal held by a rule; the original request stays readable in ``detail``."""
+        """Return the proposal set to HOLD by a rule. ``detail`` then contains the original request and the reason for holding it."""
         return replace(
             self,
             action=Action.HOLD,
@@ -274,11 +352,13 @@ class RoleProposal:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What one policy asks for; `pipeline.decide` bounds it, counts the budget and makes the decision.
+    """Result of a policy. `pipeline.decide` applies the rules to it and makes the decision.
 
     Attributes:
-        proposals: One per role of the newest pull.
-        roles: Each role's memory as this interval sees it, before the decision is counted in.
+        proposals: One proposal per role of the newest scrape.
+        roles: State of each role updated with the replica counts of this interval; the decision itself is not counted
+            in yet.
+        memory: Learned state of the policy after this interval.
     """
 
     proposals: Sequence[RoleProposal]

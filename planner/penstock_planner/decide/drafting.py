@@ -1,4 +1,4 @@
-"""From a desired number of replicas to a proposal, and the readings that several autoscalers share."""
+"""Helpers that several policies share: make a proposal from a desired replica count, and read their inputs from a pull."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ from penstock_planner.decide.observation import Pull
 
 
 def drafted(role: Role, pull: Pull, desired: int | None, step: Step, config: DecideConfig) -> RoleProposal:
-    """Return the proposal that brings a role to ``desired`` replicas, its floor at least.
+    """Return the proposal that brings a role to ``desired`` replicas, but not below its minimum.
 
-    None: the autoscaler has no answer, nothing changes. ``step`` is its rule with the numbers; the outcome becomes
-    the sentence.
+    Args:
+        role: Role to scale.
+        pull: Newest pull; it has the replica counts.
+        desired: Desired replicas. None if the policy has no answer: the role then holds, or grows to its minimum.
+        step: Record of the policy's rule with its numbers. Its outcome becomes the explanation of the proposal.
+        config: Configuration with the bounds.
     """
     pool = pull.pools[role]
     gpus = config.engine_gpus(role, pool.gpus)
@@ -48,18 +52,27 @@ _REASONS = {
 
 
 def proposed(proposals: list[RoleProposal], state: PlannerState, memory: Memory) -> Proposal:
-    """Return the proposal of a policy that keeps nothing by role but what the rebalance needs."""
+    """Return the result of a policy that keeps no state per role of its own; the roles' states are copied unchanged.
+
+    Args:
+        proposals: One proposal per role.
+        state: State left by the last decision.
+        memory: Learned state of the policy after this interval.
+    """
     return Proposal(proposals, {proposal.role: state.of(proposal.role) for proposal in proposals}, memory)
 
 
 def of_role(memory: Memory, role: Role) -> Mapping[str, object]:
-    """Return what a policy remembers of a role; empty at first and after a restart."""
+    """Return the learned state that a policy stored under the role's name. Empty at first and after a restart without a ledger."""
     kept = memory.get(role.value)
     return kept if isinstance(kept, Mapping) else {}
 
 
 def waiting_requests(pull: Pull, role: Role) -> float | None:
-    """Return the requests that wait for a role, in routers and in its workers; None when unknown."""
+    """Return the number of requests that wait for a role, in the routers and in its workers. None if it is unknown.
+
+    For prefill only the routers' queue counts; for decode only requests inside the workers; for aggregated both.
+    """
     if role is Role.PREFILL:
         queue = pull.queue
         return queue.value if queue is not None and queue.is_known else None
@@ -71,5 +84,5 @@ def waiting_requests(pull: Pull, role: Role) -> float | None:
 
 
 def numbers(value: object) -> list[float]:
-    """Return a memory's list of numbers; an absent one is empty."""
+    """Return a list that was stored in learned state as floats. Empty if ``value`` is not a list or tuple."""
     return [float(each) for each in value] if isinstance(value, list | tuple) else []

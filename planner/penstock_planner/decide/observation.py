@@ -1,6 +1,6 @@
-"""Observations: one pull of all metrics, its summary, and the pulls of one adjustment interval.
+"""Observations: one scrape of all metrics ("pull"), its summary over the workers, and the pulls of one adjustment interval.
 
-A pull is summarised once when it arrives, so that deciding costs the same for one worker and for a thousand.
+A pull is summarised when it arrives, so that a decision costs the same for one worker and for a thousand.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from penstock.api import Role
 from penstock_planner.decide.reading import Quality, Reading, missing
 
 SHOWN_REASONS = 3
-"""Chosen: how many workers' reasons a summary names; the rest are only counted."""
+"""Chosen: number of workers whose reasons a summary lists. Further workers without a value are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """Replicas of one role at a pull; fields as in the target's PoolState.
+    """Replica counts of one role at one pull. `TargetState.pools` has the same.
 
     Attributes:
-        ready: Serving.
-        starting: Asked for or restarting, not serving yet.
-        gpus: GPUs per replica as the backend reports them, 0 when it does not know.
-        switching: Of ``starting``, those that served the other role: they finish its requests, then serve this one at once.
+        ready: Number of replicas that serve requests.
+        starting: Number of replicas that were requested or are restarting and do not serve yet.
+        draining: Number of replicas that finish their requests before they stop.
+        gpus: GPUs per replica as reported by the backend; 0 if the backend does not know.
+        switching: Number of ``starting`` replicas that are changing from the other role. They finish that role's
+            requests and then serve this role at once, without loading a model.
     """
 
     ready: int
@@ -34,50 +36,57 @@ class PoolCounts:
 
     @property
     def begun(self) -> int:
-        """Return the replicas that load a model: a start-up away from serving."""
+        """Return the number of replicas that are loading a model, so that they are ready only after a full start-up."""
         return self.starting - self.switching
 
     @property
     def replicas(self) -> int:
-        """Return ready + starting, the number that scaling changes."""
+        """Return the number of ready and starting replicas, which is the number that scaling changes."""
         return self.ready + self.starting
 
     @property
     def existing(self) -> int:
-        """Return every replica that holds GPUs, draining ones included."""
+        """Return the number of replicas that hold GPUs, draining ones included."""
         return self.ready + self.starting + self.draining
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What reached the frontend between the pull before and this one, and what waits now; all routers together.
+    """Requests at the frontend between the previous pull and this one, and those waiting now, summed over all routers.
 
-    Counts are differences of counters over ``period_s``. Every value is known: a source that lacks one of
-    them gives no `Demand` at all.
+    Counts are differences of counters over ``period_s``; gauges are values at the pull. Every value is known: a
+    source that cannot provide one of them returns no `Demand` at all, except for the fields that can be None.
 
     Attributes:
         period_s: Simulated seconds that the counts cover, > 0.
-        arrivals: Requests that reached the frontend, refused and timed-out ones included.
-        uncached_tokens: Of the arrivals, as far as routing knows; equals ``prompt_tokens`` where it knows
-            no cache.
-        refused: Rejected at the frontend (429 or 503: queue full, workers busy).
-        timed_out: Left the queue at its time limit.
-        turned_away: Of both, by the role that had no worker for them; empty where the role is unknown.
-        prefilled_tokens: Of the requests whose prefill ended, each counted as it was in ``uncached_tokens``, so
-            that arrivals = prefilled + waiting + in flight + refused holds whatever routing knows of caches.
-        ttft_sum_s: Sum of the TTFT of requests whose first token came.
-        ttft_late: First tokens that came after the TTFT that counts as in time; None: unknown.
-        dispatched_late: Of those, the ones that came after it even counted from when their prompt was handed to the
-            worker that computes it, by the last try; None: unknown.
-        itl_sum_s: Sum of the gaps between successive tokens.
-        itl_late: Gaps above the ITL that counts as in time; None: unknown, or any does.
-        waiting: Requests in the routers' queues now, for any role.
-        waiting_tokens: Of those, counted as in ``uncached_tokens``.
-        oldest_wait_s: Longest time that one of those has waited; None without any.
-        in_flight: Requests assigned to workers now, by role.
-        in_flight_tokens: Of the requests whose prefill has not ended on the worker that has it, counted as in
-            ``uncached_tokens``.
-        prefilling_workers: Prefill (or aggregated) workers that have such a request now.
+        arrivals: Number of requests that reached the frontend, rejected and timed-out ones included.
+        prompt_tokens: Prompt tokens of the arrivals.
+        uncached_tokens: Prompt tokens of the arrivals that must be computed because no prefix cache holds them, as
+            far as the router knows. Equals ``prompt_tokens`` if it knows of no cache.
+        refused: Number of requests rejected at the frontend (429 or 503: queue full, workers busy).
+        timed_out: Number of requests that left the queue because they waited longer than its time limit.
+        turned_away: ``refused`` plus ``timed_out``, by the role that had no worker for them. Empty if the role is
+            unknown.
+        completed: Number of requests whose response was completed.
+        output_tokens: Number of tokens of those responses.
+        prefilled_tokens: Prompt tokens of the requests whose prefill ended, each counted with the same number as in
+            ``uncached_tokens``. Hence arrivals = prefilled + waiting + in flight + refused, regardless of what the
+            router knows about caches.
+        ttft_sum_s: Sum of the TTFT of the requests whose first token was sent, in seconds.
+        ttft_count: Number of those requests.
+        ttft_late: Number of those requests whose TTFT exceeded the target. None if unknown.
+        dispatched_late: Number of the ``ttft_late`` requests that exceeded the target even if their time is counted
+            only from the last dispatch of the prompt to a worker. None if unknown.
+        itl_sum_s: Sum of the gaps between successive tokens, in seconds.
+        itl_count: Number of those gaps.
+        itl_late: Number of those gaps that exceeded the ITL target. None if unknown, or if there is no target.
+        waiting: Number of requests in the routers' queues at the pull, for any role.
+        waiting_tokens: Prompt tokens of those requests, counted as in ``uncached_tokens``.
+        oldest_wait_s: Longest time that one of those requests has waited, in seconds. None if none is waiting.
+        in_flight: Number of requests assigned to workers at the pull, by role.
+        in_flight_tokens: Prompt tokens of the requests that were dispatched and whose prefill has not ended, counted
+            as in ``uncached_tokens``.
+        prefilling_workers: Number of prefill (or aggregated) workers that have such a request at the pull.
     """
 
     period_s: float
@@ -107,11 +116,15 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSummary:
-    """One gauge's readings of one pull, summed over the decode (or aggregated) workers.
+    """Values of one gauge at one pull, summed over the decode (or aggregated) workers.
 
     Attributes:
-        total: Sum of the fresh values: fractions for KV usage, requests for those waiting.
-        why: Reasons of the unknown, the first few by worker.
+        total: Sum of the fresh values: fractions for KV usage, numbers of requests for waiting requests.
+        fresh: Number of workers with a fresh value.
+        unknown: Number of ready workers without one.
+        age_s: Age of the oldest fresh value, in simulated seconds; None if there is none.
+        source: Names of the sources of the fresh values, joined by "+".
+        why: Reasons of the unknown values, for the first few workers (`SHOWN_REASONS`).
     """
 
     total: float
@@ -123,22 +136,27 @@ class WorkerSummary:
 
     @property
     def mean(self) -> float | None:
-        """Return the mean of the fresh values; None without any."""
+        """Return the mean of the fresh values, or None if there is none."""
         return self.total / self.fresh if self.fresh else None
 
 
 NO_WORKERS = WorkerSummary(0.0, 0, 0, None, "", "")
-"""The summary of a pull that read no metrics."""
+"""Summary of a pull for which no metrics were read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """One pull as decisions see it and as the ledger keeps it.
+    """One scrape of all metrics, as decisions use it and as the ledger records it.
 
     Attributes:
-        queue: Requests waiting for prefill; None in aggregated graphs.
-        demand: At the frontend; None when unknown.
-        wall_s: Real seconds since 1970; None where nothing reads the calendar.
+        at_s: Time of the scrape, in simulated seconds.
+        pools: Replica counts by role.
+        kv: KV usage fraction of the decode (or aggregated) workers.
+        queue: Number of requests waiting for prefill; None in aggregated graphs.
+        demand: Requests at the frontend; None if unknown.
+        worker_waiting: Number of requests that wait inside the decode (or aggregated) workers; None if no source
+            reports it.
+        wall_s: Unix time of the scrape. None if the configuration does not use the calendar.
     """
 
     at_s: float
@@ -151,7 +169,7 @@ class Pull:
 
     @property
     def queue_per_worker(self) -> float | None:
-        """Return queued requests per ready prefill worker; None without a known queue or a ready worker."""
+        """Return the number of queued requests per ready prefill worker. None if the queue is unknown or no worker is ready."""
         prefill = self.pools.get(Role.PREFILL)
         if self.queue is None or self.queue.value is None or not self.queue.is_known:
             return None
@@ -160,10 +178,12 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One adjustment interval: half-open (start_s, end_s], pulls in time order.
+    """Pulls of one adjustment interval, which is the half-open interval (start_s, end_s] in simulated seconds.
 
     Attributes:
-        pulls: May be empty when nothing could be observed.
+        start_s: Start of the interval, exclusive.
+        end_s: End of the interval, inclusive.
+        pulls: Pulls in time order. Empty if nothing could be observed.
     """
 
     start_s: float
@@ -172,17 +192,21 @@ class Window:
 
 
 def kv_role(pools: Mapping[Role, PoolCounts]) -> Role:
-    """Return the role that KV usage governs: aggregated where there is such a pool, decode otherwise."""
+    """Return the role whose replicas are scaled on KV usage: aggregated if the graph has that role, else decode."""
     return Role.AGGREGATED if Role.AGGREGATED in pools else Role.DECODE
 
 
 def entry_role(pools: Mapping[Role, PoolCounts]) -> Role:
-    """Return the role that requests reach first: aggregated where there is such a pool, prefill otherwise."""
+    """Return the role that requests reach first: aggregated if the graph has that role, else prefill."""
     return Role.AGGREGATED if Role.AGGREGATED in pools else Role.PREFILL
 
 
 def turned_away(pulls: Sequence[Pull], role: Role) -> float:
-    """Return the requests refused or timed out for lack of a role's workers; of the first role if it is unknown."""
+    """Return the number of requests that were rejected or timed out for lack of this role's workers, summed over the pulls.
+
+    If a pull does not report the role, its requests are counted for the role that requests reach first
+    (`entry_role`).
+    """
     total = 0.0
     for pull in pulls:
         demand = pull.demand
@@ -202,17 +226,20 @@ def summarise(
     demand: Demand | None = None,
     worker_waiting: Mapping[str, Reading] | None = None,
 ) -> Pull:
-    """Return one pull; a ready worker without a reading counts as unknown.
+    """Return one pull with the workers' readings summed up. A ready worker without a reading counts as unknown.
 
-    Cost is one pass over the workers; called once a pull, not once a decision.
+    Called once per pull rather than once per decision, because it passes over all workers.
 
     Args:
-        at_s: Simulated seconds.
-        pools: By role; either prefill and decode, or aggregated.
-        kv: KV usage fraction 0-1 of every ready decode (or aggregated) worker, by worker name.
-        queue: Requests waiting for prefill in the graph; None in aggregated graphs.
-        demand: At the frontend; None when unknown (no router readable, or its counters have just been reset).
-        worker_waiting: ``num_requests_waiting`` of the workers of ``kv``; None when no source reports it.
+        at_s: Time of the scrape, in simulated seconds.
+        pools: Replica counts by role; the roles are either prefill and decode, or aggregated.
+        kv: KV usage fraction (0 to 1) of each ready decode (or aggregated) worker, by worker name.
+        queue: Number of requests in the graph that wait for prefill. None in an aggregated graph; None in a graph
+            with prefill workers is replaced by a missing reading.
+        demand: Requests at the frontend. None if unknown: no router is readable, or its counters have just been
+            reset.
+        worker_waiting: Value of ``num_requests_waiting`` of the same workers as in ``kv``. None if no source reports
+            it.
     """
     role = kv_role(pools)
     ready = pools[role].ready if role in pools else 0

@@ -1,6 +1,6 @@
-"""The one function that decides, and the one that takes a failed scale-up back.
+"""The function that makes a decision, and the function that rolls back a scale-up that failed.
 
-Same input, same output, bit for bit: replay depends on it.
+The same input always gives the same output, bit for bit, because replay depends on it.
 """
 
 from __future__ import annotations
@@ -61,20 +61,25 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("again", (), pace.decide_soon),
     Rule("schedule", (), schedule.note),
 )
-"""What follows every policy's proposal, in order. docs/planner.md has the same table."""
+"""Rules that are applied to every policy's proposal, in order. docs/planner.md has the same table."""
 
 
 def decide(window: Window, state: PlannerState, config: DecideConfig) -> tuple[Decision, PlannerState]:
-    """Return what to change after one adjustment interval, and the state for the next.
+    """Return the decision after one adjustment interval, and the state for the next one.
 
-    The policy of ``config.mode`` proposes a change per role, and `RULES` bind it. While an entry of the schedule holds,
-    its bounds are the role's. Replica counts are taken from the newest pull.
+    The policy of ``config.mode`` proposes a change per role, then `RULES` are applied. The bounds of active schedule
+    entries replace the configured ones. Replica counts are those of the newest pull.
+
+    Args:
+        window: Pulls of the interval.
+        state: State left by the last decision.
+        config: Mode, bounds and budget.
 
     Returns:
-        The decision (without roles if the window is empty) and the next state.
+        The decision and the next state. The decision has no roles if the window has no pulls.
 
     Raises:
-        ConfigError: no policy of this mode is installed, or the policy needs more than this configuration has.
+        ConfigError: No policy of this mode is installed, or the policy needs more than this configuration has.
     """
     if not window.pulls:
         return _nothing_seen(window, state, config)
@@ -124,11 +129,11 @@ def _next_state(proposals: Proposals, proposed: Proposal, facts: Facts, state: P
     roles = dict(state.roles)
     for each in proposals.roles:
         seen, role = facts.roles[each.role], each.role
-        # Back-off and grace count full intervals.
+        # Back-off and grace are counted in full intervals, so an early decision does not count.
         older = backoff.aged(seen, config) if state.interval_s is None else seen
         roles[role] = replace(older, owed=role in proposals.reserved)
         if each.action is not Action.HOLD and not config.no_operation:
-            # Starts that stay are still to become ready.
+            # After a scale-down, replicas that are still starting and remain are awaited too.
             desired = each.pool.replicas + each.change
             is_awaited = each.action is Action.UP or desired > facts.pools[role].ready
             roles[role] = replace(roles[role], asked=desired if is_awaited else None)
@@ -138,10 +143,20 @@ def _next_state(proposals: Proposals, proposed: Proposal, facts: Facts, state: P
 def roll_back(
     role: Role, why: str, *, pull: Pull, state: PlannerState, config: DecideConfig
 ) -> tuple[Decision, PlannerState]:
-    """Return the decision that takes a scale-up back whose replica never became ready, and the next state.
+    """Return the decision that rolls back a scale-up whose replica never became ready, and the next state.
+
+    The role goes to one replica fewer than the scale-up requested, but not below its minimum, and does not scale up
+    again until a back-off is over.
+
+    Args:
+        role: Role whose scale-up failed.
+        why: Reason in words, for the decision's sentence.
+        pull: Replica counts now; its metrics are not used.
+        state: State left by the last decision.
+        config: Bounds and budget.
 
     Raises:
-        ValueError: no scale-up of the role is outstanding.
+        ValueError: The role has no pending scale-up.
     """
     asked = state.of(role).asked
     if asked is None:
@@ -153,7 +168,7 @@ def roll_back(
     floor = config.floor(role, config.engine_gpus(role, pool.gpus))
     is_at_floor = asked <= floor
     if not (is_at_floor or config.policy.waits_for_adjustments) and asked - 1 > pool.ready:
-        # Others requested since are still starting; each can be rolled back as well.
+        # Replicas that were requested later are still starting; each of them can be rolled back as well.
         after = replace(after, asked=asked - 1)
     inputs = {"asked": asked, "ready": pool.ready, "starting": pool.starting, "failures": after.withdrawals}
     step = Step("withdraw", inputs, floor, f"no scale-up for {after.backoff} intervals")

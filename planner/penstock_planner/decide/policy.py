@@ -1,6 +1,8 @@
-"""What a planner policy is: a pure function, and what those who drive it have to know of it.
+"""Planner policies: how one is declared, registered and looked up.
 
-A distribution registers one under `penstock.planner_policies`; the entry point's name is what ``planner.mode`` says.
+A policy is a pure function from observations to a proposal, plus a few declared properties. A distribution registers
+one as an entry point in the group `penstock.planner_policies`. The name of the entry point is the value of
+``planner.mode``.
 """
 
 from __future__ import annotations
@@ -19,24 +21,32 @@ from penstock_planner.decide.decision import PlannerState, Proposal
 from penstock_planner.decide.observation import Window
 
 Propose = Callable[[Window, PlannerState, Any], Proposal]
-"""Takes the interval's pulls (one at least; replica counts are taken from the newest), what the last decision left, and the
-`DecideConfig`; returns what to change. Every policy has the same bounds, budget and rebalancing."""
+"""Type of a policy's function.
+
+Its arguments are the pulls of the interval (at least one; the newest one has the replica counts), the state left by
+the last decision, and the `DecideConfig`. It returns the proposed replica changes. The same bounds, budget and
+rebalancing are then applied to every policy's proposal."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerPolicy:
-    """Declares one policy: what it needs, remembers and decides.
+    """Declaration of one policy: its function and its properties.
 
     Attributes:
-        waits_for_adjustments: Pulls and decisions stop while replicas start or drain, as the planner's document has it.
-        follows_demand: It counts replicas that start as supply, so that it may decide as often as it pulls.
-        needs_profile: It needs a profile of the engines: `DecideConfig.performance`.
-        is_oracle: It knows the future, which only a simulation can provide.
-        has_ledger: It is recorded, so that a restart forgets nothing and failed scale-ups are rolled back.
-        interval_s: Simulated seconds between its decisions, > 0; None: as configured.
-        parameters: Dataclass of the policy's own parameters, each with a default; ``planner.policyParameters`` is read into it, and
-            ``config.parameters_as(…)`` gives it. None: it has none.
-        max_step: Most replicas of a role that one decision moves where ``interval_s`` is given; None: any.
+        propose: Function that makes the proposal.
+        waits_for_adjustments: Whether the planner neither scrapes nor decides while replicas start or drain.
+        follows_demand: Whether the policy counts starting replicas as supply. Such a policy can decide as often as
+            metrics are scraped.
+        needs_profile: Whether it needs a performance profile of the engines, `DecideConfig.performance`.
+        is_oracle: Whether it knows future arrivals, which only a simulation can provide.
+        has_ledger: Whether its decisions are recorded in a ledger, so that a restart loses no state and failed
+            scale-ups are rolled back.
+        interval_s: Simulated seconds between its decisions, > 0. None means the configured interval.
+        parameters: Dataclass of the policy's own parameters, in which every field has a default.
+            ``planner.policyParameters`` is parsed into it, and ``config.parameters_as(…)`` returns it. None if the
+            policy has no parameters.
+        max_step: Maximum number of replicas of a role that one decision adds or removes. Used only if ``interval_s``
+            is set; None means no limit.
     """
 
     propose: Propose
@@ -51,20 +61,21 @@ class PlannerPolicy:
 
 
 BASELINES = "penstock.planner_baselines"
-"""Entry points of autoscalers that a simulation compares them with, and that no manifest can name."""
+"""Entry point group of the autoscalers that simulations compare the planner with. A manifest cannot select them."""
 
 
 def policy_names() -> tuple[str, ...]:
-    """Return every policy's name, those that a manifest can have first."""
+    """Return the names of all installed policies: first those that a manifest can select, then the baselines."""
     return (*registered(POLICIES), *registered(BASELINES))
 
 
 @cache
 def policy_of(name: str) -> PlannerPolicy:
-    """Return the policy of a name.
+    """Return the installed policy with this name.
 
     Raises:
-        ConfigError: no installed distribution registers it, or what it registers cannot be imported or is not a policy.
+        ConfigError: No installed distribution registers the name, the registered object cannot be imported, or it is
+            not a `PlannerPolicy`.
     """
     policy = plugin(POLICIES, name) or plugin(BASELINES, name)
     if policy is None:
@@ -81,10 +92,14 @@ def policy_of(name: str) -> PlannerPolicy:
 
 
 def parameters_of(mode: str, given: Mapping[str, Any] | None) -> Any:
-    """Return what ``planner.policyParameters`` makes of a policy's own model; None without any.
+    """Return ``planner.policyParameters`` parsed into the policy's parameter dataclass; None if there are no parameters.
+
+    Args:
+        mode: Name of the policy.
+        given: Parameters as in the manifest.
 
     Raises:
-        ConfigError: the policy has no such parameter, or its value does not fit.
+        ConfigError: The policy has no such parameter, or a value is invalid.
     """
     if not given:
         return None

@@ -1,4 +1,4 @@
-"""One measured value with how far it can be trusted; every source builds these, every rule reads them."""
+"""One measured value with its quality: fresh, stale or missing. All metric sources return these, and all rules use them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from enum import StrEnum
 
 
 class Quality(StrEnum):
-    """How far a value can be trusted."""
+    """Whether a value can be used.
+
+    Attributes:
+        FRESH: Measured recently enough to be used.
+        STALE: Older than the maximum age.
+        MISSING: Not reported, or not a valid number.
+    """
 
     FRESH = "fresh"
     STALE = "stale"
@@ -16,19 +22,21 @@ class Quality(StrEnum):
 
 
 RANK = {Quality.FRESH: 2, Quality.STALE: 1, Quality.MISSING: 0}
-"""Rank of a reading's quality: of two readings of one value the higher one is used."""
+"""Rank of each quality. If two sources have a reading of the same value, the one with the higher rank is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A value as a source gave it.
+    """A measured value as a source reported it.
 
     Attributes:
-        quality: Only fresh values enter a mean; stale and missing ones are unknown.
-        value: The number; None when missing.
-        age_s: Simulated seconds since it was measured; None when missing.
-        at_least: The true value may be larger: a backup that cannot see all of it. Good enough to scale up,
-            never to scale down.
+        quality: Quality of the value. Only fresh values enter a mean; stale and missing ones count as unknown.
+        value: The number; None if missing.
+        age_s: Simulated seconds since it was measured; None if missing.
+        source: Name of the source.
+        why: Reason why the value is not fresh; empty if it is.
+        at_least: Whether the true value can be larger, because the source is a fallback that sees only a part of it.
+            Such a value can justify a scale-up, but never a scale-down.
     """
 
     quality: Quality
@@ -40,23 +48,31 @@ class Reading:
 
     @property
     def is_known(self) -> bool:
-        """Return whether decisions may use the value."""
+        """Return whether decisions can use the value, that is, whether it is fresh."""
         return self.quality is Quality.FRESH
 
 
 def missing(why: str, *, source: str) -> Reading:
-    """Return the reading of a value that no source could give."""
+    """Return a reading without a value, for a metric that no source could provide; ``why`` is the reason in words."""
     return Reading(Quality.MISSING, None, None, source, why)
 
 
 def assess(
     value: float | None, *, age_s: float, max_age_s: float, source: str, upper: float | None = None
 ) -> Reading:
-    """Return what a raw number is worth.
+    """Return a raw number as a reading with its quality.
 
-    None, NaN, infinite, negative, or above ``upper`` (the largest possible value, closed; None for a count) makes
-    it missing. It is stale above ``max_age_s``, closed; ages are simulated seconds, and a clock a little ahead
-    (negative) counts as 0.
+    The reading is missing if the number is None, NaN, infinite, negative or above ``upper``, or if its age is NaN. It
+    is stale if it is older than ``max_age_s``. A value of exactly ``upper`` or an age of exactly ``max_age_s`` is
+    accepted.
+
+    Args:
+        value: The number as reported.
+        age_s: Simulated seconds since it was measured. A negative age, from a clock that is slightly ahead, counts as
+            0.
+        max_age_s: Maximum age of a fresh value, in simulated seconds.
+        source: Name of the source.
+        upper: Largest valid value; None for a count, which has no limit.
     """
     flaw = _flaw(value, upper) or ("its age is NaN" if math.isnan(age_s) else None)
     if value is None or flaw:

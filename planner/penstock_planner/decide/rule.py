@@ -1,7 +1,7 @@
-"""What a rule of a decision is: its name, the reasons that it gives, and a function from proposals and facts to proposals.
+"""The rules that every policy's proposal passes through. A rule has a name, the reason codes that it sets, and a function.
 
-`pipeline.RULES` lists them in the order in which they apply. The name is in the record's steps, in ``explain``, in
-the documentation's table and in the label ``rule`` of the metric.
+`pipeline.RULES` lists the rules in the order in which they are applied. A rule's name is used in the recorded steps,
+in ``planner explain``, in the table of the documentation, and as the metric label ``rule``.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from penstock_planner.decide.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What rules look at; built once per decision, and the same for every rule.
+    """Input of the rules. Built once per decision and the same for every rule.
 
     Attributes:
-        window: The interval's pulls, one at least.
+        window: Pulls of the interval, at least one.
         pools: Replica counts of the newest pull.
-        gpus: GPUs that workers hold now, draining ones included.
-        roles: Each role's memory as this interval sees it.
-        config: With the schedule's bounds, and with a pool's grant as the budget.
-        schedule: The entries that hold now.
+        gpus: GPUs held by workers at the newest pull, draining ones included.
+        roles: State of each role updated with the replica counts of this interval.
+        config: Configuration with the bounds of the active schedule entries, and with the GPU pool's grant as the
+            budget.
+        schedule: Schedule entries that are active now.
     """
 
     window: Window
@@ -40,20 +41,20 @@ class Facts:
 
     @property
     def owed(self) -> frozenset[Role]:
-        """Return the roles for which an earlier decision reserved GPUs."""
+        """Return the roles for which an earlier decision reserved GPUs (see `bounds.rebalance`)."""
         return frozenset(role for role in self.pools if self.roles[role].owed)
 
 
 @dataclass(frozen=True, slots=True)
 class Proposals:
-    """What is proposed so far, on its way through the rules.
+    """Proposals of all roles, while the rules are applied to them one after another.
 
     Attributes:
-        roles: One per role, in the order in which they are to be carried out.
-        bids: What each role asks of the graph's GPU pool; empty for a graph in none.
+        roles: One proposal per role, in the order in which they will be carried out.
+        bids: Replicas that each role requests from the graph's GPU pool. Empty if the graph is in no pool.
         reserved: Roles for which GPUs are reserved after this decision.
-        switched: Workers that go from one role to the other.
-        again_s: Simulated seconds until the next decision; None: the mode's interval.
+        switched: Number of workers that change from one role to the other.
+        again_s: Simulated seconds until the next decision. None means the interval of the mode.
     """
 
     roles: tuple[RoleProposal, ...]
@@ -63,22 +64,23 @@ class Proposals:
     again_s: float | None = None
 
     def of(self, roles: Iterable[RoleProposal]) -> Proposals:
-        """Return the same with other proposals for the roles; itself where a rule has changed none, as most do."""
+        """Return a copy with other proposals of the roles, or this object itself if ``roles`` holds the same objects as before."""
         changed = tuple(roles)
         if len(changed) == len(self.roles) and all(map(is_, changed, self.roles)):
             return self
         return replace(self, roles=changed)
 
     def staying_gpus(self) -> int:
-        """Return the GPUs of ready and starting replicas."""
+        """Return the GPUs of the ready and starting replicas, without draining ones."""
         return sum(each.pool.replicas * each.engine_gpus for each in self.roles)
 
     def added_gpus(self) -> int:
-        """Return the GPUs of the replicas that are to start."""
+        """Return the GPUs of the replicas that the proposals would start."""
         return sum(each.engine_gpus * each.amount for each in self.roles if each.action is Action.UP)
 
 
 Apply = Callable[[Proposals, Facts], Proposals]
+"""Function of a rule: takes the proposals and the facts, and returns the proposals after the rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +88,14 @@ class Rule:
     """One rule.
 
     Attributes:
-        name: One word for it everywhere: the step in a record, the row in the documentation, the label of the metric.
-            A rule that acts at two places of the order is listed twice.
-        reasons: What a decision's ``reason`` is where this rule decided; empty: it only notes, or lessens an amount.
-        apply: Returns the proposals after the rule. It adds a step to each proposal that it looked at closely.
-        binds_switch: Whether it also applies to a decision that switches workers between roles, which holds the same
-            GPUs before and after.
+        name: Name of the rule in records, in the documentation and in the metric. A rule that is applied at two
+            positions of the order is listed twice with the same name.
+        reasons: Reason codes that a decision can have if this rule decided. Empty if the rule only adds notes or
+            reduces an amount.
+        apply: Function that returns the proposals after the rule. It appends a step to each proposal that it
+            examined.
+        binds_switch: Whether the rule also applies if the decision switches workers between roles. False for rules
+            about the number of GPUs, which a switch does not change.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""Scale to zero: all roles go together once there have been no requests for long enough, and come back with the first request.
+"""Scale to zero: all roles go to zero replicas together after a time without requests, and return with the first request.
 
-The routers hold what arrives while no worker is ready, and say so in `Demand`. A pull that does not know the demand breaks the
-quiet, and holds what sleeps.
+While no worker is ready, the routers queue the requests that arrive and report them in `Demand`. A pull without a
+known demand ends the time without requests; at zero replicas it leaves the graph at zero.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from penstock_planner.decide.observation import Pull, Window
 
 
 def quiet_since(before_s: float | None, pull: Pull) -> float | None:
-    """Return since when no request has been at the frontend or in a worker; None: something is, or it is not known.
+    """Return the time since which neither the frontend nor a worker has had a request, in simulated seconds.
+
+    Returns None if there is a request now, or if a metric that would show it is unknown.
 
     Args:
-        before_s: The same after the pull before.
-        pull: The next one.
+        before_s: Result for the previous pull.
+        pull: The next pull.
     """
     demand, inside = pull.demand, pull.worker_waiting
     if demand is None or demand.arrivals or demand.waiting or any(demand.in_flight.values()):
@@ -32,13 +34,13 @@ def quiet_since(before_s: float | None, pull: Pull) -> float | None:
 def to_zero_or_back(
     proposals: Sequence[RoleProposal], window: Window, memory: AdaptiveMemory, config: DecideConfig
 ) -> list[RoleProposal]:
-    """Return the proposals, all roles taken to zero or back together where that is due.
+    """Return the proposals after all roles were taken to zero, or back from zero, if it is time to do so.
 
     Args:
-        proposals: One per role.
-        window: With one pull at least.
-        memory: With all pulls of the window followed.
-        config: ``scale_to_zero_after_s`` None changes nothing.
+        proposals: One proposal per role.
+        window: Pulls of the interval, at least one.
+        memory: Learned state in which all pulls of the window are already included.
+        config: If its ``scale_to_zero_after_s`` is None, the proposals are returned unchanged.
     """
     if config.scale_to_zero_after_s is None:
         return list(proposals)
@@ -67,10 +69,10 @@ def _awake(
 ) -> list[RoleProposal]:
     quiet_s = 0.0 if memory.quiet_since_s is None else window.end_s - memory.quiet_since_s
     held_s = max(0.0, *(memory.held_s(each.role, window.end_s) for each in proposals))
-    # Once one role is at zero the other follows: one role alone serves no requests.
+    # If one role is at zero, the other one follows, because one role alone cannot serve requests.
     is_begun = any(not each.pool.replicas for each in proposals)
     is_due = memory.quiet_since_s is not None and quiet_s >= after_s and (is_begun or held_s <= 0)
-    # What a worker can do may never have been measured, so that no other rule finds one to spare.
+    # A worker's throughput may never have been measured, and then no other rule proposes to remove a worker.
     above_one = [each for each in proposals if each.pool.replicas > 1]
     leaving = above_one or [each for each in proposals if each.pool.replicas]
     inputs = {"quiet_s": quiet_s, "hold_down_s": held_s}

@@ -1,6 +1,7 @@
-"""What the calendar bounds: floors and ceilings of roles while an entry of the schedule holds, whatever the policy is.
+"""Scheduled replica bounds: minimum and maximum replicas per role while a schedule entry is active. They apply to every policy.
 
-Entries that hold at once add up: the largest floor, the smallest ceiling. A ceiling shrinks a role like a lowered budget, by draining.
+If several entries are active at the same time, the largest minimum and the smallest maximum apply. A role above its
+maximum is scaled down by draining, as after a lowered budget.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ class ScheduledBounds:
     """One entry of the schedule.
 
     Attributes:
-        period: When it holds, in the wall clock's time.
-        floors, ceilings: Replicas by role, >= 0; absent: as at other times.
+        name: Name of the entry.
+        period: Times at which it is active, by the wall clock.
+        floors: Minimum replicas by role, >= 0. A role that is absent has no scheduled minimum.
+        ceilings: Maximum replicas by role, >= 0. A role that is absent has no scheduled maximum.
     """
 
     name: str
@@ -29,7 +32,12 @@ class ScheduledBounds:
 
     @classmethod
     def of(cls, entry: ScheduleEntry, gpus: Mapping[Role, int]) -> ScheduledBounds:
-        """Return an entry of a graph whose replicas have this many ``gpus`` by role."""
+        """Return the entry of a manifest with its bounds in replicas.
+
+        Args:
+            entry: Entry of the manifest, whose bounds can be numbers of replicas or of GPUs.
+            gpus: GPUs of one replica by role, used to convert GPUs into replicas; an absent role counts as 1.
+        """
         floors = {role: each.floor(gpus.get(role, 1)) for role, each in entry.bounds.items()}
         ceilings = {role: each.ceiling(gpus.get(role, 1)) for role, each in entry.bounds.items()}
         return cls(
@@ -40,7 +48,10 @@ class ScheduledBounds:
         )
 
     def in_words(self, at_s: float) -> str:
-        """Return the entry as people read it while it holds: ``office: prefill at least 3 until 2026-01-05 18:00 Europe/Berlin``."""
+        """Return the entry in words, for a Unix time at which it is active.
+
+        Example: ``office: prefill at least 3 until 2026-01-05 18:00 Europe/Berlin``.
+        """
         parts = [f"{role.value} at least {count}" for role, count in self.floors.items()]
         parts += [f"{role.value} at most {count}" for role, count in self.ceilings.items()]
         return f"{self.name}: {', '.join(parts)} {self.period.ends_in_words(at_s)}".rstrip()
@@ -50,19 +61,19 @@ Schedule = Sequence[ScheduledBounds]
 
 
 def in_force(schedule: Schedule, wall_s: float | None) -> tuple[ScheduledBounds, ...]:
-    """Return the entries that hold at a time in real seconds since 1970; none where the time is not known."""
+    """Return the entries that are active at a Unix time. Empty if ``wall_s`` is None, that is, if the time is unknown."""
     return () if wall_s is None else tuple(each for each in schedule if each.period.is_on(wall_s))
 
 
 def raised_floors(floors: Mapping[Role, int], held: Schedule) -> Mapping[Role, int]:
-    """Return the fewest replicas by role while the entries hold."""
+    """Return the minimum replicas by role: the larger of ``floors`` and the minimum of every entry in ``held``."""
     for each in held:
         floors = {**floors, **{role: max(count, floors.get(role, 0)) for role, count in each.floors.items()}}
     return floors
 
 
 def lowered_ceilings(ceilings: Mapping[Role, int], held: Schedule) -> Mapping[Role, int]:
-    """Return the most replicas by role while the entries hold."""
+    """Return the maximum replicas by role: the smaller of ``ceilings`` and the maximum of every entry in ``held``."""
     for each in held:
         least = {role: min(count, ceilings.get(role, count)) for role, count in each.ceilings.items()}
         ceilings = {**ceilings, **least}
