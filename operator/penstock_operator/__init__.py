@@ -1,1 +1,1 @@
-"""Turns GraphDeployments into Kubernetes objects and keeps them true."""
+"""Creates the Kubernetes objects of each GraphDeployment and keeps them equal to its specification."""

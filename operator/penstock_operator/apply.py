@@ -1,8 +1,9 @@
-"""Writes children: creates absent ones, applies drifted ones, and skips correct ones.
+"""Writes a graph's child objects: creates absent ones, applies those that differ, and skips those that are right.
 
-An absent child is created by POST, which fails if another owner's object has its name, and is taken over by
-server-side apply at its first change; so no foreign object is ever overwritten, not even between two reads.
-Called by `penstock_operator.reconcile` alone.
+An absent child is created by POST, which fails if an object of another owner already has its name. The child's first
+change converts it to server-side apply. Therefore no object of another owner is ever overwritten, even if that object
+appears between two reads. Called only by `penstock_operator.reconcile`, `penstock_operator.profiles` and the modules
+that they use.
 """
 
 from __future__ import annotations
@@ -28,27 +29,37 @@ from penstock_operator.trim import POSTED, VERSION, Object, is_posted, version_o
 from penstock_operator.workloads import GENERATION_ANNOTATION, WORKLOADS
 
 PARALLEL: Final = 4
-"""Writes of one graph at once. Chosen: a new graph's children take five round trips, and a thousand graphs that are
-worked on at once do not flood the server."""
+"""Maximum number of concurrent writes for one graph. Chosen: a new graph's children take five round trips, and a
+thousand graphs that are reconciled at the same time do not overload the API server."""
 
 _IN_TURN: Final = WORKLOADS | {ROLE_BINDING.kind}
-"""Written last and one by one. The API server compares a RoleBinding's Role with the writer's own rights in a copy
-that lags behind its writes; right after the Role it would answer 404."""
+"""Kinds that are written last and one after another. The API server compares a RoleBinding's Role with the writer's
+own rights in a cache that lags behind its writes; directly after the Role is written it would answer 404."""
 
 _NUMBER: Final[Mapping[str, Any]] = {"f:spec": {"f:replicas": {}}}
 
 _SAID_BESIDE: Final = frozenset({f"metadata.annotations.[{GENERATION_ANNOTATION}]"})
-"""Paths that are written with what they are about, and make no difference by themselves."""
+"""Paths that are written together with the fields that they describe. A difference in these paths alone causes no
+write."""
 
 COMPARED: Final = 4000
-"""Children whose last comparison is remembered, until they change. Chosen: those of some 200 graphs, a megabyte."""
+"""Maximum number of children whose last comparison is cached until they change. Chosen: the children of about 200
+graphs, one megabyte."""
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The object whose children are applied, and the number that a ScalingAdapter is created with, by its name."""
+    """The object that owns the applied children: a GraphDeployment, or another kind such as ProfileRequest.
+
+    Attributes:
+        uid: UID of the owner; a child belongs to it if its controller reference has this UID.
+        name: Name of the owner.
+        kind: Kind of the owner.
+        first_replicas: Replicas that an absent ScalingAdapter is created with, by the adapter's name; 1 if it is
+            not listed.
+    """
 
     uid: str
     name: str
@@ -58,13 +69,17 @@ class Owner:
 
 @dataclass(slots=True)
 class Applied:
-    """What came of applying a graph's children.
+    """Result of applying the children of one owner.
 
     Attributes:
-        repaired: ``Kind name: what differed`` of those changed by another writer.
-        conflicts: Names taken by objects of others, as text.
-        leaving: ``Kind name`` of children of the same name that are being deleted; they come back afterwards.
-        refusals: Those that the API server did not take.
+        wrote: Whether any child was created or changed.
+        repaired: ``Kind name: difference`` of children that another writer had changed or deleted and that were
+            restored.
+        conflicts: Messages about children that were not written because an object of another owner has their
+            name.
+        leaving: ``Kind name`` of children that were not written because an object of that name is being deleted;
+            a later reconcile creates them.
+        refusals: Writes that the API server rejected.
     """
 
     wrote: bool = False
@@ -75,12 +90,17 @@ class Applied:
 
     @property
     def failure(self) -> Failure | None:
-        """Return what keeps the children from their desired state; None: nothing."""
+        """Return the failure that keeps the children from their desired state; None if there is none."""
         return failure_of(self.conflicts, self.refusals)
 
 
 def failure_of(conflicts: Sequence[str], refusals: Refusals) -> Failure | None:
-    """Return what names taken by others, as text, and refused writes keep from being done; None: nothing."""
+    """Return the status failure for name conflicts or, if there are none, for lasting refusals; None if there are neither.
+
+    Args:
+        conflicts: Messages about names that objects of other owners have.
+        refusals: Rejected writes; those that pass by themselves, such as version conflicts, are ignored.
+    """
     if conflicts:
         return Failure("NameConflict", "; ".join(sorted(conflicts)))
     if lasting := refusals.lasting:
@@ -89,9 +109,10 @@ def failure_of(conflicts: Sequence[str], refusals: Refusals) -> Failure | None:
 
 
 class Applier:
-    """Applies the desired objects to the cluster; remembers only what the server insists on.
+    """Applies the desired objects to the cluster.
 
-    Its methods raise ClusterError where the server refuses or fails.
+    It caches the last comparison of each child and the field values that an admission webhook changes after every
+    write. Its methods raise ClusterError if the API server refuses or fails, unless stated otherwise.
     """
 
     def __init__(
@@ -111,13 +132,19 @@ class Applier:
         *,
         refusals: Refusals | None = None,
     ) -> Applied:
-        """Create or apply absent or drifted objects: all others first, then the RoleBinding and workloads in turn.
+        """Create absent objects and apply those that differ: first all other kinds in parallel, then RoleBinding and workloads one by one.
 
-        The desired objects are `stamped`. Children of another owner than the given one are left alone.
+        Children of another owner are not changed; they are reported in `Applied.conflicts`.
+
+        Args:
+            desired: Desired objects, each returned by `stamped`.
+            live: Existing objects by kind and name.
+            owner: Object that owns the children.
+            refusals: Collects the writes that the API server rejects, so that the other objects are still
+                written. If None, a new collection is created; it is in `Applied.refusals`.
 
         Raises:
-            ClusterError: the server does not answer; an object that it does not take is among the refusals, so that
-                the others are written.
+            ClusterError: The API server does not answer.
         """
         found = Applied(refusals=refusals or Refusals())
         stages: tuple[list[Object], list[Object]] = ([], [])
@@ -137,7 +164,7 @@ class Applier:
         return found
 
     async def status(self, obj: Object, status: Mapping[str, Any]) -> bool:
-        """Apply an object's status unless it says that already; return whether it said something new."""
+        """Apply the status of ``obj`` unless its current status is already equal; return whether it was written."""
         if is_current(status, obj.get("status") or None):
             return False
         head = {key: obj["metadata"][key] for key in ("name", "namespace", "uid")}
@@ -147,12 +174,15 @@ class Applier:
         return True
 
     async def create_once(self, obj: Object) -> bool:
-        """Create an object that no watch shows; return False if there is one, which stays as it is."""
+        """Create an object of a kind that is not watched; return False, and leave the object unchanged, if it already exists."""
         call = self._client.create(obj, field_manager=OPERATOR)
         return await self._counted("create", call, obj["kind"], ConflictError) is not None
 
     async def patch(self, obj: Object, patch: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Object:
-        """Patch an object that has kind and metadata: JSON patch for a list, else merge patch."""
+        """Patch the object that has the kind, name and namespace of ``obj``, and return the result.
+
+        A list is sent as a JSON patch, anything else as a merge patch.
+        """
         metadata = obj["metadata"]
         call = self._client.patch(
             kind_of(obj), metadata["name"], patch, namespace=metadata["namespace"], field_manager=OPERATOR
@@ -160,7 +190,12 @@ class Applier:
         return await self._written("patch", call, obj)
 
     async def delete(self, obj: Object, *, grace_s: int | None = None) -> None:
-        """Delete an object if it is still this one; a pod is given ``grace_s``, None leaves its own."""
+        """Delete an object if it still has the UID of ``obj``; do nothing if it is absent or has been replaced.
+
+        Args:
+            obj: Object to delete.
+            grace_s: Termination grace period of a pod in seconds; None uses the pod's own.
+        """
         metadata = obj["metadata"]
         self._right.forget(_key(obj))
         call = self._client.delete(
@@ -173,13 +208,13 @@ class Applier:
         await self._counted("delete", call, obj["kind"], NotFoundError, ConflictError)
 
     def forget(self, namespace: str, names: Iterable[tuple[str, str]]) -> None:
-        """Forget children, given by kind and name."""
+        """Drop cached comparisons of the children in ``namespace`` with these kinds and names; unknown ones are ignored."""
         for kind, name in names:
             self._tolerated.pop((namespace, kind, name), None)
             self._right.forget((namespace, kind, name))
 
     def _differs(self, want: Object, live: Mapping[tuple[str, str], Object], owner: Owner) -> bool:
-        """Return whether an object is not simply right; cheap, for the usual case that nothing changed."""
+        """Return whether an object is absent, not owned by ``owner``, or different; cheap in the usual case that nothing changed."""
         there = live.get((want["kind"], want["metadata"]["name"]))
         return (
             there is None
@@ -188,12 +223,17 @@ class Applier:
         )
 
     def differences(self, want: Object, there: Object) -> list[FieldDifference]:
-        """Return where an object differs from the desired one, `stamped`, except what the cluster insists on."""
+        """Return the fields in which the live object ``there`` differs from ``want``, which `stamped` returned.
+
+        Fields that an admission webhook set to another value after the last apply are not reported, until the desired
+        object changes.
+        """
         key, compared = _key(want), (_digest(want), int(there.get(VERSION, 0)))
         if compared[1] and self._right.get(key) == compared:
             return []
         digest, paths = self._tolerated.get(key, ("", frozenset()))
-        # Where the desired object changed since, what was insisted on in the live one is no reason for a rollout.
+        # The desired object may have changed since the last apply; fields that a webhook sets differ in the live
+        # object as well, and must not start a rollout.
         tolerated = _SAID_BESIDE | (paths if digest in {_digest(want), _digest(there)} else frozenset())
         found = [each for each in differences(want, there) if each.path not in tolerated]
         if not found:
@@ -220,7 +260,7 @@ class Applier:
                 await self._bring_up(want, there, name, found)
 
     async def _create(self, want: Object, owner: Owner) -> Object | None:
-        """Create an object; return the one in its place, None if it was really absent."""
+        """Create an object; return the existing object of that name, or None if there was none and the object was created."""
         body, manager = want, OPERATOR
         if want["kind"] == SCALING_ADAPTER.kind:
             number = owner.first_replicas.get(want["metadata"]["name"], 1)
@@ -233,10 +273,10 @@ class Applier:
                 return await self._client.get(
                     kind_of(want), metadata["name"], namespace=metadata["namespace"]
                 )
-            # What had the name has gone since; a name that is taken again is a conflict, which passes.
+            # The object that had the name is gone; if another one takes the name, the error is a conflict, which is retried.
             answer = await self._written("create", self._client.create(body, field_manager=manager), want)
         except NotFoundError as exc:
-            # Of a child's kind the cluster does not know; the others can be made all the same.
+            # The cluster does not know the kind of this child; the other children can still be created.
             raise InvalidObjectError(f"{exc}; is its CustomResourceDefinition installed?") from exc
         self._remember_insistence(want, answer)
         return None
@@ -258,10 +298,10 @@ class Applier:
         log.info("child applied", child=name, namespace=want["metadata"]["namespace"], drift=drift)
 
     async def _apply(self, want: Object) -> Object:
-        """Apply an object; where another writer changed the key of a list's entry, set the lists right before.
+        """Apply an object; if that is rejected because another writer changed the key of a list entry, replace the lists first.
 
-        An apply adds the entry under its own key alongside the changed one, and a Service with two ports of one
-        name is refused.
+        Server-side apply adds the entry under its own key next to the changed one, and the API server rejects, for
+        example, a Service with two ports of one name.
         """
         try:
             return await self._written("apply", self._client.apply(want, field_manager=OPERATOR), want)
@@ -274,10 +314,10 @@ class Applier:
             return await self._written("apply", self._client.apply(want, field_manager=OPERATOR), want)
 
     async def _take_over(self, want: Object) -> None:
-        """Make the fields of a POST those of an apply, so that fields no longer wanted go away.
+        """Transfer the fields that a POST owns to server-side apply, so that a later apply removes fields that are no longer desired.
 
-        As client-go's csaupgrade does for objects made by client-side apply. Of an adapter's first manager only the
-        number stays.
+        The csaupgrade package of client-go does the same for objects created by client-side apply. The field manager
+        that created a ScalingAdapter keeps only ``spec.replicas``.
         """
         kind, metadata = kind_of(want), want["metadata"]
         live = await self._client.get(kind, metadata["name"], namespace=metadata["namespace"])
@@ -305,7 +345,7 @@ class Applier:
         await self.patch(want, patch)
 
     def _remember_insistence(self, want: Object, answer: Object) -> None:
-        """Remember paths that differ right after an apply: a webhook insists on another value there."""
+        """Store the paths that differ directly after an apply: an admission webhook sets another value there."""
         key = _key(want)
         paths = frozenset(each.path for each in differences(want, answer))
         if paths:
@@ -321,7 +361,7 @@ class Applier:
         return answer
 
     async def _counted(self, verb: str, call: Any, kind: str, *fine: type[ClusterError]) -> Any:
-        """Await a write and count it, unless it fails in a way that is fine."""
+        """Await a write and count it; return None without counting if it raises one of the exceptions in ``fine``."""
         try:
             answer = await call
         except fine:
@@ -339,7 +379,7 @@ _LEAVING: Final = "is being deleted"
 
 
 def _ownership_problem(there: Object, owner: Owner) -> str | None:
-    """Return why an object may not be written now; None if it is the owner's own, or a lost child of it."""
+    """Return why an object must not be written now; None if ``owner`` controls it, or if it is an orphaned child of the operator."""
     metadata = there["metadata"]
     if metadata.get("deletionTimestamp"):
         return _LEAVING
@@ -355,7 +395,7 @@ def _ownership_problem(there: Object, owner: Owner) -> str | None:
 
 
 def name_of(obj: Object) -> str:
-    """Return an object's kind and name, as messages have them."""
+    """Return an object's kind and name as messages show them, such as ``Deployment chat-decode``."""
     return f"{obj['kind']} {obj['metadata']['name']}"
 
 
@@ -375,9 +415,10 @@ def _digest(obj: Object) -> str:
 
 
 async def _all(calls: Sequence[Any]) -> None:
-    """Await all calls, cancel the rest when one fails, and raise that one's error.
+    """Await all calls; if one fails, cancel the others and raise its error.
 
-    Not by a TaskGroup: one that fails leaves, before Python 3.11.3, its cancellation on the task that continues.
+    A TaskGroup is not used: before Python 3.11.3, a TaskGroup that fails leaves its cancellation on the task that
+    continues.
     """
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:

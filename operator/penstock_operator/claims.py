@@ -1,6 +1,6 @@
-"""Reads how many GPUs the claims of a graph's pods hold (DRA), by their ResourceClaimTemplates; called by the reconciler.
+"""Reads from ResourceClaimTemplates how many GPUs each claim of a graph's pods holds (DRA); called by the reconciler.
 
-A template that is absent, or may not be read, is unknown.
+The count of a template that is absent or unreadable is unknown.
 """
 
 from __future__ import annotations
@@ -18,24 +18,29 @@ from penstock_operator.resources.accelerators import claim_templates, is_acceler
 from penstock_operator.trim import Object
 
 _VERSIONS: Final = ("v1", "v1beta2", "v1beta1")
-"""Kubernetes serves the first since 1.34, the others since 1.33 and 1.32; absent ones answer 404 as an absent object does."""
+"""API versions that are tried in this order. Kubernetes serves v1 since 1.34, v1beta2 since 1.33 and v1beta1 since
+1.32. A version that is not served answers 404, as an absent object does."""
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimReader:
-    """Reads templates at each reconcile of a graph that names some; most name none.
+    """Reads the templates at each reconcile of a graph that names any; most graphs name none.
 
     Attributes:
-        gpus: Names, or patterns, of device classes and resources that are GPUs.
+        client: Client of the Kubernetes API.
+        gpus: Names, or patterns, of the device classes and resources that count as GPUs.
     """
 
     client: KubeClient
     gpus: tuple[str, ...]
 
     async def of(self, namespace: str, graph: GraphDeployment) -> dict[str, int]:
-        """Return the GPUs of a claim of each template that the graph's podTemplates name, where it is known."""
+        """Return the number of GPUs of one claim by ResourceClaimTemplate name, for the templates that the graph's podTemplates name.
+
+        Templates that are absent, unreadable or of an unknown number of GPUs are left out.
+        """
         names = {each for service in graph.spec.services for each in claim_templates(graph, service)}
         found = {}
         for name in sorted(names):

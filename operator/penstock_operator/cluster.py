@@ -1,8 +1,9 @@
-"""What the cluster looks like now, from watches alone: every graph with its children, adapters and pods.
+"""The operator's in-memory view of the cluster, filled only from watches: every graph with its children, adapters and pods.
 
-Kopf's handlers report GraphDeployments; children, ScalingAdapters among them, and pods have informers, narrowed to
-what carries `managed-by: penstock`. Objects are trimmed to what the plans read. Changes enqueue the graph they belong
-to; what changes nothing that the plans read (a heartbeat, another's part of a status) does not.
+Kopf's handlers report GraphDeployments. Children (ScalingAdapters included) and pods have informers, restricted to
+objects labelled `managed-by: penstock`. Objects are trimmed to the fields that the plans read. A change enqueues the
+graph that the object belongs to, unless it changes only fields that the plans do not read, such as a heartbeat or a
+status condition of another writer.
 """
 
 from __future__ import annotations
@@ -54,37 +55,45 @@ CHILD_KINDS: Final = (
     POD_DISRUPTION_BUDGET,
     NETWORK_POLICY,
 )
-"""Kinds of children with informers that every cluster knows."""
+"""Kinds of children that every cluster serves and that are watched from the start."""
 
 OPTIONAL_KINDS: Final = (LEADER_WORKER_SET, INFERENCE_POOL)
-"""Kinds of children that are watched where there are any at the start, and else once a graph needs them."""
+"""Kinds of children from optional CustomResourceDefinitions. They are watched from the start if any such children
+exist, else as soon as a graph needs them."""
 
 CONFIRM_S: Final = 30.0
-"""How long an answered write counts without the watch's word; real seconds, chosen: longer than a reconnect."""
+"""Seconds for which the answer to a write is trusted although the watch has not shown the object; wall-clock time.
+Chosen: longer than a reconnect."""
 
 LIST_S: Final = 5.0
-"""Longest wait for the first list of an optional kind, and the pause before the next try; real seconds, chosen: a
-graph that needs them tries again."""
+"""Maximum seconds to wait for the first list of an optional kind, and the pause before the next try; wall-clock time.
+Chosen: a graph that needs the kind tries again."""
 
 MAX_TOMBSTONES: Final = 10_000
-"""Deleted objects remembered, so that a late answer does not revive them. Chosen: about two megabytes."""
+"""Number of deleted objects that are remembered, so that a late answer to a write does not restore them in the view.
+Chosen: about two megabytes."""
 
 Trim = Callable[[Object], Object]
 
 _OF_USERS: Final = frozenset({GRAPH_DEPLOYMENT, SCALING_ADAPTER})
-"""Kinds whose specification only users and autoscalers change."""
+"""Kinds whose specification is changed only by users and autoscalers."""
 
 Enqueue = Callable[[Key, bool], None]
-"""Enqueues a graph; the flag says that a user changed it."""
+"""Function that enqueues a graph for reconciliation; the second argument is True if a user changed it."""
 
 log = get_logger(__name__)
 
 
 @dataclass(slots=True)
 class GraphSnapshot:
-    """All that is known of one graph, trimmed, by kind's name and object's name; children are ScalingAdapters, too.
+    """The trimmed objects of one graph, each by its kind and name; ScalingAdapters are among the children.
 
     Objects are shared with the informers and must not be changed.
+
+    Attributes:
+        graphs: The GraphDeployment; empty if it does not exist (any more).
+        children: Child objects.
+        pods: Pods; key ``view`` of each has the PodView that the plans read.
     """
 
     graphs: dict[tuple[str, str], Object] = field(default_factory=dict)
@@ -93,23 +102,23 @@ class GraphSnapshot:
 
     @property
     def graph(self) -> Object | None:
-        """The GraphDeployment; None if there is none."""
+        """The GraphDeployment, or None if it does not exist."""
         return next(iter(self.graphs.values()), None)
 
     def of(self, kind: Kind) -> dict[tuple[str, str], Object]:
-        """Return where objects of a kind are kept."""
+        """Return the dictionary that has the objects of ``kind``: `graphs`, `pods` or `children`."""
         return self.graphs if kind is GRAPH_DEPLOYMENT else self.pods if kind is POD else self.children
 
     def views(self) -> list[PodView]:
-        """Return its pods as the plans read them."""
+        """Return all pods of the graph as the plans read them."""
         return [each["view"] for each in self.pods.values()]
 
     def workers(self) -> list[PodView]:
-        """Return its worker pods."""
+        """Return the graph's worker pods: all pods except routers."""
         return [each for each in self.views() if each.role != Role.ROUTER]
 
     def fingerprint(self) -> tuple[object, ...]:
-        """Return a value that changes whenever any object of the graph does."""
+        """Return a value that changes whenever any object of the graph changes."""
         versions = [each[VERSION] for each in (*self.children.values(), *self.pods.values())]
         graph = None if self.graph is None else self.graph[VERSION]
         versions += [1 for each in self.views() if each.node_is_deleted]
@@ -117,7 +126,7 @@ class GraphSnapshot:
 
 
 class Cluster:
-    """The operator's view of one namespace, or of all."""
+    """In-memory view of the graphs in one namespace, or in all namespaces."""
 
     def __init__(
         self,
@@ -128,7 +137,15 @@ class Cluster:
         confirm_s: float = CONFIRM_S,
         list_s: float = LIST_S,
     ) -> None:
-        """Prepare; `run` watches. ``confirm_s`` and ``list_s`` are as their constants say."""
+        """Prepare; `run` starts the watches.
+
+        Args:
+            client: Client of the Kubernetes API.
+            namespace: Namespace to watch; None watches all.
+            enqueue: Called for each graph that may have to be reconciled.
+            confirm_s: Seconds for which the answer to a write is trusted without the watch; see `CONFIRM_S`.
+            list_s: Maximum seconds to wait for the first list of an optional kind; see `LIST_S`.
+        """
         self._confirm_s = confirm_s
         self._list_s = list_s
         self._client = client
@@ -150,13 +167,13 @@ class Cluster:
         self._optional_lock = asyncio.Lock()
 
     async def run(self) -> None:
-        """Keep the view of the kinds with informers fresh until cancelled; kopf does the others."""
+        """Keep the kinds that have informers up to date until cancelled; kopf reports the GraphDeployments."""
         async with self._group as group:
             for informer in self._informers.values():
                 group.create_task(informer.run())
 
     async def synced(self) -> None:
-        """Wait until everything has been listed once."""
+        """Wait until every watched kind has been listed once, and start to watch the optional kinds that exist in the cluster."""
         await self._listed()
         for kind in OPTIONAL_KINDS:
             if await self._has_any(kind):
@@ -172,7 +189,7 @@ class Cluster:
             await informer.synced.wait()
 
     async def _has_any(self, kind: Kind) -> bool:
-        """Return whether there are children of an optional kind; their services may need none any more."""
+        """Return whether children of an optional kind exist; they must be found even if no service needs the kind any more."""
         while True:
             try:
                 found = await self._client.list(
@@ -187,7 +204,7 @@ class Cluster:
                 return bool(found.items)
 
     def problem(self) -> str | None:
-        """Return why the view may be old or incomplete; None while all watches work."""
+        """Return why the view may be outdated or incomplete; None if all watches work."""
         for kind, informer in self._informers.items():
             if informer.problem is not None:
                 return f"{kind.plural}: {informer.problem}"
@@ -196,16 +213,16 @@ class Cluster:
         return None
 
     def known(self) -> list[Key]:
-        """Return every graph of which any object exists."""
+        """Return namespace and name of every graph of which any object exists."""
         return list(self._snapshots)
 
     def snapshot(self, key: Key) -> GraphSnapshot:
-        """Return the current state of a graph, which later changes leave as it is."""
+        """Return the current state of a graph; later changes do not alter it. It is empty if the graph is unknown."""
         held = self._snapshots.get(key, GraphSnapshot())
         return GraphSnapshot(dict(held.graphs), dict(held.children), self._pods(held))
 
     def _pods(self, held: GraphSnapshot) -> dict[tuple[str, str], Object]:
-        """Return a graph's pods; those of deleted nodes serve no more, whatever their last kubelet said."""
+        """Return a graph's pods; those on deleted nodes count as not serving, whatever their last kubelet reported."""
         if not self._deleted_nodes:
             return dict(held.pods)
         return {
@@ -216,13 +233,17 @@ class Cluster:
         }
 
     def _node_changed(self, node: str) -> None:
-        """Enqueue the graphs with pods on a node that was deleted, or is back."""
+        """Enqueue the graphs with pods on ``node``, which was deleted or exists again."""
         for key, held in self._snapshots.items():
             if any(each.node == node for each in held.views()):
                 self._enqueue(key, False)
 
     async def serves(self, kind: Kind) -> bool:
-        """Return whether the cluster knows a kind of another's; objects of `OPTIONAL_KINDS` are watched from then on."""
+        """Return whether the API server serves a kind of another project; one of `OPTIONAL_KINDS` is watched from then on.
+
+        Raises:
+            UnavailableError: The first list of the kind did not finish within `LIST_S`.
+        """
         if kind not in OPTIONAL_KINDS:
             return await self.knows(kind)
         async with self._optional_lock:
@@ -235,13 +256,13 @@ class Cluster:
                 async with asyncio.timeout(self._list_s):
                     await informer.synced.wait()
             except TimeoutError as exc:
-                # Other graphs need neither these objects nor the worker that would wait for them here.
+                # Do not wait longer: other graphs do not need these objects, but do need this reconcile worker.
                 why = informer.problem or "not listed yet"
                 raise UnavailableError(f"{kind.plural}: {why}") from exc
             return True
 
     async def knows(self, kind: Kind) -> bool:
-        """Return whether the API server serves a kind of another's CustomResourceDefinition now."""
+        """Return whether the API server now serves a kind that another project's CustomResourceDefinition defines."""
         try:
             found = await self._client.raw_get(f"/apis/{kind.api_version}")
         except NotFoundError:
@@ -249,21 +270,21 @@ class Cluster:
         return any(each.get("name") == kind.plural for each in found.get("resources", ()))
 
     def report(self, graph: Object) -> None:
-        """Take over a GraphDeployment as the API server gave it."""
+        """Store a GraphDeployment as received from the API server, unless a newer version is stored."""
         obj = trim_graph(graph)
         held = self.snapshot(key_of(obj)).graph
         if held is None or held[VERSION] <= obj[VERSION]:
             self._changed(GRAPH_DEPLOYMENT, "MODIFIED", obj)
 
     def remove(self, graph: Object) -> None:
-        """Take over that a GraphDeployment is gone; one that was made since under its name stays."""
+        """Remove a deleted GraphDeployment; a newer one that has its name but another UID remains."""
         obj = trim_graph(graph)
         held = self.snapshot(key_of(obj)).graph
         if held is None or held["metadata"]["uid"] == obj["metadata"]["uid"]:
             self._changed(GRAPH_DEPLOYMENT, "DELETED", obj)
 
     def _watch(self, kind: Kind) -> None:
-        """Watch an optional kind from now on."""
+        """Start to watch an optional kind."""
         self._informers[kind] = self._informer(kind)
         self._group.create_task(self._informers[kind].run())
         log.info("watched from now on", kind=kind.kind)
@@ -279,11 +300,11 @@ class Cluster:
         )
 
     def note(self, written: Object) -> None:
-        """Take over an object as the API server answered a write, before the watch shows it.
+        """Store the object in the API server's answer to a write, before the watch shows it.
 
-        So the next reconcile does not repeat the write. The answer may also hold what another writer changed just
-        before, which the watch then does not show as a change any more; that enqueues the graph here. What the
-        watch does not confirm within `CONFIRM_S` is dropped again.
+        The next reconcile then does not repeat the write. The answer can also include a change that another writer
+        made just before; the watch does not report that as a change any more, so the graph is enqueued here. An
+        object that the watch does not show within `CONFIRM_S` is removed again.
         """
         kind = kind_of(written)
         if kind not in self._trims or written["metadata"].get("resourceVersion") is None:
@@ -296,7 +317,7 @@ class Cluster:
             return
         old = self._held(kind, identity[2], self._owners.get(identity))
         if old is not None and old[VERSION] >= obj[VERSION]:
-            return  # the watch was quicker; its copy is the one that the informer keeps anyway
+            return  # the watch has already reported this version or a newer one
         owner = self._take_over(kind, identity, obj)
         self._noted[identity] = time.monotonic()
         if owner is not None and old is not None and _shows_other_changes(kind, old, obj):
@@ -329,7 +350,7 @@ class Cluster:
         is_young = noted_s is not None and time.monotonic() - noted_s < self._confirm_s
         if noted_s is not None and is_young and old is not None and old[VERSION] > obj[VERSION]:
             self._noted[identity] = noted_s
-            return  # the answer to a write of ours was newer
+            return  # the stored answer to the operator's own write is newer
         new_owner = self._take_over(kind, identity, obj)
         if owner is not None and owner != new_owner:
             self._enqueue(owner, False)
@@ -337,7 +358,7 @@ class Cluster:
             self._enqueue(new_owner, kind in _OF_USERS and _generation(old) != _generation(obj))
 
     def _take_over(self, kind: Kind, identity: tuple[str, str, str], obj: Object) -> Key | None:
-        """Keep an object where it belongs now; return that graph."""
+        """Store an object under the graph that it belongs to now, and return that graph; None if it belongs to none."""
         owner = _owning_graph(kind, obj)
         if self._owners.get(identity) not in {None, owner}:
             self._remove(kind, identity)
@@ -369,7 +390,7 @@ def _owning_graph(kind: Kind, obj: Object) -> Key | None:
 
 
 def _generation(obj: Object | None) -> object:
-    """Return the fields of a graph that only users change."""
+    """Return the fields of a graph that only users change: generation and deletion timestamp."""
     if obj is None:
         return None
     metadata = obj["metadata"]
@@ -377,7 +398,7 @@ def _generation(obj: Object | None) -> object:
 
 
 def _shows_other_changes(kind: Kind, old: Object, new: Object) -> bool:
-    """Return whether the answer to a write shows more than that write."""
+    """Return whether the answer to a write contains changes that the write did not make."""
     if kind is POD:
         return _without_own_fields(old["view"]) != _without_own_fields(new["view"])
     if kind in _OF_USERS:
@@ -387,5 +408,5 @@ def _shows_other_changes(kind: Kind, old: Object, new: Object) -> bool:
 
 
 def _without_own_fields(view: PodView) -> PodView:
-    """Return a pod's view without what the operator itself writes on pods."""
+    """Return a pod's view without the fields that the operator itself writes on pods."""
     return replace(view, gates=(), serving="", drain_since_s=None, deletion_cost=0, conditions=())

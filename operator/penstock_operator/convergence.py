@@ -1,4 +1,4 @@
-"""Builds the objects that a graph is to have, writes them in the order that a rollout allows, and deletes the rest."""
+"""Builds a graph's desired objects, writes them in the order that a rollout allows, and deletes obsolete children."""
 
 from __future__ import annotations
 
@@ -36,21 +36,22 @@ from penstock_operator.workloads import (
 )
 
 BUILT: Final = 64
-"""Graphs whose built objects are kept for the next reconcile; one at rest needs none. Chosen: five megabytes."""
+"""Number of graphs whose desired objects are cached for the next reconcile; unchanged graphs are not reconciled and
+need none. Chosen: five megabytes."""
 
 
 class WantedObjects:
-    """Builds a graph's objects, or finds them built, as the next reconcile of a graph builds mostly the same."""
+    """Builds the desired objects of graphs, and caches them because the next reconcile mostly builds the same ones."""
 
     def __init__(self) -> None:
         self._built: LruCache[Key, tuple[tuple[object, ...], list[Object]]] = LruCache(BUILT)
 
     def of(self, graph: ObservedGraph, plan: ReplicasPlan) -> list[Object]:
-        """Return the graph's ScalingAdapters and its other objects, `stamped`.
+        """Return the graph's desired ScalingAdapters and its other desired objects, each as `stamped` returns it.
 
         Raises:
-            InvalidSpecError: the operator does not allow what the graph's podTemplates say, or pods lack files that the
-                graph names.
+            InvalidSpecError: The graph's podTemplates use something that the operator does not allow, or pods
+                lack files that the graph names.
         """
         replicas = {name: each.number for name, each in plan.services.items()}
         away = plan.unavailable(graph.effective.gpus)
@@ -67,18 +68,20 @@ class WantedObjects:
         return built[1]
 
     def forget(self, key: Key) -> None:
-        """Forget a deleted graph."""
+        """Drop the cached objects of a deleted graph; does nothing if there are none."""
         self._built.forget(key)
 
 
 @dataclass(frozen=True, slots=True)
 class Converged:
-    """What came of writing a graph's objects.
+    """Result of writing a graph's objects.
 
     Attributes:
-        services: The services with the numbers that their workloads have now, and why a new pod template waits.
-        pruned: Whether children were deleted, or are on their way.
-        retiring: Whether workers of a service that is no longer wanted finish their requests.
+        applied: Result of creating and applying the children.
+        services: State of each service, with the replicas that its workload has now and the reason why a new pod
+            template has to wait.
+        pruned: Whether obsolete children were found; they have been deleted or are being drained.
+        retiring: Whether workers of an obsolete workload are still draining.
     """
 
     applied: Applied
@@ -99,7 +102,16 @@ class Convergence:
     async def write(
         self, graph: ObservedGraph, plan: ReplicasPlan, wanted: list[Object], refusals: Refusals
     ) -> Converged:
-        """Apply the wanted objects that may be written yet, and delete the children that are no longer wanted."""
+        """Apply the desired objects that can be written now, and delete children that are no longer desired.
+
+        Objects that have to wait for another service's rollout are left out; a later reconcile writes them.
+
+        Args:
+            graph: The graph with its observed state.
+            plan: Replicas of every service.
+            wanted: Desired objects from `WantedObjects.of`.
+            refusals: Collects the writes that the API server rejects.
+        """
         live = graph.snapshot.children
         names = {child_name(graph.model.name, name): name for name in graph.model.spec.services}
         workloads = {names[each["metadata"]["name"]]: each for each in wanted if each["kind"] in WORKLOADS}
@@ -128,11 +140,11 @@ class Convergence:
         return Converged(applied, services, pruned, retiring)
 
     def forget(self, key: Key) -> None:
-        """Forget a deleted graph."""
+        """Drop the state that is stored for a deleted graph."""
         self._secrets.forget(key)
 
     def _rolling(self, workloads: Mapping[str, Object], live: Mapping[tuple[str, str], Object]) -> set[str]:
-        """Return the services whose pods would roll if their workload was written."""
+        """Return the services whose pods would be replaced by a rollout if their workload was written now."""
         rolling = set()
         for name, want in workloads.items():
             there = live.get((want["kind"], want["metadata"]["name"]))
@@ -143,7 +155,7 @@ class Convergence:
     async def _write_numbers(
         self, waiting: Mapping[str, Object], live: Mapping[tuple[str, str], Object], refusals: Refusals
     ) -> None:
-        """Write the replicas of workloads whose new pod template has to wait."""
+        """Write only the replicas of workloads whose new pod template has to wait."""
         for want in waiting.values():
             there, number = live[want["kind"], want["metadata"]["name"]], want["spec"]["replicas"]
             if replicas_of(there) != number:
@@ -151,7 +163,7 @@ class Convergence:
                     await self._applier.patch(there, {"spec": {"replicas": number}})
 
     async def _warn(self, graph: ObservedGraph, order: RolloutOrder, *, of_devices: bool) -> None:
-        """Say what an edit costs: requests that its rollout refuses, and devices that escape the budget."""
+        """Emit warning Events about an edit's effects: requests that its rollout refuses, and devices that the GPU budget does not count."""
         warnings = [] if order.lost is None else [("RequestsRefused", order.lost)]
         if of_devices:
             found = uncounted_devices(graph.model, graph.context.gpu_resources, graph.context.claimed_gpus)
@@ -168,9 +180,9 @@ class Convergence:
         *,
         routers_behind: bool,
     ) -> tuple[bool, bool]:
-        """Delete the graph's children that it no longer wants, workloads after their pods; return whether any, and whether pods drain."""
+        """Delete the graph's obsolete children, workloads after their pods; return whether there are any, and whether pods drain."""
         names = {(each["kind"], each["metadata"]["name"]) for each in wanted}
-        # Not built because their definition is missing; they are still wanted.
+        # Not built because their CustomResourceDefinition is missing; they are still desired.
         missing = {each.kind for each in needed_kinds(graph.model.spec) if each not in graph.context.kinds}
         names |= {key for key in graph.snapshot.children if key[0] in missing}
         workloads, rest = obsolete(graph.snapshot.children, names, owner_uid=graph.uid)

@@ -1,7 +1,8 @@
-"""The operator's last act where its own namespace is deleted: its graphs there wait for a drain that no operator would finish.
+"""Releases the graphs in the operator's own namespace if that namespace is being deleted.
 
-Kubernetes deletes the operator's pod with the rest of the namespace. Graphs would keep the finalizer that only the operator
-removes, and the namespace would never be gone. Their pods are deleted by Kubernetes and finish their requests at SIGTERM.
+Kubernetes deletes the operator's pod together with the namespace. The graphs would keep the finalizer that only the
+operator removes, and the namespace would stay in Terminating forever. Kubernetes deletes their pods, which finish
+their requests after SIGTERM.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ log = get_logger(__name__)
 
 
 async def release_graphs(client: KubeClient, namespace: str, *, finalizer: str) -> int:
-    """Remove ``finalizer`` from the namespace's graphs if the namespace is being deleted; return from how many.
+    """Remove ``finalizer`` from the namespace's graphs if the namespace is being deleted; return the number of graphs changed.
 
-    To be called once nothing adds the finalizer any more: as the process ends. A graph that cannot be read or written is
-    logged with the command that releases it.
+    Call it as the process ends, when nothing adds the finalizer any more. Returns 0 if the namespace is not being
+    deleted or cannot be read. A graph that cannot be written is logged together with the kubectl command that removes
+    its finalizer.
     """
     try:
         found = await client.get(NAMESPACE, namespace)

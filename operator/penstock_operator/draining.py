@@ -1,6 +1,7 @@
-"""Scales worker services down, and takes graphs away, in order: drained first, deleted afterwards.
+"""Scales worker services down and deletes graphs in order: pods are drained first and deleted afterwards.
 
-The plans are pure (`plan.drain`, `plan.deletion`); replicas are written with the workload, after this.
+The decisions are pure functions in `plan.drain` and `plan.deletion`. The replicas of a workload are written later,
+together with the workload.
 """
 
 from __future__ import annotations
@@ -31,13 +32,15 @@ from penstock_operator.trim import Object
 from penstock_operator.workloads import WORKLOADS, is_own, known_replicas, label_of, replicas_of
 
 IDLE_END_S: Final = 1
-"""Grace of an idle worker of a graph that goes; real seconds, the shortest that still sends SIGTERM."""
+"""Termination grace period, in wall-clock seconds, of an idle worker of a graph that is being deleted: the shortest
+that still sends SIGTERM."""
 
 
 class Drains:
-    """Takes the next step of every service's scaling, and of every deletion; every step may be taken again.
+    """Executes the next step of each service's scale-down and of each graph's deletion; every step can be repeated.
 
-    Its methods raise ClusterError where the API server does not answer; what it refuses is left out and noted.
+    Its methods raise ClusterError if the API server does not answer. Writes that it rejects are skipped and added to
+    ``refusals``.
     """
 
     def __init__(self, applier: Applier, loads: MetricsReader) -> None:
@@ -45,14 +48,24 @@ class Drains:
         self._loads = loads
 
     async def plan(self, pool: ServicePool, *, now_s: float) -> ScalePlan:
-        """Return the next step of a pool, whose ``spec_replicas`` is yet to be written; nothing is written here."""
+        """Return the next scaling step of a service's pods; reads the load of pods that may leave and writes nothing.
+
+        The plan's ``spec_replicas`` is the number that the caller writes to the workload.
+        """
         loads = await self._loads.read(pods_to_ask(pool))
         return plan_scale(pool, loads=loads, now_s=now_s)
 
     async def mark(
         self, plan: ScalePlan, pods: Sequence[PodView], *, now_s: float, refusals: Refusals
     ) -> None:
-        """Mark and unmark the pods of a pool as its plan says."""
+        """Write the plan's changes to pods: labels and annotations that mark pods as draining or serving, and deletion costs.
+
+        Args:
+            plan: Scaling step of one service.
+            pods: All pods that the plan names.
+            now_s: Current Unix time in seconds, as the drain's start.
+            refusals: Collects the writes that the API server rejects.
+        """
         by_name = {each.name: each for each in pods}
         for name, change in _changes(plan, now_s).items():
             pod = by_name[name]
@@ -63,7 +76,14 @@ class Drains:
     async def delete_graph(
         self, raw: Object, snapshot: GraphSnapshot, *, now_s: float, refusals: Refusals
     ) -> DeletionStep:
-        """Take the next step of a graph's deletion and return it; the finalizer is the caller's."""
+        """Execute the next step of a graph's deletion and return it; the caller removes the finalizer.
+
+        Args:
+            raw: The GraphDeployment.
+            snapshot: Its children and pods.
+            now_s: Current Unix time in seconds.
+            refusals: Collects the writes that the API server rejects.
+        """
         uid = raw["metadata"]["uid"]
         own = {key: each for key, each in snapshot.children.items() if is_own(each, uid)}
         idle = await self._idle_routers(snapshot.views())
@@ -81,10 +101,17 @@ class Drains:
     async def retire(
         self, workload: Object, snapshot: GraphSnapshot, *, keep: int, now_s: float, refusals: Refusals
     ) -> bool:
-        """Take the next step of removing a workload that is no longer wanted: drain its pods, then delete it.
+        """Execute the next step of removing an obsolete workload: drain its pods, then delete it.
+
+        Args:
+            workload: The workload that the graph no longer has.
+            snapshot: The graph's children and pods.
+            keep: Number of its replicas that must remain for now.
+            now_s: Current Unix time in seconds.
+            refusals: Collects the writes that the API server rejects.
 
         Returns:
-            Whether pods finish their requests; ``keep`` of its replicas stay for now.
+            Whether any of its pods are draining. False if the workload is being deleted.
         """
         if workload["metadata"].get("deletionTimestamp"):
             return False
@@ -125,9 +152,9 @@ class Drains:
         return plan
 
     async def _idle_routers(self, views: Sequence[PodView]) -> frozenset[str]:
-        """Return the routers once all leave and nothing is under way, at them or at workers.
+        """Return the names of the routers if all of them are terminating and neither routers nor workers have requests; else an empty set.
 
-        Both are queried, because a router may forward requests for another.
+        Both are queried, because a router can forward requests for another.
         """
         pods = [each for each in views if not each.finished]
         routers = [each for each in pods if each.role == Role.ROUTER]
@@ -138,19 +165,25 @@ class Drains:
         return frozenset() if is_under_way else frozenset(each.name for each in routers)
 
     async def _end(self, pods: Sequence[PodView], plan: ScalePlan, now_s: float) -> None:
-        """Delete the idle ones of pods that leave with the shortest grace."""
+        """Delete the idle ones among the pods that leave, with the shortest grace period."""
         for each in pods:
-            # One that leaves because its grace is over may still stream: it keeps its own end.
+            # A pod that leaves because its drain timed out may still stream; its own grace period ends it.
             since_s = now_s if each.drain_since_s is None else each.drain_since_s
             if each.name in plan.leaving and now_s - since_s < each.grace_s:
                 head = {"name": each.name, "namespace": each.namespace, "uid": each.uid}
-                # Rights of an older chart, or a policy: the pod ends a little later by itself.
+                # An older chart's rights or a policy may forbid this; the pod then ends a little later by itself.
                 with Refusals().of(f"Pod {each.name}", "Delete"):
                     await self._applier.delete(POD.of(head), grace_s=IDLE_END_S)
 
 
 def scale_message(service: str, plan: ScalePlan, desired: int) -> str | None:
-    """Return the text of an Event for what begins now; None if nothing does."""
+    """Return the Event text for drains that begin or are cancelled in this step; None if there are none.
+
+    Args:
+        service: Name of the service.
+        plan: Its scaling step.
+        desired: Desired replicas of the service.
+    """
     if plan.begin:
         return f"{service}: {_names(plan.begin)} finish their requests before {service} shrinks to {desired}"
     if plan.restore:
@@ -159,7 +192,7 @@ def scale_message(service: str, plan: ScalePlan, desired: int) -> str | None:
 
 
 def _changes(plan: ScalePlan, now_s: float) -> dict[str, dict[str, Any]]:
-    """Return the plan's metadata changes by pod, victims first."""
+    """Return the metadata patch of each pod that the plan changes, by pod name; pods that begin to drain come first."""
     serving: dict[str, tuple[str, str | None]] = dict.fromkeys(plan.begin, (DRAINING, stamp(now_s)))
     serving |= dict.fromkeys(plan.restore, (SERVING, None))
     found: dict[str, dict[str, Any]] = {
@@ -178,6 +211,6 @@ def _names(names: Sequence[str]) -> str:
 
 
 def pods_of(workload: Object, snapshot: GraphSnapshot) -> list[PodView]:
-    """Return the pods of a workload; a Deployment and a set of the same service are distinguished by groups."""
+    """Return the pods of a workload; a Deployment's and a LeaderWorkerSet's pods of one service are distinguished by their group."""
     service, is_set = label_of(workload, SERVICE_LABEL), workload["kind"] == LEADER_WORKER_SET.kind
     return [each for each in snapshot.views() if each.service == service and bool(each.group) == is_set]

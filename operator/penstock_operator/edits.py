@@ -1,6 +1,7 @@
-"""Which edits of a graph can be carried out: the newest one, else the last one that was.
+"""Decides which generation of a graph's specification is carried out: the newest, or else the last one that was carried out.
 
-A refused edit stops nothing: what was carried out before it continues, from memory or from the graph's status.
+A refused edit stops nothing: the previously carried out specification remains in force. It is read from the cache or
+from the graph's status.
 """
 
 from __future__ import annotations
@@ -18,28 +19,42 @@ from penstock_operator.queue import Key
 from penstock_operator.trim import Object
 
 ValidatedGraph = tuple[GraphDeployment | None, tuple[ManifestProblem, ...]]
+"""The validated graph, or None with the problems that make it invalid."""
 
 MODELS: Final = 256
-"""Validated graphs that are kept for the next reconcile; one at rest needs none. Chosen: five megabytes."""
+"""Number of validated graphs that are cached for the next reconcile; unchanged graphs are not reconciled and need
+none. Chosen: five megabytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValidEdits:
-    """The edits of a graph that are valid, newest first, and the problems of the newest one where it is not."""
+    """The valid specifications of a graph, and the problems of its newest one.
+
+    Attributes:
+        edits: Valid specifications, newest first: the current one if it is valid, then the last one that was
+            carried out.
+        problems: Problems of the newest specification; empty if it is valid.
+    """
 
     edits: tuple[tuple[ServedSpec, GraphDeployment], ...]
     problems: tuple[ManifestProblem, ...]
 
 
 class Edits:
-    """Validates each edit once, and remembers the last one that was carried out."""
+    """Validates each edit once, and remembers which one was carried out last."""
 
     def __init__(self) -> None:
         self._models: LruCache[Key, tuple[tuple[str, int, bool], ValidatedGraph]] = LruCache(MODELS)
         self._served: LruCache[Key, tuple[str, ServedSpec, GraphDeployment]] = LruCache(MODELS)
 
     def of(self, key: Key, raw: Object, *, draws: bool) -> ValidEdits:
-        """Return the edits of a graph to try in turn; ``draws``: it draws from a GPU pool."""
+        """Return the specifications of a graph to try, in order.
+
+        Args:
+            key: Namespace and name of the graph.
+            raw: The GraphDeployment.
+            draws: Whether the graph takes its GPUs from a GpuPool; some fields are allowed only in that case.
+        """
         model, problems = self._newest(key, raw, draws)
         edits = () if model is None else ((current_spec(raw), model),)
         last = self._last_served(key, raw)
@@ -48,11 +63,11 @@ class Edits:
         return ValidEdits(edits, problems)
 
     def note_served(self, graph: ObservedGraph) -> None:
-        """Remember the edit that is carried out from now on."""
+        """Remember that the specification in ``graph`` is now carried out."""
         self._served.put(graph.key, (graph.uid, graph.served, graph.model))
 
     def forget(self, key: Key) -> None:
-        """Forget a deleted graph."""
+        """Drop the cached edits of a deleted graph; does nothing if there are none."""
         self._models.forget(key)
         self._served.forget(key)
 
@@ -68,7 +83,7 @@ class Edits:
         return known[1]
 
     def _last_served(self, key: Key, raw: Object) -> tuple[ServedSpec, GraphDeployment] | None:
-        """Return the last edit that was carried out, from memory or else from the graph's status; None: there is none."""
+        """Return the edit that was carried out last, from the cache or else from the graph's status; None if there is none."""
         known = self._served.get(key)
         if known is not None and known[0] == raw["metadata"]["uid"]:
             return known[1:]

@@ -1,8 +1,8 @@
-"""Lifts the scheduling gate of worker pods within the graph's GPU budget; the plan is `plan.budget`, pure.
+"""Removes the scheduling gate of worker pods within the graph's GPU budget; the decisions are pure functions in `plan.budget`.
 
-What was lifted counts from before the call until the watch shows it, so a lost answer never exceeds the budget. How many
-replicas each service held is remembered from look to look; an operator that was restarted may give the GPUs of a lost
-replica to another service, and never more than the budget.
+The GPUs of an ungated pod count from before the API call until the watch shows the change, so that a lost answer
+never exceeds the budget. The number of replicas that each service has with GPUs is remembered between reconciles. An
+operator that was restarted may give the GPUs of a lost replica to another service, but never exceeds the budget.
 """
 
 from __future__ import annotations
@@ -22,14 +22,19 @@ from penstock_operator.queue import Key
 
 @dataclass(slots=True)
 class _GraphGates:
-    """Uids of one graph's pods whose release the watch has not shown yet, and what its services hold."""
+    """Ungating state of one graph.
+
+    Attributes:
+        released: UIDs of pods that were ungated but that the watch still shows as gated.
+        held: Replicas with GPUs, by service.
+    """
 
     released: set[str] = field(default_factory=set)
     held: dict[str, Holding] = field(default_factory=dict)
 
 
 class Gates:
-    """Remembers per graph which releases the watch has not shown yet, and how many replicas held GPUs."""
+    """Removes scheduling gates, and remembers per graph the ungated pods that the watch has not shown yet and the replicas with GPUs."""
 
     def __init__(self, applier: Applier) -> None:
         self._applier = applier
@@ -44,13 +49,13 @@ class Gates:
         priorities: Mapping[str, int],
         now_s: float,
     ) -> Releases:
-        """Return the releases that the budget allows now; arguments as in `ungate`."""
+        """Return which pods the GPU budget allows to be ungated now; writes nothing. The arguments are those of `ungate`."""
         state = self._graphs[key]
         pods = released(pods, state.released)
         return releases(pods, budget=budget, priorities=priorities, held=state.held, now_s=now_s)
 
     def held(self, key: Key, pods: Sequence[PodView]) -> int:
-        """Return the GPUs that a graph's workers hold, those whose release the watch has not shown yet included."""
+        """Return the number of GPUs that a graph's workers occupy, including pods whose ungating the watch has not shown yet."""
         return self.plan(key, pods, budget=None, priorities={}, now_s=0.0).gpus
 
     async def ungate(
@@ -64,10 +69,23 @@ class Gates:
         now_s: float,
         refusals: Refusals,
     ) -> tuple[Releases, list[str]]:
-        """Ungate the worker pods that the budget allows now; return the plan, and the ungated pods' names.
+        """Remove the scheduling gate of the worker pods that the budget allows now.
 
-        ``replicas`` are, by service, the number that its workload is to have; more are not given back to it. A pod whose
-        release is refused waits, and its GPUs go to the next in line.
+        A pod whose ungating is rejected waits, and its GPUs go to the next pod in line.
+
+        Args:
+            key: Namespace and name of the graph.
+            pods: The graph's worker pods that can be ungated or occupy GPUs.
+            budget: Maximum number of GPUs of the graph; None means no limit.
+            priorities: Priority of each service that has one; GPUs go to the highest first.
+            replicas: Desired replicas by service. A service that has lost replicas gets their GPUs back up to
+                this number only.
+            now_s: Current Unix time in seconds.
+            refusals: Collects the writes that the API server rejects.
+
+        Returns:
+            The budget plan, in which rejected pods are among the waiting ones, and the names of the pods ungated
+            now.
         """
         by_uid = {each.uid: each for each in pods}
         state = self._graphs[key]
@@ -90,18 +108,18 @@ class Gates:
             if not any(uid in refused for uid in plan.release):
                 break
         state.held = holdings(released(pods, state.released), state.held, replicas=replicas, now_s=now_s)
-        # A release whose answer was lost is tried again: it may or may not have happened.
+        # Retry ungating pods that the watch still shows as gated: the answer to the earlier call may have been lost.
         for uid in unconfirmed:
             await self._ungate(by_uid[uid], refusals)
         waiting = sorted([*plan.waiting, *refused.values()], key=lambda each: each.name)
         return replace(plan, waiting=tuple(waiting)), names
 
     def forget(self, key: Key) -> None:
-        """Forget a deleted graph."""
+        """Drop the state of a deleted graph; does nothing if there is none."""
         self._graphs.pop(key, None)
 
     async def _ungate(self, pod: PodView, refusals: Refusals) -> WriteRefusal | None:
-        """Remove the gate from this very pod; return why it certainly stays, None where it may be gone."""
+        """Remove the gate from the pod with this UID; return the refusal if the gate certainly remains, None if it may be removed."""
         path = f"/spec/schedulingGates/{pod.gates.index(BUDGET_GATE)}"
         patch = [
             {"op": "test", "path": "/metadata/uid", "value": pod.uid},
@@ -112,5 +130,5 @@ class Gates:
             await self._applier.patch(POD.of({"name": pod.name, "namespace": pod.namespace}), patch)
         refusal = attempt.refusal
         if refusal is None or refusal.kind is RefusalKind.GONE or attempt.may_have_happened:
-            return None  # another pod of that name, or the gate is gone already: the watch will say which
+            return None  # the name has another pod, or the gate is already removed; the watch will show which
         return refusal

@@ -1,11 +1,13 @@
-"""Kopf, on the operator's own event loop: its handlers drive GraphDeployments and ProfileRequests. The only importer of kopf.
+"""Runs kopf on the operator's own event loop; its handlers report GraphDeployments and ProfileRequests. The only importer of kopf.
 
-A handler reports its object to the view that the reconciler reads, which enqueues it. Kopf holds the drain finalizer:
-a graph is reported only once it carries it, so no child is made before, and it goes when the reconciler has nothing
-left of a deleted graph. A graph can therefore not vanish while kopf's watch is broken. Of a ProfileRequest, which has
-no finalizer, the reconciler learns that from its next write.
-What kopf has handled it keeps in this process's memory, so that it writes nothing at rest: after a restart every object is
-new to it, which costs one reconcile that changes nothing.
+A handler reports its object to the in-memory view that the reconciler reads, and the view enqueues it. Kopf manages
+the drain finalizer: a graph is reported only after it has the finalizer, so no child is created before. Kopf removes
+the finalizer after the reconciler has removed everything that belongs to a deleted graph. A graph therefore cannot
+disappear while kopf's watch is broken. A ProfileRequest has no finalizer; the reconciler notices its deletion at its
+next write.
+
+Kopf's record of handled versions is kept only in this process, so that kopf writes nothing while nothing changes.
+After a restart every object is new to kopf, which costs one reconcile per object that changes nothing.
 """
 
 from __future__ import annotations
@@ -33,88 +35,93 @@ from penstock_operator.profiles import Profiles
 from penstock_operator.trim import Object
 
 TOUCH_ANNOTATION: Final = "penstock.dev/touch"
-"""On a graph whose deletion lasts: when kopf came back to it last."""
+"""Annotation on a graph whose deletion takes long: time at which kopf last changed the graph to trigger its own
+retry."""
 
 
 class MemoryDiffBase(kopf.DiffBaseStorage):
-    """The version of every object that its handlers saw; whatever changes an object is an update."""
+    """In-memory storage of the resource version that kopf's handlers saw last of each object; any new version is an update."""
 
     def __init__(self) -> None:
         super().__init__()
         self._seen: dict[str, kopf.BodyEssence] = {}
 
     def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:  # noqa: ARG002 - kopf's
-        """Return the compared part."""
+        """Return the part of an object that kopf compares: its resource version."""
         version = body["metadata"]["resourceVersion"]
         return cast("kopf.BodyEssence", {"metadata": {"resourceVersion": version}})
 
     def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
-        """Return the last handled state."""
+        """Return the state of an object that was handled last; None if the object has not been handled."""
         return self._seen.get(body["metadata"]["uid"])
 
     def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:  # noqa: ARG002 - kopf's
-        """Remember the state handled now."""
+        """Store ``essence`` as the handled state of an object."""
         self._seen[body["metadata"]["uid"]] = essence
 
     def forget(self, uid: str) -> None:
-        """Drop an object that is gone."""
+        """Drop the record of a deleted object; does nothing if there is none."""
         self._seen.pop(uid, None)
 
 
 class MemoryProgress(kopf.ProgressStorage):
-    """How far each handler of each object is."""
+    """In-memory storage of kopf's progress records: how often each handler of each object was tried, and when it is retried."""
 
     def __init__(self) -> None:
         super().__init__()
         self._records: dict[tuple[str, str], kopf.ProgressRecord] = {}
 
     def fetch(self, *, key: str, body: kopf.Body) -> kopf.ProgressRecord | None:
-        """Return a handler's record."""
+        """Return the record of handler ``key`` for an object; None if there is none."""
         return self._records.get((body["metadata"]["uid"], key))
 
     def store(self, *, key: str, record: kopf.ProgressRecord, body: kopf.Body, patch: kopf.Patch) -> None:  # noqa: ARG002 - kopf's
-        """Keep a handler's record."""
+        """Store the record of handler ``key`` for an object."""
         self._records[body["metadata"]["uid"], key] = record
 
     def purge(self, *, key: str, body: kopf.Body, patch: kopf.Patch) -> None:  # noqa: ARG002 - kopf's
-        """Drop a handler's record."""
+        """Drop the record of handler ``key`` for an object; does nothing if there is none."""
         self._records.pop((body["metadata"]["uid"], key), None)
 
     def touch(self, *, body: kopf.Body, patch: kopf.Patch, value: str | None) -> None:
-        """Change the object, so that its event triggers the due retry."""
+        """Set the touch annotation on the object, so that the resulting watch event triggers the pending retry; None removes it."""
         if value is not None or TOUCH_ANNOTATION in body["metadata"].get("annotations", {}):
             patch.metadata.annotations[TOUCH_ANNOTATION] = value
 
     def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
-        """Return an essence, which holds no records."""
+        """Return ``essence`` unchanged: progress records are never stored in the object."""
         return essence
 
 
 FIRST_INSIST_S: Final = 2.0
 INSIST_S: Final = 10.0
-"""Chosen: how long kopf may take to write a new graph's finalizer, and the pause between the operator's own tries. Kopf
-takes a refusal for a change that it lost against, and waits for the next one."""
+"""Seconds until the operator itself writes a new graph's finalizer if kopf has not (``FIRST_INSIST_S``), and between
+its further tries (``INSIST_S``). Chosen. Kopf treats a rejected write like a version conflict and waits for the
+next event."""
 
 DELETION_S: Final = 30.0
-"""Chosen: how long one call of a deletion's handler waits; each further one costs a write that brings it."""
+"""Maximum seconds that one call of the deletion handler waits. Chosen: every further call costs a write, whose event
+triggers the call."""
 
 AGAIN_S: Final = 1.0
-"""Chosen: pause before the next call of a deletion's handler, and least time between two sessions of kopf's."""
+"""Seconds until the next call of the deletion handler, and minimum seconds between two logins of kopf. Chosen."""
 
 STOP_S: Final = 5.0
-"""Chosen: longest wait for kopf's end. It writes finalizers alone, so a task that stays behind harms nothing."""
+"""Maximum seconds to wait for kopf's tasks to end. Chosen. Kopf writes nothing but finalizers, so a task that does
+not end does no harm."""
 
 PAUSES_S: Final = (0.2, 0.4, 0.8, 1.6, 3.2, 6.4, *(10.0,) * 10_000)
-"""Between kopf's tries of one request, for a day: an API server that is away comes back."""
+"""Seconds between kopf's tries of one request, enough for a day: an unavailable API server returns."""
 
 LOGIN_GAP_S: Final = 10.0
-"""Chosen: pause between two readings of credentials that are refused; the kubelet writes a token long before its last ends."""
+"""Seconds between two readings of credentials that the API server rejects. Chosen: the kubelet writes a new token
+long before the old one expires."""
 
 log = get_logger(__name__)
 
 
 class KopfOperator:
-    """Kopf for one leader."""
+    """Runs kopf while this process is the leader."""
 
     def __init__(
         self,
@@ -129,10 +136,18 @@ class KopfOperator:
         operator_class: str,
         resync_s: float,
     ) -> None:
-        """Prepare; `run` starts it.
+        """Prepare; `run` starts kopf.
 
-        A graph is reported again, and enqueued, after ``resync_s`` without a change; ``deleted`` returns once nothing
-        is left of the deleted graph with this UID; ``refused`` says that a graph may not be given its finalizer.
+        Args:
+            client: Client of the Kubernetes API.
+            graphs: View to which GraphDeployments are reported.
+            requests: View to which ProfileRequests are reported.
+            enqueue: Enqueues a graph for reconciliation.
+            deleted: Waits until nothing is left of the deleted graph with this UID.
+            refused: Called with a graph and the refused write if the graph's finalizer cannot be added.
+            namespace: Namespace to watch; None watches all.
+            operator_class: Only objects of this ``spec.operatorClass`` are handled.
+            resync_s: Seconds without a change after which a graph is reported and enqueued again.
         """
         self._client = client
         self._graphs = graphs
@@ -149,7 +164,7 @@ class KopfOperator:
         self._session: aiohttp.ClientSession | None = None
         self._diffbase = MemoryDiffBase()
         self._reported: dict[str, str] = {}  # newest version of each object, by its UID
-        # Kopf logs every event of every object; what matters of it the reconciler logs itself.
+        # Kopf logs every event of every object; the reconciler itself logs the important ones.
         for name in ("kopf", "kopf.objects"):
             logging.getLogger(name).setLevel(logging.WARNING)
 
@@ -157,10 +172,10 @@ class KopfOperator:
         """Run kopf until cancelled.
 
         Raises:
-            ClusterError: kopf ended: its rights or the cluster's definitions are wrong, and a new process may find
-                them right.
+            ClusterError: Kopf ended, because its rights or the CustomResourceDefinitions are wrong. A new process
+                may find them corrected.
         """
-        # Cancelled between kopf's creation of its tasks and their return, nothing would end them.
+        # Without the shield, a cancellation after kopf created its tasks and before it returned them would leave them running.
         spawning = asyncio.create_task(self._spawn(), name="kopf")
         try:
             tasks = await asyncio.shield(spawning)
@@ -179,7 +194,8 @@ class KopfOperator:
     async def _spawn(self) -> Collection[asyncio.Task[None]]:
         """Start kopf's tasks.
 
-        Not `kopf.operator`: that ends by cancelling every task of the loop that was made since it started.
+        `kopf.operator` is not used: at its end it cancels every task of the event loop that was created after its
+        start.
         """
         tasks = await kopf.spawn_tasks(
             registry=self._registry(),
@@ -231,7 +247,7 @@ class KopfOperator:
             if self._finalizer in body["metadata"].get("finalizers", ()):
                 self._graphs.report(dict(body))
                 self._enqueue(key_of(body))
-            else:  # whatever refused the finalizer may take it now
+            else:  # the webhook or policy that refused the finalizer may accept it now
                 patch.fns.append(self._add_finalizer)
 
         @kopf.timer(
@@ -257,8 +273,8 @@ class KopfOperator:
 
         @kopf.on.event(*_selector(kind), registry=registry, when=self._is_ours)
         async def seen(body: kopf.Body, **_: Any) -> None:
-            # Kopf skips its handlers while it does not know whether its finalizer was written, and only a further
-            # event would bring them: the answer of that write may be lost.
+            # Kopf skips its handlers while it does not know whether its finalizer was written, and calls them only
+            # at a further event. If the answer to that write was lost, there may be none.
             metadata = body["metadata"]
             if self._finalizer in metadata.get("finalizers", ()) and metadata["uid"] not in self._reported:
                 self._report(view, body)
@@ -270,7 +286,7 @@ class KopfOperator:
             view.remove(dict(body))
 
     def _report(self, view: Cluster | Profiles, body: kopf.Body) -> None:
-        """Report a version of an object once."""
+        """Report a version of an object; does nothing if that version was already reported."""
         metadata = body["metadata"]
         if self._reported.get(metadata["uid"]) != metadata["resourceVersion"]:
             self._reported[metadata["uid"]] = metadata["resourceVersion"]
@@ -284,7 +300,7 @@ class KopfOperator:
         return self._is_ours(spec) and not has_it and not meta.get("deletionTimestamp")
 
     async def _insist(self, graph: Object) -> None:
-        """Give a graph its finalizer, or say who refuses it."""
+        """Add the finalizer to a graph; if that is rejected, report the refusal."""
         metadata, refusals = graph["metadata"], Refusals()
         wanted = {"finalizers": [*metadata.get("finalizers", ()), self._finalizer]}
         patch = {"metadata": {**wanted, "resourceVersion": metadata["resourceVersion"]}}
@@ -302,9 +318,10 @@ class KopfOperator:
         body["metadata"].setdefault("finalizers", []).append(self._finalizer)
 
     async def _login(self) -> kopf.AiohttpSession:
-        """Give kopf a session with the client's credentials; a second call says that they were refused.
+        """Return a session with the client's credentials; a second call means that the API server rejected them.
 
-        It waits for better ones and never fails: without credentials kopf would stay, and do nothing for ever.
+        It waits for better credentials and never fails: without credentials kopf would continue to run and do
+        nothing.
         """
         transport = self._client.transport
         if self._session is not None:
@@ -319,7 +336,7 @@ class KopfOperator:
         )
 
     async def _renew(self) -> None:
-        """Read the credentials again, unless the client did since; at once, and then no sooner than `LOGIN_GAP_S` later."""
+        """Read the credentials again unless the client already did; the first time at once, then at most every `LOGIN_GAP_S`."""
         transport = self._client.transport
         await asyncio.sleep(max(0.0, self._login_s + AGAIN_S - time.monotonic()))
         while transport.version == self._version:
@@ -337,10 +354,10 @@ class KopfOperator:
         settings.persistence.diffbase_storage = self._diffbase
         settings.persistence.progress_storage = MemoryProgress()
         settings.posting.enabled = False
-        settings.peering.standalone = True  # a Lease says who acts: kopf's peering does not fence
-        settings.scanning.disabled = True  # needs rights to list CRDs and namespaces, for nothing used here
+        settings.peering.standalone = True  # a Lease elects the leader; kopf's peering does not fence
+        settings.scanning.disabled = True  # unused; it needs rights to list CRDs and namespaces
         settings.process.ultimate_exiting_timeout = None  # it would kill the entire process
-        settings.queueing.exit_timeout = 1.0  # a deletion's handler waits for longer than a leader may
+        settings.queueing.exit_timeout = 1.0  # a deletion handler waits longer than a leader has time to stop
         settings.watching.server_timeout = min(STREAM_S)  # an integer, or the server refuses it
         settings.watching.connect_timeout = CONNECT_S
         settings.watching.inactivity_timeout = SILENCE_S

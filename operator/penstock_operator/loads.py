@@ -1,6 +1,6 @@
-"""What draining pods still do: their own metrics, read by pod address while something drains and never else.
+"""Reads the remaining load of pods from their own metrics endpoints; done only while something drains.
 
-A pod that does not answer, or whose page lacks a series, is unknown, which is not idle.
+The load of a pod that does not answer, or whose page lacks a series, is unknown. Unknown does not count as idle.
 """
 
 from __future__ import annotations
@@ -31,20 +31,25 @@ from penstock_operator.plan.drain import PodLoad
 from penstock_operator.plan.pods import PodView
 
 PARALLEL: Final = 32
-"""Pages read at once. Chosen: a hundred draining workers take four rounds of milliseconds."""
+"""Maximum number of metrics pages read at the same time. Chosen: a hundred draining workers take four rounds of some
+milliseconds."""
 
 TIMEOUTS: Final = Timeouts(connect_s=1.0, first_byte_s=2.0, idle_s=2.0, total_s=3.0)
-"""Real seconds. Chosen: an overloaded worker answers in tenths; a longer wait would hold up the entire graph."""
+"""Timeouts in wall-clock seconds. Chosen: an overloaded worker answers within tenths of a second, and a longer wait
+would delay the entire graph."""
 
 _SERIES: Final = (VLLM_RUNNING, VLLM_WAITING, VLLM_KV_USAGE)
 _OF_ROUTERS: Final = (ROUTER_QUEUE_REQUESTS, ROUTER_DECODE_QUEUE_REQUESTS, ROUTER_WORKER_INFLIGHT_REQUESTS)
 
 FORGET_S: Final = 60.0
-"""A worker not read for this long restarts its idle time; real seconds, chosen."""
+"""Seconds without a reading after which a pod's idle time starts again at zero; wall-clock time, chosen."""
 
 
 class MetricsReader:
-    """Reads vLLM's gauges, and those of runtimes that count requests themselves, from the pods' own port and remembers since when each pod is idle."""
+    """Reads the load gauges of pods from their metrics port, and tracks how long each pod has been idle.
+
+    It reads vLLM's gauges, the router's, and those of runtimes that count requests themselves.
+    """
 
     def __init__(self, pool: ConnectionPool, *, now_s: Callable[[], float] = time.monotonic) -> None:
         self._pool = pool
@@ -53,7 +58,7 @@ class MetricsReader:
         self._idle_since: dict[str, tuple[float, float]] = {}
 
     async def read(self, pods: Sequence[PodView]) -> dict[str, PodLoad | None]:
-        """Return the load of each pod by its name, None where it is unknown; never raises for a pod that is away."""
+        """Return the load of each pod by its name; None if a pod's load is unknown. Never raises if a pod does not answer."""
         loads = await asyncio.gather(*map(self._load, pods))
         now_s = self._now_s()
         self._idle_since = {u: each for u, each in self._idle_since.items() if now_s - each[1] < FORGET_S}
@@ -87,10 +92,15 @@ class MetricsReader:
 
 
 def load_of(page: str, *, is_router: bool = False) -> PodLoad | None:
-    """Return the load on a pod's page, summed over engines, and the fullest KV cache; None where absent.
+    """Return the load on a pod's metrics page: requests summed over engines, and the maximum KV cache usage.
 
-    Some runtimes' workers count their requests themselves, including those that the engine has not seen yet. Where one
-    does, vLLM's gauges may be absent: a program that models workers may have none for prefill.
+    Returns None if the page lacks a needed series or a value is negative or not finite. The workers of some runtimes
+    count requests themselves, including those that the engine has not received yet. If such a gauge is present,
+    vLLM's gauges may be absent, because a program that simulates workers may have none for prefill.
+
+    Args:
+        page: Text of the metrics page in the Prometheus format.
+        is_router: Whether the page is a router's.
     """
     try:
         wanted = _OF_ROUTERS if is_router else (*_SERIES, *request_gauges())

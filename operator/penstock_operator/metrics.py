@@ -1,4 +1,4 @@
-"""The operator's own /metrics, /healthz and /readyz: reconciles, writes, and the queue."""
+"""Serves the operator's own /metrics, /healthz and /readyz; the metrics cover reconciles, writes, the queue, graphs and pools."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ from penstock_operator.pools.keys import graph_of, kind_of_pool
 from penstock_operator.trim import Object
 
 _BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
-"""Chosen: a look that finds nothing takes a millisecond, one that writes twenty objects tenths of a second."""
+"""Histogram buckets in seconds. Chosen: a reconcile that finds nothing to do takes a millisecond, one that writes
+twenty objects takes tenths of a second."""
 
 
 class _GraphCollector(Collector):
-    """Series of the graphs as the watches show them; those of a deleted one end with it."""
+    """Metrics of the graphs in the operator's view; the series of a deleted graph are no longer exported."""
 
     def __init__(self) -> None:
         self.graphs: Callable[[], Iterable[Object]] = tuple
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all families."""
+        """Yield all metric families of graphs."""
         labels = ["namespace", "graph"]
         ready = GaugeMetricFamily(
             names.OPERATOR_READY_REPLICAS,
@@ -71,13 +72,13 @@ class _GraphCollector(Collector):
 
 
 class _PoolCollector(Collector):
-    """Series of the GPU pools by their statuses; those of a deleted one end with it."""
+    """Metrics of the GPU pools, from their statuses; the series of a deleted pool are no longer exported."""
 
     def __init__(self) -> None:
         self.pools: Callable[[], Iterable[Object]] = tuple
 
     def collect(self) -> Iterator[Metric]:
-        """Yield both families."""
+        """Yield both metric families of GPU pools."""
         gpus = GaugeMetricFamily(
             names.OPERATOR_POOL_GPUS,
             "GPUs of a GPU pool: total, held, leaving, free, borrowed; namespace is empty for a ClusterGpuPool.",
@@ -101,7 +102,7 @@ class _PoolCollector(Collector):
 
 
 def _replicas(spec: Object, shown: Object) -> dict[str, tuple[int, int | None]]:
-    """Return the ready and the wanted replicas of every declared role; None: the status does not say."""
+    """Return ready and target replicas by role for every declared role; the target is None if the status does not have it."""
     found: dict[str, tuple[int, int | None]] = {}
     for name, service in spec.get("services", {}).items():
         ready, target = found.get(service["role"], (0, None))
@@ -113,7 +114,7 @@ def _replicas(spec: Object, shown: Object) -> dict[str, tuple[int, int | None]]:
 
 
 class OperatorMetrics:
-    """Counters and gauges of one process."""
+    """Prometheus counters and gauges of one operator process."""
 
     def __init__(self) -> None:
         registry = CollectorRegistry()
@@ -160,17 +161,23 @@ class OperatorMetrics:
         graphs: Callable[[], Iterable[Object]],
         pools: Callable[[], Iterable[Object]],
     ) -> None:
-        """Read the queue's depth, the GraphDeployments, trimmed, and the GpuPools at every scrape."""
+        """Set the functions that every scrape calls.
+
+        Args:
+            depth: Returns the number of graphs that wait for a reconcile worker.
+            graphs: Returns the GraphDeployments, trimmed.
+            pools: Returns the GpuPools and ClusterGpuPools.
+        """
         self._depth.set_function(depth)
         self._by_graph.graphs, self._by_pool.pools = graphs, pools
 
     def page(self) -> bytes:
-        """Return the exposition."""
+        """Return the metrics page in the Prometheus text format."""
         return generate_latest(self._registry)
 
 
 class StatusServer(HttpServer):
-    """Answers /metrics, /healthz (the process lives) and /readyz (it knows the cluster and acts or stands by)."""
+    """HTTP server of /metrics, /healthz (200 if the process does not need a restart) and /readyz (200 if it acts or is on standby)."""
 
     def __init__(
         self,
@@ -180,7 +187,15 @@ class StatusServer(HttpServer):
         standing: Callable[[], str] = lambda: "",
         fault: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """Prepare; functions return as text why it is not ready, what it does, and why only a restart helps (/healthz)."""
+        """Prepare; `start` listens.
+
+        Args:
+            metrics: Metrics that /metrics exports.
+            unready: Returns why the process is not ready, as text; None if it is ready.
+            standing: Returns the text about a standby process that /readyz shows; empty for a leader.
+            fault: Returns why only a restart helps, as text, which makes /healthz answer 503; None if all is
+                well.
+        """
         self._metrics = metrics
         self._unready = unready
         self._standing = standing

@@ -1,7 +1,7 @@
-"""What a namespace's podTemplates may have: the installation's allowances, and those of the profile that its label names.
+"""Decides what podTemplates in a namespace are allowed to use: the installation's allowances and those of the namespace's profile.
 
-Read by GET, which a Role of the namespace grants; without profiles nothing is read. Called by the reconcilers of graphs and
-of ProfileRequests.
+A label of the namespace names the profile. The namespace is read by GET, which a Role in the namespace can grant. If
+the installation defines no profiles, nothing is read. Called by the reconcilers of graphs and of ProfileRequests.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from penstock.kube.objects.names import POD_TEMPLATES_LABEL
 from penstock_operator.resources.allowances import Allowances
 
 FRESH_S: Final = 60.0
-"""Real seconds for which a label that was read counts. Chosen: a label changes by hand, a graph in bursts."""
+"""Wall-clock seconds for which a namespace's label is cached. Chosen: people change labels by hand, but a graph is
+reconciled in bursts."""
 
 NAMESPACES: Final = 4096
-"""Chosen: some 100 bytes each."""
+"""Maximum number of cached namespaces. Chosen: some 100 bytes each."""
 
 log = get_logger(__name__)
 
 
 class NamespaceAllowances:
-    """The allowances of each namespace."""
+    """Returns the podTemplate allowances of each namespace."""
 
     def __init__(
         self,
@@ -45,7 +46,11 @@ class NamespaceAllowances:
         self._read: LruCache[str, tuple[float, Allowances]] = LruCache(NAMESPACES)
 
     async def of(self, namespace: str) -> Allowances:
-        """Return what podTemplates of a namespace may have; where its label cannot be read, what was read last."""
+        """Return the allowances for podTemplates in ``namespace``.
+
+        If its label cannot be read, returns the last known allowances, or else those of the installation. A label
+        that names an unknown profile is logged and ignored.
+        """
         if not self._profiles:
             return self._everywhere
         known = self._read.get(namespace)

@@ -1,7 +1,8 @@
-"""Which nodes were deleted: pods on them stay Ready until the garbage collector misses their node, 40 s or more later.
+"""Detects deleted nodes: pods on them stay Ready until the garbage collector notices, which takes 40 s or more.
 
-Only what was there before is ever missed: a watch that lags must not take a new node's pods for lost. Nodes belong to no
-namespace, so the right to watch them is apart (the chart's ``rbac.nodes``); without it nothing is known to be deleted.
+Only a node that existed before can count as deleted, so that a lagging watch does not make the pods of a new node
+look lost. Nodes are not namespaced, so watching them needs a separate right (the chart's ``rbac.nodes``). Without
+that right no node counts as deleted.
 """
 
 from __future__ import annotations
@@ -19,19 +20,21 @@ from penstock.kube.kinds import NODE
 from penstock_operator.trim import Object
 
 MAX_DELETED: Final = 10_000
-"""Names of deleted nodes that are remembered. Chosen: about one megabyte; their pods are gone within minutes."""
+"""Maximum number of deleted nodes' names that are remembered. Chosen: about one megabyte; their pods are gone within
+minutes."""
 
 RETRY_S: Final = 10.0
-"""Pause where the API server did not say whether nodes may be watched; real seconds, chosen."""
+"""Seconds until the next try if the API server did not answer whether nodes can be watched; wall-clock time, chosen."""
 
 FORBIDDEN_RETRY_S: Final = 60.0
-"""Pause where it forbids that: a right may be given, and a refused token renewed, while this process leads; real seconds, chosen."""
+"""Seconds until the next try if the API server forbids watching nodes. Wall-clock time, chosen: the right may be
+granted, or a rejected token renewed, while this process leads."""
 
 log = get_logger(__name__)
 
 
 class DeletedNodes:
-    """The names of nodes that were deleted and not made again."""
+    """Set of the names of nodes that were deleted and have not been created again."""
 
     def __init__(
         self,
@@ -41,22 +44,34 @@ class DeletedNodes:
         retry_s: float = RETRY_S,
         forbidden_retry_s: float = FORBIDDEN_RETRY_S,
     ) -> None:
-        """Prepare; ``on_change`` is called with the name of a node that was deleted, or is back."""
+        """Prepare; `run` watches.
+
+        Args:
+            client: Client of the Kubernetes API.
+            on_change: Called with the name of a node that was deleted or that exists again.
+            retry_s: Seconds until the next try after an error; see `RETRY_S`.
+            forbidden_retry_s: Seconds until the next try after a refusal; see `FORBIDDEN_RETRY_S`.
+        """
         self._retry_s, self._forbidden_retry_s = retry_s, forbidden_retry_s
         self._client = client
         self._on_change = on_change
         self._deleted: LruCache[str, bool] = LruCache(MAX_DELETED)
 
     def __contains__(self, node: str) -> bool:
-        """Return whether a node was deleted."""
+        """Return whether the node with this name was deleted."""
         return self._deleted.get(node) is not None
 
     def __len__(self) -> int:
-        """Return how many are known to be deleted."""
+        """Return the number of nodes known to be deleted."""
         return len(self._deleted)
 
     async def run(self, named: Callable[[], set[str]]) -> None:
-        """Watch until cancelled, from when that is allowed; ``named`` returns the nodes of pods, which were there before."""
+        """Watch nodes until cancelled; waits first until that is allowed.
+
+        Args:
+            named: Returns the names of nodes that pods are bound to. Such a node has existed, so it counts as
+                deleted if the first list lacks it.
+        """
         await self._allowed()
         before = named()
         informer = Informer(self._client, NODE, namespace=None, trim=_name, on_change=self._changed)
@@ -67,7 +82,7 @@ class DeletedNodes:
                 self._forget_or_add(name, is_deleted=True)
 
     async def _allowed(self) -> None:
-        """Wait until nodes may be listed; a refusal is logged once."""
+        """Wait until listing nodes is allowed; a refusal is logged once."""
         is_logged = False
         while True:
             try:

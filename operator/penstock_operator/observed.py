@@ -1,4 +1,4 @@
-"""A graph as one reconcile works on it: the edit that is carried out, and what the watches show."""
+"""Input of one reconcile: the generation of a graph that is carried out, together with the observed state."""
 
 from __future__ import annotations
 
@@ -19,17 +19,24 @@ from penstock_operator.trim import Object
 
 @dataclass(frozen=True, slots=True)
 class ObservedGraph:
-    """A graph, as an edit of it that is valid has it, with its observed state.
+    """A graph with a valid specification and its observed state.
 
     Attributes:
-        model: The graph as the user wrote it.
-        served: That edit.
-        effective: The GPUs that are in force: by the edit, and by its GPU pool.
-        workers: Its worker pods.
-        wants: Replicas by role that its planner would have of the GPU pool; empty: it says nothing, or nothing any more.
-        paused: What keeps its children as they are; empty: nothing.
-        problems: Of the newest edit, where that is another one.
-        grant: What its GPU pool lets it hold; None: it is in none.
+        key: Namespace and name of the graph.
+        uid: UID of the graph.
+        model: The validated specification to carry out, as the user wrote it; not necessarily the newest one.
+        raw: The newest GraphDeployment as the API server returned it, trimmed.
+        snapshot: Its children and pods as the watches show them.
+        context: Settings of the operator and of the namespace from which its objects are built.
+        now_s: Unix time of this reconcile in seconds, by the API server's clock.
+        served: Generation and spec that ``model`` was read from.
+        effective: GPU budget in force, from ``model`` and from the graph's GPU pool.
+        workers: The graph's worker pods.
+        wants: Replicas by role that the graph's planner requests from the GPU pool; empty if the planner requests
+            none or its request has expired.
+        paused: Reason why the graph's children are not changed; empty if they are.
+        problems: Problems of the newest specification, if ``model`` is an earlier one; else empty.
+        grant: GPUs that the graph's GPU pool grants it; None if the graph is in no pool.
     """
 
     key: Key
@@ -49,7 +56,7 @@ class ObservedGraph:
 
     @property
     def invalid(self) -> Failure | None:
-        """Why its newest edit is not the one that is carried out; None: it is."""
+        """Failure that says why the newest specification is not carried out; None if it is carried out."""
         if not self.problems:
             return None
         served = f"generation {self.served.generation} is carried out until that is corrected"

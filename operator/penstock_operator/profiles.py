@@ -1,8 +1,8 @@
-"""Reconciles ProfileRequests: validate, build, apply, watch the Job, report. Alongside the graphs, with a queue of its own.
+"""Reconciles ProfileRequests: validates, builds, applies, watches the Job and reports. Has its own queue, apart from the graphs'.
 
-A request is measured once: its objects are applied until its Job is there, then the Job is only watched, and once the
-request has ended nothing of it is touched any more. The decisions are in `plan.profile`, the objects in
-`resources.profile`; owner references take everything along when the request is deleted.
+Each request is measured only once: its objects are applied until its Job exists, then the Job is only watched, and
+after the request has ended its objects are not changed any more. The decisions are in `plan.profile`, the objects in
+`resources.profile`. All objects have owner references, so Kubernetes deletes them together with the request.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ from penstock_operator.trim import Object, trim_child
 from penstock_operator.workloads import is_own
 
 WAIT_S: Final = 5.0
-"""Between two looks at a request that waits for its graph, or for objects of an earlier one to go. Chosen."""
+"""Seconds between two reconciles of a request that waits for its graph or for the deletion of an earlier request's
+objects. Chosen."""
 
 WATCH_S: Final = 15.0
-"""Between two looks at a Job under way, because some troubles only show by their duration. Chosen."""
+"""Seconds between two reconciles while the Job runs, because some problems show only by their duration. Chosen."""
 
 WORKERS: Final = 2
-"""Requests reconciled at once. Chosen: they are few, and each is a handful of writes."""
+"""Number of requests reconciled at the same time. Chosen: requests are few, and each needs only a handful of writes."""
 
 log = get_logger(__name__)
 
 
 class Profiles:
-    """All ProfileRequests of a namespace, or of the cluster, and the queue of those to look at."""
+    """View of all ProfileRequests in a namespace or in the cluster, and the queue from which they are reconciled."""
 
     def __init__(self, parts: Dependencies, *, namespace: str | None, limits: RateLimits) -> None:
         self._parts = parts
@@ -58,24 +59,24 @@ class Profiles:
         async with asyncio.TaskGroup() as group:
             for informer in (self._jobs, self._pods):
                 group.create_task(informer.run())
-            await self._jobs.synced.wait()  # a Job that is not seen would be made once more
+            await self._jobs.synced.wait()  # otherwise an existing Job would be created again
             group.create_task(serve(self.queue, self.reconcile, workers=WORKERS), name="profile requests")
 
     def report(self, request: Object) -> None:
-        """Take over a ProfileRequest that is there, and enqueue it."""
+        """Store an existing ProfileRequest and enqueue it."""
         key = key_of(request)
         self._requests[key] = _trimmed(request)
         self._enqueue(key)
 
     def remove(self, request: Object) -> None:
-        """Take over that a ProfileRequest is gone; one that was made since under its name stays."""
+        """Remove a deleted ProfileRequest; a newer one that has its name but another UID remains."""
         key = key_of(request)
         held = self._requests.get(key)
         if held is not None and held["metadata"]["uid"] == request["metadata"]["uid"]:
             del self._requests[key]
 
     async def reconcile(self, key: Key) -> float | None:
-        """Reconcile one request; return seconds until it is to be looked at again, None if not."""
+        """Reconcile one request; return the seconds until the next reconcile, or None if none is needed without a change."""
         raw = self._requests.get(key)
         if raw is None or raw["metadata"].get("deletionTimestamp"):
             return None
@@ -88,7 +89,7 @@ class Profiles:
         found = await (self._prepare(key, raw) if job is None else self._observe(key, raw, job))
         try:
             await self._report(raw, found, job)
-        except NotFoundError:  # it went while kopf's watch was broken; what it owns goes with it
+        except NotFoundError:  # deleted while kopf's watch was broken; Kubernetes deletes its objects
             self._requests.pop(key, None)
             return None
         if found.phase.is_final:
@@ -96,7 +97,7 @@ class Profiles:
         return WAIT_S if found.phase is ProfilePhase.PENDING else WATCH_S
 
     async def _prepare(self, key: Key, raw: Object) -> Outcome:
-        """Apply the request's other objects, and then its Job."""
+        """Apply the request's other objects, and after them its Job."""
         request, problems = validated(ProfileRequest, raw)
         if request is None:
             return Outcome(ProfilePhase.FAILED, "InvalidSpec", one_line(problems))
@@ -117,7 +118,7 @@ class Profiles:
         return Outcome(ProfilePhase.PROFILING, "Starting", f"Job {job['metadata']['name']} starts its pod")
 
     def _graph(self, namespace: str, request: ProfileRequest) -> tuple[GraphDeployment | None, Outcome]:
-        """Return the graph to measure, and the outcome without one."""
+        """Return the graph to measure, or None, and the outcome to report if it is None."""
         name = request.spec.graph
         if name is None:
             found, model = template_of(request)
@@ -188,12 +189,12 @@ def _trimmed(obj: Object) -> Object:
 
 
 def _config_map(raw: Object) -> str:
-    """Return the name of the ConfigMap that a request's result goes to."""
+    """Return the name of the ConfigMap that receives a request's result."""
     return str(raw["spec"].get("configMap") or raw["metadata"]["name"])
 
 
 def _trouble(applied: Applied) -> Outcome | None:
-    """Return what blocks a request; None if nothing does."""
+    """Return the outcome that says what blocks a request; None if nothing does."""
     if applied.leaving:
         message = (
             f"objects of an earlier request of this name are going: {', '.join(sorted(applied.leaving))}"
@@ -201,6 +202,6 @@ def _trouble(applied: Applied) -> Outcome | None:
         return Outcome(ProfilePhase.PENDING, "Replacing", message)
     if applied.failure is not None:
         return Outcome(ProfilePhase.PENDING, *applied.failure)
-    # The Job is applied once, so everything that its pod needs must be there before.
+    # The Job is applied only once, so everything that its pod needs must exist before.
     passing = applied.refusals.found
     return Outcome(ProfilePhase.PENDING, passing[0].kind.value, str(passing[0])) if passing else None

@@ -1,8 +1,8 @@
-"""Which graphs to reconcile, and when: a queue of keys without duplicates, one worker per key at a time.
+"""Queue of the graphs to reconcile: keys without duplicates, at most one worker per key at a time.
 
-Handlers and informers `enqueue` a key; workers `take` it, reconcile the entire graph, and `done` it. A key that is
-enqueued while it is worked on comes again afterwards, behind the waiting ones. A key that failed waits
-longer each time. Holds no API objects and imports no client.
+Handlers and informers `enqueue` a key. Workers `take` it, reconcile the entire graph, and mark it `done` or `failed`.
+A key that is enqueued while a worker reconciles it is queued again afterwards, after the keys that are already
+waiting. A key that fails repeatedly waits longer each time. The queue contains no API objects and imports no client.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from penstock.core.errors import ClusterError, ConflictError
 from penstock.core.logs import get_logger
 
 Key = tuple[str, str]
-"""Namespace and name of a GraphDeployment."""
+"""Namespace and name of a GraphDeployment or ProfileRequest."""
 
 MAX_WAITS: Final = 4096
-"""Minimum number of waits remembered before the expired ones are dropped. Chosen: half a megabyte."""
+"""Number of remembered waits above which expired ones are dropped. Chosen: half a megabyte."""
 
 Work = Callable[[Key], Awaitable[float | None]]
-"""Reconciles one graph; returns seconds until it is requeued without being enqueued, or None."""
+"""Function that reconciles one key. Returns the seconds until the key is requeued even if nothing enqueues it, or
+None for never."""
 
 _FAILED: Final = "graph not reconciled"
 
@@ -35,12 +36,15 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """How often one key is worked on; real seconds, chosen.
+    """Limits on how often one key is reconciled; wall-clock seconds, chosen.
 
     Attributes:
-        gap_s: Least time between two reconciles, so that a burst of events costs one; an urgent one skips it.
-        first_backoff_s: Wait after the first failure; doubles with each further one, up to the longest.
-        jitter: Fraction by which backoff is spread, so that a thousand keys do not come at once.
+        gap_s: Minimum seconds between two reconciles of a key, so that a burst of events costs one reconcile; an
+            urgent enqueue skips it.
+        first_backoff_s: Seconds to wait after the first failure; doubles with each further one.
+        max_backoff_s: Maximum seconds to wait after a failure.
+        jitter: Maximum fraction by which a backoff is shortened at random, so that many keys are not retried at the
+            same moment.
     """
 
     gap_s: float = 0.1
@@ -50,7 +54,7 @@ class RateLimits:
 
 
 class WorkQueue:
-    """The dirty keys of one process; used from one event loop."""
+    """Keys that wait to be reconciled or are being reconciled; use it from one event loop only."""
 
     def __init__(
         self,
@@ -73,19 +77,22 @@ class WorkQueue:
 
     @property
     def depth(self) -> int:
-        """Keys that are due now and wait for a worker."""
+        """Number of keys that can be reconciled now and wait for a worker."""
         now_s = self._now_s()
         return sum(due_s <= now_s for due_s in self._due.values())
 
     @property
     def running(self) -> int:
-        """Keys that are worked on."""
+        """Number of keys that are being reconciled now."""
         return len(self._running)
 
     def enqueue(self, key: Key, *, delay_s: float = 0.0, urgent: bool = False) -> None:
-        """Enqueue ``key``, not before ``delay_s`` from now; an earlier time wins.
+        """Queue ``key`` for a reconcile in ``delay_s`` seconds or later; if it is queued already, the earlier time applies.
 
-        A change that a user made is urgent: it skips gap and backoff.
+        Args:
+            key: Namespace and name of the object.
+            delay_s: Minimum seconds until the reconcile.
+            urgent: Whether a user made the change, so that minimum gap and backoff are skipped.
         """
         due_s = self._now_s() + delay_s
         if urgent:
@@ -99,7 +106,7 @@ class WorkQueue:
         self._push(key, due_s)
 
     def pop(self) -> Key | None:
-        """Return the key that has been due longest and count it as running; None if none is due."""
+        """Return the key that has waited longest beyond its time and count it as running; None if no key can be reconciled now."""
         now_s = self._now_s()
         while self._heap and self._heap[0][0] <= now_s:
             due_s, _, key = heapq.heappop(self._heap)
@@ -110,7 +117,7 @@ class WorkQueue:
         return None
 
     async def take(self) -> Key:
-        """Wait for a key that is due and return it."""
+        """Wait until a key can be reconciled, and return it, counted as running."""
         while True:
             self._wake.clear()
             key = self.pop()
@@ -124,12 +131,25 @@ class WorkQueue:
                 continue
 
     def done(self, key: Key, *, requeue_after_s: float | None = None) -> None:
-        """End the work on ``key`` with success; requeue it after this many seconds, None: once it is enqueued."""
+        """Report that the reconcile of ``key`` succeeded.
+
+        Args:
+            key: Key from `take` or `pop`.
+            requeue_after_s: Seconds until the key is queued again; None if only `enqueue` queues it again.
+        """
         self._failures.pop(key, None)
         self._end(key, wait_s=self.limits.gap_s, requeue_after_s=requeue_after_s)
 
     def failed(self, key: Key, *, retry_after_s: float | None = None) -> float:
-        """End the work on ``key`` without success; return the wait, no shorter than the server's Retry-After."""
+        """Report that the reconcile of ``key`` failed, and queue it again after a backoff.
+
+        Args:
+            key: Key from `take` or `pop`.
+            retry_after_s: Minimum backoff in seconds, from the server's Retry-After; None if there is none.
+
+        Returns:
+            The backoff in seconds.
+        """
         failures = self._failures.get(key, 0) + 1
         self._failures[key] = failures
         wait_s = Backoff(self.limits.first_backoff_s, self.limits.max_backoff_s).pause_s(failures)
@@ -158,7 +178,10 @@ class WorkQueue:
 
 
 async def serve(queue: WorkQueue, work: Work, *, workers: int) -> None:
-    """Work on keys until cancelled, up to ``workers`` at once; a failure costs that key a wait, nothing else."""
+    """Reconcile keys from the queue until cancelled, up to ``workers`` at the same time.
+
+    A failure or exception is logged and delays only the key that failed; the others continue.
+    """
     async with asyncio.TaskGroup() as group:
         for _ in range(workers):
             group.create_task(_serve_one(queue, work))
@@ -168,12 +191,12 @@ async def _serve_one(queue: WorkQueue, work: Work) -> None:
     while True:
         key = await queue.take()
         try:
-            # A task of its own: a TaskGroup that fails leaves, before Python 3.11.3, its cancellation on the
+            # Run in a separate task: a TaskGroup that fails leaves, before Python 3.11.3, its cancellation on the
             # task that ran it, and the next expired timeout of this loop would end the worker for good.
             requeue_after_s = await asyncio.ensure_future(work(key))
         except ClusterError as exc:
             wait_s = queue.failed(key, retry_after_s=getattr(exc, "retry_after_s", None))
-            # A conflict is normal: the next reconcile sees the other's write.
+            # A conflict is normal: the next reconcile sees the other writer's change.
             report = log.info if isinstance(exc, ConflictError) else log.warning
             namespace, name = key
             report(_FAILED, namespace=namespace, name=name, error=str(exc), retry_s=round(wait_s, 1))

@@ -1,6 +1,7 @@
-"""What operator, planner and users must be allowed to do; the doctor asks for it. The operator's are exactly its calls.
+"""RBAC rights that the operator, the planner and users need; penstock doctor checks them. The operator's match its calls exactly.
 
-Every API group with its resources and their verbs; writing the own Lease is granted apart, by its name. Pure data.
+The tables list resources and verbs by API group. Writing the operator's own Lease is granted separately, by the
+Lease's name. Data only.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ("", "configmaps"): _CHILD,
     ("", "serviceaccounts"): _CHILD,
     ("", "services"): _CHILD,
-    # The routers' secret, which is made once and never read.
+    # The routers' Secret, which is created once and never read.
     ("", "secrets"): frozenset({"create"}),
     ("", "events"): frozenset({"create", "patch"}),
-    # The label by which a profile of podTemplates is chosen, and whether the operator's own is being deleted.
+    # To read the label that selects a podTemplate profile, and whether the operator's own namespace is being deleted.
     ("", "namespaces"): frozenset({"get"}),
-    # A deleted node is noticed at once.
+    # To detect deleted nodes immediately.
     ("", "nodes"): frozenset({"list", "watch"}),
-    # One that is lower than a GpuPool is reported.
+    # To report a quota that is lower than a GpuPool.
     ("", "resourcequotas"): frozenset({"list"}),
     ("", "pods"): frozenset({"delete", "list", "patch", "watch"}),
     ("apps", "deployments"): _CHILD,
     ("batch", "jobs"): frozenset({"create", "get", "list", "patch", "watch"}),
-    # Held only because granting a right (to routers) requires holding it.
+    # Needed only because the operator must have every right that it grants to routers.
     ("discovery.k8s.io", "endpointslices"): frozenset({"get", "list", "watch"}),
     ("inference.networking.k8s.io", "inferencepools"): _CHILD,
     ("leaderworkerset.x-k8s.io", "leaderworkersets"): _CHILD,
@@ -35,7 +36,7 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ("penstock.dev", "gpupools"): frozenset({"list", "watch"}),
     ("penstock.dev", "gpupools/status"): frozenset({"patch"}),
     ("penstock.dev", "graphdeployments"): frozenset({"get", "list", "patch", "watch"}),
-    # Where OwnerReferencesPermissionEnforcement is on, blockOwnerDeletion needs it.
+    # blockOwnerDeletion needs it if the admission plugin OwnerReferencesPermissionEnforcement is enabled.
     ("penstock.dev", "graphdeployments/finalizers"): frozenset({"update"}),
     ("penstock.dev", "graphdeployments/status"): frozenset({"patch"}),
     ("penstock.dev", "profilerequests"): frozenset({"list", "watch"}),
@@ -46,29 +47,36 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ("policy", "poddisruptionbudgets"): _CHILD,
     ("rbac.authorization.k8s.io", "rolebindings"): _CHILD,
     ("rbac.authorization.k8s.io", "roles"): _CHILD,
-    # The GPUs that podTemplates claim.
+    # To count the GPUs that podTemplates claim (DRA).
     ("resource.k8s.io", "resourceclaimtemplates"): frozenset({"get"}),
 }
-"""Verbs by API group and resource, without those that a runtime's processes need, which are its `ClusterNeeds.verbs`."""
+"""Verbs that the operator needs, by API group and resource. The verbs that an inference runtime's processes need are
+not included; they are in the runtime's `ClusterNeeds.verbs`."""
 
 CLUSTER_RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
-    # Those that a ClusterGpuPool selects by labels.
+    # To find the namespaces that a ClusterGpuPool selects by labels.
     ("", "namespaces"): frozenset({"list", "watch"}),
     ("penstock.dev", "clustergpupools"): frozenset({"list", "watch"}),
     ("penstock.dev", "clustergpupools/status"): frozenset({"patch"}),
 }
-"""What an operator of the complete cluster needs in addition to `RULES`: on kinds that live in no namespace."""
+"""Verbs on cluster-scoped kinds that an operator of the entire cluster needs in addition to `RULES`."""
 
 _OF_OTHERS: Final = ("inference.networking.k8s.io", "leaderworkerset.x-k8s.io")
-"""Groups that the chart grants only where the cluster knows them."""
+"""API groups whose rights the chart grants only if the cluster serves them."""
 
 _OF_SETTINGS: Final = (("", "nodes"),)
-"""Granted only with the value that needs them: the chart's rbac.nodes."""
+"""Resources whose rights the chart grants only if a value (rbac.nodes) enables them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """One right that an account must have: a verb such as ``list``, and the plural with its subresource."""
+    """One RBAC right.
+
+    Attributes:
+        group: API group; empty for the core group.
+        resource: Plural name, with the subresource if there is one, such as ``scalingadapters/scale``.
+        verb: Verb such as ``list``.
+    """
 
     group: str
     resource: str
@@ -92,8 +100,9 @@ def _rights_in(
 
 
 OPERATOR_RIGHTS: Final = _rights_in(RULES, _OF_SETTINGS)
+"""Rights that an operator of one namespace needs."""
 CLUSTER_OPERATOR_RIGHTS: Final = (*OPERATOR_RIGHTS, *_rights_in(CLUSTER_RULES))
-"""Rights of an operator of the complete cluster."""
+"""Rights that an operator of the entire cluster needs."""
 
 
 def _rights(group: str, resources: tuple[str, ...], verbs: tuple[str, ...]) -> tuple[Right, ...]:
@@ -108,6 +117,7 @@ PLANNER_RIGHTS: Final = (
     *_rights("penstock.dev", ("scalingadapters",), ("get", "list", "watch")),
     *_rights("penstock.dev", ("graphdeployments/status", "scalingadapters/scale"), ("patch",)),
 )
+"""Rights that the planner needs."""
 
 USER_RIGHTS: Final = (
     *_rights("penstock.dev", ("graphdeployments",), ("create", "delete", "get", "list", "patch")),
@@ -116,4 +126,4 @@ USER_RIGHTS: Final = (
     *_rights("", ("pods",), ("get", "list")),
     *_rights("", ("pods/log", "pods/proxy"), ("get",)),
 )
-"""For `kubectl apply`, `kubectl scale`, `kubectl logs` and this doctor."""
+"""Rights that a user needs for `kubectl apply`, `kubectl scale`, `kubectl logs` and `penstock doctor`."""

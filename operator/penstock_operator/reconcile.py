@@ -1,11 +1,12 @@
-"""Reconciles one graph: observe, validate, plan, want, drain, write, ungate, report.
+"""Reconciles one graph in stages: observe, validate, plan, build, drain, write, ungate, report.
 
-Each stage returns a value for the next ones. The first four write nothing, so an edit that cannot be carried out is
-found before the first write, and the one before it is tried.
+Each stage returns a value for the next ones. The first four write nothing. A specification that cannot be carried out
+is therefore found before the first write, and the last one that was carried out is tried in its place.
 
-Level-triggered: everything is decided from what the watches show now, so a crash between any two writes costs
-a second look and a lost event costs one interval. Nothing is written that is right already. The decisions are
-in `plan` and the objects in `resources`, both pure; this module only puts them in order.
+The reconciler is level-triggered: every decision is made from the state that the watches show now. A crash between
+two writes costs one more reconcile, and a lost event costs one resync interval. Nothing is written that is already
+right. The decisions are pure functions in `plan` and the objects are built by pure functions in `resources`; this
+module calls them in order.
 """
 
 from __future__ import annotations
@@ -50,22 +51,37 @@ from penstock_operator.scaling import Scaling
 from penstock_operator.trim import Object
 
 DRAIN_REQUEUE_S: Final = 1.0
-"""Between two reconciles while workers drain; as far apart as two readings that find one idle must be."""
+"""Seconds between two reconciles while workers drain: two load readings that show a worker idle must be this far
+apart."""
 
 UNREADY_REQUEUE_S: Final = 15.0
-"""Between two reconciles while a pod is not ready, because some troubles only show by their duration. Chosen."""
+"""Seconds between two reconciles while a pod is not ready, because some problems show only by their duration. Chosen."""
 
 CONFLICT_REQUEUE_S: Final = 60.0
-"""Between two reconciles while another owner's object has a child's name. Chosen: a person has to act first."""
+"""Seconds between two reconciles while an object of another owner has a child's name. Chosen: a person has to act
+first."""
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """What the reconcilers of graphs and of ProfileRequests work with; of every build uid and namespace are the object's.
+    """Shared objects that the reconcilers of graphs and ProfileRequests use.
 
-    ``now_s`` is the API server's clock, which every leader shares.
+    Attributes:
+        client: Client of the Kubernetes API.
+        cluster: In-memory view of graphs, children and pods.
+        applier: Writes objects.
+        loads: Reads the load of pods that drain.
+        recorder: Emits Kubernetes Events.
+        metrics: Metrics of the operator.
+        context: Settings for building objects; UID and namespace are replaced by those of each object's owner.
+        allowances: Allowed podTemplate features by namespace.
+        claims: Reads the GPU count of ResourceClaimTemplates.
+        operator_class: Value of ``spec.operatorClass`` that this operator handles.
+        gates: Scheduling gates within the GPU budget.
+        pools: GpuPools and their grants.
+        now_s: Returns the API server's Unix time in seconds, which is the same for every leader.
     """
 
     client: KubeClient
@@ -85,14 +101,19 @@ class Dependencies:
 
 @dataclass(frozen=True, slots=True)
 class ReconcileResult:
-    """How one reconcile of a graph ended: for the metrics, and when to come again though nothing changes."""
+    """Result of one reconcile of a graph.
+
+    Attributes:
+        outcome: Value of the metric's label ``result``: unchanged, changed, waiting, invalid, conflict or refused.
+        requeue_after_s: Seconds until the next reconcile even if nothing changes; None if none is needed.
+    """
 
     outcome: str
     requeue_after_s: float | None = None
 
 
 class Reconciler:
-    """Reconciles graphs; keeps no truth of its own, only what saves work."""
+    """Reconciles graphs. It stores only caches; the state of the cluster is read from the watches."""
 
     def __init__(self, parts: Dependencies) -> None:
         self._parts = parts
@@ -107,11 +128,11 @@ class Reconciler:
         self._deletions: dict[str, asyncio.Event] = {}
 
     async def reconcile(self, key: Key) -> float | None:
-        """Reconcile one graph; return seconds until it is to be requeued though nothing changes, or None.
+        """Reconcile one graph; return the seconds until the next reconcile even if nothing changes, or None if none is needed.
 
         Raises:
-            ClusterError: the API server does not answer, refused, or another writer was first; nothing is lost
-                by looking again later.
+            ClusterError: The API server did not answer or refused, or another writer changed an object first. A later
+                reconcile repeats everything that is missing.
         """
         started_s = time.monotonic()
         outcome = "error"
@@ -129,14 +150,19 @@ class Reconciler:
         del self._deletions[uid]
 
     async def refused(self, raw: Object, refusals: Refusals) -> None:
-        """Say what keeps a graph from being taken up at all."""
+        """Report in status and Events why the operator cannot add its finalizer to a graph; does nothing if the refusal is temporary.
+
+        Args:
+            raw: The GraphDeployment.
+            refusals: The rejected write.
+        """
         if refusals.lasting:
             inputs = observed_status_input(raw, (), failure=failure_of((), refusals))
             await self._reporter.status(raw, inputs, refusals, self._parts.pools.grant(raw))
             await self._reporter.events(key_of(raw), raw, inputs, refusals)
 
     def forget(self, key: Key) -> None:
-        """Forget a deleted graph."""
+        """Drop the state that is stored for a deleted graph."""
         self._settled.pop(key, None)
         for each in (
             self._edits,
@@ -177,7 +203,7 @@ class Reconciler:
             return await self._carry_out(graph, plan, wanted)
         if not valid.edits or not snapshot.pods:
             return await self._invalid(key, raw, snapshot, grant, problems)
-        # Nothing can be built, as when the operator allows less than before: pods start, drain and end all the same.
+        # No objects can be built, for example because the operator allows less than before; pods still start and drain.
         served, model = valid.edits[-1]
         graph = await self._observed(key, model, raw, snapshot, grant, served=served, problems=problems)
         graph = replace(graph, paused=graph.paused or "the operator refuses every edit that it knows")
@@ -227,8 +253,8 @@ class Reconciler:
     async def _carry_out(
         self, graph: ObservedGraph, plan: ReplicasPlan, wanted: list[Object] | None
     ) -> ReconcileResult:
-        """Take every step that writes: drain, write objects, ungate, report; without objects none is written."""
-        refusals = Refusals()  # a journal: no step reads what another one was refused
+        """Execute every writing step: drain, write objects, ungate, report. If ``wanted`` is None, no objects are written."""
+        refusals = Refusals()  # only collected for the report; no step depends on another step's refusals
         found, is_pruned, is_draining = Findings(plan.services, Applied()), False, plan.is_draining
         try:
             emitted = await self._scaling.drain(graph, plan, refusals)
@@ -240,7 +266,7 @@ class Reconciler:
             found = replace(found, waiting=allowed.waiting)
             inputs = await self._reporter.graph(graph, self._snapshot(graph), found, refusals)
         except UnavailableError as exc:
-            if self._parts.cluster.problem() is None:  # it answers, but not to this
+            if self._parts.cluster.problem() is None:  # the API server answers other requests, but not this one
                 failure = Failure(RefusalKind.REJECTED, str(exc))
                 with suppress(ClusterError):
                     await self._reporter.graph(graph, self._snapshot(graph), found, refusals, failure=failure)
@@ -256,12 +282,12 @@ class Reconciler:
         result = _result(graph, found.applied, refusals, wrote=wrote, requeue_after_s=requeue_after_s)
         is_at_rest = result == ReconcileResult("unchanged") and inputs.failure is None
         if is_at_rest and after.fingerprint() == graph.snapshot.fingerprint():
-            # What changed meanwhile was not part of it.
+            # The fingerprint did not change during the reconcile, so the graph stays settled until it does.
             self._settled[graph.key] = (graph.grant, *after.fingerprint())
         return result
 
     def _snapshot(self, graph: ObservedGraph) -> GraphSnapshot:
-        """Return the graph as it is now, after this reconcile's own writes."""
+        """Return the current state of the graph, which includes this reconcile's own writes."""
         return self._parts.cluster.snapshot(graph.key)
 
     async def _ungate(
@@ -271,11 +297,11 @@ class Reconciler:
         kept: Collection[str],
         refusals: Refusals,
     ) -> tuple[Releases, list[str]]:
-        # A surplus pod would load its model only to be deleted; gated ones are the first that a workload deletes.
+        # Surplus pods are not ungated: they would load their model only to be deleted. Controllers delete gated pods first.
         surplus = {name for each in services.values() if each.plan for name in each.plan.draining}
         return await self._gates.ungate(
             graph.key,
-            # With the marks that this reconcile's drains have written.
+            # A new snapshot, which includes the drain labels that this reconcile has written.
             [
                 each
                 for each in self._snapshot(graph).workers()
@@ -296,7 +322,7 @@ class Reconciler:
         grant: PoolGrant | None,
         problems: tuple[ManifestProblem, ...],
     ) -> ReconcileResult:
-        """Report every problem of a graph of which no edit was ever carried out; nothing of it is touched."""
+        """Report every problem of a graph that has never had a valid specification; its objects are not changed."""
         invalid, refusals = Failure("InvalidSpec", one_line(problems)), Refusals()
         inputs = observed_status_input(raw, snapshot.views(), failure=invalid)
         await self._reporter.status(raw, inputs, refusals, grant)
@@ -337,11 +363,11 @@ _UNDRAINED: Final = EventMessage(
     "Delete",
     is_warning=True,
 )
-"""Event of a graph whose children the garbage collector deletes before the drain can."""
+"""Event for a graph whose children the garbage collector deletes before they can be drained."""
 
 
 def _requeue_after_s(inputs: StatusInput, pods: Iterable[PodView]) -> float | None:
-    """Return when to reconcile again though nothing changes or drains; None: not at all."""
+    """Return the seconds until the next reconcile even if nothing changes or drains; None if none is needed."""
     is_unready = bool(inputs.short) or any(not each.ready and not each.finished for each in pods)
     return UNREADY_REQUEUE_S if is_unready else None
 
@@ -354,7 +380,7 @@ def _result(
     wrote: bool,
     requeue_after_s: float | None,
 ) -> ReconcileResult:
-    """Return how a reconcile of a valid graph ended, the gravest first."""
+    """Return the most serious result that applies to a reconcile of a valid graph."""
     if any(not each.kind.is_lasting for each in refusals.found):
         return ReconcileResult("conflict", DRAIN_REQUEUE_S)
     if refusals.found:

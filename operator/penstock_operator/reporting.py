@@ -1,4 +1,4 @@
-"""Says what a reconcile found: the graph's status, those of its ScalingAdapters, and Events. Called by `reconcile` alone."""
+"""Reports the results of a reconcile: status of the graph, status of its ScalingAdapters, and Events. Called only by `reconcile`."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What one reconcile did with a valid graph, as far as it came.
+    """Actions of one reconcile of a valid graph, up to the point where it ended.
 
     Attributes:
-        services: What each service is to have.
-        applied: What came of writing the graph's objects.
-        waiting: Pods that the budget holds back.
+        services: Planned state of each service.
+        applied: Result of writing the graph's objects.
+        waiting: Pods that keep their scheduling gate because the GPU budget is used up.
     """
 
     services: Mapping[str, ServiceState]
@@ -51,7 +51,11 @@ class Findings:
 
 
 class Reporter:
-    """Writes statuses and Events; remembers of each graph the troubles emitted, and since when services lack replicas."""
+    """Writes statuses and Events.
+
+    It remembers per graph the problems that were already emitted as Events, and since when each service has too few
+    replicas.
+    """
 
     def __init__(self, applier: Applier, recorder: EventRecorder, *, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
@@ -61,14 +65,21 @@ class Reporter:
         self._short: dict[Key, dict[str, float]] = {}
 
     def forget(self, key: Key) -> None:
-        """Forget a deleted graph."""
+        """Drop the state that is stored for a deleted graph; does nothing if there is none."""
         self._emitted.pop(key, None)
         self._short.pop(key, None)
 
     async def status(
         self, raw: Object, inputs: StatusInput, refusals: Refusals, grant: PoolGrant | None
     ) -> None:
-        """Write a graph's status; ``grant`` is what its GPU pool lets it hold."""
+        """Write a graph's status.
+
+        Args:
+            raw: The GraphDeployment, with its current status.
+            inputs: Facts from which the status is computed.
+            refusals: Collects the write if the API server rejects it.
+            grant: GPUs that the graph's GPU pool grants it, for ``status.pool``; None if it is in no pool.
+        """
         status = graph_status(inputs, old=raw.get("status") or None, now=stamp(self._now_s()))
         if grant is not None:
             status["pool"] = grant.status
@@ -83,14 +94,14 @@ class Reporter:
         *,
         failure: Failure | None = None,
     ) -> StatusInput:
-        """Write the statuses of a valid graph and of its ScalingAdapters; return what is known of it.
+        """Write the status of a valid graph and those of its ScalingAdapters; return the facts that the graph's status was computed from.
 
         Args:
-            graph: The edit that is carried out.
-            snapshot: The graph as it is after this reconcile's writes.
-            found: What the reconcile did.
-            refusals: Writes that were refused; those of statuses are added.
-            failure: Why the reconcile ended early; None: it did not.
+            graph: The specification that is carried out, with the observed state.
+            snapshot: Children and pods after this reconcile's writes.
+            found: Actions of the reconcile.
+            refusals: Rejected writes, which the status names; rejected status writes are added.
+            failure: Reason why the reconcile ended early; None if it did not.
         """
         generation = graph.raw["metadata"].get("generation", 0)
         inputs = status_input(
@@ -106,7 +117,7 @@ class Reporter:
         self._short[graph.key] = since = {name: before.get(name, graph.now_s) for name in inputs.short}
         late = late_services(graph.model, since, now_s=graph.now_s)
         await self._adapters(graph, snapshot, inputs, found, refusals)
-        # Last, so that it names every refused write but itself.
+        # The graph's status is written last, so that it names every other refused write.
         missing = missing_definition(graph.model.spec, graph.context.kinds)
         worst = worst_failure(
             [graph.invalid, failure, failure_of(found.applied.conflicts, refusals), missing]
@@ -145,7 +156,16 @@ class Reporter:
         applied: Applied | None = None,
         invalid: Failure | None = None,
     ) -> None:
-        """Emit every repair, and the troubles that the last reconcile did not find."""
+        """Emit an Event for every repaired child and for each problem that the previous reconcile did not find.
+
+        Args:
+            key: Namespace and name of the graph.
+            raw: The GraphDeployment, with the status from before this reconcile.
+            inputs: Facts from which its status was computed.
+            refusals: Writes that the API server rejected.
+            applied: Result of writing the graph's objects; None if none were written.
+            invalid: Why the newest specification is invalid; None if it is valid.
+        """
         found = applied or Applied()
         emitted = self._emitted.get(key, frozenset())
         troubles = [EventMessage("NameConflict", each, "Apply", is_warning=True) for each in found.conflicts]
@@ -154,7 +174,7 @@ class Reporter:
         troubles += [
             EventMessage(each.kind.value, str(each), each.step, is_warning=True) for each in refusals.lasting
         ]
-        # A refused release is among the refusals.
+        # A pod whose ungating was rejected is reported as a refusal.
         reasons = sorted(
             {f"{each.service}: {each.reason}" for each in inputs.waiting if not each.cause_is_refusal}
         )
@@ -182,9 +202,9 @@ class Reporter:
 
 
 def _unready(raw: Object, inputs: StatusInput) -> Iterator[EventMessage]:
-    """Yield an Event where a graph that was ready no longer is; a new graph starts without one.
+    """Yield a warning Event if a graph that was ready no longer is; a new graph that is not ready yet gets none.
 
-    ``raw`` has the status before this reconcile, so that the Event comes with the transition alone.
+    ``raw`` has the status from before this reconcile, so that the Event is emitted only at the transition.
     """
     old = (raw.get("status") or {}).get("conditions") or ()
     was = next((each.get("status") for each in old if each.get("type") == READY), None)

@@ -1,6 +1,7 @@
-"""Makes the Secret by which a graph's routers know each other. The operator may create Secrets and read none.
+"""Creates the Secret with which a graph's routers authenticate each other. The operator has no right to read Secrets.
 
-So it cannot see that one is gone; it learns it from a router's pod that cannot start without it.
+It therefore cannot see that a Secret was deleted; it learns this from a router pod that cannot start without the
+Secret.
 """
 
 from __future__ import annotations
@@ -22,27 +23,32 @@ from penstock_operator.trim import Object
 from penstock_operator.workloads import WORKLOADS
 
 _BYTES: Final = 32
-"""Bytes of randomness: as many as an AES-256 key's."""
+"""Number of random bytes in the secret: as many as in an AES-256 key."""
 
 
 class RouterSecrets:
-    """Makes each graph's Secret before its routers; remembers the graphs whose Secret could not be made."""
+    """Creates each graph's Secret before its routers, and remembers the graphs whose Secret could not be created."""
 
     def __init__(self, applier: Applier) -> None:
         self._applier = applier
         self._refused: set[Key] = set()
 
     def forget(self, key: Key) -> None:
-        """Forget a deleted graph."""
+        """Drop the state of a deleted graph; does nothing if there is none."""
         self._refused.discard(key)
 
     async def make(
         self, graph: ObservedGraph, wanted: Iterable[Object], refusals: Refusals
     ) -> EventMessage | None:
-        """Make the Secret, unless it is there, where a router is about to be written or cannot start without it.
+        """Create the graph's Secret if a router is about to be written or cannot start without it; an existing Secret is kept.
+
+        Args:
+            graph: The graph with its observed state.
+            wanted: Its desired objects.
+            refusals: Collects the write if the API server rejects it.
 
         Returns:
-            What to tell where it was made for routers that run with an earlier one.
+            An Event message if the Secret was recreated while routers run that have the earlier one; else None.
         """
         if graph.model.spec.traits.frontend is not None:
             return None
@@ -63,7 +69,7 @@ class RouterSecrets:
         return EventMessage("Repaired", text, "Apply")
 
     def _routers_change(self, graph: ObservedGraph, wanted: Iterable[Object]) -> bool:
-        """Return whether a router's workload is not as it is wanted."""
+        """Return whether the workload of any router is absent or differs from the desired one."""
         live: Mapping[tuple[str, str], Object] = graph.snapshot.children
         for each in wanted:
             if each["kind"] in WORKLOADS and each["metadata"]["labels"].get(ROLE_LABEL) == Role.ROUTER:

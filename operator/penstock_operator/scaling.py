@@ -1,7 +1,7 @@
-"""Plans how many replicas every service is to have now, and takes the next step of drains on the way there.
+"""Plans the current number of replicas of every service, and executes the next step of the necessary drains.
 
-`plan` writes nothing, so that objects are built with its numbers before the first write. Replicas themselves are
-written with the workload.
+`plan` writes nothing, so that objects are built with its numbers before the first write. The replicas are written
+together with the workload.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from penstock_operator.workloads import (
 
 
 class Scaling:
-    """Plans the replicas of a graph's services and drains what is too many."""
+    """Plans the replicas of a graph's services and drains surplus workers."""
 
     def __init__(self, drains: Drains, gates: Gates, applier: Applier) -> None:
         self._applier = applier
@@ -46,7 +46,7 @@ class Scaling:
         self._gates = gates
 
     async def plan(self, graph: ObservedGraph) -> ReplicasPlan:
-        """Return what every service is to have; the loads of pods that may leave are read, nothing is written."""
+        """Return the replica plan of every service; reads the load of pods that may be removed and writes nothing."""
         pods = graph.workers
         allowed = self._gates.plan(
             graph.key,
@@ -66,7 +66,13 @@ class Scaling:
         return ReplicasPlan(services, first_replicas, blocked(allowed, pods), switches, kept, bid)
 
     async def drain(self, graph: ObservedGraph, plan: ReplicasPlan, refusals: Refusals) -> list[EventMessage]:
-        """Mark and unmark the pods that the plan names, and switch those that have drained; return what to emit of it."""
+        """Execute the drains in ``plan``: label pods, and switch the role of drained workers; return the messages to emit as Events.
+
+        Args:
+            graph: The graph with its observed state.
+            plan: Replica plan from `plan`.
+            refusals: Collects the writes that the API server rejects.
+        """
         messages = []
         for name, state in plan.services.items():
             if state.plan is None:
@@ -83,9 +89,9 @@ class Scaling:
     async def _switch(
         self, graph: ObservedGraph, switches: Sequence[RoleSwitch], refusals: Refusals
     ) -> list[EventMessage]:
-        """Give drained workers the other role, by the labels of the pods whose place they take; return what to emit of it.
+        """Give drained workers the other role by copying the labels of the pods that they replace; return the messages to emit.
 
-        Each switch is one write, which may be made again.
+        Each switch is one write, which can be repeated.
         """
         messages = []
         for each in switches:
@@ -109,7 +115,7 @@ def _labels(graph: ObservedGraph, pod: PodView) -> dict[str, Any]:
 def _cut_drains(
     graph: ObservedGraph, name: str, plan: ScalePlan, pods: Sequence[PodView]
 ) -> Iterator[EventMessage]:
-    """Yield what to say of workers that end before they have drained, since their pool takes their GPUs back."""
+    """Yield a message for each worker that is ended before its requests finished, because the GPU pool reclaims its GPUs."""
     bound_s = None if graph.grant is None else graph.grant.reclaim_s
     for each in pods:
         if bound_s is None or each.drain_since_s is None or each.name not in plan.leaving:
@@ -122,7 +128,10 @@ def _cut_drains(
 def _service_states(
     graph: ObservedGraph,
 ) -> tuple[dict[str, ServiceState], dict[str, int], tuple[int, ...]]:
-    """Return every service with its desired number within its bounds, the first numbers of adapters yet to be made, and the bid."""
+    """Return every service's state with its bounded replicas, the first replicas of adapters that do not exist yet, and the GPU bid.
+
+    The bid is the GPU count of each requested worker replica, the most important first.
+    """
     services: dict[str, ServiceState] = {}
     wanted, first_replicas = _wanted(graph)
     bids = bids_of(
@@ -145,7 +154,7 @@ def _service_states(
 
 
 def _wanted(graph: ObservedGraph) -> tuple[dict[str, Bounded], dict[str, int]]:
-    """Return what each service is to have if the graph's GPU pool grants it, and the first numbers of adapters yet to be made."""
+    """Return each service's replicas before the GPU pool's grant applies, and the first replicas of adapters that do not exist yet."""
     wanted: dict[str, Bounded] = {}
     first_replicas: dict[str, int] = {}
     for name, service in graph.model.spec.services.items():
@@ -157,7 +166,7 @@ def _wanted(graph: ObservedGraph) -> tuple[dict[str, Bounded], dict[str, int]]:
             if live is not None and is_own(live, graph.uid):
                 desired = live["spec"].get("replicas")
             else:
-                # An adapter that was deleted comes back with the number that runs, not with the first one.
+                # A deleted adapter is recreated with the number of running replicas, not with the initial number.
                 desired = first_replicas[child] = service.first_replicas if there is None else there
         wanted[name] = bounded(desired, service, max_gpu_budget=graph.effective.ceiling)
     return wanted, first_replicas
@@ -166,9 +175,9 @@ def _wanted(graph: ObservedGraph) -> tuple[dict[str, Bounded], dict[str, int]]:
 def _pools(
     graph: ObservedGraph, services: dict[str, ServiceState], allowed: Releases
 ) -> dict[str, ServicePool]:
-    """Return the worker services as the plan of their drains reads them."""
+    """Return the pods and target of each worker service, as input of the drain plan."""
     pods = graph.workers
-    # A rollout that waits for GPUs which only a scale-down can free makes no progress either.
+    # A rollout that waits for GPUs which only a scale-down can free does not progress, so it must not block that.
     waiting = blocked_on_budget(allowed, pods)
     pools = {}
     grant = graph.grant

@@ -1,4 +1,4 @@
-"""One operator process: client, election, watches, queue and reconciler put together; called by the command line."""
+"""Runs one operator process: client, leader election, watches, queue and reconciler; called by the command line."""
 
 from __future__ import annotations
 
@@ -43,15 +43,16 @@ from penstock_operator.trim import Object
 log = get_logger(__name__)
 
 SERVED_S: Final = 2.0
-"""Between two looks for a kind that the API server does not serve yet; real seconds, chosen."""
+"""Seconds between two checks for a kind that the API server does not serve yet; wall-clock time, chosen."""
 
 
 DEPART_S: Final = 10.0
-"""Chosen: for the last requests to the API server, real seconds; with the others' end within a pod's 30 s."""
+"""Maximum seconds for the last requests to the API server before the process ends. Wall-clock time, chosen: together
+with the other steps of the shutdown it fits in a pod's 30 s."""
 
 
 class Operator:
-    """Everything that acts, from the moment this process may act; rebuilt whenever it becomes leader."""
+    """The parts that watch and write, created each time this process becomes leader."""
 
     def __init__(
         self,
@@ -127,7 +128,7 @@ class Operator:
         """Watch and reconcile until cancelled.
 
         Raises:
-            ClusterError: kopf ended, which a new process may get over.
+            ClusterError: Kopf ended; a new process may recover.
         """
         from penstock_operator.handlers import KopfOperator  # noqa: PLC0415 - a standby needs no kopf: 30 MB, 1 s
 
@@ -145,13 +146,13 @@ class Operator:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.cluster.run(), name="watches")
-                # Before the graphs are known: a child that is not seen would be made once more.
+                # Wait for the children before graphs are reported; otherwise existing children would be created again.
                 await self.cluster.synced()
                 await self.clock.measure()
                 group.create_task(self.clock.run(), name="clock")
                 for kind in (GRAPH_DEPLOYMENT, PROFILE_REQUEST):
                     await self._wait_for(kind)
-                # Likewise: a graph acts under its pool's grant from the first reconcile on.
+                # Wait for the pools, so that the first reconcile of a graph already respects its pool's grant.
                 pools = asyncio.Event()
                 group.create_task(self.pools.run(pools), name="gpu pools")
                 await pools.wait()
@@ -167,13 +168,13 @@ class Operator:
             raise
 
     def problem(self) -> str | None:
-        """Return why graphs may not be acted on; None if all is well."""
+        """Return why graphs cannot be reconciled reliably; None if all watches work."""
         if self._unserved is not None:
             return f"{self._unserved.plural}: not served; apply the CustomResourceDefinitions"
         return self.cluster.problem() or self.pools.problem()
 
     async def _wait_for(self, kind: Kind) -> None:
-        """Wait until the API server serves a kind, which kopf looks for but once."""
+        """Wait until the API server serves ``kind``; kopf itself checks only once."""
         self._unserved = kind
         while not await self._is_served(kind):  # noqa: ASYNC110 - it asks the server
             await asyncio.sleep(SERVED_S)
@@ -187,7 +188,7 @@ class Operator:
             return False
 
     def graphs(self) -> Iterator[Object]:
-        """Yield the GraphDeployments, trimmed."""
+        """Yield the GraphDeployments in the view, trimmed."""
         return (
             graph for key in self.cluster.known() if (graph := self.cluster.snapshot(key).graph) is not None
         )
@@ -197,7 +198,7 @@ class Operator:
 
 
 class OperatorService:
-    """The process: stands for election if asked to, serves /metrics meanwhile, and runs the operator."""
+    """The operator process: serves /metrics, takes part in leader election unless that is disabled, and runs `Operator` as leader."""
 
     def __init__(self, settings: OperatorSettings) -> None:
         self._settings = settings
@@ -206,10 +207,10 @@ class OperatorService:
         self._election: Election | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until ``stop`` is set; the Lease is given back then.
+        """Run until ``stop`` is set; then release the Lease and return.
 
         Raises:
-            ConfigError: no credentials, or the metrics port is taken.
+            ConfigError: There are no credentials, or the metrics port is in use.
         """
         settings = self._settings
         log.info("operator options", **settings.model_dump(mode="json"))
@@ -225,7 +226,7 @@ class OperatorService:
         log.info("operator stopped")
 
     async def _depart(self, client: KubeClient) -> None:
-        """Leave no graph behind that waits for this process, where its pod goes with its namespace."""
+        """Release the graphs in the operator's own namespace if that namespace is being deleted, and this process with it."""
         own = os.environ.get("POD_NAMESPACE")
         if own is None or watched_namespace(self._settings, client) not in {None, own}:
             return
@@ -251,7 +252,7 @@ class OperatorService:
         await election.lead(lambda: self._lead(fenced))
 
     async def _lead(self, client: KubeClient) -> None:
-        """Act until cancelled."""
+        """Run the operator until cancelled."""
         pool = ConnectionPool(tls=UNVERIFIED)
         operator = Operator(client, self._settings, loads=MetricsReader(pool), metrics=self._metrics)
         self._operator = operator
@@ -278,7 +279,7 @@ class OperatorService:
             await server.close(grace_s=1.0)
 
     def _unready(self) -> str | None:
-        """Return why this process neither acts nor stands by; None if it does."""
+        """Return why this process is neither an active leader nor on standby; None if it is one of them."""
         if self._operator is not None:
             return self._operator.problem()
         if self._election is None:
@@ -290,7 +291,7 @@ class OperatorService:
         return None if self._election is None else self._election.overdue
 
     def _standing(self) -> str:
-        """Return the text of a process on standby; empty if it leads."""
+        """Return the text that a standby process reports; empty if this process leads."""
         if self._operator is None and self._election is not None and self._election.holder:
             return f"standby for {self._election.holder}"
         return ""
@@ -306,12 +307,12 @@ class OperatorService:
 
 
 def watched_namespace(settings: OperatorSettings, client: KubeClient) -> str | None:
-    """Return the namespace to watch; None: all."""
+    """Return the namespace to watch; None means all namespaces."""
     return None if settings.all_namespaces else settings.namespace or client.namespace
 
 
 def lease_of(settings: OperatorSettings, client: KubeClient, component: str = OPERATOR) -> ObjectKey:
-    """Return namespace and name of the Lease of this process's installation, its operator's or its planner's."""
+    """Return namespace and name of the Lease of this installation's operator, or of the given component such as its planner."""
     namespace = watched_namespace(settings, client)
     name = lease_name(component, cluster_wide=namespace is None, operator_class=settings.operator_class)
     return namespace or _own_namespace(client), name

@@ -19,7 +19,7 @@ _Seconds = Annotated[float, Field(gt=0)]
 
 
 class OperatorSettings(BaseModel):
-    """Options of `penstock operator run`; real seconds."""
+    """Options of `penstock operator run`; all durations are wall-clock seconds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -106,10 +106,10 @@ class OperatorSettings(BaseModel):
 
 
 def settings_of(**given: object) -> OperatorSettings:
-    """Return the settings; options that are None take their default.
+    """Return the validated settings; options that are None take their default.
 
     Raises:
-        InvalidSpecError: with every option that is wrong.
+        InvalidSpecError: Options are invalid; the error lists all of them.
     """
     try:
         return OperatorSettings.model_validate({key: each for key, each in given.items() if each is not None})

@@ -1,7 +1,7 @@
-"""Says in the graphs' status that their planner is gone, which a planner that is gone cannot say itself.
+"""Reports in the status of graphs that their planner no longer runs, since a planner that has ended cannot report it itself.
 
-The planner renews its Lease while it lives. No clocks are compared: the Lease is looked at repeatedly, and one that
-does not change for three terms has no owner. The next planner overwrites what is said here.
+A running planner renews its Lease. No clocks are compared: the Lease is read repeatedly, and a Lease that does not
+change for three lease durations has no live holder. The next planner overwrites the reported condition.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from penstock.kube.objects.names import OPERATOR, is_of_class
 from penstock_operator.trim import Object
 
 LOOK_S: Final = 5.0
-"""Real seconds between two looks at the Lease. Chosen: one GET per installation, a third of the Lease's term."""
+"""Wall-clock seconds between two reads of the Lease. Chosen: one GET per installation, a third of the lease duration."""
 
 SILENT_S: Final = 45.0
-"""Real seconds without a renewal after which no planner works. Chosen: three terms of the Lease, within which a successor
-takes over."""
+"""Wall-clock seconds without a renewal after which the planner is reported as not running. Chosen: three lease
+durations, within which a successor takes over."""
 
 AGAIN_S: Final = 60.0
-"""Real seconds after which new graphs are told, too; chosen."""
+"""Wall-clock seconds after which the graphs are checked again, so that new graphs get the condition too. Chosen."""
 
 FIELD_MANAGER: Final = f"{OPERATOR}-silence"
-"""Field manager of the condition alone: the condition is the planner's."""
+"""Field manager that writes this condition and nothing else; the planner owns the condition while it runs."""
 
 CONDITION: Final = "PlannerActive"
 REASON: Final = "PlannerSilent"
@@ -40,7 +40,7 @@ log = get_logger(__name__)
 
 
 class PlannerSilence:
-    """Looks after the planner of one installation."""
+    """Monitors the Lease of one installation's planner and reports in its graphs if the planner has stopped renewing it."""
 
     def __init__(
         self,
@@ -52,7 +52,16 @@ class PlannerSilence:
         now_s: Callable[[], float] = time.monotonic,
         wall_s: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare; ``lease`` is the planner's, ``namespace`` that of the graphs, None: all."""
+        """Prepare; `run` starts the checks.
+
+        Args:
+            client: Client of the Kubernetes API.
+            lease: Namespace and name of the planner's Lease.
+            namespace: Namespace of the graphs; None means all.
+            operator_class: Only graphs with this ``spec.operatorClass`` are reported.
+            now_s: Monotonic clock in seconds.
+            wall_s: Unix time in seconds, for the condition's timestamp.
+        """
         self._client = client
         self._lease = lease
         self._namespace = namespace
@@ -62,12 +71,13 @@ class PlannerSilence:
         self._renewed: str | None = None
         self._renewed_s = now_s()
         self._said_s = float("-inf")
-        # Graphs whose planner has overwritten it: one that needs no Lease.
+        # `_said` has the UIDs of graphs that have the condition. `_elsewhere` has those whose planner overwrote it
+        # without renewing the Lease; such a planner runs without one.
         self._said: set[str] = set()
         self._elsewhere: set[str] = set()
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Check the Lease every `LOOK_S` until cancelled."""
         while True:
             try:
                 await self.look()
@@ -76,10 +86,10 @@ class PlannerSilence:
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Look at the Lease, and say so in every graph if it has not been renewed for `SILENT_S`.
+        """Read the Lease once, and set the condition in every planned graph if it has not been renewed for `SILENT_S`.
 
         Raises:
-            ClusterError: the API server does not answer.
+            ClusterError: The API server does not answer.
         """
         namespace, name = self._lease
         try:

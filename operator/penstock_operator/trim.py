@@ -1,7 +1,7 @@
-"""The fields that the operator keeps of a watched object: the ones that the plans read.
+"""Trims watched objects to the fields that the operator's plans read.
 
-Pure. A thousand graphs are thirty thousand objects; field owners, heartbeats and what others write are most
-of their bytes, and every one of them would also be a change to look at.
+Pure functions. A thousand graphs have thirty thousand objects, and most of their bytes are field owners, heartbeats
+and fields of other writers. Each change of those would also cause a reconcile.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from penstock_operator.plan.pods import pod_view
 Object = dict[str, Any]
 
 INTERNED_PARTS: Final = 20_000
-"""Parts remembered. Chosen: all that a few hundred graphs have in common, in about five megabytes."""
+"""Maximum number of interned parts. Chosen: enough for everything that a few hundred graphs have in common, about
+five megabytes."""
 
 POSTED: Final = "posted"
-"""Key alongside ``metadata`` of a trimmed child: it was created by POST and its fields still belong to that, so
-the next apply has to take them over first."""
+"""Key next to ``metadata`` of a trimmed child: True if the operator created it by POST and its fields still belong to
+that request, so that the next server-side apply must take them over first."""
 
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 
 VERSION: Final = "version"
-"""Key alongside ``metadata`` of everything trimmed: the resource version as a number, 0 if it is none. Kubernetes
-makes them comparable within a kind (KEP-5504); etcd has never had others."""
+"""Key next to ``metadata`` of every trimmed object: its resource version as a number, 0 if it is not numeric.
+Kubernetes makes resource versions comparable within a kind (KEP-5504); etcd has only ever had such versions."""
 
 _METADATA: Final = (
     "name",
@@ -44,17 +45,17 @@ _WITH_STATUS: Final = frozenset({"Deployment", "LeaderWorkerSet", "ScalingAdapte
 
 
 class InterningPool:
-    """Remembers parts of JSON objects by their content."""
+    """Shares equal parts of JSON objects, so that they are stored only once."""
 
     def __init__(self, limit: int = INTERNED_PARTS) -> None:
         self._limit = limit
         self._parts: dict[Any, Any] = {}
 
     def intern(self, value: Any) -> Any:
-        """Return an equal value made of shared parts, which must not be changed; the input is left as it is."""
+        """Return a value equal to ``value`` made of shared parts, which must not be changed; ``value`` itself is not changed."""
         if isinstance(value, float):
             return value  # 0.0 equals -0.0
-        # A part is known by the identities of its own parts: those are shared, and live as long as it does.
+        # A part is identified by the identities of its own parts, which are shared and live as long as the part.
         made, identity = value, (type(value), value)
         if isinstance(value, dict):
             made = {key: self.intern(each) for key, each in value.items()}
@@ -71,7 +72,7 @@ _POOL: Final = InterningPool()
 
 
 def trim_graph(obj: Object) -> Object:
-    """Return a GraphDeployment without field owners; of the planner's part of its status what that wants of a GPU pool."""
+    """Return a GraphDeployment without field owners; of ``status.planner`` only the replicas requested from a GPU pool remain."""
     status = {key: each for key, each in obj.get("status", {}).items() if key != "planner"}
     planner = obj.get("status", {}).get("planner") or {}
     if planner.get("wants"):
@@ -84,7 +85,7 @@ def trim_graph(obj: Object) -> Object:
 
 
 def trim_child(obj: Object) -> Object:
-    """Return a child without field owners; with a status only where the plans read it."""
+    """Return a child without field owners; its status remains only for kinds whose status the plans read."""
     kept = {key: _POOL.intern(each) for key, each in obj.items() if key not in {"metadata", "status"}}
     kept.update(_head(obj))
     if obj["kind"] in _WITH_STATUS and "status" in obj:
@@ -98,7 +99,7 @@ def trim_child(obj: Object) -> Object:
 
 
 def trim_pod(obj: Object) -> Object:
-    """Return a pod as the view of the plans."""
+    """Return a pod as name, namespace, labels and, under ``view``, the PodView that the plans read."""
     metadata = obj["metadata"]
     return {
         "metadata": {key: metadata[key] for key in ("name", "namespace", "labels") if key in metadata},
@@ -116,12 +117,12 @@ def _head(obj: Object) -> Object:
 
 
 def same(one: Object, other: Object) -> bool:
-    """Return whether two trimmed objects differ in nothing but their version."""
+    """Return whether two trimmed objects are equal apart from their version."""
     return {**one, VERSION: 0} == {**other, VERSION: 0}
 
 
 def version_of(metadata: Mapping[str, Any]) -> int:
-    """Return the resource version in an object's metadata, as `VERSION` has it."""
+    """Return the resource version in an object's metadata as a number; 0 if it is absent or not numeric."""
     text = str(metadata.get("resourceVersion", ""))
     return int(text) if text.isdigit() else 0
 
@@ -131,7 +132,7 @@ def _without_heartbeats(condition: Mapping[str, Any]) -> Object:
 
 
 def is_posted(entry: Mapping[str, Any]) -> bool:
-    """Return whether an entry of the field owners is that of a POST by the operator."""
+    """Return whether an entry of ``managedFields`` belongs to a POST by the operator."""
     if entry.get("operation") != "Update" or entry.get("subresource"):
         return False
     manager = entry.get("manager")

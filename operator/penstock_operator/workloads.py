@@ -1,7 +1,7 @@
-"""Workloads of a graph as the reconciler compares them: which pod template, which number, whose.
+"""Compares and looks up a graph's workloads: their pod template, replicas and owner.
 
-Pure. The pod template has a digest of its own alongside that of the entire object, because a template that
-changed may have to wait for another service's rollout while its number of replicas may not.
+Pure functions. The pod template has a separate digest in addition to that of the entire object: a changed template
+may have to wait for another service's rollout, but a changed number of replicas does not.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from penstock_operator.plan.drift import FieldDifference
 from penstock_operator.trim import Object
 
 TEMPLATE_ANNOTATION: Final = f"{DOMAIN}/template"
-"""On a workload: digest of the pod template that the operator wants there."""
+"""Annotation on a workload: digest of the pod template that the operator desires."""
 
 GENERATION_ANNOTATION: Final = f"{DOMAIN}/template-generation"
-"""On a workload: which of its generations brought its pod template, so that an operator that starts knows it too."""
+"""Annotation on a workload: the workload's generation that introduced its current pod template, so that a restarted
+operator knows it too."""
 
 WORKLOADS: Final = frozenset({DEPLOYMENT.kind, LEADER_WORKER_SET.kind})
+"""Kinds of workloads that run a service's pods."""
 
 _TEMPLATES: Final = {DEPLOYMENT.kind: "template", LEADER_WORKER_SET.kind: "leaderWorkerTemplate"}
 
 
 def marked(workload: Object) -> Object:
-    """Return a wanted workload with the digest of its pod template; another object as it is."""
+    """Return a desired workload with the digest of its pod template as annotation; other objects are returned unchanged."""
     if workload["kind"] not in WORKLOADS:
         return workload
     template = workload["spec"][_TEMPLATES[workload["kind"]]]
@@ -41,7 +43,13 @@ def marked(workload: Object) -> Object:
 
 
 def template_changed(want: Object, live: Object, found: Iterable[FieldDifference]) -> bool:
-    """Return whether writing ``want``, from `marked`, would roll the pods, by its differences from what is there."""
+    """Return whether writing ``want`` would start a rollout of the pods.
+
+    Args:
+        want: Desired workload from `marked`.
+        live: The existing workload.
+        found: Differences between the two.
+    """
     if _digest(want) != _digest(live):
         return True
     template = f"spec.{_TEMPLATES[want['kind']]}"
@@ -51,12 +59,12 @@ def template_changed(want: Object, live: Object, found: Iterable[FieldDifference
 def with_generations(
     wanted: Iterable[Object], live: Mapping[tuple[str, str], Object], rolling: Collection[str]
 ) -> list[Object]:
-    """Return what is wanted, workloads with the generation that their pod template has or will have.
+    """Return the desired objects; each workload is annotated with the generation that introduces its pod template.
 
     Args:
-        wanted: From `marked`.
-        live: What there is, by kind and name.
-        rolling: Names of workloads whose live pod template is about to change.
+        wanted: Desired objects from `marked`.
+        live: Existing objects by kind and name.
+        rolling: Names of workloads whose pod template is about to change.
     """
     return [_with_generation(each, live, rolling) for each in wanted]
 
@@ -80,9 +88,9 @@ def _with_generation(
 
 
 def template_generation(live: Object) -> int | None:
-    """Return which generation of a live workload brought its pod template: later ones only change its number.
+    """Return the generation of a live workload that introduced its pod template; later generations changed only its replicas.
 
-    None: its annotation, which a release before it did not write, says none that there can be.
+    Returns None if the annotation is absent (written by an older release) or is not a possible generation.
     """
     text = str(live["metadata"].get("annotations", {}).get(GENERATION_ANNOTATION, ""))
     return int(text) if text.isdecimal() and int(text) <= _generation(live) else None
@@ -91,28 +99,33 @@ def template_generation(live: Object) -> int | None:
 def workload_of(
     graph: GraphDeployment, service: str, children: Mapping[tuple[str, str], Object]
 ) -> Object | None:
-    """Return a service's live workload, or None."""
+    """Return a service's live workload (Deployment, or LeaderWorkerSet for multi-node replicas); None if there is none."""
     kind = DEPLOYMENT if graph.spec.services[service].nodes_per_replica == 1 else LEADER_WORKER_SET
     return children.get((kind.kind, child_name(graph.name, service)))
 
 
 def replicas_of(workload: Object | None) -> int | None:
-    """Return a live workload's ``spec.replicas``; None without one."""
+    """Return a live workload's ``spec.replicas``; None if ``workload`` is None."""
     return None if workload is None else int(workload.get("spec", {}).get("replicas", 1))
 
 
 def known_replicas(workload: Object | None) -> int:
-    """Return how many replicas a live workload's controller counts; 0 without one."""
+    """Return ``status.replicas`` of a live workload, the pods that its controller has counted; 0 if ``workload`` is None."""
     return 0 if workload is None else int(workload.get("status", {}).get("replicas", 0))
 
 
 def obsolete(
     children: Mapping[tuple[str, str], Object], wanted: Collection[tuple[str, str]], *, owner_uid: str
 ) -> tuple[list[Object], list[Object]]:
-    """Return the graph's children that it no longer wants: workloads, and the rest that may go now.
+    """Return the graph's children that are no longer desired: first the workloads, then the other children that can be deleted now.
 
-    What belongs to a service whose workload still has to go (its Service, by which routers find it) waits
-    for that.
+    Children that belong to a service whose workload still exists (such as its Service, by which routers find the
+    workers) are not returned until the workload is gone.
+
+    Args:
+        children: The graph's live children by kind and name.
+        wanted: Kind and name of each desired object.
+        owner_uid: UID of the graph; children of other owners are ignored.
     """
     unwanted = [
         each for key, each in sorted(children.items()) if key not in wanted and _owner_uid(each) == owner_uid
@@ -128,7 +141,7 @@ def obsolete(
 
 
 def is_own(child: Object, owner_uid: str) -> bool:
-    """Return whether the graph with that uid controls the child."""
+    """Return whether the object with this UID controls the child."""
     return _owner_uid(child) == owner_uid
 
 
@@ -138,7 +151,7 @@ def _owner_uid(child: Object) -> str | None:
 
 
 def label_of(child: Object, name: str) -> str:
-    """Return the value of a child's label; empty without it."""
+    """Return the value of a child's label; an empty string if it is absent."""
     return str(child["metadata"].get("labels", {}).get(name, ""))
 
 
