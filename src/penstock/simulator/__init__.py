@@ -1,1 +1,4 @@
-"""Penstock in virtual time: same scenario and seed, same result, byte for byte; docs/simulate.md says what is modelled."""
+"""Simulates a Penstock graph in virtual time. The same scenario and seed give byte-identical results.
+
+docs/simulate.md lists the modelled behaviour.
+"""

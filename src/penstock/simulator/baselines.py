@@ -1,4 +1,4 @@
-"""The planners that a simulation compares, and the hardware measurements that their users would have."""
+"""Configures the planners that a simulation compares, with the hardware measurements that a user of each planner would supply."""
 
 from __future__ import annotations
 
@@ -19,7 +19,19 @@ from penstock_planner.options import join
 
 
 def configured(config: DecideConfig, mode: str, pools: Sequence[PoolSpec]) -> DecideConfig:
-    """Return the configuration of a mode, with its knowledge of the pools; an oracle's schedule comes with its run."""
+    """Return ``config`` with its mode set to ``mode``, and with the mode's parameters and latency profile taken from the pools.
+
+    Parameters that ``config`` already has are not changed. The schedule of an oracle mode is not included:
+    `oracle_search.foreseen` adds it for each run.
+
+    Args:
+        config: Planner configuration to start from.
+        mode: Name of a planner policy.
+        pools: Worker pools of the simulation, from which the measurements are taken.
+
+    Raises:
+        ConfigError: the mode needs a latency profile and a pool has none (the simple server has none).
+    """
     policy = policy_of(mode)
     if policy.needs_profile and not has_profile(pools):
         raise ConfigError(
@@ -35,23 +47,25 @@ def configured(config: DecideConfig, mode: str, pools: Sequence[PoolSpec]) -> De
 
 
 def has_profile(pools: Sequence[PoolSpec]) -> bool:
-    """Return whether every pool's engines have a latency profile."""
+    """Return whether the engines of every pool have a latency profile, that is whether no pool runs the simple server."""
     return all(isinstance(pool.model, ProfiledModel) for pool in pools)
 
 
 def measured(parameters: type[Any], pools: Sequence[PoolSpec]) -> Any:
-    """Return a policy's parameters, those that its user would have measured of the hardware taken from the pools.
+    """Return an instance of the class ``parameters`` whose hardware fields are measured from the pools.
 
-    ``prefill_tokens_per_s`` is the peak prefill throughput of one replica, ``kv_tokens`` its KV cache.
+    Only the fields ``prefill_tokens_per_s`` (peak prefill throughput of one replica) and ``kv_tokens`` (KV cache capacity of one
+    replica, in tokens) are set, each if the class has it. All other fields have their defaults.
     """
     names = {each.name for each in fields(parameters)}
     return parameters(**{name: value for name, value in hardware_of(pools).items() if name in names})
 
 
 def hardware_of(pools: Sequence[PoolSpec]) -> dict[str, float]:
-    """Return what a user would measure: ``prefill_tokens_per_s`` of one replica and the tokens of its KV cache, ``kv_tokens``.
+    """Return the figures that a user would measure on the hardware, by name.
 
-    The simple server, which has no profile, computes at a constant rate and has its cache for KV.
+    ``prefill_tokens_per_s`` is the peak prefill throughput of one replica, and ``kv_tokens`` the capacity of its KV cache in tokens.
+    The simple server has no latency profile: its throughput is constant, and its cache capacity is used as ``kv_tokens``.
     """
     found: dict[str, float] = {}
     for pool in pools:
@@ -69,7 +83,10 @@ def hardware_of(pools: Sequence[PoolSpec]) -> dict[str, float]:
 
 
 def performance_profile(pools: Sequence[PoolSpec]) -> PerformanceProfile:
-    """Return a profiler's measurements of the simulated engines; all have a latency profile."""
+    """Return the `PerformanceProfile` that a profiler would measure on the simulated engines.
+
+    Every pool must have a latency profile (see `has_profile`).
+    """
     entry = next(pool for pool in pools if pool.role is not Role.DECODE)
     holder = next(pool for pool in pools if pool.role is not Role.PREFILL)
     return performance_of(_engine(entry), _engine(holder))
@@ -88,7 +105,14 @@ ALL = "all"
 def planner_config(
     graph: GraphDeployment | None, pools: Sequence[PoolSpec], *, max_gpus: int | None, slo: SloConfig
 ) -> DecideConfig:
-    """Return the options that every planner of a simulation begins with."""
+    """Return the configuration that all planners of a simulation share before their modes are set.
+
+    Args:
+        graph: Graph whose planner section is used. None uses the planner's defaults and the GPU sizes of the pools.
+        pools: Worker pools of the simulation.
+        max_gpus: GPU budget; None keeps the budget of the graph, if it has one.
+        slo: Latency targets that the planner plans for.
+    """
     given: dict[str, Any] = {} if max_gpus is None else {"max-gpu-budget": max_gpus}
     if graph is None:
         for pool in pools:
@@ -99,7 +123,7 @@ def planner_config(
 
 
 def patience_of(graph: GraphDeployment) -> PlannerPatience:
-    """Return how long the planner of a graph waits, live and simulated."""
+    """Return the timeouts of a graph's planner, which are the same in a live planner and in a simulation."""
     options = join(given={}, graph=graph)
     return PlannerPatience(options.adjustment_deadline, options.metrics_max_age)
 
@@ -107,7 +131,19 @@ def patience_of(graph: GraphDeployment) -> PlannerPatience:
 def chosen_planners(
     names: tuple[str, ...], config: DecideConfig, pools: Sequence[PoolSpec]
 ) -> dict[str, DecideConfig | None]:
-    """Return each planner's configuration by name; a single None where nothing plans."""
+    """Return the configuration of each chosen planner, by its name.
+
+    Args:
+        names: Names of planner policies, ``default`` for the mode of ``config``, or ``all`` for every policy that the pools support.
+        config: Configuration that the planners share.
+        pools: Worker pools of the simulation.
+
+    Returns:
+        A configuration for each name; ``{"": None}`` if ``names`` is empty, which means that no planner scales.
+
+    Raises:
+        ConfigError: a name is unknown, or its mode needs a latency profile that a pool lacks.
+    """
     if not names:
         return {"": None}
     known = policy_names()

@@ -1,4 +1,4 @@
-"""Says when a rate is beyond every fleet that a simulation may use, so that low shares on time blame no policy. Pure."""
+"""Detects request rates that no fleet within the GPU budget can serve, so that late requests are not blamed on a policy. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from penstock.simulator.scenario import PoolSpec, Scenario
 
 
 def beyond_every_fleet(scenario: Scenario, summary: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each rate whose prompts need more than all GPUs compute; empty where a fleet may do.
+    """Return one warning for each simulated rate whose new prompt tokens exceed the prefill throughput of all allowed GPUs.
 
-    It counts as computed only what no earlier request's prefix holds, so that no cache could have helped; what it lets pass may still be
-    too much.
+    Prompt tokens that an ideal prefix cache would hold are not counted. A rate without a warning can therefore still be too high.
+    Returns an empty list if every rate can be served, or if the scenario resizes pools by hand.
 
     Args:
-        scenario: Of the runs: workers, planner, GPU budget.
-        summary: Rows of `summarise`, with ``prompt_tokens_mean`` and ``hit_bound``.
+        scenario: Scenario of the runs; its workers, planner and GPU budget are used.
+        summary: Rows of `summarise`; their keys ``rate_rps``, ``prompt_tokens_mean`` and ``hit_bound`` are used.
     """
     if scenario.resizes:
         return []
@@ -41,7 +41,13 @@ def beyond_every_fleet(scenario: Scenario, summary: Sequence[Mapping[str, Any]])
 
 
 def most_prefilling(pools: Sequence[PoolSpec], max_gpus: int | None) -> int:
-    """Return the largest number of workers that compute prompts: within a planner's budget, or as they are (None)."""
+    """Return the maximum number of workers that can compute prompts.
+
+    Args:
+        pools: Worker pools at time 0.
+        max_gpus: GPU budget within which a planner may scale, the other pools keeping their size. None means that nothing scales, and
+            the result is the number of prefill (or aggregated) workers at time 0.
+    """
     entry = next(pool for pool in pools if pool.role is not Role.DECODE)
     if max_gpus is None or not entry.gpus:
         return entry.replicas

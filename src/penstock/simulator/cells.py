@@ -1,6 +1,6 @@
-"""One cell of a sweep: what it depends on, its run where it was sent, and the journal from which a killed sweep continues.
+"""One cell of a sweep: its inputs, its run, possibly on another machine, and the journal from which a killed sweep continues.
 
-A journal holds one JSON object a line: a cell's key and its figures.
+A cell is one simulation run. A journal holds one JSON object per line: a cell's key and its figures.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ _PACKAGES: Final = frozenset({"penstock", "penstock_planner"})
 
 @cache
 def code_digest() -> str:
-    """Return what stands for all that computes figures here: Penstock's and plugins' files, numpy and Python."""
+    """Return a digest of all code that computes figures in this process.
+
+    It covers the files of Penstock and of the installed plugins, and the versions of numpy and Python.
+    """
     packages = set(_PACKAGES)
     for group in _PLUGINS:
         packages |= {point.module.partition(".")[0] for point in registered(group).values()}
@@ -51,7 +54,7 @@ def code_digest() -> str:
         folders = [] if found is None else found.submodule_search_locations or []
         files = [
             file
-            # A namespace package is found again for each time that its folder is on the path.
+            # A namespace package lists the same folder more than once if the folder is on the path more than once.
             for folder in dict.fromkeys(folders)
             for file in sorted(Path(folder).rglob("*"))
             if file.is_file() and file.suffix != ".pyc"
@@ -65,7 +68,7 @@ def code_digest() -> str:
 
 @cache
 def _own_digest(file: Path) -> str:
-    """Return what stands for the code alongside a file that belongs to no installed package, such as a bench's."""
+    """Return a digest of all Python files in the folder of ``file``, which belongs to no installed package, such as a benchmark's."""
     digest = xxhash.xxh3_128()
     for each in sorted(file.parent.rglob("*.py")):
         digest.update(f"{each.name}\0".encode() + each.read_bytes())
@@ -73,7 +76,9 @@ def _own_digest(file: Path) -> str:
 
 
 def with_trace(workload: WorkloadSpec) -> WorkloadSpec:
-    """Return a workload that brings its trace along, so that it needs no file where it is sent.
+    """Return the workload with its trace loaded into it, so that a machine that lacks the trace file can run it.
+
+    Returns the workload unchanged if it has a trace already or is synthetic.
 
     Raises:
         ConfigError: the trace cannot be read.
@@ -84,7 +89,7 @@ def with_trace(workload: WorkloadSpec) -> WorkloadSpec:
 
 
 def _with_named_trace(workload: WorkloadSpec) -> WorkloadSpec:
-    """Return a workload in which a digest of its trace's content stands for it."""
+    """Return the workload with its trace replaced by a digest of the trace's content, for use in a cell's key."""
     source = with_trace(workload).source
     if isinstance(source, Trace):
         return replace(workload, source=_named(source))
@@ -99,7 +104,7 @@ def _named(trace: Trace) -> str:
 
 
 def _mapped(value: Any, kind: type[Any], change: Callable[[Any], Any]) -> Any:
-    """Return a value with every ``kind`` in its dataclasses and tuples changed."""
+    """Return ``value`` with ``change`` applied to every instance of ``kind`` in it, including those nested in dataclasses and tuples."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, tuple) and type(value) is tuple:
@@ -112,7 +117,7 @@ def _mapped(value: Any, kind: type[Any], change: Callable[[Any], Any]) -> Any:
 
 
 class CellLost(Enum):
-    """Stands for the figures of a cell that was lost with the process that ran it."""
+    """Result of a cell whose process or machine died before the run ended."""
 
     LOST = "lost"
 
@@ -122,25 +127,25 @@ CellOutcome: TypeAlias = Figures | PenstockError | CellLost
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A run to be sent somewhere.
+    """One run of a sweep, which can be sent to another process or machine.
 
     Attributes:
-        work: A module's function of the spec.
-        spec: A dataclass that says all that the figures depend on except for files and code, such as a `RunSpec`.
+        work: Function that computes the figures from ``spec``. It must be defined at the top level of a module, so that it can be pickled.
+        spec: Dataclass that holds all inputs of the figures, except for the contents of files and the code, such as a `RunSpec`.
     """
 
     work: Callable[[Any], Figures]
     spec: Any
 
     def run(self) -> Figures | PenstockError:
-        """Return the figures, or why there are none."""
+        """Return the figures of the run, or the error that prevented it."""
         try:
             return self.work(self.spec)
         except PenstockError as exc:
             return exc
 
     def portable(self) -> Cell:
-        """Return one that reads no trace where it is sent.
+        """Return a copy of the cell that holds its traces, so that no trace file is read on the machine that runs it.
 
         Raises:
             ConfigError: the trace cannot be read.
@@ -149,7 +154,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """A digest of all that its figures depend on: the spec, its traces' and profiles' content, and the code."""
+        """Digest of everything that the figures depend on: the spec, the content of its traces and profiles, and the code."""
         named = _mapped(self.spec, WorkloadSpec, _with_named_trace)
         profiles: list[Any] = []
 
@@ -166,10 +171,12 @@ class Cell:
 
 
 class CellJournal:
-    """The finished cells of a folder."""
+    """Journal of the finished cells of one output folder."""
 
     def __init__(self, directory: Path) -> None:
-        """Read the folder's journal; drop a line that a killed run left unfinished.
+        """Read the journal of the folder ``directory``, which is created if it does not exist.
+
+        An incomplete last line, left by a killed run, is removed from the file.
 
         Raises:
             ConfigError: the folder cannot be written to, or a line is not a cell.
@@ -198,10 +205,14 @@ class CellJournal:
             os.truncate(self.path, len(data) - len(torn))
 
     def keep(self, key: str, figures: Figures) -> Figures:
-        """Record a finished cell, synced, and return its figures as they will be read.
+        """Append a finished cell to the journal, fsync the file, and return the figures as they will be read back from JSON.
+
+        Args:
+            key: Key of the cell, see `Cell.key`.
+            figures: Figures that the cell's run returned.
 
         Raises:
-            PenstockError: the disk is full or gone.
+            PenstockError: the disk is full or not available.
         """
         line = orjson.dumps({"cell": key, "figures": figures})
         try:

@@ -1,4 +1,4 @@
-"""Draws the simulator's pictures with matplotlib (the extra ``plots``), on the report's figures and colours."""
+"""Draws the simulator's charts with matplotlib (the extra ``plots``), with the figure layout and colours of the load report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,13 @@ from penstock.simulator.scoreboard import attainment_over_time
 
 
 def draw_all(result: Mapping[str, Any], recordings: Mapping[str, Recording], directory: Path) -> list[Path]:
-    """Write every picture with data, and return their paths."""
+    """Write every chart that has data as a PNG file, and return the paths.
+
+    Args:
+        result: Result of `plan.run_plan`.
+        recordings: One recorded run by policy label; if empty, only the charts of the summary are drawn.
+        directory: Folder to write to.
+    """
     drawn: list[tuple[str, Callable[[], Figure]]] = [
         ("capacity.png", lambda: capacity(result["summary"], slo_s=result["slo_s"])),
         ("hits.png", lambda: hits(result["summary"])),
@@ -46,7 +52,12 @@ def draw_all(result: Mapping[str, Any], recordings: Mapping[str, Recording], dir
 
 
 def capacity(summary: Sequence[Mapping[str, Any]], *, slo_s: float) -> Figure:
-    """Capacity and P90 TTFT against the rate."""
+    """Draw the fraction of requests with a TTFT within the SLO, and the P90 TTFT, each against the request rate.
+
+    Args:
+        summary: Rows of `summarise`.
+        slo_s: TTFT target in seconds, drawn as a line.
+    """
     figure = blank_figure("Effective request capacity")
     share, latency = figure.subplots(1, 2)
     shown = [slo_s]
@@ -69,7 +80,10 @@ def capacity(summary: Sequence[Mapping[str, Any]], *, slo_s: float) -> Figure:
 
 
 def hits(summary: Sequence[Mapping[str, Any]]) -> Figure:
-    """Hit rate against its bound, and imbalance, by rate."""
+    """Draw the cache hit rate with its upper bound, and the load imbalance between workers, each against the request rate.
+
+    ``summary`` are rows of `summarise`.
+    """
     figure = blank_figure("Cache hits and balance")
     rate, balance = figure.subplots(1, 2)
     bounds: dict[float, float] = {}
@@ -89,7 +103,12 @@ def hits(summary: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def ttft_cdf(recordings: Mapping[str, Recording], *, slo_s: float) -> Figure:
-    """Distribution of TTFT of one run of each policy."""
+    """Draw the cumulative distribution of the TTFT, one curve per policy.
+
+    Args:
+        recordings: One recorded run by policy label.
+        slo_s: TTFT target in seconds, drawn as a line.
+    """
     figure = blank_figure("Time to first token")
     axes = figure.subplots()
     every = [np.empty(0)]
@@ -110,7 +129,10 @@ def ttft_cdf(recordings: Mapping[str, Recording], *, slo_s: float) -> Figure:
 
 
 def imbalance(recordings: Mapping[str, Recording]) -> Figure:
-    """CV of pending tokens, and their sum, over time."""
+    """Draw the pending prompt tokens over time: their coefficient of variation over the workers, and their sum.
+
+    ``recordings`` are one recorded run by policy label.
+    """
     figure = blank_figure("Load over time")
     spread, total = figure.subplots(2, 1, sharex=True)
     for (label, recording), colour in zip(recordings.items(), _colours(len(recordings)), strict=True):
@@ -130,7 +152,7 @@ def imbalance(recordings: Mapping[str, Recording]) -> Figure:
 
 
 def replicas(recording: Recording, *, slo_s: float) -> Figure:
-    """Replicas, GPUs and attainment over time."""
+    """Draw one run over time: replicas by role, GPUs held, and the fraction of requests with a TTFT below ``slo_s`` seconds."""
     figure = blank_figure("Replicas, GPUs and requests in time")
     top, middle, bottom = figure.subplots(3, 1, sharex=True)
     times = [sample.at_s for sample in recording.samples]
@@ -161,7 +183,7 @@ def replicas(recording: Recording, *, slo_s: float) -> Figure:
 
 
 def _lines(summary: Sequence[Mapping[str, Any]]) -> list[tuple[str, dict[str, Any], list[Mapping[str, Any]]]]:
-    """Return each label with its look and rows; once the colours are used up, lines are dashed."""
+    """Return each label with its line style and its rows; when there are more labels than colours, further lines are dashed."""
     labels = list(dict.fromkeys(row["label"] for row in summary))
     return [
         (
@@ -200,7 +222,7 @@ def _finish_rates(figure: Figure, left: Axes, right: Axes) -> None:
 
 
 def _smooth(times: series.Floats, values: series.Floats) -> tuple[series.Floats, series.Floats]:
-    """Return running medians, so that a thousand samples form a line."""
+    """Return the times and running medians of ``values``, so that a thousand samples form a readable line."""
     known = ~np.isnan(values)
     times, values = times[known], values[known]
     if times.size == 0:

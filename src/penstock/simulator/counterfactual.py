@@ -1,8 +1,8 @@
-"""What other fleets would have cost and served on recorded traffic, by simulating it; called by the command line.
+"""Simulates other fleets on the recorded traffic of a load run: their cost, and the fraction of requests they serve on time.
 
-Fixed fleets are tried from the smallest on until one serves as well as what was served, up to a number of them. A
-simulation keeps of the run its traffic, engines, router, planner, budget and start-up times. Nothing depends on how fast
-the machine is.
+The command line calls `compare`. Fixed fleets are tried from the smallest upwards until one serves as well as the actual run, up to
+a maximum number of fleets. A simulation takes the traffic, engines, router, planner, budget and start-up times of the actual run.
+The result does not depend on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -34,9 +34,12 @@ from penstock_planner.options import join
 
 
 def recorded_traffic(load: LoadRun) -> tuple[TraceRequest, ...]:
-    """Return the requests of a run in the order in which they were sent, rejected and failed ones included.
+    """Return the requests of a load run in the order in which they were sent, rejected and failed ones included.
 
-    An answer has its recorded length or, if it failed, the requested one.
+    The output length of a request is the recorded one or, if it failed, the one that the trace requested.
+
+    Raises:
+        ConfigError: the run holds no request, was stopped early, limited its concurrency, or lacks the prefix ids of its prompts.
     """
     _check(load)
     requests = [
@@ -74,23 +77,33 @@ def _check(load: LoadRun) -> None:
 
 
 Fleet = tuple[int, ...]
-"""Replicas of each pool, in the scenario's order."""
+"""Number of replicas of each pool, in the order of the scenario's pools."""
 
 BLOCK_SIZE = 128
-"""Tokens per KV block, as `penstock simulate`: a third of the time of the live 16, and only last blocks differ."""
+"""Tokens per KV block, as in `penstock simulate`.
+
+It takes a third of the time that the live block size of 16 takes, and the results differ only in partial last blocks.
+"""
 
 MOST_SPLITS = 7
-"""Fixed fleets tried of one size. Chosen: all of eight GPUs."""
+"""Maximum number of fixed fleets tried per total GPU count. Chosen: all splits of eight GPUs between two roles."""
 
 ASSUMED_START_UP_S = 30.0
-"""Where neither ledger nor graph knows a start-up time: the default of `penstock simulate`."""
+"""Start-up time in seconds if neither the ledger nor the graph has one; it is the default of `penstock simulate`."""
 
 _LETTERS = {Role.PREFILL: "P", Role.DECODE: "D"}
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSetting:
-    """What every simulated fleet shares; ``base`` is the graph as the run found it, with nothing that scales."""
+    """Settings that all simulated fleets of one comparison share.
+
+    Attributes:
+        base: Scenario of the graph with its replicas at the start of the run, and without a planner.
+        planner: Configuration of the run's planner, or of the graph's planner if the run has no ledger.
+        has_ledger: Whether the run has a planner ledger.
+        notes: Sentences for the reader about the assumptions made.
+    """
 
     base: Scenario
     planner: DecideConfig
@@ -98,10 +111,10 @@ class FleetSetting:
     notes: tuple[str, ...]
 
     def fleets(self, requests: Sequence[TraceRequest]) -> dict[int, list[Fleet]]:
-        """Return fleets within the budget by the GPUs that they hold, the cheapest first.
+        """Return the fixed fleets within the GPU budget, by their total GPUs, the smallest first.
 
-        The smallest have half of what the mean load needs without any prefix cached; of each size those whose pools
-        share it most like that need come first, `MOST_SPLITS` at most.
+        The smallest total is half of the GPUs that the mean load needs without prefix caching. Of each total, at most `MOST_SPLITS` fleets
+        are returned, those first whose split between the pools is nearest to the split of that need.
         """
         need = needs(requests, self.base, Utilisation(1.0, 1.0))
         last_s = int(requests[-1].arrival_s) + 1
@@ -121,16 +134,16 @@ class FleetSetting:
         }
 
     def gpus_of(self, fleet: Fleet) -> int:
-        """Return the GPUs that a fleet holds."""
+        """Return the total number of GPUs of a fleet."""
         return sum(count * pool.gpus for count, pool in zip(fleet, self.base.pools, strict=True))
 
     def with_fleet(self, fleet: Fleet) -> Scenario:
-        """Return the graph with a fleet that nothing scales."""
+        """Return the scenario in which the graph runs this fixed fleet, without a planner."""
         pools = zip(self.base.pools, fleet, strict=True)
         return replace(self.base, pools=tuple(replace(pool, replicas=count) for pool, count in pools))
 
     def name_of(self, fleet: Fleet) -> str:
-        """Return ``3P+1D``, or ``fleet of 3`` where each worker does both."""
+        """Return a display name such as ``3P+1D``, or ``fleet of 3`` for aggregated workers."""
         if not self.base.is_disaggregated:
             return f"fleet of {fleet[0]}"
         pools = zip(self.base.pools, fleet, strict=True)
@@ -138,7 +151,12 @@ class FleetSetting:
 
 
 def setting_of(report: RunReport, graph: GraphDeployment) -> FleetSetting:
-    """Return the setting of alternative fleets from a run and its graph."""
+    """Return the settings of the alternative fleets for a recorded run.
+
+    Args:
+        report: The recorded run, with its planner's ledger if there is one.
+        graph: Graph that served the run.
+    """
     run = report.planner
     replicas = {} if run is None else _replicas_at_zero(run)
     pools = tuple(_pool(pool, replicas) for pool in graph_pools(graph))
@@ -171,7 +189,7 @@ def setting_of(report: RunReport, graph: GraphDeployment) -> FleetSetting:
 
 
 def _calendar_s(run: PlannerRun | None) -> float:
-    """Return the real seconds since 1970 at which the load began; those of a simulation where no pull has them."""
+    """Return the time at which the load began, in seconds since 1970; `MONDAY_S` if no metrics scrape has a wall-clock time."""
     pulls = () if run is None else run.pulls
     return next((each.wall_s - each.at_s for each in pulls if each.wall_s is not None), MONDAY_S)
 
@@ -183,13 +201,13 @@ def _pool(pool: PoolSpec, replicas: Mapping[Role, int]) -> PoolSpec:
 
 
 def _replicas_at_zero(run: PlannerRun) -> dict[Role, int]:
-    """Return the replicas that were ready or starting when the load began; empty where no pull shows them."""
+    """Return the number of ready and starting replicas at the start of the load by role; empty if the ledger has no metrics scrape."""
     before = [pull for pull in run.pulls if pull.at_s <= 0] or list(run.pulls[:1])
     return {role: pool.ready + pool.starting for each in before[-1:] for role, pool in each.pools.items()}
 
 
 def _budget(report: RunReport, config: DecideConfig, held: int) -> int:
-    """Return the GPUs that fleets may hold: the budget, else the run's peak, else twice its initial number."""
+    """Return the maximum GPUs of a fleet: the planner's budget, else the run's peak, else twice the GPUs at its start."""
     if config.max_gpu_budget is not None:
         return max(config.max_gpu_budget, held)
     return max(held, 2 * held if report.use is None else report.use.peak_gpus)
@@ -220,36 +238,38 @@ def _engine_notes(graph: GraphDeployment) -> tuple[str, ...]:
 
 
 _DEADLINES = (2.0, 1.5, 1.0, 0.75, 0.45)
-"""Chosen: the oracle's queue from twice the SLO to half of it, the cheapest schedule first."""
+"""Chosen: queueing deadlines of the oracle's schedules, as multiples of the TTFT target, the cheapest schedule first."""
 
 _KV = 0.95
-"""Share of the KV cache that the oracle's schedules plan with."""
+"""Fraction of the KV cache that the oracle's schedules plan to fill."""
 
 _LITTLE = 0.1
-"""Chosen: a hit rate below this changes no pool by a replica, and schedules need not be made for it."""
+"""Chosen: below this hit rate, caching changes no pool by a full replica, so no separate schedules are made for it."""
 
 _TRIMS = (1.5, 1.25)
-"""Chosen: deadlines, as above, for which spans are cut out of the best run found; each is one more simulation."""
+"""Chosen: deadlines, as multiples of the TTFT target, with which spans are cut out of the best run; each costs one more simulation."""
 
 _EQUAL = 1.005
-"""A fixed fleet that costs half a percent more counts as costing no more, as on the scoreboard."""
+"""A fixed fleet that costs up to half a percent more counts as costing the same, as on the scoreboard."""
 
 OnFleet = Callable[[str], None]
-"""Called with the name of each fleet before its simulation."""
+"""Callback that receives the name of each fleet before its simulation starts."""
 
 
 MOST_FLEETS = 60
-"""Fixed fleets of a comparison. Chosen: a budget of 12 GPUs has up to 66, and most loads need 20 or 30."""
+"""Maximum number of fixed fleets in a comparison. Chosen: a budget of 12 GPUs has up to 66, and most loads need 20 or 30."""
 
 
 class _Comparison:
-    """Simulates fleets on one traffic and keeps the results; the same input tries the same ones on every machine.
+    """Simulates fleets on one traffic and collects the results. The same input tries the same fleets on every machine.
 
     Attributes:
-        reference: What the fixed fleets and the oracle are held against.
-        affordable_gpus: Size of the largest fixed fleets that cost no more than the reference; None: unknown, or none.
-        fixed: With the GPUs that each holds, the fewest first.
-        is_complete: No fixed fleet was left out because there were too many.
+        reference: Outcome with which the fixed fleets and the oracle are compared.
+        affordable_gpus: Total GPUs of the largest fixed fleets that cost no more than the reference; None if unknown or if there are none.
+        scaled: Outcomes of the fleets that a planner or autoscaler scaled.
+        fixed: Outcomes of the fixed fleets, each with its total GPUs, the smallest first.
+        scheduled: Outcomes of the oracle's schedules.
+        is_complete: Whether the search did not stop at the maximum number of fixed fleets.
     """
 
     def __init__(
@@ -274,7 +294,13 @@ class _Comparison:
         self._sizes: list[tuple[FleetOutcome, Mapping[Role, Sizes]]] = []
 
     def simulate(self, setting: FleetSetting, duration_s: float, *, is_distorted: bool) -> None:
-        """Simulate the planner, the HPA, fixed fleets and the oracle; ``duration_s`` is the measured run's."""
+        """Simulate the planner, the HPA, fixed fleets and the oracle.
+
+        Args:
+            setting: Settings that the fleets share.
+            duration_s: Duration of the measured run, in seconds.
+            is_distorted: Whether the load generator lagged too much; the simulated planner then replaces the measured run as the reference.
+        """
         base, planner = setting.base, setting.planner
 
         def planned(mode: str) -> Scenario:
@@ -290,11 +316,11 @@ class _Comparison:
         self._search_schedules(planned(Mode.ORACLE))
 
     def is_as_good(self, other: FleetOutcome) -> bool:
-        """Return whether a fleet keeps as many requests in time as the reference."""
+        """Return whether a fleet serves at least the same fraction of requests on time as the reference."""
         return other.in_time >= self.reference.in_time
 
     def _search_fixed(self, setting: FleetSetting, duration_s: float) -> None:
-        """Try fixed fleets until one is as good as the reference, and others of equal cost."""
+        """Simulate fixed fleets until one is as good as the reference, and those of the same cost as the reference."""
         by_size = setting.fleets(self._traffic)
         if self.reference.gpu_hours is not None and duration_s:
             mean = self.reference.gpu_hours * 3600 / duration_s
@@ -312,9 +338,9 @@ class _Comparison:
                 is_enough |= self.is_as_good(each)
 
     def _search_schedules(self, oracle: Scenario) -> None:
-        """Try schedules made from the load until one is as good; then cut spans out of the best run found so far.
+        """Simulate schedules made from the load until one is as good as the reference; then cut spans out of the best run found.
 
-        Schedules that hold more GPUs than that run are not tried.
+        Schedules that hold more GPU-hours than the cheapest run that is as good are not tried.
         """
         known = [*self.scaled, *(each for _, each in self.fixed)]
         most = min((_hours_of(each) for each in known if self.is_as_good(each)), default=inf)
@@ -355,12 +381,12 @@ class _Comparison:
 
 
 def _hours_of(each: FleetOutcome) -> float:
-    """Return the GPU-hours of an outcome; unknown ones are never the fewest."""
+    """Return the GPU-hours of an outcome; infinity if they are unknown, so that such an outcome is never the cheapest."""
     return inf if each.gpu_hours is None else each.gpu_hours
 
 
 def _sizes_of(scenario: Scenario, recording: Recording) -> dict[Role, Sizes]:
-    """Return the sizes that a run had asked for over time, by role."""
+    """Return the requested number of replicas over time of a run, by role."""
     sizes = {pool.role: {0.0: pool.replicas} for pool in scenario.pools}
     for change in recording.changes:
         sizes[change.role][change.at_s] = change.desired
@@ -374,16 +400,16 @@ def compare(
     most_fleets: int = MOST_FLEETS,
     on_fleet: OnFleet | None = None,
 ) -> Counterfactual:
-    """Simulate the traffic of a run with other fleets, and return them next to the actual run.
+    """Simulate the traffic of a run with other fleets, and return their outcomes next to the actual run's.
 
     Args:
-        report: The run.
-        graph: What served it.
+        report: The recorded run.
+        graph: Graph that served the run.
         most_fleets: Maximum number of fixed fleets to simulate.
-        on_fleet: Called with the name of each fleet before its simulation.
+        on_fleet: Callback that receives the name of each fleet before its simulation.
 
     Raises:
-        ConfigError: the run's log cannot be simulated; the message says why.
+        ConfigError: the run's log cannot be simulated; the message gives the reason.
     """
     traffic = recorded_traffic(report.load)
     setting = setting_of(report, graph)
@@ -426,9 +452,10 @@ def compare(
 
 
 def _cached_fraction(load: LoadRun, traffic: Sequence[TraceRequest]) -> float:
-    """Return the fraction that the run found in caches, 0-1, of the tokens that an earlier prompt had too.
+    """Return the fraction, 0-1, of repeated prompt tokens that the run found in caches.
 
-    0 where caches had less than `_LITTLE` of all prompt tokens.
+    A prompt token is repeated if an earlier prompt had the same prefix. Returns 0 if the hits were less than `_LITTLE` of all prompt
+    tokens.
     """
     shared, tokens = sum(shared_tokens(traffic)), sum(request.input_tokens for request in traffic)
     found = sum(result.cached_tokens or 0 for result in load.results)
@@ -436,13 +463,13 @@ def _cached_fraction(load: LoadRun, traffic: Sequence[TraceRequest]) -> float:
 
 
 def _cheapest_equal(tried: _Comparison) -> FleetOutcome | None:
-    """Return the fixed fleet of the fewest GPUs that is as good, of several the best."""
+    """Return the fixed fleet with the fewest GPUs that is as good as the reference, or None; of several, the best one."""
     as_good = [each for each in tried.fixed if tried.is_as_good(each[1])]
     return min(as_good, key=lambda each: (each[0], -each[1].in_time))[1] if as_good else None
 
 
 def _chosen_fixed(tried: _Comparison) -> list[FleetOutcome]:
-    """Return the cheapest fixed fleet that is as good, or else the best one, and the best that costs no more."""
+    """Return the fixed fleets to show: the cheapest that is as good, or else the best one, and the best that costs no more."""
     if not tried.fixed:
         return []
     _, best = max(tried.fixed, key=lambda each: (each[1].in_time, -each[0]))
@@ -459,10 +486,10 @@ def _chosen_fixed(tried: _Comparison) -> list[FleetOutcome]:
 
 
 def _chosen_schedule(tried: _Comparison) -> list[FleetOutcome]:
-    """Return the oracle's cheapest schedule that is as good, or else its best.
+    """Return the oracle's cheapest schedule that is as good as the reference, or else its best, as a list of at most one.
 
-    Whatever another fleet did, one that knows every arrival could have done too: it never costs more than any of them for
-    the same share in time, the reference included.
+    An oracle that knows every arrival could have repeated any other fleet. It therefore never costs more than any of them, the reference
+    included, for the same fraction on time.
     """
     known = [tried.reference, *tried.scaled, *(each for _, each in tried.fixed)]
     schedules = [

@@ -1,4 +1,4 @@
-"""Runs a sweep's cells on a Dask cluster, one that is there or one of this machine's processes; needs the extra ``dask``."""
+"""Runs a sweep's cells on a Dask cluster: an existing one, or a local one of processes. Needs the extra ``dask``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from penstock.core.errors import ConfigError, PenstockError
 from penstock.simulator.cells import Cell, CellOutcome
 
 CONNECT_S: Final = 30.0
-"""Chosen: Dask's own time for a connection."""
+"""Timeout for a connection, in seconds. Chosen: Dask's own default."""
 
 IDLE_S: Final = 60.0
-"""Chosen: how long a cluster may have no workers, as while a killed one is started again."""
+"""Seconds for which a cluster may have no workers, for example while a killed one restarts. Chosen."""
 
 
 def run_same(cell: Cell, key: str) -> CellOutcome:
-    """Run a cell on a worker, unless its code, plug-ins or profiles would give other figures than the sender's."""
+    """Run a cell on a Dask worker, and return its figures.
+
+    Returns an error instead if the worker's own key of the cell differs from ``key``: its code, plugins or profiles would then give other
+    figures than the sender's.
+    """
     try:
         own = cell.key
     except PenstockError as exc:
@@ -34,10 +38,18 @@ def run_same(cell: Cell, key: str) -> CellOutcome:
 
 
 class DaskCluster:
-    """Runs cells as tasks of a Dask cluster, which sends those of a lost worker to another one."""
+    """Runs cells as tasks of a Dask cluster, which reruns the tasks of a lost worker on another one."""
 
     def __init__(self, client: Client, address: str) -> None:
-        """Take a client of the cluster that ``--on`` names by the address."""
+        """Use a connected client.
+
+        Args:
+            client: Client of the cluster.
+            address: Value of ``--on``, for error messages.
+
+        Raises:
+            PenstockError: the cluster has no workers for `IDLE_S`.
+        """
         self._client, self._address = client, address
         self._threads = self._count_threads()
 
@@ -53,15 +65,15 @@ class DaskCluster:
         return sum(threads.values())
 
     def most(self) -> int:
-        """Return one for each thread of the workers, and one that waits for it."""
+        """Return twice the number of worker threads, at least 2: one running and one queued cell for each thread."""
         return 2 * max(1, self._threads)
 
     def submit(self, cell: Cell) -> Any:
-        """Send a cell with its trace."""
+        """Send a cell together with its trace, and return its Dask future."""
         return self._client.submit(run_same, cell.portable(), cell.key, pure=False)
 
     def finished(self, tasks: Collection[Any]) -> Mapping[Any, CellOutcome]:
-        """Wait for one.
+        """Wait until at least one of the tasks has ended, and return the ended tasks with their results.
 
         Raises:
             PenstockError: the cluster is gone or has no workers, or a cell's workers died repeatedly.
@@ -87,14 +99,15 @@ class DaskCluster:
 
 @contextmanager
 def open_dask(address: str, *, processes: int | None) -> Iterator[DaskCluster]:
-    """Open a cluster, and let go of it.
+    """Connect to a Dask cluster, or start a local one; disconnect, or stop it, on exit.
 
     Args:
-        address: ``dask://HOST:PORT`` of a scheduler, or ``dask``: a cluster of this machine's processes, ended afterwards.
-        processes: Of this machine's cluster; None: one per core.
+        address: ``dask://HOST:PORT`` of a scheduler, or ``dask`` for a local cluster of processes that is stopped on exit.
+        processes: Number of processes of a local cluster; None starts one per core.
 
     Raises:
-        PenstockError: nothing answers there, or it has no workers.
+        ConfigError: ``processes`` was set for an existing cluster.
+        PenstockError: the scheduler does not answer, or it has no workers.
     """
     logging.getLogger("distributed").setLevel(logging.ERROR)
     if address == "dask":

@@ -1,4 +1,4 @@
-"""Where a sweep's cells run: in this process, on this machine's cores, or on a Dask cluster."""
+"""Executors that run a sweep's cells: in this process, in processes of this machine, or on a Dask cluster."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from penstock.simulator.cells import Cell, CellJournal, CellLost, CellOutcome, F
 
 SpecT = TypeVar("SpecT")
 MOST_BREAKS: Final = 3
-"""Chosen: processes killed this often with no run finished in between are killed again."""
+"""Number of times that a process may be killed, without a finished run in between, before the sweep fails. Chosen."""
 
 
 class Executor(Protocol):
-    """Runs cells side by side; a task is what it returns for each."""
+    """Runs cells concurrently. `submit` returns a task for each cell, and `finished` returns the results of tasks."""
 
     def most(self) -> int:
-        """Return how many cells to send at a time."""
+        """Return the maximum number of cells to submit at a time, running and queued together."""
 
     def submit(self, cell: Cell) -> Any:
-        """Send a cell, and return its task, which can be hashed."""
+        """Send a cell to be run, and return its task, a hashable handle."""
 
     def finished(self, tasks: Collection[Any]) -> Mapping[Any, CellOutcome]:
-        """Wait until at least one of the tasks has ended, and return those that have."""
+        """Wait until at least one of the tasks has ended, and return the result of each ended task."""
 
 
 class InProcess:
-    """Runs each cell as it is sent."""
+    """Runs each cell in the calling process, during `submit`."""
 
     def most(self) -> int:
-        """Return one."""
+        """Return 1: one cell at a time."""
         return 1
 
     def submit(self, cell: Cell) -> Any:
-        """Return a task that has ended."""
+        """Run the cell, and return its task, which has ended."""
         done: futures.Future[CellOutcome] = futures.Future()
         done.set_result(cell.run())
         return done
 
     def finished(self, tasks: Collection[Any]) -> Mapping[Any, CellOutcome]:
-        """Return all of them."""
+        """Return the results of all tasks, since each has ended."""
         return {task: task.result() for task in tasks}
 
 
 class Processes:
-    """Runs cells in processes of this machine, and starts them again where one is killed."""
+    """Runs cells in worker processes of this machine, and restarts the processes if one is killed."""
 
     def __init__(self, count: int) -> None:
         """Start a pool of ``count`` processes."""
@@ -64,18 +64,18 @@ class Processes:
         return futures.ProcessPoolExecutor(self._count, mp_context=get_context("spawn"))
 
     def close(self) -> None:
-        """Wait for what runs, and end the processes; cells that wait are not run."""
+        """Wait for the running cells, drop the queued ones, and stop the processes."""
         self._pool.shutdown(cancel_futures=True)
 
     def most(self) -> int:
-        """Return one for each process, and one that waits for it."""
+        """Return twice the number of processes: one running and one queued cell for each."""
         return 2 * self._count
 
     def submit(self, cell: Cell) -> Any:
-        """Send a cell to the pool, or to a new one where a process of it was killed.
+        """Send a cell to the process pool; if one of its processes was killed, start a new pool first.
 
         Raises:
-            PenstockError: processes are killed repeatedly.
+            PenstockError: processes were killed `MOST_BREAKS` times without a finished run in between.
         """
         try:
             return self._pool.submit(cell.run)
@@ -91,7 +91,10 @@ class Processes:
         return self._pool.submit(cell.run)
 
     def finished(self, tasks: Collection[Any]) -> Mapping[Any, CellOutcome]:
-        """Wait for one; a killed process loses all that were in the pool."""
+        """Wait until at least one of the tasks has ended, and return the ended ones.
+
+        If a process is killed, all cells in the pool end with `CellLost`.
+        """
         done, _ = futures.wait(tasks, return_when=futures.FIRST_COMPLETED)
         return {task: self._outcome(task) for task in done}
 
@@ -112,19 +115,20 @@ def run_all(
     journal: CellJournal | None = None,
     on_done: Callable[[int], None] | None = None,
 ) -> list[Figures]:
-    """Return ``work`` of every spec in their order; what is in the journal is not run again, other figures are kept in it.
+    """Return the figures of every spec, in the order of the specs.
 
-    A cell that was lost with where it ran is sent again.
+    Specs whose figures are in the journal are not run again. New figures are added to the journal. A cell that was lost because its
+    process or machine died is sent again.
 
     Args:
-        work: A module's function, such as `sweep.figures_of`.
-        specs: Each a dataclass that says all of a run.
-        executor: Where they run.
-        journal: None: a killed sweep begins again.
-        on_done: Is called with the number of finished runs.
+        work: Function that computes the figures of a spec; it must be defined at the top level of a module, such as `sweep.figures_of`.
+        specs: Dataclasses that each hold all inputs of a run.
+        executor: Executor that runs them.
+        journal: Journal of finished cells; with None, a killed sweep starts from the beginning.
+        on_done: Callback that receives the number of finished runs.
 
     Raises:
-        PenstockError: a run failed, or where it ran is gone.
+        PenstockError: a run failed, or the executor's processes or cluster are gone.
     """
     cells = [Cell(work, spec) for spec in specs]
     keys = ["" if journal is None else cell.key for cell in cells]
@@ -165,16 +169,16 @@ def _open_cluster(on: str, *, processes: int | None) -> AbstractContextManager[E
 
 @contextmanager
 def open_executor(*, processes: int | None, cells: int, on: str | None = None) -> Iterator[Executor]:
-    """Open where cells run, and close it.
+    """Open an executor, and close it on exit.
 
     Args:
-        processes: Of this machine; None: one per core.
-        cells: How many there are; more processes than that are not started.
-        on: ``dask`` or ``dask://HOST:PORT``; None: processes of this machine.
+        processes: Number of processes on this machine; None starts one per core.
+        cells: Number of cells to run; no more processes than that are started.
+        on: ``dask`` or ``dask://HOST:PORT``; None uses processes of this machine.
 
     Raises:
-        ConfigError: ``on`` is something else, or its extra is not installed.
-        PenstockError: nothing answers there.
+        ConfigError: ``on`` has another value, or the extra ``dask`` is not installed.
+        PenstockError: the Dask scheduler does not answer.
     """
     if on is not None:
         with _open_cluster(on, processes=processes) as cluster:

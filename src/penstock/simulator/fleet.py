@@ -1,6 +1,7 @@
-"""The simulated workers: joining, draining, dying, coming back; and the GPUs that they hold.
+"""The simulated workers, their states (starting, ready, draining, switching, dead), and the GPUs that they hold.
 
-A worker holds its GPUs from being asked for until it is gone; `SimulatedFleet.check_budget` is called after every event.
+A worker holds its GPUs from the time at which it is requested until it is removed. `SimulatedFleet.check_budget` is called after every
+event.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ from penstock_planner.decide.observation import PoolCounts
 
 
 class BudgetExceededError(PenstockError):
-    """Existing workers hold more GPUs than allowed: a bug of any caller."""
+    """The existing workers hold more GPUs than the budget allows, which is a bug in the calling code."""
 
 
 class State(StrEnum):
-    """Where a worker is in its life."""
+    """Lifecycle state of a worker.
+
+    STARTING: requested, but not ready yet. READY: serves requests. DRAINING: finishes its requests, then is removed.
+    SWITCHING: finishes its requests, then changes to the other role. DOWN: dead, and will restart. GONE: removed.
+    """
 
     STARTING = "starting"
     READY = "ready"
@@ -33,21 +38,28 @@ class State(StrEnum):
 
 
 class SimulatedWorker:
-    """One worker.
+    """One simulated worker.
 
     Attributes:
-        name: ``role-number``, never used twice.
-        is_placed: A node has its GPUs.
-        incarnation: Raised with each death.
-        version: Of its wake-up event; older ones are void.
-        pending_tokens: Prompt tokens that it has yet to compute.
-        prompt_tokens: Of the jobs in flight.
-        ended_outputs: Tokens generated for jobs that have left.
-        busy_tokens: Prompt tokens computed so far.
-        kv_usage_fraction: As last scraped, with the tokens then in flight; None before the first scrape.
-        slots: Which of its jobs run and which wait for its engine, by index.
-        drains_since_s: When its drain began; None: it does not drain.
-        takes: The role that it switches to, once it is idle, or has switched to and does not serve yet; None: it stays.
+        spec: Pool that the worker belongs to.
+        joined_s: Time at which it was requested, in simulated seconds.
+        is_placed: Whether it is scheduled on a node, so that it occupies GPUs there.
+        number: Serial number within its role.
+        name: ``role-number``; names are never reused.
+        state: Its lifecycle state.
+        incarnation: Number of times that it has died.
+        version: Version of its newest scheduled wake-up; wake-ups with an older version are ignored.
+        server: Its engine or simple server.
+        jobs: Jobs assigned to it, by index.
+        pending_tokens: Number of prompt tokens that it still has to compute.
+        prompt_tokens: Sum of the prompt tokens of the jobs assigned to it.
+        ended_outputs: Number of tokens generated for jobs that have ended, since its process started.
+        busy_tokens: Cumulative number of prompt tokens computed.
+        kv_usage_fraction: KV cache usage, 0-1, at the last metrics scrape; None before the first one.
+        scraped_tokens, scraped_uncomputed_tokens: Tokens in flight at that scrape: all, and those not computed then.
+        slots: Admission to its engine: the indices of the jobs that run, and of those that are queued.
+        drains_since_s: Time at which its drain began; None if it does not drain.
+        takes: Role that it is switching to, from the decision until it serves in that role; None if it is not switching.
     """
 
     def __init__(self, spec: PoolSpec, number: int, server: Server, joined_s: float) -> None:
@@ -65,7 +77,7 @@ class SimulatedWorker:
         self.renew(server)
 
     def renew(self, server: Server) -> None:
-        """Begin with nothing: a new process."""
+        """Reset the worker to a new, empty process with the given server."""
         self.server = server
         self.jobs: dict[int, Job] = {}
         self.pending_tokens = 0
@@ -83,12 +95,18 @@ class SimulatedWorker:
 
     @property
     def role(self) -> Role:
-        """Return the role of the worker's pool."""
+        """Role of the worker's pool."""
         return self.spec.role
 
 
 class SimulatedFleet:
-    """Every worker that ever joined, by name; ``gpus`` are held by existing workers, of which ``placed_gpus`` on a node."""
+    """All existing workers by name, and their GPU budget.
+
+    Attributes:
+        gpus: GPUs held by existing workers.
+        placed_gpus: The part of ``gpus`` that is on nodes.
+        refused: Number of workers that the budget refused so far.
+    """
 
     def __init__(self, scenario: Scenario, make_server: Callable[[Role], Server]) -> None:
         self._scenario = scenario
@@ -108,15 +126,15 @@ class SimulatedFleet:
         return self._workers[name]
 
     def get(self, name: str) -> SimulatedWorker | None:
-        """Return a worker that exists, by name."""
+        """Return the existing worker of this name, or None."""
         return self._workers.get(name)
 
     def of(self, role: Role, *states: State) -> list[SimulatedWorker]:
-        """Return the workers of a role that are in one of the states, in order of joining."""
+        """Return the workers of a role that are in one of ``states``, in order of joining."""
         return [each for each in self._workers.values() if each.spec.role is role and each.state in states]
 
     def counts(self, role: Role) -> PoolCounts:
-        """Return a pool's replicas as the planner sees them; a dead worker that comes back is starting."""
+        """Return a pool's replica counts as the planner observes them. A dead worker that will restart counts as starting."""
         spec = self._scenario.pool(role)
         switching = len(self._taken(role))
         return PoolCounts(
@@ -128,7 +146,7 @@ class SimulatedFleet:
         )
 
     def join(self, role: Role, now_s: float) -> SimulatedWorker | None:
-        """Add a worker, on a node if one is free; return None where the budget does not allow it."""
+        """Add a starting worker, placed on a node if the nodes have free GPUs; return None if the budget does not allow it."""
         spec = self._scenario.pool(role)
         if self._limit is not None and self.gpus + spec.gpus > self._limit:
             self.refused += 1
@@ -146,7 +164,10 @@ class SimulatedFleet:
         return worker
 
     def switched(self, worker: SimulatedWorker, now_s: float) -> SimulatedWorker:
-        """Return the worker in the role that it takes, with the same GPUs, an empty cache and another name."""
+        """Replace a worker by one of the role in ``worker.takes``, with the same GPUs, an empty cache and a new name, and return it.
+
+        The new worker is in state SWITCHING until it serves.
+        """
         assert worker.takes is not None  # noqa: S101 - the caller's
         made = self._named(self._scenario.pool(worker.takes), now_s)
         made.is_placed, made.state, made.takes = worker.is_placed, State.SWITCHING, made.role
@@ -161,22 +182,23 @@ class SimulatedFleet:
         return worker.is_placed
 
     def place_waiting(self) -> list[SimulatedWorker]:
-        """Find nodes for pending workers, and return the ones that got one."""
+        """Place unscheduled workers on nodes while GPUs are free, and return those that were placed."""
         return [each for each in self._workers.values() if not each.is_placed and self._place(each)]
 
     @property
     def is_above_limit(self) -> bool:
-        """Whether existing workers hold more than the budget."""
+        """Whether existing workers hold more GPUs than the budget."""
         return self._limit is not None and self.gpus > self._limit
 
     def set_limit(self, gpus: int) -> None:
-        """Change the budget: no worker joins above it from now on; existing ones may stay."""
+        """Set the GPU budget. No worker joins above it from now on; existing workers are not removed."""
         self._limit, self._tolerated = gpus, self.gpus
 
     def victim(self, role: Role) -> SimulatedWorker | None:
-        """Return the workers to remove, newest first.
+        """Return the worker of a role to remove next when the role is scaled down, or None if the role has none.
 
-        One that has no node, else one that does not serve yet, else the one with the fewest jobs.
+        It is one without a node, else one that is starting or down, else one that is switching to the role, else the ready worker with the
+        fewest jobs. Among equals, the newest is chosen.
         """
         unready = self.of(role, State.STARTING, State.DOWN)
         if unready:
@@ -186,7 +208,7 @@ class SimulatedFleet:
         return self.least_busy(role)
 
     def least_busy(self, role: Role) -> SimulatedWorker | None:
-        """Return the ready worker with the fewest jobs, the newest of several."""
+        """Return the ready worker with the fewest jobs, or None if none is ready; among equals, the newest."""
         ready = self.of(role, State.READY)
         return min(ready, key=lambda each: (len(each.jobs), -each.number), default=None)
 
@@ -194,22 +216,28 @@ class SimulatedFleet:
         return [each for each in self._workers.values() if each.takes is role]
 
     def remove(self, worker: SimulatedWorker) -> None:
-        """Let a worker go; its GPUs are free."""
+        """Remove a worker from the fleet, and free its GPUs."""
         worker.state = State.GONE
         del self._workers[worker.name]
         self.gpus -= worker.spec.gpus
         self.placed_gpus -= worker.spec.gpus if worker.is_placed else 0
 
     def renew(self, worker: SimulatedWorker) -> None:
-        """Give a worker that died a new, empty inside."""
+        """Restart a worker that died, with an empty server."""
         worker.incarnation += 1
         worker.renew(self._make_server(worker.role))
 
     def check_budget(self) -> None:
-        """Assert that the budget holds."""
+        """Check that existing workers hold no more GPUs than the budget.
+
+        After the budget was lowered, the GPUs held above it are tolerated, as long as they do not increase.
+
+        Raises:
+            BudgetExceededError: they hold more.
+        """
         if self._limit is None:
             return
-        # What a lowered budget found above it may only become less.
+        # GPUs held above a lowered budget must not increase.
         self._tolerated = min(self._tolerated, self.gpus)
         if self.gpus > max(self._limit, self._tolerated):
             raise BudgetExceededError(f"{self.gpus} GPUs are held, {self._limit} are allowed")

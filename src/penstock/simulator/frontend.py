@@ -1,4 +1,4 @@
-"""What the routers count of requests at the frontend, for the planner: the live routers' counters in virtual time."""
+"""Request counters of the simulated routers for the planner; they mirror the counters of the live routers, in virtual time."""
 
 from __future__ import annotations
 
@@ -15,10 +15,20 @@ _BINS_PER_E = 100.0
 
 
 class GapHistogram:
-    """Gaps in seconds by logarithmic bin; a percentile is exact to half a percent of its value."""
+    """Histogram of inter-token gaps in seconds, with logarithmic bins. A percentile is accurate to half a percent of its value.
+
+    Attributes:
+        total: Number of gaps.
+        late: Number of gaps above the SLO.
+        sum_s: Sum of the gaps, seconds.
+    """
 
     def __init__(self, slo_s: float | None = None) -> None:
-        """Begin without gaps; those above ``slo_s`` are late, none where it is None."""
+        """Start with no gaps.
+
+        Args:
+            slo_s: Gaps above this many seconds count as late; with None, no gap does.
+        """
         self._counts: dict[int, int] = {}
         self._slo_s = math.inf if slo_s is None else slo_s
         self.total = 0
@@ -26,7 +36,7 @@ class GapHistogram:
         self.sum_s = 0.0
 
     def add(self, gap_s: float, count: int) -> None:
-        """Count ``count`` gaps of ``gap_s`` > 0; gaps of no length are left out."""
+        """Add ``count`` gaps of ``gap_s`` seconds each. Does nothing if ``gap_s`` is 0 or less."""
         if gap_s > 0:
             place = round(math.log(gap_s) * _BINS_PER_E)
             self._counts[place] = self._counts.get(place, 0) + count
@@ -35,7 +45,7 @@ class GapHistogram:
             self.sum_s += gap_s * count
 
     def percentile(self, share: float) -> float | None:
-        """Return the nearest-rank percentile in seconds, or None without gaps."""
+        """Return the nearest-rank percentile in seconds, or None if there are no gaps. ``share`` is the percentile as a fraction, 0-1."""
         wanted = math.ceil(share * self.total)
         seen = 0
         for place in sorted(self._counts):
@@ -46,43 +56,51 @@ class GapHistogram:
 
 
 class FrontendCounters:
-    """Counters of one simulation, all routers together; `take` returns their increase since the last call.
+    """Counters of one simulation, summed over all routers. `take` returns their increase since the last call.
 
-    Each request weighs the prompt tokens that routing expected to be computed when it arrived, in every sum.
+    In sums of uncached tokens, each request has a fixed weight: the prompt tokens that the router expected to be computed when it arrived.
     """
 
     def __init__(self, gaps: GapHistogram, slo_s: float) -> None:
-        """Begin at time 0; ``gaps`` are the simulation's inter-token gaps, ``slo_s`` the TTFT in time."""
+        """Start all counters at 0, at time 0.
+
+        Args:
+            gaps: Inter-token gaps of the simulation.
+            slo_s: TTFT target, in seconds.
+        """
         self._gaps, self._slo_s = gaps, slo_s
         self._at_s = 0.0
         self._weights: dict[int, int] = {}
-        # Those whose prompt was computed.
+        # Indices of the jobs whose prompt was computed.
         self._computed: set[int] = set()
-        # Arrival times of waiting jobs, and the worker of dispatched ones whose prompt is not computed.
+        # Arrival times of queued jobs, and the workers of dispatched jobs whose prompt is not computed yet.
         self._waiting: dict[int, float] = {}
         self._given: dict[int, str] = {}
         self._prefilling: dict[str, int] = {}
         self._gap_count, self._gap_late, self._gap_sum_s = 0, 0, 0.0
         self._turned_away: Mapping[Role, float] = {}
-        # By the names of a `Demand`.
+        # Counts by field name of `Demand`.
         self._counts = defaultdict[str, float](int)
 
     def arrived(self, job: Job, uncached_tokens: int) -> None:
-        """Count an arrival, refused or not."""
+        """Count an arrival, whether or not it is refused later. ``uncached_tokens`` are its prompt tokens expected to be computed."""
         self._counts["arrivals"] += 1
         self._counts["prompt_tokens"] += job.request.input_tokens
         self._counts["uncached_tokens"] += uncached_tokens
         self._weights[job.index] = uncached_tokens
 
     def queued(self, job: Job) -> None:
-        """Note that a job waits, at first or after it was lost; what was computed of it is computed again."""
+        """Record that a job waits for a worker, either on arrival or after its worker was lost.
+
+        If its prompt had been computed before, its uncached tokens are counted again, since they must be computed again.
+        """
         if job.index in self._computed:
             self._computed.remove(job.index)
             self._counts["uncached_tokens"] += self._weights[job.index]
         self._waiting[job.index] = job.request.arrival_s
 
     def not_taken(self, job: Job, reason: RefusalReason) -> None:
-        """Count a job that got no worker: refused at the frontend, or having waited for one until its time was up."""
+        """Count a job that got no worker because it was refused or its wait timed out, and stop tracking it."""
         if reason is RefusalReason.QUEUE_TIMEOUT:
             self._counts["timed_out"] += 1
         else:
@@ -90,25 +108,25 @@ class FrontendCounters:
         self.forget(job)
 
     def forget(self, job: Job) -> None:
-        """Note that a job waits no more, and that its prompt will not be computed."""
+        """Stop tracking a job that no longer waits and whose prompt will not be computed."""
         self._waiting.pop(job.index, None)
         self._weights.pop(job.index, None)
         self._computed.discard(job.index)
 
     def given(self, job: Job, worker: str) -> None:
-        """Note that a job was handed to a worker."""
+        """Record that a job was dispatched to a worker."""
         self._waiting.pop(job.index, None)
         self._given[job.index] = worker
         self._prefilling[worker] = self._prefilling.get(worker, 0) + 1
 
     def prefilled(self, job: Job) -> None:
-        """Count a computed prompt."""
+        """Count a computed prompt. Does nothing if it has been counted already."""
         if self.lost(job):
             self._counts["prefilled_tokens"] += self._weights.get(job.index, 0)
             self._computed.add(job.index)
 
     def lost(self, job: Job) -> bool:
-        """Note that a job left its worker; return whether its prompt was not computed before."""
+        """Record that a job left its worker. Return True if its prompt was still being computed there."""
         worker = self._given.pop(job.index, None)
         if worker is None:
             return False
@@ -120,7 +138,7 @@ class FrontendCounters:
         return True
 
     def first_token(self, job: Job, now_s: float) -> None:
-        """Count a TTFT: the prompt is computed by then."""
+        """Count a job's first token and TTFT at ``now_s``; its prompt counts as computed then, too."""
         self.prefilled(job)
         ttft_s = now_s - job.request.arrival_s
         self._counts["ttft_sum_s"] += ttft_s
@@ -129,7 +147,7 @@ class FrontendCounters:
         self._counts["ttft_count"] += 1
 
     def completed(self, job: Job) -> None:
-        """Count an answer."""
+        """Count a completed job."""
         self._counts["completed"] += 1
         self._counts["output_tokens"] += job.request.output_tokens
         self._weights.pop(job.index, None)
@@ -138,7 +156,16 @@ class FrontendCounters:
     def take(
         self, now_s: float, in_flight: dict[Role, float], turned_away: Mapping[Role, float]
     ) -> Demand | None:
-        """Return the counts since the last call and the gauges now; None when no time has passed."""
+        """Return the counts since the last call together with the current gauges, and reset the counts.
+
+        Args:
+            now_s: Current simulated time.
+            in_flight: Number of requests at workers now, by role.
+            turned_away: Cumulative number of requests refused for lack of a worker, by role.
+
+        Returns:
+            The demand, or None if no time has passed since the last call.
+        """
         period_s = now_s - self._at_s
         if period_s <= 0:
             return None

@@ -1,4 +1,4 @@
-"""KV transfer between simulated engines: heartbeats while a decode waits, the read that frees, failures."""
+"""KV transfer between simulated engines: lease heartbeats while a decode waits for the KV, its release after the read, and failures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from penstock.simulator.servers import SimulatedEngine
 
 
 class Heartbeats:
-    """Every decode worker's schedule. Messages take no time here; transfers do, on the engine's own link."""
+    """Sends the lease heartbeats of all decode workers.
+
+    Messages take no simulated time. The KV transfers do; each engine's own link model computes them.
+    """
 
     def __init__(
         self,
@@ -30,7 +33,7 @@ class Heartbeats:
         self._by_name: dict[str, Job] = {}
 
     def track(self, decoder: SimulatedWorker, job: Job) -> None:
-        """Renew a job's lease from now on, until its KV was read."""
+        """Send heartbeats for a job's KV lease from ``decoder`` from now on, until `read` is called or the lease is lost."""
         schedule = self._schedules.get(decoder.name)
         if schedule is None:
             interval_s = _engine(decoder).engine.settings.lease.heartbeat_interval_s
@@ -42,7 +45,10 @@ class Heartbeats:
             self._arm(decoder, schedule)
 
     def read(self, decoder: SimulatedWorker, job: Job) -> None:
-        """The KV has arrived: free it at its source; where that is gone, the job starts over."""
+        """Record that a job's KV has arrived at ``decoder``, and free it on its prefill worker.
+
+        If that worker has died or its lease has expired, the job is lost and is retried by the router.
+        """
         self._untrack(decoder, job)
         source = self._source(job)
         now_s = self._kernel.now_s
@@ -53,14 +59,14 @@ class Heartbeats:
             self._settle(source)
 
     def give_back(self, job: Job) -> None:
-        """Free at its source the KV of a job for which no decode worker was found."""
+        """Free a job's KV on its prefill worker, since no decode worker was found for the job."""
         source = self._source(job)
         if source is not None:
             _engine(source).end_leases([job.name], self._kernel.now_s)
             self._settle(source)
 
     def forget(self, worker: SimulatedWorker) -> None:
-        """Drop a dead worker's schedule."""
+        """Drop the heartbeats of a worker that died."""
         self._schedules.pop(worker.name, None)
         for job in worker.jobs.values():
             self._by_name.pop(job.name, None)
@@ -91,7 +97,7 @@ class Heartbeats:
         return source if source is not None and source.incarnation == job.incarnation else None
 
     def _lose(self, decoder: SimulatedWorker, job: Job) -> None:
-        """The KV cannot be had: the decode is refused, as vLLM does by default, and the router tries again."""
+        """Abort a job whose KV cannot be fetched. The decode fails, as vLLM does by default, and the router tries again."""
         _engine(decoder).abort(job.name, self._kernel.now_s)
         self._lost(decoder, job)
 

@@ -1,4 +1,7 @@
-"""The event heap: virtual time with a total order. Events at one time run by priority, then as they were scheduled."""
+"""Discrete-event kernel: virtual time, and a heap of events in a total order.
+
+Events at the same time run by their `Order`, then in the order in which they were scheduled.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,11 @@ Action = Callable[..., None]
 
 
 class Order(IntEnum):
-    """What goes first among events of one and the same time.
+    """Order of events at the same time; a lower value runs first.
 
-    A request that arrives with a new worker sees it; a step that begins at that time includes its arrivals; observers come last.
+    FLEET events (workers become ready, die, resize) come before ARRIVAL, so that a request sees a worker that becomes ready at its
+    arrival. ENGINE steps that start at that time include its arrivals. MESSAGE are messages between components. PLANNER, POOL (the
+    GPU pool's allocation) and SAMPLE observe the result, and come last.
     """
 
     FLEET = 0
@@ -26,7 +31,12 @@ class Order(IntEnum):
 
 
 class Kernel:
-    """Pending events and the time reached."""
+    """Discrete-event loop.
+
+    Attributes:
+        now_s: Current virtual time, seconds; starts at 0.
+        events: Number of events run so far.
+    """
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -35,14 +45,18 @@ class Kernel:
         self._heap: list[tuple[float, int, int, Action, tuple[Any, ...]]] = []
 
     def at(self, time_s: float, order: Order, action: Action, *arguments: Any) -> None:
-        """Schedule ``action(*arguments)``."""
+        """Schedule the call ``action(*arguments)`` at ``time_s``.
+
+        Raises:
+            ValueError: ``time_s`` is before the current time.
+        """
         if not time_s >= self.now_s:
             raise ValueError(f"cannot schedule at {time_s} s: it is {self.now_s} s already")
         heapq.heappush(self._heap, (time_s, order, self._sequence, action, arguments))
         self._sequence += 1
 
     def step(self) -> bool:
-        """Run the next event; False without one."""
+        """Run the next event, and advance the time to it; return False if no event is pending."""
         if not self._heap:
             return False
         self.now_s, _, _, action, arguments = heapq.heappop(self._heap)

@@ -1,4 +1,4 @@
-"""Samples a run periodically, and keeps the data for its final evaluation."""
+"""Samples a simulation at regular times, and collects the data of a finished run for its evaluation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,20 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Arrays over the jobs in order of arrival; NaN where something never happened. ``wait_s`` is in the router."""
+    """Arrays over the jobs of a run, in order of arrival.
+
+    Durations are NaN if the job did not end OK or did not reach that stage.
+
+    Attributes:
+        arrival_s: Arrival time, seconds from the start of the simulation.
+        ttft_s: Time to first token, seconds.
+        e2e_s: Time from arrival to the last token, seconds.
+        wait_s: Time in the router's queue, from arrival to dispatch, seconds.
+        prompt_tokens, output_tokens: Length of prompt and output, as requested.
+        cached_tokens: Prompt tokens found in the worker's cache.
+        is_ok, is_rejected: Whether the job was served, and whether it was rejected; if neither, it failed.
+        is_continued: Whether its stream was continued on another worker at least once.
+    """
 
     arrival_s: Floats
     ttft_s: Floats
@@ -36,7 +49,7 @@ class Requests:
 
     @property
     def tpot_s(self) -> Floats:
-        """Mean seconds between a job's tokens after its first; NaN of one token."""
+        """Mean time per output token after the first, seconds; NaN if the output has only one token."""
         outputs = self.output_tokens
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.where(outputs > 1, (self.e2e_s - self.ttft_s) / (outputs - 1), np.nan)
@@ -44,13 +57,14 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class RunSample:
-    """The simulation at one moment.
+    """State of the simulation at one time.
 
     Attributes:
-        pending_tokens: Prompt tokens to compute, by ready entry worker in order of joining; those that wait
-            for one worker in the router included.
-        replicas: (ready, starting, draining) by role.
-        gpus: Held on nodes.
+        at_s: Time of the sample, seconds.
+        pending_tokens: Prompt tokens still to be computed, for each ready prefill (or aggregated) worker in order of joining; tokens
+            of jobs that wait in the router's queue for that worker are included.
+        replicas: Numbers of (ready, starting, draining) replicas by role.
+        gpus: Number of GPUs held on nodes.
     """
 
     at_s: float
@@ -60,7 +74,7 @@ class RunSample:
 
     @property
     def imbalance(self) -> float | None:
-        """Coefficient of variation of the pending tokens; None while nothing is pending anywhere."""
+        """Coefficient of variation of the pending tokens over the workers; None if no tokens are pending."""
         pending = np.array(self.pending_tokens, dtype=np.float64)
         if not pending.size or pending.mean() == 0:
             return None
@@ -69,7 +83,15 @@ class RunSample:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedChange:
-    """A change that the planner decided on."""
+    """A replica change of one role that the planner decided on.
+
+    Attributes:
+        at_s: Time of the decision.
+        role: Role that is scaled.
+        current: Number of replicas before the change.
+        desired: Number of replicas requested.
+        sentence: The planner's explanation.
+    """
 
     at_s: float
     role: Role
@@ -80,16 +102,21 @@ class SimulatedChange:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A run in full.
+    """Everything that was recorded of a finished run.
 
     Attributes:
-        end_s: When the last job ended, virtual seconds.
-        computed_tokens: Prompt tokens computed by each entry worker that is left, by name.
-        itl_s: Percentiles of inter-token gaps, by name; None without gaps.
-        decisions: How many the planner took, holds included.
-        refused_joins: That the GPU budget did not allow.
-        gpu_s: GPU-seconds held.
-        share_windows: Shares in time by ten minutes, served and as the planner's model predicts them; none where it predicts none.
+        requests: Outcome of every job.
+        samples: Periodic samples in order of time.
+        end_s: Time at which the last job ended, virtual seconds.
+        events: Number of events simulated.
+        computed_tokens: Prompt tokens computed by each prefill (or aggregated) worker that still exists at the end, by name.
+        itl_s: Percentiles (``p50``, ``p90``, ``p99``) of the gaps between tokens, seconds; None if there were no gaps.
+        changes: The planner's replica changes.
+        decisions: Number of decisions that the planner took, those without a change included.
+        refused_joins: Number of workers that the GPU budget refused.
+        gpu_s: GPU-seconds held on nodes.
+        share_windows: Fraction of requests on time per ten minutes, observed and as predicted by the planner's model; empty if the
+            planner predicts none.
     """
 
     requests: Requests
@@ -106,7 +133,7 @@ class Recording:
 
 
 def sample(state: SimulationState) -> RunSample:
-    """Look now."""
+    """Return a sample of the simulation at its current time."""
     fleet = state.fleet
     replicas = {}
     for pool in state.scenario.pools:
@@ -124,7 +151,13 @@ def sample(state: SimulationState) -> RunSample:
 
 
 def recorded(state: SimulationState, samples: Sequence[RunSample], taken: TakenDecisions) -> Recording:
-    """Return everything of a run that has ended; ``taken`` are the planner's decisions, none without one."""
+    """Return the recording of a run that has ended.
+
+    Args:
+        state: State of the run.
+        samples: Its periodic samples.
+        taken: The planner's decisions; an empty `TakenDecisions` if there was no planner.
+    """
     end_s = max((job.ended_s for job in state.jobs if job.ended_s is not None), default=0.0)
     return Recording(
         requests=_requests(state.jobs),

@@ -1,13 +1,14 @@
-"""A replica schedule computed with knowledge of every arrival: the yardstick of planners, not a planner.
+"""Computes a replica schedule with knowledge of every arrival: a reference for planners, not a planner itself.
 
-The load is a fluid: prefill seconds per second of arrivals, and KV tokens held by those who are being decoded. Its
-smoothing and its utilisation say how many replicas of each role are needed at each second. Many such schedules are tried
-on a queue (`share_in_time`), and the cheapest is taken that serves 99% in time there; then spans are cut out of it for as
-long as that holds. What it reaches is an upper bound of the least cost; it does not know faults in advance.
+The load is modelled as a fluid: prefill seconds per second of arrivals, and KV tokens held by the requests that are decoding. The
+smoothing of the load and the allowed utilisation determine the number of replicas that each role needs at each second. Many such
+schedules are tried on a queueing model (`share_in_time`). The cheapest schedule that serves 99% on time there is chosen, and then
+spans are cut out of it as long as it still does. The cost of the result is an upper bound of the minimum cost; the schedule does not
+know faults in advance.
 
-Of prompts that share prefixes a schedule assumes that a fraction of the tokens that an earlier prompt had too is found in a
-cache, the same fraction of each. It knows neither evictions nor which worker holds what; a simulation does, and says what
-the schedule really reaches.
+For prompts that share prefixes, a schedule assumes that a fixed fraction of the repeated prompt tokens (those with the same prefix
+in an earlier prompt) is found in a cache. It models neither evictions nor the cache of each worker. A simulation does, and shows
+what the schedule really achieves.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from penstock.workload.traces import BLOCK_TOKENS, TraceRequest
 from penstock_planner.decide.baselines.oracle import Sizes, size_at
 
 AFTER_S = 600.0
-"""Chosen: needs, and so schedules, end this long after the last arrival."""
+"""Seconds after the last arrival at which the computed needs, and therefore schedules, end. Chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Utilisation:
-    """How full fluid needs let replicas be.
+    """Utilisation up to which a schedule may fill replicas.
 
     Attributes:
-        prefill: Share of the time that they compute prompts, > 0; the lower, the shorter the queue.
-        kv: Share of the KV cache in use, > 0.
-        smoothing_s: Prompts' work is averaged over the TTFT target and this long around it.
-        cached: Fraction found in a cache, 0-1, of the tokens that an earlier prompt had too.
+        prefill: Fraction of the time for which prefill workers are busy, > 0; a lower value gives a shorter queue.
+        kv: Fraction of the KV cache in use, > 0.
+        smoothing_s: Seconds over which the prefill work is averaged, in addition to the TTFT target.
+        cached: Fraction, 0-1, of the repeated prompt tokens that is found in a cache.
     """
 
     prefill: float
@@ -53,7 +54,13 @@ class Utilisation:
 
 
 def needs(requests: Sequence[TraceRequest], scenario: Scenario, at: Utilisation) -> dict[Role, Floats]:
-    """Return the replicas that each role needs, shape (seconds,), not rounded."""
+    """Return the number of replicas that each role needs, one value per second, not rounded to integers.
+
+    Args:
+        requests: Requests in order of arrival.
+        scenario: Scenario with the engines and the latency targets.
+        at: Utilisation up to which replicas may be filled.
+    """
     work = prefill_s(requests, scenario, cached=at.cached)
     arrivals = np.array([request.arrival_s for request in requests])
     length = math.ceil(float(arrivals[-1]) + AFTER_S)
@@ -64,19 +71,19 @@ def needs(requests: Sequence[TraceRequest], scenario: Scenario, at: Utilisation)
     decode = _decode_need(requests, arrivals + work, scenario, at, length)
     if scenario.is_disaggregated:
         return {Role.PREFILL: prefill, Role.DECODE: decode}
-    # One worker does both: what decoding leaves of its time goes to prompts.
+    # An aggregated worker does both: the time that decoding does not need is used for prompts.
     return {Role.AGGREGATED: prefill + decode}
 
 
 def prefill_s(requests: Sequence[TraceRequest], scenario: Scenario, *, cached: float) -> Floats:
-    """Return how long each prompt takes alone on an entry worker.
+    """Return the seconds that each prompt takes alone on a prefill (or aggregated) worker.
 
-    It is the engine's own step of one prompt, so that the attention to a cached prefix is paid for.
+    This is the engine's own time for a step with one prompt, so the attention to a cached prefix is included.
 
     Args:
-        requests: In order of time.
-        scenario: With the entry role's engine.
-        cached: Fraction found in a cache, 0-1, of the tokens that an earlier prompt had too.
+        requests: Requests in order of arrival.
+        scenario: Scenario with the engine of the entry role.
+        cached: Fraction, 0-1, of the repeated prompt tokens that is found in a cache.
     """
     latency, _ = _engine(scenario, scenario.entry_role)
     shared = shared_tokens(requests) if cached else [0] * len(requests)
@@ -89,7 +96,10 @@ def prefill_s(requests: Sequence[TraceRequest], scenario: Scenario, *, cached: f
 
 
 def shared_tokens(requests: Sequence[TraceRequest]) -> list[int]:
-    """Return the leading tokens of each prompt that an earlier one had too, in whole blocks; never the entire prompt."""
+    """Return, for each prompt, the number of leading tokens that an earlier prompt had too, in whole blocks of 512 tokens.
+
+    It is less than the prompt's length, even if an earlier prompt was the same.
+    """
     chains = PrefixChains(0)
     seen: set[int] = set()
     found = []
@@ -103,7 +113,11 @@ def shared_tokens(requests: Sequence[TraceRequest]) -> list[int]:
 
 
 def busy_s(requests: Sequence[TraceRequest], scenario: Scenario, work: Floats, kv: float) -> Floats:
-    """Return how long each request keeps an entry worker busy: its prompt's ``work``; its share of the decode steps as well."""
+    """Return the seconds for which each request keeps a prefill (or aggregated) worker busy.
+
+    For a prefill worker this is ``work``, the time of its prompt. For an aggregated worker, the request's part of the decode steps is
+    added. ``kv`` is the fraction of the KV cache in use while decoding.
+    """
     if scenario.is_disaggregated:
         return work
     batch, step_s, outputs, _ = _decoding(requests, scenario, kv)
@@ -113,7 +127,7 @@ def busy_s(requests: Sequence[TraceRequest], scenario: Scenario, work: Floats, k
 def _decoding(
     requests: Sequence[TraceRequest], scenario: Scenario, kv: float
 ) -> tuple[float, float, Floats, Floats]:
-    """Return (batch, step in seconds, output tokens, mean tokens held) of a decode worker at that KV usage."""
+    """Return (batch size, step time in seconds, output tokens, mean tokens held) of a decode worker at that KV usage."""
     latency, kv_tokens = _engine(scenario, Role.DECODE if scenario.is_disaggregated else Role.AGGREGATED)
     outputs = np.array([request.output_tokens for request in requests], dtype=np.float64)
     held = np.array([request.input_tokens for request in requests]) + outputs / 2
@@ -143,16 +157,16 @@ def _largest_batch(latency: LatencyModel, held: float, most: float, itl_slo_s: f
 
 
 def _held(starts: Floats, ends: Floats, weights: Floats, length: int) -> Floats:
-    """Return the weight of the jobs under way, by second."""
+    """Return, for each second, the sum of the weights of the requests that are running."""
     begun = np.bincount(np.minimum(starts, length - 1).astype(np.int64), weights=weights, minlength=length)
     ended = np.bincount(np.minimum(ends, length - 1).astype(np.int64), weights=weights, minlength=length)
     return np.asarray(np.cumsum(begun - ended)[:length])
 
 
 def _smoothed(values: Floats, slo_s: float, more_s: float, busy: int) -> Floats:
-    """Return the mean over the seconds in which work may wait and still be in time, and ``more_s`` around them.
+    """Return the moving average over ``slo_s + more_s`` seconds: work may wait for ``slo_s`` and still be on time.
 
-    ``values`` are 0 from second ``busy`` on; ``more_s`` infinite: one mean for all.
+    ``values`` are 0 from second ``busy`` on. With infinite ``more_s``, the result is one mean for all seconds before ``busy``.
     """
     if math.isinf(more_s):
         return np.where(np.arange(len(values)) < busy, values[:busy].mean(), 0.0)
@@ -171,7 +185,13 @@ def _engine(scenario: Scenario, role: Role) -> tuple[LatencyModel, int]:
 
 
 def worker_changes(sizes: Sizes, start: int, cold_start_s: float) -> list[tuple[float, int]]:
-    """Return (second, +1 or -1) for every worker that begins or ends to serve, in order of time."""
+    """Return (time in seconds, +1 or -1) for every worker that starts or stops serving, in order of time.
+
+    Args:
+        sizes: (time, number of replicas) of each size that was requested.
+        start: Number of replicas ready at time 0.
+        cold_start_s: Seconds from the request for a replica until it serves.
+    """
     changes: list[tuple[float, int]] = []
     starting: list[float] = []
     current = start
@@ -195,7 +215,18 @@ def share_in_time(
     start: int,
     deadline_s: float,
 ) -> float:
-    """Return the share of the requests whose first token comes within ``deadline_s`` of their arrival."""
+    """Return the fraction of requests whose first token comes within ``deadline_s`` of their arrival, in a queueing model.
+
+    The model has one first-come-first-served queue for all workers; each worker serves one request at a time.
+
+    Args:
+        arrivals: Arrival time of each request, in order.
+        first_s: Seconds from the start of each request's service until its first token.
+        busy_s: Seconds for which each request occupies a worker.
+        changes: Result of `worker_changes`.
+        start: Number of workers at time 0.
+        deadline_s: Maximum time to first token, in seconds.
+    """
     free = [0.0] * start
     heapify(free)
     upcoming = iter([*changes, (inf, 0)])
@@ -217,28 +248,28 @@ def share_in_time(
 
 
 Counts = NDArray[np.int64]
-"""Replicas by second, or by decision."""
+"""Number of replicas per second, or per decision of the planner."""
 
 TARGET = 0.99
-"""The share in time that a schedule has to reach, where one does."""
+"""Fraction on time that a schedule must reach, if any schedule does."""
 DRAIN_S = 10.0
-"""Chosen: a leaving replica's GPUs are held for about one answer longer."""
+"""Seconds for which a removed replica still holds its GPUs, about the time of one answer. Chosen."""
 _SMOOTHINGS_S = (0.0, 15.0, 60.0, 240.0, math.inf)
 _UTILISATIONS = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.1)
 _CUTS = 150
-"""Maximum number of spans that one schedule is tried without."""
+"""Maximum number of spans that are tried to be cut out of one schedule."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleTarget:
-    """What a schedule is made for.
+    """Requirements from which a schedule is computed.
 
     Attributes:
-        deadline: Share of the TTFT target within which the queue has to answer, > 0.
-        kv: Share of the KV cache that decoding may use, > 0.
-        fleet: Replicas of each pool, held from the first decision on; None: they follow the load.
-        cached: Fraction found in a cache, 0-1, of the tokens that an earlier prompt had too.
-        sizes: By role, the sizes of a run that spans are cut out of; None: the load says them.
+        deadline: Time within which the queueing model must answer, as a multiple of the TTFT target, > 0.
+        kv: Fraction of the KV cache that decoding may use, > 0.
+        fleet: Number of replicas of each pool, constant from the first decision on; None makes the pools follow the load.
+        cached: Fraction, 0-1, of the repeated prompt tokens that is found in a cache.
+        sizes: Sizes over time of an earlier run by role, out of which spans are cut; None computes the sizes from the load.
     """
 
     deadline: float
@@ -251,7 +282,13 @@ class ScheduleTarget:
 def schedule(
     requests: Sequence[TraceRequest], scenario: Scenario, target: ScheduleTarget
 ) -> dict[Role, Sizes]:
-    """Return the sizes of every pool over time, inside the budget and the planner's step."""
+    """Return the sizes of every pool over time, within the GPU budget and the planner's maximum step.
+
+    Args:
+        requests: Requests in order of arrival.
+        scenario: Scenario with an oracle as its planner.
+        target: Requirements of the schedule.
+    """
     search = _Search(requests, scenario, target)
     if target.sizes is not None:
         return search.trimmed(target.sizes)
@@ -259,7 +296,7 @@ def schedule(
 
 
 class _Search:
-    """One search on the queue."""
+    """One search for a schedule on the queueing model."""
 
     def __init__(self, requests: Sequence[TraceRequest], scenario: Scenario, target: ScheduleTarget) -> None:
         self._requests, self._scenario, self._target = requests, scenario, target
@@ -273,7 +310,7 @@ class _Search:
         self._entry = scenario.entry_role
 
     def best(self) -> dict[Role, Sizes]:
-        """Return the cheapest schedule that serves the target's share on the queue, or the most that any serves."""
+        """Return the cheapest schedule that reaches `TARGET` on the queueing model; if none does, the cheapest of those that serve most."""
         tried = [
             self._counts(Utilisation(prefill, self._target.kv, smoothing_s, self._target.cached))
             for smoothing_s in _SMOOTHINGS_S
@@ -286,14 +323,14 @@ class _Search:
         return {role: _sizes(values, self._interval_s) for role, values in counts.items()}
 
     def held(self, fleet: tuple[int, ...]) -> dict[Role, Sizes]:
-        """Return the schedule that brings the pools to a size and keeps it."""
+        """Return the schedule that scales the pools to a size and keeps that size."""
         decisions = int(self._arrivals[-1] // self._interval_s) + 2
         pools = zip(self._scenario.pools, fleet, strict=True)
         counts = self._reachable({pool.role: np.full(decisions, count) for pool, count in pools})
         return {role: _sizes(values, self._interval_s) for role, values in counts.items()}
 
     def trimmed(self, sizes: Mapping[Role, Sizes]) -> dict[Role, Sizes]:
-        """Return the sizes of a run without the spans that the queue does not need to serve as many in time."""
+        """Return the sizes of an earlier run without the spans that are not needed to serve the same fraction on time."""
         decisions = int(self._arrivals[-1] // self._interval_s) + 2
         times = np.arange(decisions) * self._interval_s
         counts = self._reachable(
@@ -338,7 +375,7 @@ class _Search:
         return sum(float(values.sum()) * self._scenario.pool(role).gpus for role, values in counts.items())
 
     def _cut(self, counts: dict[Role, Counts], target: float) -> dict[Role, Counts]:
-        """Take single replicas out of spans of the entry role, the longest first, while the target is held."""
+        """Remove single replicas from spans of the entry role, the longest spans first, as long as the target is reached."""
         best = counts
         for begin, end in _spans(counts[self._entry])[:_CUTS]:
             values = best[self._entry].copy()
@@ -350,9 +387,10 @@ class _Search:
 
 
 def reachable(wanted: Counts, start: int, step: int) -> Counts:
-    """Return the smallest numbers, none below ``wanted`` where that can be, that change by ``step`` per decision at most.
+    """Return the smallest numbers of replicas that are at least ``wanted`` and change by at most ``step`` per decision.
 
-    Example: wanted 2 2 2 5 1 1, from 2 by one: 2 3 4 5 4 3.
+    If ``start`` is too low to reach a wanted number in time, the result is below it there.
+    Example: wanted 2 2 2 5 1 1, from 2 with step 1: 2 3 4 5 4 3.
     """
     values = wanted.astype(np.int64)
     values[0] = start
@@ -365,7 +403,7 @@ def reachable(wanted: Counts, start: int, step: int) -> Counts:
 
 
 def _spans(values: Counts) -> list[tuple[int, int]]:
-    """Return (begin, end) of every span in which a level above the first is held, and its halves; the longest first."""
+    """Return (begin, end) of every span in which the number exceeds a level, and of parts of each span; the longest first."""
     spans = set()
     for level in range(2, int(values.max()) + 1):
         for begin, end in _runs(values >= level):
@@ -383,7 +421,7 @@ def _runs(is_on: NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 
 def _by_decision(counts: Counts, interval_s: float) -> Counts:
-    """Return the most that each decision's interval wants; decision 0 is time 0, at which nothing is decided."""
+    """Return the maximum that is wanted in each decision's interval. Index 0 is time 0, at which no decision is taken."""
     times = np.arange(len(counts))
     places = (times // interval_s).astype(np.int64)
     wanted = np.zeros(int(places[-1]) + 1, dtype=np.int64)
@@ -397,7 +435,7 @@ def _sizes(counts: Counts, interval_s: float) -> Sizes:
 
 
 def _with_start_up(need: Counts, lead_s: float) -> Counts:
-    """Return the replicas to have asked for, by second: each level early by its start-up, gaps kept where cheaper."""
+    """Return the replicas to request per second: each level is requested its start-up time early, and kept over gaps that are too short."""
     lead = math.ceil(lead_s)
     total = np.zeros(len(need), dtype=np.int64)
     for level in range(1, int(need.max()) + 1):
@@ -414,7 +452,7 @@ def _with_start_up(need: Counts, lead_s: float) -> Counts:
 
 
 def _within_budget(counts: dict[Role, Counts], scenario: Scenario) -> dict[Role, Counts]:
-    """Return the counts with one replica at a time taken from the largest pool where the budget is exceeded."""
+    """Return the counts with replicas removed from the largest pool, one at a time, wherever the budget is exceeded."""
     if scenario.max_gpus is None:
         return counts
     gpus = {role: scenario.pool(role).gpus for role in counts}

@@ -1,4 +1,4 @@
-"""Finds the oracle's schedule for a run: candidates are simulated in full, and that result counts."""
+"""Finds the oracle's schedule for a run by simulating candidate schedules completely and comparing the results."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from penstock.workload.traces import TraceRequest
 from penstock_planner.decide.baselines.oracle import OracleParameters
 
 _DEADLINES = (1.3, 1.0, 0.9, 0.75, 0.6)
-"""Shares of the TTFT target that the queue may use up; it knows neither KV transfer nor decode steps."""
+"""Multiples of the TTFT target that the queueing model may use up; it models neither KV transfer nor decode steps."""
 _KV = (0.95, 0.8, 0.6, 0.4)
-"""Shares of the KV cache."""
+"""Fractions of the KV cache that decoding may use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Foresight:
-    """What a search found.
+    """A candidate schedule and the result of its simulation.
 
     Attributes:
-        target: What its schedule is made for.
-        in_time: Share of the requests that its simulation served within all targets, 0-1.
-        gpu_s: GPU-seconds that it held.
-        cached: Fraction that was found in a cache of the tokens that an earlier prompt had too, 0-1.
+        target: Requirements from which the schedule was computed.
+        in_time: Fraction, 0-1, of requests that met all latency targets.
+        gpu_s: GPU-seconds that the fleet held.
+        cached: Fraction, 0-1, of the repeated prompt tokens that was found in a cache.
     """
 
     target: ScheduleTarget
@@ -40,12 +40,16 @@ class Foresight:
 
     @property
     def rank(self) -> tuple[float, float]:
-        """The lower the better: GPUs where the target is reached, else the shortfall in thousandths, then GPUs."""
+        """Sort key; the lowest is the best.
+
+        Schedules that reach `TARGET` come first, by their GPU-seconds. The others follow by the fraction that they miss (to three
+        decimals), then by their GPU-seconds.
+        """
         return (0.0 if self.in_time >= TARGET else 1.0 - round(self.in_time, 3)), self.gpu_s
 
 
 def with_schedule(scenario: Scenario, requests: Sequence[TraceRequest], target: ScheduleTarget) -> Scenario:
-    """Return the scenario whose oracle knows its schedule."""
+    """Return the scenario with the schedule for ``target`` set in its oracle's parameters."""
     planner = scenario.planner
     assert planner is not None  # noqa: S101 - an oracle is a planner
     known = OracleParameters(schedule(requests, scenario, target))
@@ -53,12 +57,12 @@ def with_schedule(scenario: Scenario, requests: Sequence[TraceRequest], target: 
 
 
 def search(scenario: Scenario, requests: Sequence[TraceRequest]) -> Foresight:
-    """Return the cheapest schedule that serves the target's share in time, else the one that serves most.
+    """Return the cheapest schedule that serves `TARGET` on time, or else the one that serves the most.
 
-    Of the schedules that follow the load, in order of cost, five or so are simulated, by halving the way to the cheapest that
-    reaches the target: more GPUs do not always serve more. They count nothing as cached; where the best of them found
-    prefixes in caches, as many again are made with that fraction of cached tokens. Then fleets that are held, as far as they are
-    cheaper.
+    Candidates that follow the load are sorted by cost, and a binary search for the cheapest one that reaches the target simulates
+    about five of them; it is approximate, since more GPUs do not always serve more. These candidates assume no cached tokens. If the
+    best of them found prefixes in caches, the search is repeated with that fraction of cached tokens. Finally, constant fleets are
+    simulated if they are cheaper.
     """
     shared = sum(shared_tokens(requests))
 
@@ -93,7 +97,7 @@ def search(scenario: Scenario, requests: Sequence[TraceRequest]) -> Foresight:
 
 
 def _held(scenario: Scenario, requests: Sequence[TraceRequest]) -> list[ScheduleTarget]:
-    """Return the fleets that are just enough for the mean load, and up to two entry workers more."""
+    """Return constant fleets that are just large enough for the mean load, with up to two more prefill (or aggregated) workers."""
     busy = int(requests[-1].arrival_s) + 1
     mean = [
         math.ceil(float(need[:busy].mean()))
@@ -116,7 +120,7 @@ def _by_cost(
 
 
 def scheduled_gpu_s(scenario: Scenario, until_s: float) -> float:
-    """Return the GPU-seconds that an oracle's schedule asks for until a time."""
+    """Return the GPU-seconds that the schedule of the scenario's oracle requests from time 0 until ``until_s``."""
     assert scenario.planner is not None  # noqa: S101 - an oracle is a planner
     total = 0.0
     for role, sizes in scenario.planner.parameters_as(OracleParameters).schedule.items():
@@ -127,7 +131,10 @@ def scheduled_gpu_s(scenario: Scenario, until_s: float) -> float:
 
 
 def foreseen(scenario: Scenario, requests: Sequence[TraceRequest]) -> Scenario:
-    """Return the scenario with the oracle's schedule, where an oracle plans; any other as it is."""
+    """Return the scenario with the best schedule for its oracle; unchanged if its planner is not an oracle.
+
+    This runs several complete simulations.
+    """
     if scenario.planner is None or not scenario.planner.policy.is_oracle:
         return scenario
     return with_schedule(scenario, requests, search(scenario, requests).target)

@@ -1,4 +1,4 @@
-"""Shows a sweep's results: tables for a terminal, JSON and pictures."""
+"""Formats a sweep's results: tables for a terminal, JSON, and charts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Row = Mapping[str, Any]
 
 
 def number(value: float | None, decimals: int = 2) -> str:
-    """Return a plain number, ``-`` when unknown."""
+    """Return a number with the given decimals, or ``-`` if it is None."""
     return "-" if value is None else f"{value:.{decimals}f}"
 
 
@@ -47,7 +47,7 @@ _ROUTERS: Final[Mapping[str, Callable[[Row], str]]] = {
 }
 COLUMNS: Final = tuple(_ROUTERS)
 _TOO_WIDE: Final = frozenset(("seeds' range", "busiest", "GPU-h"))
-"""Columns that a terminal of 80 letters has no room for."""
+"""Columns that are left out of the table, so that it fits into a terminal of 80 characters."""
 
 _PLANNERS: Final[Mapping[str, Callable[[Row], str]]] = {
     "planner": lambda row: row["label"],
@@ -61,7 +61,7 @@ _PLANNERS: Final[Mapping[str, Callable[[Row], str]]] = {
     "lost": lambda row: str(row["lost"]),
 }
 _REGRETS: Final = {"oracle": "/ oracle", "oracle-one-step": "/ 1-step"}
-"""Columns of GPU-hours as a multiple of an oracle's, by its name."""
+"""Columns for GPU-hours as a multiple of an oracle's, by the oracle's mode."""
 
 _TIERS: Final[Mapping[str, Callable[[Row], str]]] = {
     "ok": lambda tier: str(tier["ok"]),
@@ -75,12 +75,15 @@ _TIERS: Final[Mapping[str, Callable[[Row], str]]] = {
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """Return one summary row as `COLUMNS`."""
+    """Return the texts of one summary row, one per column of `COLUMNS`."""
     return tuple(read(row) for read in _ROUTERS.values())
 
 
 def goodput_text(row: dict[str, Any]) -> str:
-    """Return a goodput with its range over the seeds; ``>=`` where no rate missed the share."""
+    """Return a goodput with its range over the seeds.
+
+    It starts with ``>=`` if some seed reached the required fraction at every simulated rate, so that its goodput is a lower bound.
+    """
     if row["goodput_rps"] is None:
         return "below the lowest rate"
     sign = ">= " if row["is_lower_bound"] else ""
@@ -90,7 +93,10 @@ def goodput_text(row: dict[str, Any]) -> str:
 
 
 def scoreboard(result: dict[str, Any]) -> RenderableType:
-    """Return the summary, sorted by rate and share on time, and every policy's goodput where rates were swept."""
+    """Return the summary as tables for a terminal, sorted by rate and fraction on time, with every policy's goodput if rates were swept.
+
+    ``result`` is the result of `plan.run_plan`.
+    """
     if result["compares_planners"]:
         return _planners(result)
     shown = [place for place, name in enumerate(COLUMNS) if name not in _TOO_WIDE]
@@ -114,10 +120,10 @@ def scoreboard(result: dict[str, Any]) -> RenderableType:
 
 
 def _table(names: Sequence[str], *, title: str | None = None, caption: str | None = None) -> Table:
-    """Return a table without rows; its texts are on the left, its figures on the right."""
+    """Return a table without rows; its first column is left-aligned, and columns of figures are right-aligned."""
     table = Table(title=title, caption=caption, box=None, padding=(0, 1, 0, 0), caption_justify="left")
     for place, name in enumerate(names):
-        # On a narrow terminal a policy's name is folded; a figure is never cut.
+        # On a narrow terminal a policy's name wraps; a figure is never cut.
         table.add_column(
             name,
             justify="left" if place == 0 or name == "tier" else "right",
@@ -154,7 +160,7 @@ def _planners(result: dict[str, Any]) -> RenderableType:
 
 
 def _continued(rows: Sequence[Row]) -> list[Text]:
-    """Return a line of each row whose workers broke streams off that continued elsewhere."""
+    """Return one line for each row in which streams were continued on another worker."""
     lines = ((row["label"], _rate(row), row["continued"]) for row in rows)
     return [
         Text(f"{policy}, {rate} req/s: {count} streams continued on another worker")
@@ -191,20 +197,24 @@ RESULT_FILE: Final = "simulate.json"
 
 
 def to_json(value: Mapping[str, Any]) -> bytes:
-    """Return JSON with keys in the order of the mapping; the same value gives the same bytes."""
+    """Return indented JSON with keys in the order of the mapping; equal values give equal bytes."""
     option = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
     return orjson.dumps(value, default=_manifest_keys, option=option)
 
 
 def _manifest_keys(value: object) -> dict[str, Any]:
-    """Return a section of a manifest with all its keys, as it is in a scenario."""
+    """Return a section of a manifest with all its keys, defaults included."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", by_alias=True)
     raise TypeError(type(value).__name__)
 
 
 def open_directory(directory: Path) -> None:
-    """Make the folder, before anything is computed."""
+    """Create the output folder, so that a wrong path is reported before the simulation starts.
+
+    Raises:
+        ConfigError: the folder cannot be created, or the packages for charts are not installed.
+    """
     require_plots()
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -213,7 +223,16 @@ def open_directory(directory: Path) -> None:
 
 
 def write(result: Mapping[str, Any], recordings: Mapping[str, Recording], directory: Path) -> list[Path]:
-    """Write everything and return the files."""
+    """Write the JSON result and the charts, and return the paths of the files.
+
+    Args:
+        result: Result of `plan.run_plan`.
+        recordings: One recorded run by policy label, for charts.
+        directory: Folder to write to.
+
+    Raises:
+        PenstockError: a file cannot be written.
+    """
     from penstock.simulator.charts import draw_all  # noqa: PLC0415 - matplotlib is an extra
 
     try:
@@ -224,7 +243,11 @@ def write(result: Mapping[str, Any], recordings: Mapping[str, Recording], direct
 
 
 def write_result(result: Mapping[str, Any], directory: Path) -> Path:
-    """Write the JSON atomically, so that no reader sees half of it, and return its file."""
+    """Write the result as `RESULT_FILE`, and return its path. The file is replaced atomically, so no reader sees a partial file.
+
+    Raises:
+        PenstockError: the file cannot be written.
+    """
     path = directory / RESULT_FILE
     try:
         with NamedTemporaryFile(dir=directory, prefix=f".{RESULT_FILE}-", delete=False) as stream:

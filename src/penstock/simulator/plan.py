@@ -1,4 +1,4 @@
-"""What `penstock simulate` takes, and the runs that it and a manifest make; runs them; gathers the result."""
+"""Options of `penstock simulate`, the runs that they and a manifest describe, and the combined result of these runs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ DEFAULT_TRACE = "mooncake"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions:
-    """The command line's options, by their names; None where not given, ``admission`` without what was not."""
+    """Options of the command line, by their names. An option that is not set is None; ``admission`` holds only the flags that are set."""
 
     trace: str = flag(
         "A trace file (JSON lines as Mooncake's, AIPerf's or Bailian's; CSV as Azure's, BurstGPT's, splitwise-sim's or ServeGen's), the "
@@ -207,13 +207,19 @@ class SimulateOptions:
 DEFAULT_PROFILE = "a100-llama-8b-bf16-tp1"
 DEFAULT_REPLICAS = 4
 MAX_ROUTERS = 256
-"""Chosen: each knows all workers, so that memory grows with both."""
+"""Maximum number of simulated routers. Chosen: each tracks all workers, so memory grows with routers times workers."""
 _SIMPLE = {model.name: model for model in (DUALMAP_7B, DUALMAP_14B)}
 
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What will be run."""
+    """Runs to simulate.
+
+    Attributes:
+        runs: One entry per policy, planner, rate and seed.
+        notes: Sentences about the workload for the reader.
+        compares_planners: Whether several planners are compared.
+    """
 
     runs: tuple[RunSpec, ...]
     notes: tuple[str, ...]
@@ -223,11 +229,16 @@ class RunPlan:
 def make_plan(
     options: SimulateOptions, *, graph: GraphDeployment | None = None, trace: Trace | None = None
 ) -> RunPlan:
-    """Return the runs that the options ask for; ``graph`` and ``trace`` replace the files that they name.
+    """Return the runs that the options describe.
+
+    Args:
+        options: Options of the command line.
+        graph: Graph that replaces the file ``options.manifest``; None reads that file, if it is set.
+        trace: Trace that replaces ``options.trace``; None reads that one.
 
     Raises:
-        ConfigError: options contradict each other or the manifest, or name something unknown.
-        InvalidSpecError: the manifest is wrong.
+        ConfigError: options contradict each other or the manifest, or contain an unknown name.
+        InvalidSpecError: the manifest is invalid.
     """
     if graph is None and options.manifest is not None:
         graph = load_graph(options.manifest)
@@ -278,7 +289,7 @@ def make_plan(
 
 
 def _slo(options: SimulateOptions, graph: GraphDeployment | None) -> SloConfig:
-    """Return the manifest's targets, or the defaults, with what the options say in their place."""
+    """Return the latency targets of the manifest, or the defaults, overridden by the options."""
     base = SloConfig() if graph is None else graph.spec.slo
     return base.with_given(ttft_s=options.ttft_slo_s, itl_s=options.itl_slo_s, attainment=options.attainment)
 
@@ -302,13 +313,24 @@ def run_plan(
     journal: CellJournal | None = None,
     on_done: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
-    """Run everything and return the result as plain data, the same for the same plan."""
+    """Run all runs of a plan and return the result as plain data; the same plan gives the same result.
+
+    Args:
+        plan: Runs to simulate.
+        processes: Number of processes on this machine; None starts one per core.
+        on: Dask cluster, see `executors.open_executor`; None uses processes of this machine.
+        journal: Journal of finished runs, which are not repeated; None repeats all.
+        on_done: Callback that receives the number of finished runs.
+
+    Raises:
+        PenstockError: a run failed, or the executor's processes or cluster are gone.
+    """
     with open_executor(processes=processes, cells=len(plan.runs), on=on) as executor:
         return _result_of(plan, run_all(figures_of, plan.runs, executor, journal=journal, on_done=on_done))
 
 
 def _result_of(plan: RunPlan, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the result of a plan's runs, whose figures are in the plan's order."""
+    """Return the combined result of a plan; ``runs`` are the figures in the order of the plan's runs."""
     first = plan.runs[0]
     workload = prepare(first.workload, seed=first.seed, qps=first.qps)
     router = first.scenario.router.model_copy(update={"policy": "(each)"})
@@ -341,14 +363,15 @@ def _result_of(plan: RunPlan, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def routers_label(policy: str, count: int) -> str:
-    """Return the label of a policy's runs with one of several numbers of routers."""
+    """Return the label of a policy's runs with ``count`` routers, used if several numbers of routers are compared."""
     return f"{policy}, {count} router{'' if count == 1 else 's'}"
 
 
 def shares_by_routers(summary: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return each policy's share in time by its number of routers, by rate; empty unless several numbers were run.
+    """Return one row per policy and rate with the fraction of requests on time for each number of routers.
 
-    ``behind_best`` is the largest gap to the best policy of the same rate and number, a fraction.
+    Returns an empty list unless several numbers of routers were simulated. ``in_time`` is keyed by the number of routers as text.
+    ``behind_best`` is the largest difference, as a fraction, to the best policy at the same rate and number of routers.
     """
     if len({row["router_count"] for row in summary}) < 2:
         return []
@@ -371,7 +394,7 @@ def shares_by_routers(summary: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
 
 
 def record(plan: RunPlan) -> dict[str, Recording]:
-    """Return one recorded run of each policy, for pictures: the first seed at the last rate."""
+    """Return one recorded run by policy label, for charts: the first seed at the last rate. The runs are simulated again."""
     last = plan.runs[-1].qps
     return {spec.label: simulate(spec)[0] for spec in plan.runs if (spec.qps, spec.seed) == (last, 0)}
 
@@ -397,7 +420,7 @@ def _notes(
 
 
 def _router(options: SimulateOptions, policy: str, graph: GraphDeployment | None) -> RouterConfig:
-    """Return the manifest's router section, or one whose queue has no bounds, with what the options say in its place."""
+    """Return the manifest's router section, or one with an unbounded queue, overridden by the options."""
     base = unbounded_router(policy) if graph is None else graph.spec.router
     queue: dict[str, Any] = {
         "order": options.queue_order,
@@ -414,7 +437,7 @@ def _router(options: SimulateOptions, policy: str, graph: GraphDeployment | None
     }
     if options.no_rebalance:
         section["dualmap"] = base.dualmap.model_copy(update={"rebalance": False})
-    # Another policy has other parameters.
+    # The manifest's policy parameters are only valid for its own policy.
     parameters = base.policy_parameters if policy == base.policy else None
     return base.model_copy(update={**_given(section), "policy_parameters": parameters})
 
@@ -486,7 +509,7 @@ def _model(options: SimulateOptions, base: Model) -> Model:
 def _policy_names(options: SimulateOptions, graph: GraphDeployment | None) -> tuple[str, ...]:
     text = options.policy
     if text is None:
-        # Planners are compared under one router, routers under one planner.
+        # Planners are compared with one router policy, and router policies with one planner.
         single = RouterConfig().policy if graph is None else graph.spec.router.policy
         text = single if len(options.planners) > 1 or ALL in options.planners else ALL
     names = policy_names() if text == ALL else tuple(filter(None, text.split(",")))

@@ -1,6 +1,6 @@
-"""Drives the planner's core in virtual time: its observations, its targets, and the faults of either.
+"""Runs the planner's core in virtual time: its observations, its scaling requests, and faults of either.
 
-A planner with a ledger comes back from a restart with everything it knew, and rolls scale-ups back.
+A planner with a ledger keeps all its state over a restart, and rolls failed scale-ups back.
 """
 
 from __future__ import annotations
@@ -37,26 +37,27 @@ _SOURCE = "simulator"
 _TIMELINE = "simulated"
 
 ScalePool = Callable[[Scale | Switch], str | None]
-"""Carries a change of pools out; returns why it was refused, None if it was not."""
+"""Callback that applies a change of replicas or a switch of roles. It returns the reason if the change is refused, else None."""
 
 DEADLINE_S = 600.0
-"""The default of the planner's ``--adjustment-deadline``."""
+"""Default of the planner's ``--adjustment-deadline``, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedObservation:
-    """What one tick sees.
+    """What the planner observes at one tick.
 
     Attributes:
-        is_adjusting: A replica asked for is not ready yet, or one is draining; a dead one that comes back is
+        pools: Replica counts by role.
+        is_adjusting: Whether a requested replica is not ready yet, or a replica is draining or switching. A dead replica that restarts is
             not an adjustment.
-        kv: KV usage fraction by ready decode (or aggregated) worker; None when not scraped yet.
-        waiting: Requests that wait for prefill, NaN when unknown; None in aggregated simulations.
-        age_s: Age of the readings.
-        demand: At the frontend since the last pull; None when unknown.
-        worker_waiting: Requests that wait inside, by ready decode (or aggregated) worker; None when unknown.
-        never_ready: Why a replica of the role will not become ready, by role.
-        max_age_s: Age above which the readings are stale.
+        kv: KV usage, 0-1, by name of each ready decode (or aggregated) worker; None if a worker's metrics are not available.
+        waiting: Number of requests that wait for prefill; NaN if unknown, None in aggregated simulations.
+        age_s: Age of the gauges, in seconds.
+        demand: Requests at the frontend since the last observation; None if unknown.
+        worker_waiting: Number of requests that wait inside each ready decode (or aggregated) worker; None if unknown.
+        never_ready: Reason for which a replica will not become ready, for each role with such a replica.
+        max_age_s: Age in seconds above which the gauges count as stale.
     """
 
     pools: Mapping[Role, PoolCounts]
@@ -70,7 +71,7 @@ class SimulatedObservation:
     max_age_s: float = PlannerPatience().max_age_s
 
     def pull(self, now_s: float) -> Pull:
-        """Return the metrics as the live loop would have read them at ``now_s``."""
+        """Return the observation as the metrics that the live planner would have scraped at ``now_s``."""
 
         def reading(value: float | None, upper: float | None = None) -> Reading:
             return assess(value, age_s=self.age_s, max_age_s=self.max_age_s, source=_SOURCE, upper=upper)
@@ -89,11 +90,15 @@ class SimulatedObservation:
 
 
 OnDecision = Callable[[Decision], None]
-"""Called with every decision that was taken, holds included."""
+"""Callback that receives every decision of the planner, those without a change included."""
 
 
 class VirtualPlanner:
-    """Runs one planner on the kernel's time; decisions are passed on and not kept."""
+    """Runs one planner in virtual time. Decisions are passed to a callback and are not stored.
+
+    Attributes:
+        next_s: Time of the planner's next tick.
+    """
 
     def __init__(
         self,
@@ -112,11 +117,17 @@ class VirtualPlanner:
         self._start(0.0, first_sequence=0)
 
     def learnt(self, now_s: float) -> Memory:
-        """Return the initial state for another graph's planner."""
+        """Return the learned state at ``now_s`` from which another graph's planner can start."""
         return carried(resumed(self._core.decided, -now_s, 0.0).memory)
 
     def tick(self, now_s: float, seen: SimulatedObservation, scale: ScalePool) -> None:
-        """Run the due actions."""
+        """Run one tick of the planner: observe, decide and scale.
+
+        Args:
+            now_s: Current simulated time; must be `next_s`.
+            seen: The observation.
+            scale: Callback that applies replica changes.
+        """
         config = self._settings.config
         answer: Answer = TargetState(
             seen.pools,
@@ -141,22 +152,27 @@ class VirtualPlanner:
         return replace(seen.pull(now_s), wall_s=wall_s)
 
     def restart(self, now_s: float) -> None:
-        """Replace the process: one with a ledger continues, one without begins from nothing."""
+        """Restart the planner's process. A planner with a ledger continues; one without loses its state."""
         if not self._settings.config.policy.has_ledger:
             self._start(now_s, first_sequence=self._core.decided.sequence)
 
     def miss(self, now_s: float) -> None:
-        """Skip a tick: the process is down, and its unsaved state is lost."""
+        """Skip a tick because the process is down; a planner without a ledger loses its state."""
         self.restart(now_s)
         self._follow(self._core.answer(None, now_s))
 
     def set_budget(self, gpus: int) -> None:
-        """Plan with another GPU budget from now on."""
+        """Set the planner's GPU budget from now on."""
         config = replace(self._settings.config, max_gpu_budget=gpus)
         self._core.settings = self._settings = replace(self._settings, config=config)
 
     def set_grant(self, gpus: int, note: str) -> None:
-        """Plan with another grant of a pool from now on, and with who holds what the graph lacks there."""
+        """Set the GPUs granted by the pool from now on.
+
+        Args:
+            gpus: The grant.
+            note: Sentence that names the graphs holding GPUs which this graph lacks.
+        """
         config = replace(self._settings.config, grant=gpus, grant_note=note)
         self._core.settings = self._settings = replace(self._settings, config=config)
 
@@ -174,20 +190,20 @@ class VirtualPlanner:
 
 
 UNPLACED_AFTER_S = 15.0
-"""The Kubernetes backend's ``--unschedulable-after``: from then on a pod without a node has failed."""
+"""Seconds after which a replica without a node counts as failed; the Kubernetes backend's ``--unschedulable-after``."""
 
 UNPLACED = "unschedulable: no node has the GPUs"
 
 
 @dataclass(slots=True)
 class TakenDecisions:
-    """What a run keeps of its decisions; with all their steps those of a week would fill a gigabyte.
+    """The data of a run's decisions that the evaluation needs. Complete decisions of a simulated week would take a gigabyte.
 
     Attributes:
-        count: Of all, holds included.
-        changed: Those that change a role.
-        shares: (time, shares in time, served and predicted) of those that know both.
-        bid: Of the newest that bids for a pool's GPUs: GPUs of each replica, in order of need.
+        count: Number of decisions, those without a change included.
+        changed: Decisions that change a role's replicas.
+        shares: Time and fraction of requests on time, observed and predicted, of each decision that has both.
+        bid: Newest request for a pool's GPUs: the GPU count of every wanted replica, the most urgent first.
     """
 
     count: int = 0
@@ -196,7 +212,7 @@ class TakenDecisions:
     bid: tuple[int, ...] = ()
 
     def add(self, decision: Decision) -> None:
-        """Keep what is read later."""
+        """Extract and store the data of a decision."""
         self.count += 1
         if not decision.is_hold:
             self.changed.append(decision)
@@ -206,12 +222,12 @@ class TakenDecisions:
 
 
 class Control:
-    """Runs one planner in a run.
+    """Runs the planner of a simulation.
 
     Attributes:
         planner: The planner.
-        taken: What is kept of its decisions.
-        listeners: Called with every decision, after it was kept.
+        taken: Stored data of its decisions.
+        listeners: Callbacks that receive every decision, after it was added to ``taken``.
     """
 
     def __init__(
@@ -221,6 +237,14 @@ class Control:
         scale: Callable[[Role, int], None],
         switch: Callable[[Role, Role, int], None],
     ) -> None:
+        """Create the planner.
+
+        Args:
+            state: State of the simulation.
+            config: Configuration of the planner.
+            scale: Callback that sets the number of replicas of a role.
+            switch: Callback that moves a number of workers from the first role to the second.
+        """
         self._state = state
         self._scale_pool = scale
         self._switch = switch
@@ -240,7 +264,7 @@ class Control:
         self._known: SimulatedObservation | None = None
 
     def start(self) -> None:
-        """Schedule the first pull and the restarts."""
+        """Schedule the planner's first tick, its restarts, and the budget changes of the scenario."""
         kernel, faults = self._state.kernel, self._scenario.faults
         kernel.at(self.planner.next_s, Order.PLANNER, self._tick)
         for at_s in faults.restarts:
@@ -268,7 +292,7 @@ class Control:
         else:
             self._scale_pool(asked.change.role, asked.change.desired)
 
-    # -- what a pull sees -----------------------------------------------------------------------------
+    # -- observations ---------------------------------------------------------------------------------
 
     def _observation(self, now_s: float) -> SimulatedObservation:
         true = self._true_observation(now_s)
@@ -328,7 +352,7 @@ _VALUES = {
 
 
 def _with_every_value(seen: SimulatedObservation, value: float | None) -> SimulatedObservation:
-    """Return the observation with every gauge replaced; counters that went wrong give no demand."""
+    """Return the observation with every gauge replaced by ``value``, and without demand, since its counters are wrong, too."""
     queue = float("nan") if value is None else value
     return replace(
         seen,

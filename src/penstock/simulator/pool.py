@@ -1,7 +1,7 @@
-"""Several graphs that share the GPUs of a pool, in one virtual time: their planners bid, the live allocator grants.
+"""Simulates several graphs that share the GPUs of a pool: their planners bid, and the live allocator grants.
 
-Every second the pool counts what each graph holds and takes the bid of its planner's last decision. A grant reaches planner and
-fleet at once. After every event the GPUs of all workers are compared with the pool's.
+Every second the pool counts the GPUs that each graph holds, and takes the bid of its planner's last decision. A grant takes effect
+immediately. After every event the GPUs of all workers are compared with the pool's.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ from penstock.simulator.simulation import CutDrain, Simulation
 from penstock.workload.traces import TraceRequest
 
 POOL_TICK_S: Final = 1.0
-"""Between two allocations; as often as planners pull metrics."""
+"""Seconds between two allocations; planners scrape metrics at the same interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class PooledGraph:
-    """One graph of a pool.
+    """One graph of a simulated pool.
 
     Attributes:
-        scenario: With a planner and without a GPU budget of its own.
-        guaranteed, most, priority: As of `GraphBid`.
+        scenario: Scenario of the graph, with a planner and without a GPU budget.
+        requests: Requests in order of arrival.
+        guaranteed: Number of GPUs that the pool guarantees to the graph.
+        most: Maximum number of GPUs that the graph may hold.
+        priority: Priority for GPUs above the guarantee; the highest borrows first.
     """
 
     scenario: Scenario
@@ -41,17 +44,18 @@ class PooledGraph:
 
     @property
     def starts_with(self) -> int:
-        """GPUs at time 0."""
+        """Number of GPUs held at time 0."""
         return sum(pool.replicas * pool.gpus for pool in self.scenario.pools)
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSample:
-    """One allocation.
+    """One allocation of the pool's GPUs.
 
     Attributes:
-        held: GPUs of existing workers just before it, by graph, draining ones included.
-        grants: What each graph may hold from then on, wants, and is to have.
+        at_s: Time of the allocation.
+        held: GPUs of existing workers just before it, draining ones included, by graph.
+        grants: Grant of each graph from that time on.
     """
 
     at_s: float
@@ -61,7 +65,13 @@ class PoolSample:
 
 @dataclass(frozen=True, slots=True)
 class PoolRun:
-    """What happened: a recording of each graph, every allocation, and by graph the drains that were cut."""
+    """Result of a pool's run.
+
+    Attributes:
+        recordings: Recording of each graph, by its name.
+        samples: All allocations in order of time.
+        cuts: Drains that were cut short to return GPUs to the pool, by graph.
+    """
 
     recordings: Mapping[str, Recording]
     samples: Sequence[PoolSample]
@@ -70,7 +80,13 @@ class PoolRun:
 
 @dataclass(slots=True)
 class _Member:
-    """A graph while it runs."""
+    """A graph during the run.
+
+    Attributes:
+        bid: GPU count of every replica that its planner wants, the most urgent first.
+        acts_under: Serial number and note of the grant that it received last.
+        cuts: Drains that were cut short so far.
+    """
 
     graph: PooledGraph
     simulation: Simulation
@@ -79,7 +95,7 @@ class _Member:
     cuts: list[CutDrain] = field(default_factory=list)
 
     def take_bid(self) -> GraphBid:
-        """Return what the planner's last decision that could observe bids for."""
+        """Return the graph's bid, from the newest decision of its planner that had observations."""
         assert self.simulation.control is not None  # noqa: S101 - checked where it was made
         self.bid = self.simulation.control.taken.bid or self.bid
         held = self.simulation.fleet.gpus
@@ -88,14 +104,14 @@ class _Member:
         )
 
     def act_under(self, grant: Grant, note: str) -> None:
-        """Act under a grant from now on; ``note`` says who holds what the graph lacks."""
+        """Deliver a grant to the graph if it has changed; ``note`` names the graphs that hold GPUs which this one lacks."""
         if (grant.serial, note) != self.acts_under:
             self.acts_under = (grant.serial, note)
             self.simulation.set_grant(grant.gpus, note)
 
 
 class PoolSimulation:
-    """One run of a pool."""
+    """One run of several graphs that share a pool."""
 
     def __init__(
         self,
@@ -106,6 +122,15 @@ class PoolSimulation:
         allocator: Allocator = allocate,
         reclaim_s: float | None = None,
     ) -> None:
+        """Set up the graphs at time 0.
+
+        Args:
+            terms: Size of the pool and rules for sharing it.
+            graphs: Graphs by name.
+            changes: Changes of the pool's GPUs during the run.
+            allocator: Function that divides the GPUs.
+            reclaim_s: Seconds after which a drain is cut short if its graph holds more than its grant; None never cuts drains.
+        """
         self._terms = terms
         self._reclaim_s = reclaim_s
         self._changes = changes
@@ -118,10 +143,10 @@ class PoolSimulation:
         self._samples: list[PoolSample] = []
 
     def run(self) -> PoolRun:
-        """Run until every graph's jobs have ended.
+        """Run until all jobs of every graph have ended.
 
         Raises:
-            BudgetExceededError: The workers of all graphs held more GPUs than the pool has.
+            BudgetExceededError: the workers of all graphs held more GPUs than the pool has.
         """
         simulations = [each.simulation for each in self._members.values()]
         for member in self._members.values():
@@ -151,7 +176,7 @@ class PoolSimulation:
         self._kernel.at(now_s + POOL_TICK_S, Order.POOL, self._tick)
 
     def _share_out(self) -> PoolSample:
-        """Observe every graph, share the pool out, and let the graphs act under their grants."""
+        """Collect every graph's bid, divide the pool's GPUs, and deliver the grants."""
         now_s = self._kernel.now_s
         bids = self._observe()
         grants, self._state = self._allocate(self._terms, bids, self._state, now_s)
@@ -169,7 +194,7 @@ class PoolSimulation:
             member.cuts += member.simulation.cut_drains(self._reclaim_s)
 
     def _status(self, name: str, lacks: str) -> str:
-        """Return what the pool says to a graph: who holds what it lacks, and that its last drain was cut."""
+        """Return the pool's message to a graph: the graphs holding GPUs that it lacks, and whether its last drain was cut short."""
         cuts = self._members[name].cuts
         if not cuts or self._reclaim_s is None:
             return lacks
@@ -181,13 +206,13 @@ class PoolSimulation:
         return sum(fleet.gpus for fleet in self._fleets)
 
     def _resize(self, gpus: int) -> None:
-        """Change the pool: what exists above it drains, and no worker joins before."""
+        """Change the pool's GPUs: workers above the new number drain, and no worker joins before."""
         self._terms, self._tolerated = replace(self._terms, gpus=gpus), self._held
         self._share_out()
 
     def _check(self) -> None:
         held = self._held
-        # What a smaller pool found above it may only become less.
+        # GPUs held above a reduced pool must not increase.
         self._tolerated = min(self._tolerated, held)
         if held > max(self._terms.gpus, self._tolerated):
             raise BudgetExceededError(f"{held} GPUs are held, the pool has {self._terms.gpus}")

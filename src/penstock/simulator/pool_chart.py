@@ -1,4 +1,4 @@
-"""Draws a pool's run with matplotlib (the extra ``plots``): what its graphs held and wanted over time."""
+"""Draws a pool's run with matplotlib (the extra ``plots``): the GPUs that its graphs held and wanted over time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,17 @@ from penstock.report.drawing import BLACK, GREY, LINE_COLOURS, blank_figure, leg
 from penstock.simulator.pool import PoolRun
 
 _ROW_INCHES: Final = 1.5
-"""Minimum height of each graph's axes, so that their labels do not overlap."""
+"""Minimum height of each graph's axes in inches, so that their labels do not overlap."""
 
 
 def draw_pool(result: Mapping[str, Any], run: PoolRun, path: Path) -> list[Path]:
-    """Write the picture and return its path."""
+    """Write the chart of a pool's run to ``path``, and return the written path in a list.
+
+    Args:
+        result: Result of `pool_plan.pool_result`.
+        run: The run.
+        path: PNG file to write.
+    """
     figure = blank_figure(f"GPUs of pool {result['pool']['name']}")
     rows = 1 + len(result["graphs"])
     figure.set_figheight(max(figure.get_figheight(), _ROW_INCHES * rows))

@@ -1,4 +1,4 @@
-"""Writes a pool's run: its figures as JSON, its allocations as rows, and a picture of who held what."""
+"""Writes a pool's run: its figures as JSON, its allocations as JSON lines, and a chart of the GPUs held over time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,16 @@ PICTURE_FILE: Final = "pool.png"
 
 
 def write_pool(result: Mapping[str, Any], run: PoolRun, directory: Path) -> list[Path]:
-    """Write everything and return the files."""
+    """Write the figures, the allocations and the chart, and return the paths of the files.
+
+    Args:
+        result: Result of `pool_plan.pool_result`.
+        run: The run.
+        directory: Existing folder to write to.
+
+    Raises:
+        PenstockError: a file cannot be written.
+    """
     from penstock.simulator.pool_chart import draw_pool  # noqa: PLC0415 - matplotlib is an extra
 
     paths = [directory / name for name in (RESULT_FILE, SAMPLES_FILE)]

@@ -1,4 +1,4 @@
-"""`penstock simulate --pool`: what a pool's manifest, its graphs and their traces make, and the figures of the run."""
+"""`penstock simulate --pool`: builds the run from the pool's manifest, its graphs' manifests and their traces; reports its figures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,17 @@ SCHEMA: Final = "penstock-pool/1"
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """One run of a pool."""
+    """One run of a pool.
+
+    Attributes:
+        name: Name of the pool.
+        terms: Size of the pool and rules for sharing it.
+        graphs: Graphs by name.
+        workloads: Workload of each graph, by its name.
+        notes: Sentences about the workloads for the reader.
+        changes: Changes of the pool's GPUs during the run.
+        reclaim_s: Seconds after which a drain is cut short if its graph holds more than its grant; None never cuts drains.
+    """
 
     name: str
     terms: PoolTerms
@@ -47,12 +57,18 @@ class PoolPlan:
 def make_pool_plan(
     options: SimulateOptions, pool_file: Path, manifests: Sequence[Path], traces: Sequence[str]
 ) -> PoolPlan:
-    """Return the run that a pool, its graphs' manifests and one trace for each ask for.
+    """Return the run of a pool.
+
+    Args:
+        options: Options of the command line, which hold for every graph.
+        pool_file: Manifest of the pool.
+        manifests: Manifests of the pool's graphs.
+        traces: One trace for each manifest, in the same order.
 
     Raises:
-        ConfigError: there is not one trace for each manifest, an option asks for several runs or a budget, or the graphs start
-            with more GPUs than the pool has.
-        InvalidSpecError: a manifest is wrong, or the pool does not fit its graphs.
+        ConfigError: the numbers of manifests and traces differ, two graphs have the same name, an option asks for several runs or for a
+            budget, or the graphs start with more GPUs than the pool has.
+        InvalidSpecError: a manifest is invalid, or the pool does not fit its graphs.
     """
     _check(options, manifests, traces)
     pool, graphs = load_pool(pool_file), [load_graph(file, draws=True) for file in manifests]
@@ -124,10 +140,14 @@ def _of_graph(options: SimulateOptions, trace: str, graph: GraphDeployment) -> S
 def pool_result(plan: PoolPlan, run: PoolRun) -> dict[str, Any]:
     """Return the figures of each graph and of the pool as plain data.
 
-    Of a graph, ``borrowed_gpu_hours`` are above its guarantee, ``lacked_s`` the seconds in which it held less of its
-    guarantee than it wanted, ``gave_back`` how often its grant was lowered below what it wanted,
-    ``lost`` the requests that were taken and failed; of ``cut`` drains, which lasted longer than reclaim.graceSeconds, how many,
-    the requests that their workers had, and how many of those were lost.
+    The keys of a graph include:
+        guaranteed: GPUs that the pool guarantees to the graph.
+        lost: Number of requests that were accepted and failed.
+        borrowed_gpu_hours: GPU-hours held above the guarantee.
+        lacked_s: Seconds in which it held less of its guarantee than it wanted.
+        gave_back: Number of times that its grant was lowered below the GPUs that it wanted.
+        cut: Drains that were cut short after reclaim.graceSeconds: their number, the requests on their workers, and the number of those
+            requests that failed.
     """
     rows = [_row(name, graph, plan, run) for name, graph in plan.graphs.items()]
     held = [sum(sample.held.values()) for sample in run.samples]
@@ -197,7 +217,7 @@ def _gave_back(samples: Sequence[PoolSample], name: str) -> int:
 
 
 def pool_table(result: Mapping[str, Any]) -> RenderableType:
-    """Return the result for a terminal."""
+    """Return the result of `pool_result` as a table for a terminal."""
     table = Table(box=None, padding=(0, 1, 0, 0), caption_justify="left", caption=_CAPTION)
     for place, name in enumerate(_COLUMNS):
         table.add_column(name, justify="right" if place else "left", no_wrap=place > 0, overflow="fold")

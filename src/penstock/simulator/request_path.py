@@ -1,6 +1,7 @@
-"""Drives the machine of each job (`penstock.router.core.request`) in virtual time: choose, send, stream, retry, end.
+"""Drives each job's state machine (`penstock.router.core.request`) in virtual time: choose, send, stream, retry, end.
 
-What the proxy does over HTTP happens here by calls: workers report stages, and each is an answer to the job's last step.
+The proxy does this over HTTP; here, function calls replace the messages. The simulated workers report stages, and each report is the
+answer to the job's last step.
 """
 
 from __future__ import annotations
@@ -44,19 +45,20 @@ from penstock.simulator.state import Scrapes, SimulationState
 from penstock.simulator.succession import Succession
 
 PATIENCE_S = 3600.0
-"""Chosen: how long after the last arrival the simulation continues; what has not ended then has failed."""
+"""Seconds after the last arrival for which the simulation continues; jobs that have not ended by then have failed. Chosen."""
 
 _DROPPED: Final = "dropped"
-"""The reason of a request that its engine can never serve."""
+"""Failure reason of a request that its engine can never serve."""
 _BEGAN: Final = Began(is_stream=True, may_go_on=True)
 
 
 class RequestPath:
-    """All jobs of one run on their ways.
+    """Moves all jobs of a run from arrival to end.
 
     Attributes:
-        heartbeats: The decode workers' leases.
-        open: Jobs that have not ended.
+        heartbeats: Sends the KV lease heartbeats of the decode workers.
+        open: Number of jobs that have not ended.
+        end_s: Time at which the simulation stops even if jobs are open.
     """
 
     def __init__(
@@ -67,7 +69,14 @@ class RequestPath:
         *,
         let_go: Callable[[SimulatedWorker], None],
     ) -> None:
-        """Begin; ``let_go`` is called with a worker that may be idle now."""
+        """Prepare the run's jobs.
+
+        Args:
+            state: State of the simulation.
+            succession: Decides which router picks workers.
+            chains: Source of the prefix keys.
+            let_go: Callback that receives a worker that may have become idle, so that it can be removed if it drains.
+        """
         scenario = state.scenario
         entry, retries = scenario.entry_role, scenario.router.retries
         self._plan = RequestPlan(
@@ -86,17 +95,17 @@ class RequestPath:
         self.end_s = PATIENCE_S + (state.jobs[-1].request.arrival_s if state.jobs else 0.0)
 
     def start(self) -> None:
-        """Read the workers' metrics from now on."""
+        """Start the periodic scrapes of the workers' metrics."""
         self._scrapes.start()
 
     def begin(self, job: Job) -> None:
-        """Let a job come to the picker."""
+        """Start a job at the router that picks workers. Does nothing if the job has ended already."""
         if job.outcome is None:
             job.machine = RequestMachine(self._plan, self._routers[-1].retries, job.tries, self._now_s)
             self._go_on(job, None)
 
     def apply(self, effects: Effects[Job]) -> None:
-        """Hand the jobs on that have got a worker, or a refusal."""
+        """Continue the jobs that the router's effects concern, each of which was assigned to a worker or refused."""
         reached: set[str] = set()
         for effect in effects:
             job = effect.item
@@ -107,7 +116,10 @@ class RequestPath:
                 self._go_on(job, effect.reason)
 
     def end(self, job: Job, outcome: JobOutcome) -> None:
-        """End a job, once."""
+        """End a job with an outcome. A job must be ended exactly once.
+
+        An orphan, whose client is gone with its router, ends as failed.
+        """
         assert job.outcome is None  # noqa: S101 - each job ends once
         job.outcome = JobOutcome.FAILED if job.is_orphan else outcome
         self._succession.left(job)
@@ -125,7 +137,10 @@ class RequestPath:
     # -- the machine's steps --------------------------------------------------------------------------
 
     def _go_on(self, job: Job, answer: Answer, reached: set[str] | None = None) -> None:
-        """Carry out what follows from an answer; ``reached`` are the workers that have just got a job."""
+        """Feed an answer to the job's machine, and carry out the steps that follow.
+
+        ``reached`` are the names of workers that have received a job in the same call of `apply`.
+        """
         machine = job.machine
         assert machine is not None  # noqa: S101 - it has begun, and has not ended
         effects: Effects[Job] = []
@@ -134,7 +149,7 @@ class RequestPath:
             step = machine.answer(answer)
             if job.is_orphan and self._needs_client(step):
                 step = machine.leave()
-            # Where a try has failed, jobs that wait continue with the next event.
+            # After a failed try, waiting jobs are dispatched with the next event.
             effects += self._carry_out(job, machine.steps, is_quiet=isinstance(answer, FailedTry | Problem))
             match step:
                 case Choose():
@@ -156,7 +171,7 @@ class RequestPath:
         self.apply(effects)
 
     def _needs_client(self, step: Asked | End) -> bool:
-        """Return whether a step is not taken for a client that is gone with its router."""
+        """Return whether a step is skipped if the client is gone with its router."""
         if isinstance(step, Choose):
             return step.role is not self._plan.entry
         return isinstance(step, Retry | ReadRest)
@@ -201,7 +216,7 @@ class RequestPath:
         self.apply(self._routers[-1].expire(self._now_s()))
 
     def _send(self, job: Job, reached: set[str] | None) -> bool:
-        """Return whether a job's worker has room for it, which it then gets."""
+        """Send a job to its assigned worker; return False if the worker has no capacity for it."""
         assignment = job.assignment
         assert assignment is not None  # noqa: S101 - it was just chosen
         worker = self._fleet[assignment.worker.name]
@@ -226,7 +241,7 @@ class RequestPath:
         if slot is SlotState.QUEUED:
             return True
         if reached is None or worker.name in reached:
-            # Requests reach a worker one after the other: an idle one begins with the first alone.
+            # Requests reach a worker one after the other, so an idle worker starts with the first one alone.
             self._kernel.at(self._now_s(), Order.MESSAGE, self._deliver_later, worker, job, job.attempt)
         else:
             reached.add(worker.name)
@@ -247,7 +262,7 @@ class RequestPath:
         job.handed_s = job.prefilled_s = None
 
     def _rest(self, job: Job) -> Rest:
-        """Return what a broken stream lacks; the next try's prompt has what was said."""
+        """Prepare the continuation of a broken stream: its prompt includes the tokens generated so far."""
         if job.said_tokens >= job.request.output_tokens:
             return Rest.NOTHING
         self._chains.extend(job)
@@ -258,7 +273,7 @@ class RequestPath:
         if end.kind is EndKind.SERVED:
             self.end(job, JobOutcome.OK)
         elif job.is_rest:
-            # Its client has the beginning.
+            # The client has received the first part of the stream.
             self._frontend.forget(job)
             self.end(job, JobOutcome.FAILED)
         elif end.kind is EndKind.ALL_BUSY and end.role is not None:
@@ -272,10 +287,10 @@ class RequestPath:
         else:
             self.end(job, JobOutcome.FAILED)
 
-    # -- what workers report --------------------------------------------------------------------------
+    # -- reports of workers ---------------------------------------------------------------------------
 
     def rearm(self, worker: SimulatedWorker) -> None:
-        """Schedule a worker's next wake-up; an older one becomes void."""
+        """Schedule the worker's next wake-up, and void the one scheduled before."""
         due_s = worker.server.next_s()
         worker.version += 1
         if due_s is not None:
@@ -322,7 +337,7 @@ class RequestPath:
             job.first_token_s = now_s
         self._go_on(job, _BEGAN)
         if job.machine is not None and job.machine.alone_at:
-            # Nothing kills here but what a scenario says; the tokens that clear a suspect live come at once.
+            # Workers die only as the scenario says, so a request suspected of crashing workers is cleared at its first token.
             job.machine.clear()
         if is_first:
             self._router_of(job).first_token(job, now_s)
@@ -356,7 +371,7 @@ class RequestPath:
         self._let_go(source)
 
     def _kv_lost(self, decoder: SimulatedWorker, job: Job) -> None:
-        """Try a job again whose KV did not reach its decode worker, if its router allows it."""
+        """Retry a job whose KV did not reach its decode worker, if its router allows it."""
         self._quit(decoder, job)
         self.rearm(decoder)
         self._go_on(job, Problem.KV_LOST)
@@ -364,7 +379,7 @@ class RequestPath:
     # -- deaths ---------------------------------------------------------------------------------------
 
     def take_from(self, worker: SimulatedWorker) -> list[Job]:
-        """Return the jobs of a worker that dies now, with what their clients have of its streams."""
+        """Return the jobs of a worker that dies now, after recording the tokens that their clients have received."""
         jobs, server, now_s = list(worker.jobs.values()), worker.server, self._now_s()
         for job in jobs:
             job.pending_tokens, job.broken_s = 0, now_s
@@ -374,13 +389,16 @@ class RequestPath:
         return jobs
 
     def lose(self, jobs: Iterable[Job]) -> None:
-        """Tell the routers that the worker of jobs has died; nothing is dispatched before they know who serves."""
+        """Report to the routers that the worker of these jobs has died.
+
+        Nothing is dispatched until the routers have the new list of workers.
+        """
         for job in jobs:
             self._frontend.lost(job)
             self._router_of(job).lost(job, self._now_s())
 
     def retry(self, jobs: Iterable[Job]) -> None:
-        """Continue jobs whose worker has died."""
+        """Retry or fail jobs whose worker has died, after `lose` and after the routers have the new list of workers."""
         for job in jobs:
             assert job.assignment is not None  # noqa: S101 - it was dispatched to that worker
             self._go_on(job, FailedTry(BROKEN, RetryScope.ANYWHERE, (job.assignment.worker,)))

@@ -1,4 +1,4 @@
-"""The routers of a simulation: the live router's state machine, driven in virtual time."""
+"""The routers of a simulation: the live router's core, driven in virtual time."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ from penstock.simulator.scenario import Fault, Faults
 
 
 class VirtualRouter:
-    """One router of a simulation: jobs in place of HTTP requests, the kernel's time in place of a clock.
+    """One router of a simulation, with jobs instead of HTTP requests and virtual time instead of a clock.
 
     Attributes:
-        retries: Its rules of trying again.
-        reads_usage: The policy compares the entry workers' gauges.
-        is_away: Its process is dead: it dispatches nothing.
+        core: The live router's core.
+        retries: Rules that decide whether a failed try is repeated.
+        reads_usage: Whether the routing policy or the admission thresholds use the scraped KV usage of the prefill (or aggregated) workers.
+        is_away: Whether its process is dead; it then dispatches nothing.
     """
 
     def __init__(
@@ -45,6 +46,15 @@ class VirtualRouter:
         faults: Faults = Faults(),  # noqa: B008 - frozen
         lease_s: float = inf,
     ) -> None:
+        """Create a router without workers.
+
+        Args:
+            config: Router section of the manifest.
+            sizes: Capacity of a worker, by role.
+            slo: Latency targets.
+            faults: Faults of the scenario; only router outages are used.
+            lease_s: First lease of a prefilled prompt's KV, seconds; infinite if there are no leases.
+        """
         wait_s = worker_wait_s(config.retries)
         self.core: RouterCore[Job] = build_router(
             config, sizes, slo=slo, lease_s=lease_s, worker_wait_s=wait_s, is_supervised=True
@@ -54,8 +64,8 @@ class VirtualRouter:
         frees_slots = queue.settings.tiers is not None or queue.settings.slot_tokens is None
         has_slots = queue.settings.slot_requests is not None or not frees_slots
         self._reads_prompts = queue.policy.assigns is AssignTime.ON_ARRIVAL
-        # As live, a request of an aggregated worker without slots weighs until its answer ends; with tiers its prompt's
-        # slot is free once it is computed.
+        # As in the live router, a request at an aggregated worker without slots counts until its answer ends. With tiers, its
+        # slot is free as soon as its prompt is computed.
         self._holds_answers = self._reads_prompts or (self.core.entry is Role.AGGREGATED and not has_slots)
         self.reads_usage = reads_usage(queue.policy) or busy_thresholds(config.admission).is_set
         self._sizes = sizes
@@ -65,18 +75,25 @@ class VirtualRouter:
     # ------------------------------------------------------------------ requests
 
     def learn(self, job: Job) -> None:
-        """Take another router's word that a worker has computed a job's prompt."""
+        """Record that a worker has computed a job's prompt, as another router reports, so that its prefix counts as cached there."""
         self.core.learn(job.worker, self._arrival(job))
 
     def forget_waiting(self, job: Job, now_s: float) -> bool:
-        """Take out a job that waits; returns whether it did."""
+        """Remove a job from the queues. Return False if it was not waiting."""
         role = self._waits_for(job)
         if role is not None:
             self.core.cancel(job, role, now_s)
         return role is not None
 
     def take_over(self, job: Job, before: VirtualRouter, now_s: float) -> Effects[Job]:
-        """Take over the previous picker's state of a job, as its relay reports it; one on its way comes by itself."""
+        """Take over a job from the previous picker, with the state that the job's relay reports.
+
+        A waiting job is queued again and keeps its waiting time; a running one stays at its worker. Does nothing for a job that is between
+        the two, since it will arrive by itself.
+
+        Returns:
+            Effects of the dispatches that follow.
+        """
         if job.machine is not None:
             job.machine.rules = self.retries
         role = before._waits_for(job)
@@ -109,24 +126,27 @@ class VirtualRouter:
         return None
 
     def acquire(self, job: Job, now_s: float, *, again: bool = False) -> Effects[Job]:
-        """Ask for a worker of the first stage; ``again`` after a failed try."""
+        """Request a prefill (or aggregated) worker for a job.
+
+        ``again`` means that a try has failed before: the job is then not subject to admission, and precedes new ones.
+        """
         if not again:
             self.retries.budget.request_arrived()
         return self._at(now_s).acquire(job, self.core.entry, self._arrival(job), now_s, again=again)
 
     def acquire_decode(self, job: Job, now_s: float) -> Effects[Job]:
-        """Request a decode worker; each one's load was counted just now."""
+        """Request a decode worker for a job. The caller must have updated the loads of the decode workers (`Scrapes.count_decode`)."""
         return self._at(now_s).acquire(job, Role.DECODE, self._arrival_at(job, Role.DECODE), now_s)
 
     def loads_read(self, workers: Iterable[Worker], now_s: float) -> Effects[Job]:
-        """Record that workers' metrics were read."""
+        """Record that the metrics of these workers were read, and return the dispatches that this allows."""
         effects: Effects[Job] = []
         for worker in workers:
             effects += self._at(now_s).load_read(worker, now_s)
         return effects
 
     def prefilled(self, job: Job, now_s: float) -> Effects[Job]:
-        """Note that a worker has computed a prompt."""
+        """Record that a job's worker has computed its prompt, and free the worker's slot unless it is needed until the answer ends."""
         assignment = _assigned(job)
         if assignment.role is not self.core.entry:
             return self._at(now_s).prefilled(assignment, now_s)
@@ -137,12 +157,15 @@ class VirtualRouter:
         return effects + self.release(job, now_s)
 
     def first_token(self, job: Job, now_s: float) -> None:
-        """Note that an answer has begun, for its tier's compliance."""
+        """Record a job's TTFT for its tier's SLO. Does nothing without tiers."""
         if self.core.tiers is not None:
             self.core.tiers.first_token(job.tier, now_s - job.request.arrival_s, now_s)
 
     def ended(self, job: Job, now_s: float) -> None:
-        """Note how a job has ended, for its tier's compliance."""
+        """Record a job's outcome and latencies for its tier's SLO.
+
+        Does nothing without tiers, or if the job was rejected before it was assigned to a worker.
+        """
         tiers = self.core.tiers
         if tiers is None or (job.outcome is JobOutcome.REJECTED and job.assignment is None):
             return
@@ -153,36 +176,40 @@ class VirtualRouter:
         tiers.ended(job.tier, ended, now_s)
 
     def rejected(self, job: Job, reason: RefusalReason) -> None:
-        """Record that a job got no worker at all; the core has counted those shed or timed out."""
+        """Record that a job was rejected without having been assigned to a worker.
+
+        Does nothing without tiers, or if the core has counted the job already, which it does for shed and timed-out jobs.
+        """
         counted = {RefusalReason.SHED, RefusalReason.QUEUE_TIMEOUT}
         if self.core.tiers is not None and job.assignment is None and reason not in counted:
             self.core.tiers.rejected(job.tier)
 
     def longest_waits_s(self, job: Job, role: Role) -> tuple[float, ...]:
-        """Return after which times a job may have waited too long for a role's worker; infinity: never.
+        """Return the waiting times, in seconds from now, after each of which the job may have to be refused; call `expire` then.
 
-        Besides the wait for serving workers: for workers to come back, and for those that did.
+        They are the queue timeout and, if the planner starts workers for the request, the time for those workers and both times together.
+        An infinite time means that the job never times out.
         """
         settings = self.core.queues[role].settings
         own_s, hold_s = settings.longest_wait_s(job.tier, begun=job.is_rest), self.core.hold_s
         return (own_s,) if hold_s == inf else (own_s, hold_s, hold_s + own_s)
 
     def release(self, job: Job, now_s: float, *, is_quiet: bool = False) -> Effects[Job]:
-        """End a job's stay at its worker; ``is_quiet``: nothing is dispatched for it."""
+        """End a job's assignment to its worker, and return the dispatches that this allows; ``is_quiet`` suppresses them."""
         core = self._at(now_s)
         if is_quiet:
             core.paused = tuple(core.queues)
         return core.release(_assigned(job), now_s)
 
     def lost(self, job: Job, now_s: float) -> None:
-        """Note that a job's worker has died; nothing is dispatched before `set_workers` has said so."""
+        """Record that a job's worker has died. Nothing is dispatched until `set_workers` is called."""
         _assigned(job).failed(now_s, "broke off")
         self.release(job, now_s, is_quiet=True)
 
     # ------------------------------------------------------------------ workers and time
 
     def set_workers(self, workers: Iterable[SimulatedWorker], now_s: float) -> Effects[Job]:
-        """Set the workers that serve from now on; jobs queued for others are assigned again."""
+        """Set the ready workers. Jobs that are queued for other workers are assigned again."""
         specs = [
             WorkerSpec(each.name, each.role, "", supervised=True, incarnation=str(each.incarnation))
             for each in workers
@@ -194,18 +221,24 @@ class VirtualRouter:
         return effects
 
     def expire(self, now_s: float) -> Effects[Job]:
-        """Refuse the jobs that have waited too long."""
+        """Refuse the jobs that have waited longer than allowed."""
         return self._at(now_s).expire(now_s)
 
     def tick(self, now_s: float) -> Effects[Job]:
-        """Act on elapsed time alone; called each second."""
+        """Do the router's periodic work; called once per simulated second."""
         self._fit_caches()
         return self._at(now_s).tick(now_s)
 
     def set_usage(
         self, usage: Mapping[str, float], tokens: Mapping[str, tuple[int, int]], now_s: float
     ) -> Effects[Job]:
-        """Set the entry workers' KV usage, and the tokens in flight when it was read: all, and those not computed yet."""
+        """Set the scraped metrics of the prefill (or aggregated) workers.
+
+        Args:
+            usage: KV cache usage, 0-1, by worker name; unknown for workers that are missing.
+            tokens: Prompt tokens in flight at the scrape by worker name: (all, not yet computed).
+            now_s: Current simulated time.
+        """
         effects: Effects[Job] = []
         for worker in list(self.core.pool):
             if worker.spec.role is self.core.entry:
@@ -218,14 +251,14 @@ class VirtualRouter:
     # ------------------------------------------------------------------ gauges
 
     def uncached_tokens(self, job: Job) -> int:
-        """Return the prompt tokens expected to be computed; the full prompt of a job that was refused."""
+        """Return the prompt tokens of a job that are expected to be computed; for a refused job, all its prompt tokens."""
         expected = self.core.entry_queue.uncached_tokens(job)
         return job.prompt_tokens if expected is None else expected
 
-    # ------------------------------------------------------------------ within
+    # ------------------------------------------------------------------ internal
 
     def _at(self, now_s: float) -> RouterCore[Job]:
-        """Return the core, in whose first stage nothing starts while the router's process is away."""
+        """Return the core, paused as far as the router's process is down at ``now_s``."""
         is_down = self._faults.is_on(Fault.ROUTER_DOWN, now_s)
         self.core.paused = tuple(self.core.queues) if self.is_away else (self.core.entry,) if is_down else ()
         return self.core
@@ -271,7 +304,7 @@ def _alone_at(job: Job) -> tuple[Role, ...]:
 
 
 def _pass_on(adopted: Assignment[Job], verdict: Verdict, _: str) -> None:
-    """Give a picker's own share of a worker the verdict that its relay has."""
+    """Forward a verdict on the previous picker's assignment to the new picker's assignment of the same job."""
     if verdict is Verdict.PROVED:
         adopted.proved()
     elif verdict is Verdict.SUCCEEDED:

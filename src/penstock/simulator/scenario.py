@@ -1,4 +1,4 @@
-"""What is simulated: workers, router, planner, joins, leaves and faults; with its requests the complete input of a run."""
+"""The scenario of a simulation: workers, router, planner, scripted changes and faults. With its requests it is a run's complete input."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Memory
 
 MAX_WAITING: Final = 1_000_000
-"""Maximum that a router section allows."""
+"""Maximum queue length that a router section allows."""
 MAX_WAIT_S: Final = 86_400.0
-"""Likewise; longer than a simulation continues after its last arrival."""
+"""Maximum queue timeout, in seconds, that a router section allows; it exceeds the time after the last arrival that is simulated."""
 
 
 MONDAY_S: Final = 1_704_067_200.0
-"""Chosen: Monday, 1 January 2024, 00:00 UTC; the calendar at second 0 where none is given."""
+"""Wall-clock time of second 0 if none is set: Monday, 1 January 2024, 00:00 UTC, in seconds since 1970. Chosen."""
 
 
 def _require(key: str, value: object, is_fine: bool, bound: str) -> None:  # noqa: FBT001 - the check's outcome
@@ -37,13 +37,13 @@ def _require(key: str, value: object, is_fine: bool, bound: str) -> None:  # noq
 
 
 class Fault(StrEnum):
-    """What is wrong for a while.
+    """Kind of a temporary fault.
 
-    NEVER_READY: replicas asked for meanwhile never serve, and the backend does not say why.
-    METRICS_MISSING: no source answers. METRICS_STALE: every source repeats what it last knew.
+    NEVER_READY: replicas requested during the fault never become ready, and the backend reports no reason.
+    METRICS_MISSING: no metrics source answers. METRICS_STALE: every source repeats its last values.
     METRICS_ZERO: every gauge reads 0, as after an exporter's restart. METRICS_NAN: every gauge reads NaN.
-    ROUTER_DOWN: arrivals fail, what waits stays where it is, and only the workers' own gauges can be read.
-    PLANNER_DOWN: the planner's process is away.
+    ROUTER_DOWN: arrivals fail, queued requests stay queued, and only the workers' own gauges can be read.
+    PLANNER_DOWN: the planner's process is down.
     """
 
     NEVER_READY = "never-ready"
@@ -57,7 +57,7 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FaultPeriod:
-    """One fault from a time to a time."""
+    """A fault that lasts from ``from_s`` to ``to_s``, in simulated seconds."""
 
     kind: Fault
     from_s: float
@@ -71,7 +71,7 @@ class FaultPeriod:
 
 @dataclass(frozen=True, slots=True)
 class BudgetChange:
-    """The GPU budget from a time on; existing workers may stay, none may join above it."""
+    """New GPU budget ``gpus`` from ``at_s`` on. Existing workers above it are not removed, but no worker may join above it."""
 
     at_s: float
     gpus: int
@@ -97,7 +97,7 @@ _KINDS = ", ".join(kind.value for kind in Fault)
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Everything that goes wrong in one run; the help of its fields is the command line's."""
+    """Everything that goes wrong in one run. The help texts of the fields are those of the command line."""
 
     periods: Sequence[FaultPeriod] = flag(
         f"Let something go wrong for a while: {_KINDS}; repeatable.",
@@ -130,11 +130,11 @@ class Faults:
     )
 
     def is_on(self, kind: Fault, now_s: float) -> bool:
-        """Return whether a fault is on at a time."""
+        """Return whether a fault of this kind is active at ``now_s``."""
         return self.since_s(kind, now_s) is not None
 
     def since_s(self, kind: Fault, now_s: float) -> float | None:
-        """Return when the fault that is on began, or None."""
+        """Return the time at which the active fault of this kind began, or None if none is active at ``now_s``."""
         for each in self.periods:
             if each.kind is kind and each.from_s <= now_s < each.to_s:
                 return each.from_s
@@ -143,9 +143,13 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class SimpleModel:
-    """A server that only prefills: uncached tokens times a constant, one request after the other.
+    """A server that only prefills, one request at a time, in a constant time per uncached token.
 
-    It computes one request, and takes no time to begin the next, so that a router hands it one at a time.
+    Attributes:
+        name: Display name of the model.
+        prefill_s_per_token: Seconds to compute one uncached token.
+        cache_tokens: Capacity of its prefix cache in tokens; the least recently used blocks are evicted.
+        slot_requests: Number of requests that a router dispatches to it at a time.
     """
 
     name: str
@@ -160,15 +164,27 @@ class SimpleModel:
 DUALMAP_7B = SimpleModel("dualmap-7b", 0.16e-3, 1_000_000)
 """Qwen2.5-7B on an Ascend 910B4; source: the DualMap artefact's constants and the paper's cache size."""
 DUALMAP_14B = SimpleModel("dualmap-14b", 0.127e-3, 500_000)
-"""Qwen2.5-14B on an Ascend 910B3; source: as above."""
+"""Qwen2.5-14B on an Ascend 910B3; source: the DualMap artefact's constants and the paper's cache size."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfiledModel:
-    """The engine core with a latency profile, as in the live worker.
+    """The engine core with a latency profile, as in the live simulated worker.
 
-    The live worker's blocks have 16 tokens; a trace shares prefixes by 512, so that only partial last blocks differ, and
-    a coarse block costs a third of the time.
+    The live worker's KV blocks have 16 tokens. Traces share prefixes in units of 512 tokens, so larger blocks change only partial last
+    blocks, and need a third of the time.
+
+    Attributes:
+        profile: Name or path of the latency profile.
+        kv_tokens: KV cache capacity of one worker, in tokens; None uses the profile's.
+        block_size: Tokens per KV block, a divisor of 512.
+        max_num_batched_tokens: Maximum number of prompt tokens per engine step.
+        max_num_seqs: Maximum number of requests in a batch.
+        link: Bandwidth and latency of KV transfers.
+        lease: Durations of the leases on prefilled KV.
+        preemption: Settings of preemption by priority; None disables it.
+        request_limit: Maximum number of requests in the engine; None for no limit.
+        request_queue: Maximum number of requests that wait beyond ``request_limit``; further ones are rejected.
     """
 
     profile: str
@@ -197,7 +213,14 @@ Model = SimpleModel | ProfiledModel
 
 @dataclass(frozen=True, slots=True)
 class PoolSpec:
-    """The workers of one role."""
+    """The workers of one role at time 0.
+
+    Attributes:
+        role: Role of the workers.
+        replicas: Number of replicas at time 0.
+        model: Engine of each worker.
+        gpus: GPUs per replica.
+    """
 
     role: Role
     replicas: int
@@ -211,7 +234,7 @@ class PoolSpec:
         _require("model", self.model, is_alone, "a profile: the simple server only prefills")
 
     def worker_size(self, kv_tokens: int) -> WorkerSize:
-        """Return each worker's size as a router sees it; a worker caches ``kv_tokens``."""
+        """Return the capacity of each worker as a router sees it; ``kv_tokens`` is the capacity of its cache."""
         model = self.model
         if isinstance(model, SimpleModel):
             return WorkerSize(kv_tokens, slot_requests=model.slot_requests)
@@ -220,7 +243,11 @@ class PoolSpec:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """Somebody other than the planner sets a pool's ready and starting replicas; joins start cold, leaves drain."""
+    """A change of a pool's size by someone other than the planner.
+
+    At ``at_s`` the ready and starting replicas of the role are set to ``replicas``: added ones start with the cold start, removed ones
+    drain.
+    """
 
     at_s: float
     role: Role
@@ -233,7 +260,10 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailure:
-    """A worker dies with everything on it, and serves again, empty, at ``back_s``; it holds its GPUs until then. None: never."""
+    """The death of the worker named ``worker`` at ``at_s``.
+
+    All its requests and its cache are lost. It restarts, empty, at ``back_s``, and holds its GPUs until then; with None it is removed.
+    """
 
     at_s: float
     worker: str
@@ -247,7 +277,7 @@ class WorkerFailure:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRouters:
-    """Routers side by side, which share one router section: requests come to them in turn, and one picks for all."""
+    """Routers of a simulation, all with the same router section. They receive requests in turn, and one of them picks workers for all."""
 
     count: int = flag("Number of routers.", name="--routers", default=1, ge=1)
     propagation_delay_s: float = flag(
@@ -268,12 +298,12 @@ class SimulatedRouters:
 
 @dataclass(frozen=True, slots=True)
 class PlannerPatience:
-    """How long a planner waits.
+    """Timeouts of the planner.
 
     Attributes:
-        deadline_s: For a replica before it is rolled back, > 0; None: 600 s, or twice the cold start where that is longer,
-            as a user would set it.
-        max_age_s: Age above which a reading is stale, > 0.
+        deadline_s: Seconds that a replica may take to become ready before its scale-up is rolled back, > 0. None means 600 s, or twice
+            the cold start if that is longer, as a user would set it.
+        max_age_s: Age in seconds above which a metric counts as stale, > 0.
     """
 
     deadline_s: float | None = None
@@ -281,22 +311,37 @@ class PlannerPatience:
 
 
 def unbounded_router(policy: str, **section: Any) -> RouterConfig:
-    """Return a router section with a queue that refuses nothing within a simulation's time."""
+    """Return a router section whose queue neither fills up nor times out within a simulation.
+
+    Args:
+        policy: Name of the routing policy.
+        section: Further keys of the router section, as in a manifest.
+    """
     queue = {"maxRequests": MAX_WAITING, "maxWaitSeconds": MAX_WAIT_S, **section.pop("prefillQueue", {})}
     return RouterConfig.model_validate({"policy": policy, **section, "prefillQueue": queue})
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One simulation.
+    """Configuration of one simulation.
 
     Attributes:
-        pools: Either prefill and decode, or aggregated.
-        slo: What counts as on time: the TTFT, and of a request's tokens the mean time between them.
-        patience: Of the planner, as the graph has it.
-        memory: What the planner starts from, learnt by another one.
-        calendar_s: Real seconds since 1970 at second 0, for the planner's schedule.
-        seed: Of everything random: ring positions, and what the caller drew arrivals from.
+        pools: Worker pools, either prefill and decode, or aggregated.
+        router: Router section of the manifest.
+        routers: Number of routers and their delays.
+        planner: Configuration of the planner; None if nothing scales.
+        patience: Timeouts of the planner.
+        memory: Learned state that the planner starts with, from an earlier planner; empty to learn from nothing.
+        resizes: Changes of pool sizes at set times.
+        failures: Deaths of workers at set times.
+        faults: Temporary faults.
+        cold_start_s: Mean seconds from the request for a replica until it serves.
+        cold_start_cv: Coefficient of variation of those times.
+        max_gpus: GPU budget for all existing workers, draining ones included; None for no limit.
+        slo: Latency targets that decide whether a request is on time: its TTFT, and the mean gap between its tokens.
+        sample_s: Seconds between two samples of the run's state.
+        calendar_s: Wall-clock time at second 0, in seconds since 1970, for the planner's schedule.
+        seed: Random seed, for hash ring positions and start-up times. The arrivals are drawn by the caller.
     """
 
     pools: Sequence[PoolSpec]
@@ -341,7 +386,7 @@ class Scenario:
 
     @property
     def is_disaggregated(self) -> bool:
-        """Whether prefill and decode are apart."""
+        """Whether prefill and decode run on separate workers."""
         return len(self.pools) == 2
 
     @property
@@ -351,19 +396,19 @@ class Scenario:
 
     @property
     def entry_role(self) -> Role:
-        """Role of the workers that the router's policy chooses among."""
+        """Role of the workers that compute prompts, prefill or aggregated; the router's policy chooses among them."""
         return self.roles[0]
 
     @property
     def lease_s(self) -> float:
-        """First lease of a prefilled prompt, seconds; inf: no lease."""
+        """Duration in seconds of the first lease on a prefilled prompt's KV; infinite if prompts are not leased."""
         model = self.pool(self.entry_role).model
         return (
             model.lease.duration_s if isinstance(model, ProfiledModel) and self.is_disaggregated else math.inf
         )
 
     def pool(self, role: Role) -> PoolSpec:
-        """Return the pool of ``role``."""
+        """Return the pool of ``role``, which must exist."""
         return next(pool for pool in self.pools if pool.role is role)
 
 
@@ -383,12 +428,15 @@ NOT_SIMULATED: Final = (
     "tiers.keysFile",
     "tiers.maxTenantShare",
 )
-"""Keys of a router section that change nothing in a simulation: requests of a trace have no session, tenant, text, key or
-connection, rejected ones do not come back, and workers' metrics are read each second."""
+"""Keys of a router section that have no effect in a simulation.
+
+Requests of a trace have no session, tenant, text, API key or connection, rejected requests are not retried by clients, and metrics are
+scraped each second.
+"""
 
 
 def unsimulated(config: RouterConfig) -> list[str]:
-    """Return the keys that a router section sets and a simulation does not honour."""
+    """Return the keys, prefixed by ``router.``, that a router section sets and that have no effect in a simulation."""
     given = config.to_manifest()
     found = []
     for key in NOT_SIMULATED:
@@ -399,7 +447,7 @@ def unsimulated(config: RouterConfig) -> list[str]:
 
 
 def graph_pools(graph: GraphDeployment) -> tuple[PoolSpec, ...]:
-    """Return the pools of a graph's workers, with the engine that the live ones run."""
+    """Return the pools of a graph's workers, with the engine settings of the live workers."""
     engine = graph.spec.engine
     block_tokens = engine.block_tokens or performance.BLOCK_TOKENS
     preemption = preemption_config(graph.spec)

@@ -1,4 +1,4 @@
-"""Judges a run: capacity, latencies, hits against their bound, imbalance, GPU-hours, changes of mind, and each tier."""
+"""Scores a run: fraction on time, latencies, cache hits against their bound, load imbalance, GPU-hours, replica changes, and tiers."""
 
 from __future__ import annotations
 
@@ -20,36 +20,41 @@ _DECIMALS = 6
 
 
 def rounded(value: float | None) -> float | None:
-    """Return a figure with six decimals; None stays None."""
+    """Return a number rounded to six decimals; None stays None."""
     return None if value is None else round(float(value), _DECIMALS)
 
 
 def ratio(part: float, total: float) -> float | None:
-    """Return a share; None of nothing."""
+    """Return ``part / total``, or None if ``total`` is 0."""
     return float(part / total) if total else None
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the known values, with six decimals; None without any."""
+    """Return the mean of the values that are not None, rounded to six decimals; None if there are none."""
     known = [value for value in values if value is not None]
     return rounded(float(np.mean(known))) if known else None
 
 
 def known(values: Floats) -> Floats:
-    """Return the values that are numbers."""
+    """Return the values that are not NaN."""
     return values[~np.isnan(values)]
 
 
 VIOLATION_WINDOW_S = 10.0
 VIOLATION_SHARE = 0.9
-"""Chosen: ten seconds in which fewer than nine in ten arrivals are in time count as ten seconds of violation."""
+"""Fraction on time below which a window of `VIOLATION_WINDOW_S` seconds counts as violated. Chosen."""
 
 
 def measures(recording: Recording, scenario: Scenario, *, warmup: int = 0) -> dict[str, Any]:
-    """Return a run's figures as plain data.
+    """Return a run's figures for latency targets, cost and planner stability, as plain data.
 
-    A request that failed or was rejected has missed every target. The mean gap between a request's tokens is
-    (e2e - TTFT) / (output tokens - 1); with one token it is always in time.
+    A request that failed or was rejected counts as late for every target. The mean gap between a request's tokens is (e2e - TTFT) /
+    (output tokens - 1); a request with one output token is always on time for it.
+
+    Args:
+        recording: The run.
+        scenario: Its scenario, for the targets.
+        warmup: Number of requests at the start that are left out of ``in_time``; the other figures include them.
     """
     requests = recording.requests
     is_ttft, is_itl = in_time(recording, scenario)
@@ -75,7 +80,7 @@ def measures(recording: Recording, scenario: Scenario, *, warmup: int = 0) -> di
 
 
 def in_time(recording: Recording, scenario: Scenario) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return, for every request, whether its TTFT and whether its mean gap between tokens is in time."""
+    """Return two boolean arrays over all requests: TTFT on time, and mean gap between tokens on time."""
     requests = recording.requests
     with np.errstate(invalid="ignore"):
         is_ttft = requests.ttft_s < scenario.slo.ttft_seconds
@@ -84,7 +89,10 @@ def in_time(recording: Recording, scenario: Scenario) -> tuple[NDArray[np.bool_]
 
 
 def violation_s(arrivals: Floats, is_in_time: NDArray[np.bool_]) -> float:
-    """Return the seconds in which arrivals were served badly: see `VIOLATION_SHARE`."""
+    """Return the number of seconds, in windows of `VIOLATION_WINDOW_S`, in which less than `VIOLATION_SHARE` of the arrivals were on time.
+
+    Windows without arrivals do not count.
+    """
     total, good = _by_window(arrivals, is_in_time, VIOLATION_WINDOW_S)
     return float(((total > 0) & (good < VIOLATION_SHARE * total)).sum() * VIOLATION_WINDOW_S)
 
@@ -92,13 +100,13 @@ def violation_s(arrivals: Floats, is_in_time: NDArray[np.bool_]) -> float:
 def _by_window(
     arrivals: Floats, is_in_time: NDArray[np.bool_], window_s: float
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the arrivals of each window from time 0 on, and those of them that were in time."""
+    """Return the number of arrivals in each window from time 0 on, and the number of those that were on time."""
     places = np.floor_divide(arrivals, window_s).astype(np.int64)
     return np.bincount(places), np.bincount(places[is_in_time], minlength=places.max(initial=-1) + 1)
 
 
 def reversals(changes: Sequence[SimulatedChange]) -> int:
-    """Return how often a role's change went the other way than its change before."""
+    """Return the number of replica changes whose direction (up or down) is opposite to the previous change of the same role."""
     count = 0
     before: dict[str, bool] = {}
     for change in changes:
@@ -109,10 +117,10 @@ def reversals(changes: Sequence[SimulatedChange]) -> int:
 
 
 def tier_scores(recording: Recording, workload: Workload, scenario: Scenario) -> dict[str, dict[str, Any]]:
-    """Return figures by tier, highest first; empty where requests ask for none. The warm-up is left out.
+    """Return figures by tier, the highest tier first; empty if no request asks for a tier. Requests of the warm-up are left out.
 
-    ``compliance`` is the share of the admitted requests that kept all targets of their tier, ``attainment`` that of all
-    that asked: a rejected or shed request has attained nothing.
+    ``compliance`` is the fraction of admitted requests that met all targets of their tier. ``attainment`` is that fraction of all
+    requests of the tier, so a rejected or shed request counts as late.
     """
     asked = np.array([request.tier for request in workload.requests], dtype=object)
     judged = np.arange(asked.size) >= workload.warmup
@@ -147,7 +155,7 @@ def _figures(recording: Recording, own: Any, slo: Slo) -> dict[str, Any]:
 
 
 def mean_tiers(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return each tier's figures as means over runs of one kind; counts are summed."""
+    """Return each tier's figures over several runs: counts are summed, all others are averaged."""
     found: dict[str, dict[str, Any]] = {}
     for name in runs[0]["tiers"]:
         rows = [run["tiers"][name] for run in runs if name in run["tiers"]]
@@ -162,10 +170,10 @@ def mean_tiers(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def score(recording: Recording, workload: Workload, scenario: Scenario) -> dict[str, Any]:
-    """Return a run's figures as plain data; requests of the warm-up are left out of all but the counts.
+    """Return all figures of a run as plain data.
 
-    ``capacity`` is the share of counted requests whose TTFT is below the SLO; a request that failed or was
-    rejected has missed it.
+    Requests of the warm-up are left out of latencies, ``on_time``, ``in_time`` and cache hits, but are in the counts. ``on_time`` is the
+    fraction of requests with a TTFT below the SLO; a request that failed or was rejected counts as late.
     """
     judged = slice(workload.warmup, None)
     requests = recording.requests
@@ -207,7 +215,10 @@ def score(recording: Recording, workload: Workload, scenario: Scenario) -> dict[
 def attainment_over_time(
     recording: Recording, slo_s: float, *, window_s: float
 ) -> tuple[list[float], list[float]]:
-    """Return (window ends, share of the window's arrivals with TTFT below the SLO); empty windows are left out."""
+    """Return (end times of the windows, fraction of each window's arrivals with a TTFT below ``slo_s``).
+
+    Windows without arrivals are left out. All times are simulated seconds.
+    """
     with np.errstate(invalid="ignore"):
         is_in_time = recording.requests.ttft_s < slo_s
     total, good = _by_window(recording.requests.arrival_s, is_in_time, window_s)
@@ -216,13 +227,18 @@ def attainment_over_time(
 
 
 def goodput(points: Sequence[tuple[float, float]], *, share: float = 0.9) -> tuple[float | None, bool]:
-    """Return the largest rate at which ``share`` of the requests are in time, and whether it is only a lower bound.
+    """Return the largest rate at which at least ``share`` of the requests are on time.
 
-    Up to the first rate that misses the share; between it and the previous one, the line is interpolated. A higher rate that
-    holds it again by chance does not count. ``points`` are (requests/s, capacity), by strictly increasing rate.
+    The rate is interpolated linearly between the first simulated rate that misses the share and the rate before it. Higher rates that
+    reach the share again by chance are ignored.
+
+    Args:
+        points: (requests/s, fraction on time), in strictly increasing order of rate.
+        share: Required fraction on time, 0-1.
 
     Returns:
-        (None, False) where even the lowest rate misses it; (highest rate, True) where none does.
+        The rate, and whether it is only a lower bound: (None, False) if even the lowest rate misses the share, (highest rate, True) if
+        no rate misses it.
     """
     best: float | None = None
     for index, (rate, capacity) in enumerate(points):

@@ -1,4 +1,7 @@
-"""The inside of a worker: the engine core, with calm decode steps skipped, or the DualMap artefact's simple server."""
+"""The server inside a simulated worker: the engine core, or the simple server of the DualMap artefact.
+
+Runs of uniform decode steps of the engine core are computed in one event.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,11 @@ from penstock.workload.traces import BLOCK_TOKENS
 
 
 class ServiceStage(Enum):
-    """What a worker reports of a job."""
+    """Stage of a job that a server reports.
+
+    PREFILLED: the prompt is computed. LOADED: the prompt's KV has arrived at the decode worker. FIRST_TOKEN: the first output token is
+    generated. ENDED: the answer is complete. DROPPED: the engine can never serve the job.
+    """
 
     PREFILLED = auto()
     LOADED = auto()
@@ -34,14 +41,14 @@ Report = tuple[Job, ServiceStage]
 
 
 class SimpleServer:
-    """Prefills one prompt at a time, in the order given: uncached tokens x a constant. Decode is not modelled.
+    """Prefills one prompt at a time in order of arrival, in a constant time per uncached token. Decoding takes no time.
 
-    The last prompt token is always computed, as its output is what the prefill is for.
+    At least the last prompt token is always computed, since the first output token follows from it.
     """
 
     def __init__(self, model: SimpleModel) -> None:
         self._model = model
-        # Kept blocks of 512 tokens and their sizes, the least recently used first.
+        # Cached blocks by key, with their number of tokens (512, or fewer in a last block), the least recently used first.
         self._blocks: OrderedDict[int, int] = OrderedDict()
         self._tokens = 0
         self._queue: deque[Job] = deque()
@@ -55,13 +62,19 @@ class SimpleServer:
         self._wake_s = now_s
 
     def next_s(self) -> float | None:
-        """Return the running job's end, or the time of the last arrival on an idle server."""
+        """Return the time at which `run` must be called next, or None if no job is running or queued.
+
+        It is the end of the running job or, if only queued jobs exist, the time of the last arrival.
+        """
         if self._running is not None:
             return self._end_s
         return self._wake_s if self._queue else None
 
     def run(self, now_s: float) -> list[Report]:
-        """End the running job if it is due, and begin the next."""
+        """Finish the running job if its time is over, start the next one, and return the reports.
+
+        Returns no reports while a job still runs.
+        """
         reports = []
         at_s = now_s
         if self._running is not None:
@@ -81,12 +94,12 @@ class SimpleServer:
         return reports
 
     def cached_tokens(self, job: Job) -> int:
-        """Return the tokens of the job's longest kept prefix."""
+        """Return the number of leading prompt tokens of a job that are cached."""
         hits = sum(1 for _ in takewhile(self._blocks.__contains__, job.chain))
         return min(hits * BLOCK_TOKENS, job.prompt_tokens)
 
     def _keep(self, job: Job) -> None:
-        """Record that the complete prompt is in memory now, and evict what no longer fits, ends of prompts first."""
+        """Cache the complete prompt, and evict the least recently used blocks that no longer fit, the ends of prompts first."""
         blocks = self._blocks
         last = len(job.chain) - 1
         for place in range(last, -1, -1):
@@ -100,23 +113,23 @@ class SimpleServer:
             self._tokens -= blocks.popitem(last=False)[1]
 
     def kv_usage_fraction(self, now_s: float) -> float:  # noqa: ARG002 - the same at any time
-        """Return the running prompt's share of the cache; idle content can be dropped at any time."""
+        """Return the running prompt's fraction of the cache, 0-1; cached blocks that no running prompt needs do not count."""
         if self._running is None:
             return 0.0
         return min(1.0, self._running.prompt_tokens / self._model.cache_tokens)
 
     @property
     def waiting(self) -> int:
-        """Jobs behind the running one."""
+        """Number of queued jobs, without the running one."""
         return len(self._queue)
 
     def is_idle(self, now_s: float) -> bool:  # noqa: ARG002 - the same at any time
-        """Return whether nothing runs or waits."""
+        """Return whether no job is running or queued."""
         return self._running is None and not self._queue
 
 
 class EngineModel:
-    """What the engines of one pool have in common; its profile is read once."""
+    """The engine settings and latency model that all workers of one pool share; the profile is read only once."""
 
     def __init__(self, role: Role, spec: ProfiledModel) -> None:
         profile = profiles.load(spec.profile)
@@ -139,16 +152,23 @@ class EngineModel:
         self._latency = profile.latency()
 
     def make(self, keys_of: Callable[[Job, int], Sequence[int]], gaps: GapHistogram) -> SimulatedEngine:
-        """Return a server with an empty cache."""
+        """Return an engine with an empty cache.
+
+        Args:
+            keys_of: Function of a job and a block size that returns the keys of the prompt's KV blocks.
+            gaps: Histogram that receives the gaps between output tokens.
+        """
         return SimulatedEngine(Engine(self.settings, self._latency), keys_of, gaps)
 
 
 class SimulatedEngine:
-    """An engine on virtual time.
+    """An engine core in virtual time.
 
     Attributes:
-        gap_s: Sum of the gaps before its tokens, simulated seconds.
-        gap_tokens: Those tokens.
+        engine: The engine core.
+        gaps: Histogram that receives the gaps between output tokens.
+        gap_s: Cumulative sum of the gaps before its output tokens, seconds.
+        gap_tokens: Number of those tokens.
     """
 
     def __init__(
@@ -169,7 +189,7 @@ class SimulatedEngine:
     # -- requests -------------------------------------------------------------------------------------
 
     def add(self, job: Job, now_s: float) -> None:
-        """Queue a job: its prefill, its decode with KV to fetch, or both."""
+        """Queue a job. Depending on the engine's role, it is prefilled, decoded after its KV was fetched, or both prefilled and decoded."""
         self._cut(now_s)
         is_prefill = self._role is EngineRole.PREFILL
         self.engine.add(
@@ -188,40 +208,46 @@ class SimulatedEngine:
         self._wake(now_s)
 
     def abort(self, name: str, now_s: float) -> None:
-        """End a request before its time; unknown ones are ignored."""
+        """Abort the request named ``name``. Does nothing if it is unknown."""
         self._cut(now_s)
         self.engine.abort(name, now_s)
         self._jobs.pop(name, None)
         self._wake(now_s)
 
     def outputs_of(self, job: Job, now_s: float) -> int:
-        """Return the tokens generated for a job so far."""
+        """Return the number of tokens generated for a job until ``now_s``."""
         self._catch_up(now_s)
         return self.engine.outputs_of(job.name)
 
     def end_leases(self, names: Sequence[str], now_s: float) -> list[str]:
-        """Free prompts that were read; return those without a lease now."""
+        """Free the KV of prefilled requests after it was read; return the names that have no lease (any more)."""
         self._cut(now_s)
         unknown = self.engine.pinned.read(Read(name) for name in names)
         self._wake(now_s)
         return unknown
 
     def extend_leases(self, names: Sequence[str], now_s: float) -> list[str]:
-        """Take a heartbeat; return the ids without a lease."""
+        """Renew the leases of prefilled requests, as a heartbeat does; return the names that have no lease (any more)."""
         self._cut(now_s)
         return self.engine.pinned.renew(names, now_s)
 
     # -- time -----------------------------------------------------------------------------------------
 
     def next_s(self) -> float | None:
-        """Return the end of the last step foreseen, or the next transfer, lease or arrival while idle."""
+        """Return the time at which `run` must be called next; None if nothing is pending.
+
+        It is the end of the last predicted step, or, if no step runs, the next transfer, lease expiry or arrival.
+        """
         if self._step is not None:
             return self._ends[-1]
         times = [at_s for at_s in (self._wake_s, self.engine.next_event_s()) if at_s is not None]
         return min(times, default=None)
 
     def run(self, now_s: float) -> list[Report]:
-        """Finish the last step foreseen if it is due, and begin the next."""
+        """Finish the predicted steps if they are over, start the next step, and return the reports.
+
+        Returns no reports while the predicted steps still run.
+        """
         reports: list[Report] = []
         if self._step is not None:
             if self._ends[-1] > now_s:
@@ -246,7 +272,7 @@ class SimulatedEngine:
         if steps > 0 and self._step is not None:
             first, ends = self._first, self._ends
             batch = self._step.batch.decode_batch
-            # Calm steps hardly differ: their mean stands for each.
+            # Steps without a change in the batch have nearly equal durations, so their mean is used for each.
             mean_s = (ends[first + steps - 1] - self._step.start_s) / steps
             self._count_gaps(mean_s, steps * batch)
             rest = ends[first:] if first else ends
@@ -254,13 +280,13 @@ class SimulatedEngine:
             self._first = first + steps
 
     def _catch_up(self, now_s: float) -> None:
-        """Bring the engine to the step that runs at ``now_s``; one that ends just then still runs."""
+        """Advance the engine to the step that runs at ``now_s``; a step that ends exactly then still counts as running."""
         if self._step is not None:
             ended = bisect_left(self._ends, now_s)
             self._skip(min(ended, len(self._ends) - 1) - self._first)
 
     def _cut(self, now_s: float) -> None:
-        """Before the engine changes: drop every prediction beyond the running step."""
+        """Discard all predicted steps after the running one; called before the engine's requests change."""
         self._catch_up(now_s)
         if self._step is not None:
             self._ends = [self._ends[self._first]]
@@ -270,7 +296,7 @@ class SimulatedEngine:
         if self._step is None:
             self._wake_s = now_s
 
-    # -- what happened --------------------------------------------------------------------------------
+    # -- reports --------------------------------------------------------------------------------------
 
     def _note(self, outcome: StepOutcome, reports: list[Report]) -> None:
         if outcome.steady_tokens:
@@ -310,25 +336,25 @@ class SimulatedEngine:
     # -- gauges ---------------------------------------------------------------------------------------
 
     def cached_tokens(self, job: Job) -> int:
-        """Return the prompt tokens whose blocks are cached now."""
+        """Return the number of prompt tokens of a job whose KV blocks are cached now."""
         keys = self._keys_of(job, self._block_size)
         return self.engine.pool.count_hits(keys) * self._block_size
 
     def kv_usage_fraction(self, now_s: float) -> float:
-        """Return the share of blocks in use at ``now_s``."""
+        """Return the fraction of KV blocks in use at ``now_s``, 0-1."""
         self._catch_up(now_s)
         return self.engine.kv_usage_fraction
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for capacity."""
+        """Number of requests in the engine's queue."""
         return self.engine.batcher.waiting
 
     def is_idle(self, now_s: float) -> bool:
-        """Return whether nothing runs, waits, is transferred or pinned."""
+        """Return whether no request is running or queued and no KV is being transferred or leased."""
         self._catch_up(now_s)
         return self.engine.is_idle
 
 
 Server = SimpleServer | SimulatedEngine
-"""A worker's inside: jobs are added, then `run` is called whenever `next_s` says so and returns what happened, in order."""
+"""The server inside a worker. After jobs were added, `run` must be called at the time that `next_s` returns; it returns the reports."""

@@ -1,7 +1,7 @@
-"""The simulation: arrivals, routers, workers, KV transfer and planner on one event heap.
+"""The simulation: arrivals, routers, workers, KV transfer and planner as events in one virtual time.
 
-A request goes router → prefill worker → (KV over the link, under a lease) → decode worker, or router →
-aggregated worker. The bodies are the live ones: engine core, routing policies, `decide`.
+A request goes router → prefill worker → (KV over the link, under a lease) → decode worker, or router → aggregated worker. The engine
+core, the routing policies and the planner's `decide` are the code of the live components.
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ from penstock.workload.traces import TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class CutDrain:
-    """A worker that ended before it had drained, at which time, and which of the graph's requests it had."""
+    """A worker that was removed before it had finished draining.
+
+    Attributes:
+        at_s: Time of the removal.
+        worker: Name of the worker.
+        requests: Indices of the requests that it was still serving.
+    """
 
     at_s: float
     worker: str
@@ -39,11 +45,25 @@ class CutDrain:
 
 
 SWITCH_S = 2.0
-"""Chosen: from idle to serving the other role: the call, its check, and two looks of the router's discovery."""
+"""Seconds from idle in one role to serving in the other.
+
+Chosen: the switch request, its check, and two discovery intervals of the router.
+"""
 
 
 class Simulation:
-    """Runs one scenario."""
+    """Runs one scenario.
+
+    Attributes:
+        scenario: The scenario.
+        kernel: Events and virtual time.
+        gaps: Histogram of the gaps between output tokens.
+        fleet: All existing workers.
+        jobs: All requests in order of arrival.
+        routers: All routers that have picked workers so far; the last one picks now.
+        frontend: Request counters for the planner.
+        control: The planner; None if the scenario has none.
+    """
 
     def __init__(
         self,
@@ -53,6 +73,14 @@ class Simulation:
         chains: PrefixChains | None = None,
         kernel: Kernel | None = None,
     ) -> None:
+        """Prepare a run.
+
+        Args:
+            scenario: Scenario to simulate.
+            requests: Requests in order of arrival.
+            chains: Source of prefix keys; None creates one from the scenario's seed.
+            kernel: Kernel to share with other simulations; None creates one.
+        """
         self.scenario = scenario
         self.kernel = kernel or Kernel()
         self.gaps = GapHistogram(None if scenario.planner is None else scenario.planner.itl_slo_s)
@@ -95,7 +123,15 @@ class Simulation:
     # -- running --------------------------------------------------------------------------------------
 
     def run(self, watch: Callable[[], None] | None = None, *, watch_events: int = 20_000) -> Recording:
-        """Run until every job has ended, with a look each this many events."""
+        """Run until every job has ended, and return the recording.
+
+        Args:
+            watch: Callback that is called every ``watch_events`` events, for example to report progress.
+            watch_events: Number of events between two calls of ``watch``.
+
+        Raises:
+            BudgetExceededError: workers held more GPUs than the budget, which is a bug.
+        """
         self.schedule_start()
         kernel, fleet = self.kernel, self.fleet
         while self.is_open and kernel.step():
@@ -106,11 +142,11 @@ class Simulation:
 
     @property
     def is_open(self) -> bool:
-        """Whether jobs have not ended, and may yet."""
+        """Whether some jobs have not ended and the simulation's time limit is not reached."""
         return self._path.open > 0 and self.kernel.now_s <= self._path.end_s
 
     def finish(self) -> Recording:
-        """Let what has not ended fail, and return everything."""
+        """End all open jobs as failed, and return the recording."""
         for job in self.jobs:
             if job.outcome is None:
                 self._path.end(job, JobOutcome.FAILED)
@@ -118,21 +154,21 @@ class Simulation:
         return recorded(self._state, self._samples, taken)
 
     def set_grant(self, gpus: int, note: str) -> None:
-        """Hold no more GPUs from now on than a pool grants; what is there above them is drained.
+        """Limit the fleet to the GPUs that a pool grants, from now on. The planner drains the workers above the grant.
 
         Args:
-            gpus: The grant.
-            note: Who holds what the graph lacks, for the planner to say.
+            gpus: Number of GPUs granted.
+            note: Sentence for the planner that names the graphs holding GPUs which this one lacks.
         """
         self.fleet.set_limit(gpus)
         if self.control is not None:
             self.control.planner.set_grant(gpus, note)
 
     def cut_drains(self, reclaim_s: float | None) -> list[CutDrain]:
-        """End the workers whose drain the pool waits for no longer, and return what was cut.
+        """Remove the workers whose drain has exceeded its time limit, and return them.
 
         Args:
-            reclaim_s: The pool's reclaim.graceSeconds; None: drains are not bounded.
+            reclaim_s: The pool's reclaim.graceSeconds; drains are not limited if it is None or if the fleet is within its grant.
         """
         now_s = self.kernel.now_s
         most_s = drain_grace_s(math.inf, reclaim_s=reclaim_s, is_above=self.fleet.is_above_limit)
@@ -149,7 +185,7 @@ class Simulation:
         ]
 
     def schedule_start(self) -> None:
-        """Put the workers of time 0 in place, and the first events on the heap."""
+        """Create the workers of time 0, and schedule the first events."""
         scenario, kernel = self.scenario, self.kernel
         for pool in scenario.pools:
             for _ in range(pool.replicas):
@@ -238,7 +274,7 @@ class Simulation:
         self._path.apply(self.routers[-1].set_workers(workers, self.kernel.now_s))
 
     def _scale(self, role: Role, replicas: int) -> None:
-        """Bring ready + starting replicas of a role to a number; leaves drain first."""
+        """Set the ready and starting replicas of a role to a number; removed ready workers drain first."""
         now_s = self.kernel.now_s
         difference = replicas - self.fleet.counts(role).replicas
         for _ in range(max(0, difference)):
@@ -254,7 +290,7 @@ class Simulation:
         self._update_router()
 
     def _switch(self, giver: Role, taker: Role, count: int) -> None:
-        """Turn ready workers of one role into workers of the other, each once it is idle."""
+        """Move ready workers of one role to the other role; each changes when it is idle."""
         for _ in range(count):
             worker = self.fleet.least_busy(giver)
             if worker is None:
@@ -302,14 +338,14 @@ class Simulation:
         self._die(worker, None if worker.state is State.DRAINING else failure.back_s)
 
     def _die(self, worker: SimulatedWorker, back_s: float | None) -> list[Job]:
-        """Let a worker die, for good or until a time; return its jobs, which continue elsewhere if they can."""
+        """Kill a worker, for good or until ``back_s``; return its jobs, which continue on other workers if possible."""
         jobs = self._path.take_from(worker)
         self.fleet.renew(worker)
         worker.version += 1
         if back_s is None:
             self._remove(worker)
         else:
-            # One that was to switch comes back in its new role.
+            # A worker that was switching restarts in its new role.
             back = worker if worker.takes is None else self.fleet.switched(worker, self.kernel.now_s)
             back.state, back.takes = State.DOWN, None
             self.kernel.at(back_s, Order.FLEET, self._ready, back, back.incarnation)

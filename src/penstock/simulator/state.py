@@ -1,4 +1,4 @@
-"""The state of one run, for planner, scrapes and recorder; and the workers' metrics as routers receive them."""
+"""The state of one run, for the planner, the metrics scrapes and the recorder; and the workers' metrics as routers scrape them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,17 @@ from penstock.simulator.servers import SimulatedEngine
 
 @dataclass(frozen=True, slots=True)
 class SimulationState:
-    """One run's state; of ``routers``, all pickers so far, the last one picks now."""
+    """The state of one run.
+
+    Attributes:
+        scenario: The scenario.
+        kernel: Events and virtual time.
+        fleet: All existing workers.
+        routers: All routers that have picked workers so far; the last one picks now.
+        jobs: All requests in order of arrival.
+        gaps: Histogram of the gaps between output tokens.
+        frontend: Request counters for the planner.
+    """
 
     scenario: Scenario
     kernel: Kernel
@@ -31,39 +41,45 @@ class SimulationState:
     frontend: FrontendCounters
 
     def queued_tokens(self, worker: SimulatedWorker) -> int:
-        """Return the prompt tokens that wait in routers for one worker."""
+        """Return the prompt tokens that are queued in routers for one worker."""
         return sum(router.core.entry_queue.workers.queued_tokens(worker.name) for router in self.routers)
 
     @property
     def waiting(self) -> int:
-        """Jobs that wait in routers."""
+        """Number of jobs that are queued in routers for a prefill (or aggregated) worker."""
         return sum(router.core.entry_queue.waiting for router in self.routers)
 
     def turned_away(self) -> dict[Role, float]:
-        """Return the jobs that each role had no worker for so far."""
+        """Return the cumulative number of jobs that were refused for lack of a worker, by role."""
         counts = [router.core.turned_away for router in self.routers]
         return {role: float(sum(each[role].total for each in counts)) for role in counts[0]}
 
 
 SCRAPE_S = 1.0
-"""Between two scrapes of the workers' metrics; the live router's default."""
+"""Seconds between two scrapes of the workers' metrics; the live router's default."""
 
 
 class Scrapes:
-    """All scrapes of one simulation."""
+    """Scrapes the workers' metrics periodically, and passes them to the router that picks workers."""
 
     def __init__(self, state: SimulationState, apply: Callable[[Effects[Job]], None]) -> None:
+        """Prepare the scrapes.
+
+        Args:
+            state: State of the run.
+            apply: Callback that receives the dispatches which new metrics allow.
+        """
         self._state = state
         self._apply = apply
 
     def start(self) -> None:
-        """Scrape from now on."""
+        """Start the periodic scrapes now."""
         self._state.kernel.at(self._state.kernel.now_s, Order.MESSAGE, self._scrape)
 
     def count_decode(self, router: VirtualRouter) -> list[Worker]:
-        """Report to a router the tokens at each ready decode worker now: they grow with every step.
+        """Update a router's view of each ready decode worker's requests and tokens to the current values, and return those workers.
 
-        KV usage is as last scraped.
+        These values grow with every decode step. The KV usage stays that of the last scrape.
         """
         found = []
         for each in self._state.fleet.of(Role.DECODE, State.READY):
@@ -86,7 +102,7 @@ class Scrapes:
         return worker.prompt_tokens + max(0, server.engine.counters.generation_tokens - worker.ended_outputs)
 
     def _scrape(self) -> None:
-        """Read the workers' gauges; the picker knows them ``propagation_delay_s`` later."""
+        """Read the workers' gauges; the router that picks workers receives them ``propagation_delay_s`` later."""
         now_s, delay_s = self._state.kernel.now_s, self._state.scenario.routers.propagation_delay_s
         router = self._state.routers[-1]
         uncomputed = {each.name: router.core.uncomputed_tokens(each, now_s) for each in router.core.pool}

@@ -1,7 +1,7 @@
-"""The death of a simulation's picker: the relays, its losses, and what its successor receives.
+"""The routers of a simulation and the death of the picker, the router that chooses workers for all.
 
-Requests come to the routers in turn; the oldest picks for all. When it dies, so do the streams that it relays itself, and
-for `ELECTION_S` nothing is picked. The next oldest has received the latest prompts as they came.
+Clients send requests to the routers in turn; the oldest router is the picker. When it dies, the streams that it relays fail, and no
+worker is picked for `ELECTION_S`. Then the next oldest router is the picker. It has received the most recent prompts in advance.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ from penstock.simulator.routing import VirtualRouter
 from penstock.simulator.scenario import SimulatedRouters
 
 ELECTION_S: Final = 0.6
-"""Seconds without a picker after one was stopped, as `bench/picker.py` measures it; after a kill it takes less."""
+"""Seconds without a picker after one was stopped, as measured by `bench/picker.py`; after a kill it takes less."""
 
 
 class Succession:
-    """The routers of one run; one of them picks."""
+    """The routers of one run, one of which is the picker.
+
+    Attributes:
+        pickers: All pickers so far in order of time; the last one is the current picker.
+    """
 
     def __init__(
         self,
@@ -31,11 +35,19 @@ class Succession:
         *,
         ready: Callable[[], None],
     ) -> None:
+        """Create the first picker.
+
+        Args:
+            kernel: Events and virtual time.
+            group: Number of routers, their delays, and the times at which the picker dies.
+            make: Function that creates a router.
+            ready: Callback that gives a new picker the list of workers.
+        """
         self._kernel = kernel
         self._group = group
         self._make = make
         self._ready = ready
-        # Names of the living, by their place in turn; the smallest is the oldest.
+        # Names (numbers) of the living routers in the order in which they receive requests; the smallest is the oldest.
         self._relays = list(range(group.count))
         self._next_name = group.count
         self._without_until_s = 0.0
@@ -44,27 +56,32 @@ class Succession:
         self.pickers = [make()]
 
     def start(self, end: Callable[[Job, JobOutcome], None], apply: Callable[[Effects[Job]], None]) -> None:
-        """Let the picker die when it should; ``end`` and ``apply`` are called with what follows."""
+        """Schedule the deaths of the picker.
+
+        Args:
+            end: Callback that ends a job with an outcome.
+            apply: Callback that receives the dispatches of a new picker.
+        """
         for at_s in self._group.picker_deaths_s:
             self._kernel.at(at_s, Order.FLEET, self._die, end, apply)
 
     def came(self, job: Job) -> None:
-        """Record a job that arrives at the router whose turn it is."""
+        """Record the arrival of a job at the router whose turn it is."""
         job.relay = self._relays[job.index % len(self._relays)]
         job.router = len(self.pickers) - 1
         self._open[job.index] = job
 
     def left(self, job: Job) -> None:
-        """Record a job's end."""
+        """Record the end of a job."""
         self._open.pop(job.index, None)
 
     def computed(self, job: Job) -> None:
-        """Record a job whose prompt a successor receives."""
+        """Record that a job's prompt was computed, so that the next picker learns where its prefix is cached."""
         if self._group.picker_deaths_s:
             self._recent.append(job)
 
     def delay_s(self, job: Job) -> float:
-        """Return how long a job is on its way to the picker, held while there is none."""
+        """Return the seconds until a job that arrives now reaches the picker, including the time until the next picker is elected."""
         way_s = 0.0 if job.relay == min(self._relays) else self._group.pick_delay_s
         return max(way_s, self._without_until_s - self._kernel.now_s)
 
@@ -78,7 +95,7 @@ class Succession:
             if self.pickers[-1].forget_waiting(job, now_s):
                 end(job, JobOutcome.FAILED)
             else:
-                # Its worker computes on for no client, at most to the end of the answer.
+                # Its worker continues although no client receives the answer, at most until the answer ends.
                 job.is_orphan = True
         self._kernel.at(self._without_until_s, Order.FLEET, self._succeed, apply)
 

@@ -1,4 +1,4 @@
-"""Runs policies against rates and seeds, and sums up over the seeds."""
+"""Simulates combinations of policies, rates and seeds, and summarises the results over the seeds."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ from penstock.simulator.workload import Workload, WorkloadSpec, prepare
 from penstock_planner.decide.config import Mode
 
 GOODPUT_SHARE = 0.9
-"""The DualMap paper's: goodput is the largest rate at which 90% of the requests are in time."""
+"""Fraction of requests that must be on time at the goodput, the largest rate at which they are; source: the DualMap paper."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """One run.
+    """One run of a sweep.
 
     Attributes:
-        label: Names the runs that differ from it in rate and seed alone; unique among what is compared.
-        planner: Name of its planner; None: nothing scales.
+        label: Label shared by the runs that differ only in rate and seed; unique among the compared policies and planners.
+        scenario: Scenario of the run; its seed is replaced by ``seed``.
+        workload: Source of the requests.
+        qps: Mean rate in requests/s to which the workload is scaled; None keeps the rate of the workload.
+        seed: Random seed.
+        planner: Name of the planner; None if nothing scales.
     """
 
     label: str
@@ -36,7 +40,7 @@ class RunSpec:
 
 
 def simulate(spec: RunSpec) -> tuple[Recording, Workload, dict[str, Any]]:
-    """Return a run's recording, its workload, and its figures with label, rate and seed in front."""
+    """Simulate one run, and return its recording, its workload and its figures (label, policy, planner, rate and seed first)."""
     workload = prepare(spec.workload, seed=spec.seed, qps=spec.qps)
     scenario = foreseen(replace(spec.scenario, seed=spec.seed), workload.requests)
     recording = Simulation(scenario, workload.requests).run()
@@ -53,7 +57,7 @@ def simulate(spec: RunSpec) -> tuple[Recording, Workload, dict[str, Any]]:
 
 
 def figures_of(spec: RunSpec) -> dict[str, Any]:
-    """Return a run's figures alone."""
+    """Simulate one run, and return only its figures."""
     return simulate(spec)[2]
 
 
@@ -78,7 +82,7 @@ _RANKED = ("ttft_s", "e2e_s")
 
 
 def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one row per label and rate: means over the seeds, and the smallest and largest share on time."""
+    """Return one row per label and rate: means over the seeds, and the minimum and maximum fraction on time."""
     groups: dict[tuple[str, float | None], list[dict[str, Any]]] = {}
     for run in runs:
         groups.setdefault((run["label"], run["qps"]), []).append(run)
@@ -103,9 +107,9 @@ def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def add_regrets(rows: Sequence[dict[str, Any]]) -> None:
-    """Add to each planner's row its GPU-hours as a multiple of each oracle's, alongside the same router at the same rate.
+    """Add ``regret`` to each row: the GPU-hours as a multiple of each oracle's, by the oracle's mode.
 
-    ``regret`` is by the oracle's mode; empty where none was run.
+    An oracle's run with the same routing policy, number of routers and rate is used. ``regret`` is empty if there is none.
     """
     known = {(row["policy"], row["planner"], row["router_count"], row["qps"]): row for row in rows}
     for row in rows:
@@ -118,10 +122,14 @@ def add_regrets(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def goodputs(runs: Sequence[dict[str, Any]], *, share: float = GOODPUT_SHARE) -> list[dict[str, Any]]:
-    """Return the goodput of each label: the mean over its seeds, with the least and the most.
+    """Return the goodput of each label: the mean, minimum and maximum over its seeds.
 
-    ``is_lower_bound`` says that some seed still held the share at the highest rate, ``seeds_missing`` how
-    many missed it at the lowest (they count as that many zeros nowhere: they are left out of the mean).
+    ``is_lower_bound`` is True if at least one seed reached ``share`` even at the highest rate. ``seeds_missing`` is the number of seeds
+    that missed it at the lowest rate; these have no goodput, and are left out of the mean.
+
+    Args:
+        runs: Figures of the runs; those without a rate are ignored.
+        share: Required fraction of requests on time, 0-1.
     """
     curves: dict[str, dict[int, list[tuple[float, float]]]] = {}
     for run in runs:

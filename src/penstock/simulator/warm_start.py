@@ -1,4 +1,4 @@
-"""What a graph's planner would have learnt from a trace: a start without an earlier ledger. One run in virtual time."""
+"""Simulates a graph on a trace, so that its planner can start with learned state instead of an earlier ledger."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def learnt_from_trace(
     limit: int | None,
     profile: str | None = None,
 ) -> Learnt:
-    """Return what the graph's planner knows after it has served a trace.
+    """Simulate the graph on a trace in virtual time, and return the state that its planner has learned.
 
     Args:
-        graph: With its workers' latency profiles; its planner's mode learns.
-        trace: As of `penstock simulate --trace`, or the trace itself.
-        rate_rps: Mean rate, requests/s; None: the trace's.
-        cold_start_s: From asking for a replica until it serves, seconds, > 0.
-        limit: Most requests; None: all.
-        profile: Latency profile of all workers, by name or path; None: the graph's.
+        graph: Graph whose workers have latency profiles and whose planner's mode learns.
+        trace: Trace, or its name or path as for `penstock simulate --trace`.
+        rate_rps: Mean rate, requests/s; None keeps the trace's.
+        cold_start_s: Seconds from the request for a replica until it serves, > 0.
+        limit: Maximum number of requests; None uses all.
+        profile: Latency profile of all workers, by name or path; None uses the graph's.
 
     Raises:
-        ConfigError: the mode learns nothing, or nothing was learnt.
+        ConfigError: the planner's mode does not learn, or the trace ended before the first decision.
     """
     options = join(given={}, graph=graph)
     if options.mode not in LEARNING:

@@ -1,4 +1,4 @@
-"""The requests of a run: a trace or a synthetic process, spread, cut, limited and brought to a rate."""
+"""The requests of a run: a trace or a synthetic process with arrival times spread, prompts cut, number limited and rate scaled."""
 
 from __future__ import annotations
 
@@ -26,24 +26,27 @@ from penstock.workload.traces import Trace, TraceRequest, file_version, load_tra
 
 _IDS_APART = 1 << 48
 _LINES_APART = 10_000_000
-"""Far more than any trace has."""
+"""Offset between the line numbers of two copies; more lines than any trace has."""
 
 KEPT = 32
-"""Workloads that a process keeps: a sweep comes back to each with every policy. Chosen: five rates of five seeds."""
+"""Number of prepared workloads cached per process, since a sweep uses each with every policy. Chosen: five rates of five seeds."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
-    """The source of requests and their transformations, in the order of the fields; None: as the source has it.
+    """The source of requests and their transformations, applied in the order of the fields; None leaves the source unchanged.
 
     Attributes:
-        source: A trace, its file, a packaged one's name, or a synthetic process such as ``poisson:rate=4``.
-        spread: How batches of equal time, as Mooncake's, are placed in their 3 s. POISSON draws new ones for every seed.
-        warmup: Requests at the beginning that are served but not counted.
-        copies: Populations side by side: the same requests that many times, each with prefixes and a
-            spreading of its own; limit and warm-up count for each. For clusters too large for one trace.
-        tiers: Proportions in which requests ask for tiers, as ``premium=20,background=80``.
-        block_tokens: That one hash id of a file stands for; None: its format's own.
+        source: A trace, a trace file, the name of a packaged trace, or a synthetic process such as ``poisson:rate=4``.
+        spread: Rule that spreads batches of equal arrival times, as in Mooncake's trace, over 3 s. POISSON draws new times for each seed.
+        max_input_tokens: Maximum prompt length in tokens.
+        on_long: Whether longer prompts are cut or their requests left out.
+        limit: Maximum number of requests.
+        warmup: Number of requests at the start that are served but not counted.
+        copies: Number of copies of the workload that run at the same time. Each has the same requests with its own prefixes and its
+            own spreading; ``limit`` and ``warmup`` apply to each. For clusters that are too large for one trace.
+        tiers: Proportions in which requests ask for tiers, such as ``premium=20,background=80``.
+        block_tokens: Tokens per block id of a trace file; None uses the default of its format.
     """
 
     source: str | Trace
@@ -67,7 +70,17 @@ class WorkloadSpec:
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests ready to run."""
+    """Requests that are ready to run.
+
+    Attributes:
+        name: Description of the source for the reader.
+        requests: Requests in order of arrival.
+        warmup: Number of requests at the start that are served but not counted.
+        rate_rps: Mean rate, requests/s; None if it is not defined.
+        truncated: Number of prompts that were cut.
+        dropped: Number of requests that were left out because their prompts are too long.
+        spread: Rule by which equal arrival times were spread.
+    """
 
     name: str
     requests: tuple[TraceRequest, ...]
@@ -79,7 +92,7 @@ class Workload:
 
     @cached_property
     def ideal_hits(self) -> Sequence[int]:
-        """Tokens of each prompt that one endless cache for everybody would hold."""
+        """Number of tokens of each prompt that a single shared cache of unlimited size would hold."""
         return ideal_hits(self.requests)
 
 
@@ -89,19 +102,28 @@ def _loaded(source: str, block_tokens: int | None, _version: object) -> Trace:
 
 
 def kept_trace(source: str, block_tokens: int | None) -> Trace:
-    """Return a trace, read again only where its file has changed.
+    """Return the trace of a file or a packaged name; it is cached, and read again if its file has changed.
+
+    Args:
+        source: Path of a file, or the name of a packaged trace.
+        block_tokens: Tokens per block id; None uses the default of the format.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the trace cannot be read.
     """
     return _loaded(source, block_tokens, file_version(source))
 
 
 def prepare(spec: WorkloadSpec, *, seed: int, qps: float | None = None) -> Workload:
-    """Return the requests of one run.
+    """Return the requests of one run; results are cached.
+
+    Args:
+        spec: Source and transformations.
+        seed: Random seed of arrival times and tiers.
+        qps: Mean rate in requests/s to scale to; None keeps the rate.
 
     Raises:
-        ConfigError: no such source, or nothing is left of it.
+        ConfigError: the source does not exist, or no requests remain.
     """
     return _prepared(spec, seed, qps, _version(spec.source))
 
@@ -153,7 +175,7 @@ def _draw(spec: WorkloadSpec, rng: np.random.Generator) -> tuple[str, Spread, Se
 
 
 def _apart(requests: Sequence[TraceRequest], copy: int) -> list[TraceRequest]:
-    """Return the requests with ids and lines that no other copy has."""
+    """Return the requests with block ids and line numbers that no other copy has."""
     if copy == 0:
         return list(requests)
     return [
