@@ -266,7 +266,7 @@ class Reconciler:
             found = replace(found, waiting=allowed.waiting)
             inputs = await self._reporter.graph(graph, self._snapshot(graph), found, refusals)
         except UnavailableError as exc:
-            if self._parts.cluster.problem() is None:  # the API server answers other requests, but not this one
+            if self._parts.cluster.problem() is None:  # only this request gets no answer
                 failure = Failure(RefusalKind.REJECTED, str(exc))
                 with suppress(ClusterError):
                     await self._reporter.graph(graph, self._snapshot(graph), found, refusals, failure=failure)

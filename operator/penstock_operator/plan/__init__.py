@@ -1,1 +1,1 @@
-"""Pure: drift, permission to start, drains, and the status."""
+"""Pure functions that decide what a reconcile does: drift, GPU budget, drains, rollouts, deletion and status."""

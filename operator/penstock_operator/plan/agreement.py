@@ -1,12 +1,17 @@
-"""Which side learns a setting first where routers and workers must agree on it.
+"""Decides whether workers or routers get a setting first, for settings on which both must agree.
 
-Pure. A worker refuses a request's priority unless it schedules by priority, and has no use for a request without one
-either way. So tiers are switched on at workers first and off at routers first, and the other side's pods keep their
-template meanwhile. A router that counts with a longer lease than prefill grants would trust blocks that were given to
-others, so a longer lease is granted first and a shorter one counted with first. Workers answer to an alias or a LoRA adapter
-before a router serves its name, and for as long as one does. Routers learn other roles once these have workers. A served
-name that takes another's place at once has no such order; one that was an alias before, and leaves the old one as an alias,
-needs none. Model and runtime of a graph are immutable.
+Pure functions. Until the first side has rolled out, the other side's pods keep their template.
+
+- Tiers (priorities): a worker that does not schedule by priority rejects a request with a priority, while requests
+without one are always accepted. So tiers are enabled at workers first and disabled at routers first.
+- KV lease: a router that assumes a longer lease than prefill grants would trust blocks that are already reused. So a
+longer lease is rolled out to prefill workers first, a shorter one to routers first.
+- Names: workers answer to an alias or a LoRA adapter before any router serves that name, and until no router serves
+it.
+- Roles: routers learn of new roles after these have ready workers.
+
+A served name that is replaced at once has no safe order. A new name that was an alias before needs none if the old
+name remains as an alias. Model and runtime of a graph are immutable.
 """
 
 from __future__ import annotations
@@ -37,12 +42,12 @@ _PRIORITY: Final = "--scheduling-policy"
 
 @dataclass(frozen=True, slots=True)
 class RolloutOrder:
-    """Which objects have to wait.
+    """Objects of a graph that must not be written yet.
 
     Attributes:
-        waiting: Why, by service.
-        later: The objects.
-        lost: What the change costs whatever the order, as text; None: nothing.
+        waiting: Reason for waiting, by name of the service whose workload has to wait.
+        later: Objects that must not be written yet: those workloads and, if routers wait, the routers' ConfigMap.
+        lost: Message about requests that the change will refuse in any order; None if it refuses none.
     """
 
     waiting: Mapping[str, str]
@@ -58,13 +63,13 @@ def rollout_order(
     *,
     changed: Collection[str],
 ) -> RolloutOrder:
-    """Return which of a graph's objects may not be written yet.
+    """Return which of a graph's desired objects must not be written yet.
 
     Args:
-        wanted: All of them.
-        live: What there is.
-        workloads: Of the wanted, the services' workloads.
-        views: Where every service's workload stands.
+        wanted: All desired objects.
+        live: Existing objects by kind and name.
+        workloads: Desired workloads by service.
+        views: Rollout state of every service's workload.
         changed: Services whose pod template is about to change.
     """
     waiting = held_rollouts(changed, views)
@@ -94,7 +99,7 @@ def rollout_order(
 def _together(
     by_setting: Mapping[str, Mapping[str, str]], routers: AbstractSet[str]
 ) -> tuple[dict[str, str], str | None]:
-    """Return who waits by all settings, and as text which of them want opposite orders: the first one's then holds."""
+    """Return the services that wait by any setting, and a message if two settings need opposite orders; then the first one applies."""
     (first, held), *others = [(name, each) for name, each in by_setting.items() if each] or [("", {})]
     together = dict(held)
     for name, each in others:
@@ -107,7 +112,7 @@ def _together(
 def _live(
     want: Mapping[str, Any] | None, live: Mapping[tuple[str, str], Mapping[str, Any]]
 ) -> Mapping[str, Any]:
-    """Return what there is of a wanted object; empty: nothing."""
+    """Return the existing object for a desired one; empty if there is none."""
     return {} if want is None else live.get((want["kind"], want["metadata"]["name"]), {})
 
 
@@ -119,12 +124,12 @@ def held_by_agreement(
     changed: Collection[str],
     prioritised: Collection[str],
 ) -> dict[str, str]:
-    """Return the services whose new pod template waits for the other side, and why.
+    """Return the services whose new pod template waits because of ``router.tiers.enabled``, with the reason.
 
     Args:
-        wanted: The routers' ConfigMap as it is to be.
-        live: As it is.
-        views: Where every service's workload stands.
+        wanted: Desired ConfigMap of the routers.
+        live: Existing ConfigMap of the routers.
+        views: Rollout state of every service's workload.
         changed: Services whose pod template is about to change.
         prioritised: Services whose running workers schedule by priority.
     """
@@ -151,14 +156,14 @@ def held_by_lease(
     changed: Collection[str],
     granted_s: float | None,
 ) -> dict[str, str]:
-    """Return the services whose new pod template waits until the other side knows the new lease, and why.
+    """Return the services whose new pod template waits because of ``lease.durationSeconds``, with the reason.
 
     Args:
-        wanted: The routers' ConfigMap as it is to be.
-        live: As it is.
-        views: Where every service's workload stands.
+        wanted: Desired ConfigMap of the routers.
+        live: Existing ConfigMap of the routers.
+        views: Rollout state of every service's workload.
         changed: Services whose pod template is about to change.
-        granted_s: The lease that the prefill workload grants now; None: not known.
+        granted_s: Lease in seconds that the running prefill workers grant; None if unknown.
     """
     wants_s, has_s = _counted_s(wanted), _counted_s(live)
     if wants_s is None or has_s is None:
@@ -190,16 +195,16 @@ def held_by_names(
     changed: Collection[str],
     answered: Mapping[str, Collection[str]],
 ) -> dict[str, str]:
-    """Return the services whose new pod template waits until the other side knows the new names, and why.
+    """Return the services whose new pod template waits because model names are added or removed, with the reason.
 
-    Where names come and go at once, those that come decide.
+    If names are added and removed at once, the order for added names applies.
 
     Args:
-        wanted: The routers' ConfigMap as it is to be.
-        live: As it is.
-        views: Where every service's workload stands.
+        wanted: Desired ConfigMap of the routers.
+        live: Existing ConfigMap of the routers.
+        views: Rollout state of every service's workload.
         changed: Services whose pod template is about to change.
-        answered: Names that the running workers of a service answer to.
+        answered: Names that the running workers of each service answer to.
     """
     wants, has = _names(wanted), _names(live)
     moving: dict[bool, list[str]] = {True: [], False: []}
@@ -225,13 +230,13 @@ def held_by_roles(
     views: Iterable[RolloutView],
     workloads: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, str]:
-    """Return the routers, which wait where worker roles change until each new one has a worker that serves, and why.
+    """Return the routers, with the reason, if worker roles change and not every new worker service is ready yet; else nothing.
 
     Args:
-        wanted: The routers' ConfigMap as it is to be.
-        live: As it is.
-        views: Where every service's workload stands.
-        workloads: Of the wanted objects, the services' workloads.
+        wanted: Desired ConfigMap of the routers.
+        live: Existing ConfigMap of the routers.
+        views: Rollout state of every service's workload.
+        workloads: Desired workloads by service.
     """
     roles, before = _worker_roles(wanted), _worker_roles(live)
     if not before or set(roles.values()) == set(before.values()):
@@ -249,14 +254,14 @@ def held_by_roles(
 
 
 def _worker_roles(config_map: Mapping[str, Any]) -> dict[str, str]:
-    """Return the roles of the worker services that routers know, by service."""
+    """Return the role of each worker service in the routers' ConfigMap."""
     services = _graph_spec(config_map).get("services") or {}
     found = {name: str((each or {}).get("role", "")) for name, each in services.items()}
     return {name: role for name, role in found.items() if role != Role.ROUTER}
 
 
 def _renamed(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> str | None:
-    """Return what a new served name costs, as text; None where both names are served before and after."""
+    """Return a message about requests that a new served name refuses; None if both names are served before and after the change."""
     name = _served_name(wanted)
     change = _changed(_served_name(live), name)
     if change is None or {_served_name(live), name} <= _names(live) & _names(wanted):
@@ -270,7 +275,7 @@ def _changed(old: object, new: object) -> str | None:
 
 
 def _names(config_map: Mapping[str, Any]) -> set[str]:
-    """Return the names that routers serve; those of tiers are their own affair."""
+    """Return the names that routers serve, except the model names of tiers."""
     model = _graph_spec(config_map).get("model") or {}
     adapters = (each.get("name") for each in model.get("adapters") or ())
     found = (_served_name(config_map), *(model.get("aliases") or ()), *adapters)
@@ -278,22 +283,22 @@ def _names(config_map: Mapping[str, Any]) -> set[str]:
 
 
 def _answered(workload: Mapping[str, Any]) -> set[str]:
-    """Return the names that the pods of a live Deployment or LeaderWorkerSet answer to."""
+    """Return the model names that the pods of a live workload answer to."""
     return {name for each in _arguments(workload) for name in names_answered(each)}
 
 
 def _schedules_by_priority(workload: Mapping[str, Any]) -> bool:
-    """Return whether the pods of a live Deployment or LeaderWorkerSet do."""
+    """Return whether the pods of a live workload schedule by priority."""
     return any(_PRIORITY in each for each in _arguments(workload))
 
 
 def _granted_s(workload: Mapping[str, Any]) -> float | None:
-    """Return the lease that the pods of a live Deployment or LeaderWorkerSet grant; None: not known."""
+    """Return the KV lease in seconds that the pods of a live workload grant; None if unknown."""
     return next(filter(None, map(granted_lease_s, _arguments(workload))), None)
 
 
 def _arguments(workload: Mapping[str, Any]) -> list[Sequence[str]]:
-    """Return each container's."""
+    """Return the arguments of each container of a workload."""
     spec = workload.get("spec") or {}
     template = spec.get("template") or (spec.get("leaderWorkerTemplate") or {}).get("workerTemplate") or {}
     containers = (template.get("spec") or {}).get("containers") or ()
@@ -301,7 +306,7 @@ def _arguments(workload: Mapping[str, Any]) -> list[Sequence[str]]:
 
 
 def _counted_s(config_map: Mapping[str, Any]) -> float | None:
-    """Return the lease that routers count with; None where a hand made something else of the file."""
+    """Return the KV lease in seconds that routers assume; None if someone has edited the file into something unreadable."""
     spec = _graph_spec(config_map)
     found = (spec.get("lease") or {}).get("durationSeconds", LeaseConfig().duration_seconds)
     return found if spec and isinstance(found, int | float) else None
@@ -319,7 +324,7 @@ def _served_name(config_map: Mapping[str, Any]) -> str | None:
 
 
 def _graph_spec(config_map: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the specification that routers read; empty where a hand made something else of it."""
+    """Return the graph specification in the routers' ConfigMap; empty if someone has edited it into something unreadable."""
     for text in (config_map.get("data") or {}).values():
         try:
             found = read_yaml(text)

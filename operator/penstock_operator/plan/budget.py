@@ -1,23 +1,25 @@
-"""Which gated pods may start now, so that existing workers never hold more GPUs than the graph's budget.
+"""Decides which gated pods can start now, so that existing workers never occupy more GPUs than the graph's budget.
 
-Pure. Every worker pod of a graph with a ceiling is born with a scheduling gate, which only the operator lifts. A pod
-counts from its release until it is finished or gone, terminating or not. A view that lags can delay a start and never
-exceed the budget: a pod not seen yet is gated, one seen too long counts too long, and releases not seen yet are handed in.
+Pure functions. Every worker pod of a graph with a budget is created with a scheduling gate, which only the operator
+removes. A pod counts from its ungating until it is finished or gone, also while it terminates. An outdated view can
+delay a start but never exceed the budget: a pod that is not seen yet is gated, a pod that is seen too long counts too
+long, and the caller passes ungated pods that the watch has not shown yet.
 
-**Order.** A role with nothing running or released first, because a graph with an empty role serves nothing; then the
-replacement of a replica that the same service has lost; then the higher ``scaling.priority``; then the older; then by name.
+**Order.** First a role that has no running or ungated replica, because a graph with an empty role serves nothing;
+then replacements of replicas that the same service has lost; then by higher ``scaling.priority``, by age, and by
+name.
 
-**Head of the line.** A replica that does not fit keeps the free GPUs to itself only while replicas on their way out
-(terminating, deadline not past) will complete its room, so that small ones cannot slip past a big one for ever. If
-nothing on its way out would make room, holding GPUs back would only idle them, and those behind it pass; that delays no
-replica as long as all wanted ones together fit the budget.
+**Head of the line.** A replica that does not fit reserves the free GPUs only if replicas that are leaving
+(terminating, deadline not exceeded) will free enough GPUs for it, so that small replicas cannot overtake a big one
+forever. If nothing that is leaving would make enough room, a reservation would only leave GPUs idle, so the replicas
+after it can start. That delays no replica as long as all desired ones together fit the budget.
 
-**Groups.** A LeaderWorkerSet group starts completely or not at all: the first release takes the GPUs of the
-entire group, whose remaining pods then start as they appear.
+**Groups.** A LeaderWorkerSet group starts completely or not at all: ungating its first pod reserves the GPUs of the
+entire group, whose remaining pods start as soon as they exist.
 
-**Lost replicas.** A rollout, a kill or a lost node frees GPUs a moment before the replacement asks for them. So that no
-other service's waiting pod takes them, what a service held stays its own while its workload wants that many replicas, for
-`KEEP_S` also before the replacement exists.
+**Lost replicas.** A rollout, a kill or a lost node frees GPUs shortly before the replacement requests them. To
+prevent another service's waiting pod from taking these GPUs, they stay reserved for the service as long as its
+workload wants that many replicas; before the replacement exists, for at most `KEEP_S`.
 """
 
 from __future__ import annotations
@@ -32,39 +34,43 @@ from penstock_operator.plan.pods import PodView
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One replica: a pod, or all pods of a group."""
+    """One replica: a single pod, or all pods of a LeaderWorkerSet group.
+
+    Attributes:
+        pods: The existing pods of the replica.
+    """
 
     pods: list[PodView]
 
     @property
     def started(self) -> bool:
-        """Whether a pod of it is released, so that all of it counts against the budget."""
+        """Whether any of its pods is ungated, so that the complete replica counts against the budget."""
         return not all(pod.gated for pod in self.pods)
 
     @property
     def first(self) -> PodView:
-        """Return the unit's oldest pod."""
+        """The replica's oldest pod."""
         return min(self.pods, key=lambda pod: (pod.created_s, pod.name))
 
     @property
     def service(self) -> str:
-        """Service that it belongs to."""
+        """Service that the replica belongs to."""
         return self.pods[0].service
 
     @property
     def gated(self) -> list[PodView]:
-        """Return the unit's pods that the budget's gate still holds."""
+        """The replica's pods that still have the budget's scheduling gate."""
         return [pod for pod in self.pods if pod.gated]
 
     @property
     def all_gpus(self) -> int:
-        """GPUs of the complete replica, also of pods that do not exist yet."""
+        """GPUs of the complete replica, including pods that do not exist yet."""
         size = max(pod.group_size for pod in self.pods)
         return max(size * max(pod.gpus for pod in self.pods), sum(pod.gpus for pod in self.pods))
 
 
 def units(pods: Iterable[PodView]) -> list[Unit]:
-    """Return the replicas that ``pods`` are part of."""
+    """Return the replicas that ``pods`` form."""
     found: dict[tuple[str, str], Unit] = {}
     for pod in pods:
         key = (pod.service, f"group {pod.group}" if pod.group else f"pod {pod.uid}")
@@ -73,23 +79,25 @@ def units(pods: Iterable[PodView]) -> list[Unit]:
 
 
 def released(pods: Iterable[PodView], uids: Collection[str]) -> list[PodView]:
-    """Return the pods as they are once the gates of those with these uids are lifted, which a watch may not show yet."""
+    """Return the pods with the gates of those with these UIDs removed, because a watch may not show the removal yet."""
     return [replace(pod, gates=()) if pod.uid in uids else pod for pod in pods]
 
 
 KEEP_S: Final = 10.0
-"""How long GPUs are kept for a replacement that does not exist yet. Chosen: a workload's controller makes it
-within a second; one whose pods are refused must not hold up the others."""
+"""Seconds for which a lost replica's GPUs stay reserved while its replacement does not exist. Chosen: a workload's
+controller creates the replacement within a second, and a service whose pods are rejected must not block the
+others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one service holds.
+    """The replicas of one service that occupy GPUs or have GPUs reserved.
 
     Attributes:
-        replicas: Replicas that hold GPUs, terminating ones and those lost since ``lost_s`` included.
-        gpus: GPUs of one of them.
-        lost_s: Since when fewer hold GPUs, seconds since the epoch; None: all of them do.
+        replicas: Number of replicas that occupy GPUs, including terminating ones and those lost since ``lost_s``.
+        gpus: Number of GPUs of one replica.
+        lost_s: Unix time in seconds at which replicas were lost that have not been replaced; None if none are
+            missing.
     """
 
     replicas: int
@@ -104,9 +112,14 @@ def holdings(
     replicas: Mapping[str, int],
     now_s: float,
 ) -> dict[str, Holding]:
-    """Return what each service holds, including what it is to get back of what it held before.
+    """Return each service's holding, including the replicas lost since ``before`` whose GPUs stay reserved.
 
-    ``replicas`` are, by service, the number that its workload is to have; the rest is as in `releases`.
+    Args:
+        pods: All worker pods of the graph.
+        before: Holdings at the previous reconcile.
+        replicas: Number of replicas by service that its workload should have; no more than these are reserved.
+            Services that are not listed are left out.
+        now_s: Current Unix time in seconds.
     """
     started = _started(pods)
     counts = Counter(each.service for each in started)
@@ -126,7 +139,7 @@ def holdings(
 
 
 def lost(held: Mapping[str, Holding], pods: Iterable[PodView]) -> Counter[str]:
-    """Return how many replicas each service has lost, of those that it held, that it is to get back."""
+    """Return the number of lost replicas of each service whose GPUs are reserved for replacements; services without any are left out."""
     missing = Counter({service: each.replicas for service, each in held.items()})
     missing.subtract(each.service for each in _started(pods))
     return +missing
@@ -137,19 +150,24 @@ def _started(pods: Iterable[PodView]) -> list[Unit]:
 
 
 OVERDUE_S: Final = 60.0
-"""A terminating pod this long past its deadline is stuck (its node is gone, most likely); nothing waits for it. Chosen."""
+"""Seconds after its deadline at which a terminating pod counts as stuck (most likely its node is gone), so that no
+pod waits for its GPUs. Chosen."""
 
 
 WAITING: Final = "WaitingForBudget"
-"""Why most gated pods wait, as a condition's reason."""
+"""Condition reason of a pod that waits for the GPU budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A gated pod that may not start yet, and why: one sentence for a person, the same for the same state.
+    """A gated pod that cannot start yet, with the reason.
 
     Attributes:
-        cause: One word for it, a condition's reason.
+        uid: UID of the pod.
+        name: Name of the pod.
+        service: Service of the pod.
+        reason: One sentence for users; equal for an equal state.
+        cause: Condition reason: `WAITING`, or the kind of refusal if the API server rejected the ungating.
     """
 
     uid: str
@@ -160,18 +178,18 @@ class Waiting:
 
     @property
     def cause_is_refusal(self) -> bool:
-        """Whether the budget would let it start and the API server does not."""
+        """Whether the budget allows the start but the API server rejected the removal of the gate."""
         return self.cause != WAITING
 
 
 @dataclass(frozen=True, slots=True)
 class Releases:
-    """What the budget allows now.
+    """Pods that the GPU budget allows to start now, and pods that have to wait.
 
     Attributes:
-        release: Uids of the pods whose gate to lift, in order.
-        waiting: The gated pods that stay.
-        gpus: GPUs that count against the budget before ``release``.
+        release: UIDs of the pods whose gate should be removed, in this order.
+        waiting: The other gated pods.
+        gpus: Number of GPUs that count against the budget before the pods in ``release`` start.
     """
 
     release: tuple[str, ...]
@@ -187,14 +205,14 @@ def releases(
     held: Mapping[str, Holding],
     now_s: float,
 ) -> Releases:
-    """Return which gated pods may start and why the others wait.
+    """Return which gated pods can start and why the others have to wait.
 
     Args:
-        pods: All worker pods of the graph; those whose gate this operator has lifted as `released` returns them.
-        budget: Most GPUs that existing workers may hold together; None: no ceiling.
-        priorities: ``scaling.priority`` by service; 0 where absent.
-        held: What each service held at the last look; empty if unknown.
-        now_s: Seconds since the epoch.
+        pods: All worker pods of the graph; for pods that this operator has just ungated, as `released` returns them.
+        budget: Maximum number of GPUs of existing workers; None means no limit.
+        priorities: ``scaling.priority`` by service; 0 for services that are not listed.
+        held: Holdings of each service at the previous reconcile; empty if unknown.
+        now_s: Current Unix time in seconds.
     """
     present = [pod for pod in pods if not pod.finished]
     leaving = [pod for pod in present if pod.terminating and not pod.gated]
@@ -203,7 +221,7 @@ def releases(
     gpus = sum(pod.gpus for pod in leaving) + sum(unit.all_gpus for unit in running)
     coming = sum(pod.gpus for pod in leaving if pod.deleted_s is None or now_s < pod.deleted_s + OVERDUE_S)
     allowed: list[str] = []
-    for unit in running:  # the rest of a group whose GPUs are taken already
+    for unit in running:  # remaining pods of a group whose GPUs already count
         if budget is None or gpus <= budget:
             allowed += _to_lift(unit)
     missing = lost(held, present)
@@ -223,16 +241,16 @@ def releases(
 
 
 def blocked_on_budget(found: Releases, pods: Iterable[PodView]) -> frozenset[str]:
-    """Return the services whose gated pods, of those asked about, wait for GPUs that nothing on its way out will free."""
+    """Return the services whose pods wait for GPUs although no pod is terminating or can be released, so that nothing will free them."""
     if found.release or any(pod.terminating and not pod.finished for pod in pods):
         return frozenset()
     return frozenset(each.service for each in found.waiting)
 
 
 def blocked(found: Releases, pods: Iterable[PodView]) -> Counter[str]:
-    """Return how many replicas of each service the budget keeps from running.
+    """Return the number of replicas of each service that cannot run because of the budget.
 
-    A replica that only waits for the GPUs of a leaving one of its own service is not among them.
+    A replica that only waits for the GPUs of a terminating replica of its own service does not count.
     """
     waiting = {each.uid for each in found.waiting}
     present = [pod for pod in pods if not pod.finished]
@@ -249,9 +267,9 @@ def _to_lift(unit: Unit) -> list[str]:
 def _line(
     gated: Sequence[Unit], running: Sequence[Unit], priorities: Mapping[str, int], missing: Mapping[str, int]
 ) -> tuple[list[Unit], list[Unit]]:
-    """Return the waiting replicas in their order, those of empty roles and replacements apart from the rest.
+    """Return the waiting replicas in order, in two lists: those for empty roles and replacements, and the rest.
 
-    One placed in an empty role ends that role's precedence.
+    Only the first replica of an empty role has precedence.
     """
     filled = {unit.first.role for unit in running}
     by_role: dict[str, list[Unit]] = defaultdict(list)
@@ -278,7 +296,7 @@ def _line(
 def _admit(
     line: Sequence[tuple[Unit, int]], gpus: int, coming: int, budget: int | None
 ) -> tuple[list[Unit], list[Waiting]]:
-    """Return who starts and who waits of a line, each with the GPUs that it leaves to replacements yet to come."""
+    """Return the replicas that start and the pods that wait; each entry of ``line`` is a replica with the GPUs reserved for replacements."""
     started: list[Unit] = []
     waiting: list[Waiting] = []
     held_for: Unit | None = None

@@ -1,15 +1,16 @@
-"""The order in which a graph is deleted, so that its requests finish and nothing is left.
+"""Order in which a graph is deleted, so that its requests finish and no object remains.
 
-Pure: what still exists decides the next step.
+Pure functions; the existing objects decide the next step:
 
-1. Routers stop being asked: their workloads are deleted, their pods finish what they have begun.
-2. Once no router pod is left, or all of them are idle, workers can only be finishing: each is drained (`drain.plan_scale`
-   with desired 0), its workload deleted when none of its pods lives. An idle router refuses further requests then.
-3. When no pod of the graph is left, everything else is deleted: adapters, Services, and so on.
-4. When nothing is left, the finalizer goes.
+1. Routers are stopped: their workloads are deleted, and their pods finish the requests that they have started.
+2. When no router pod exists, or all of them are idle, workers can only be finishing. Each worker service is drained
+(`drain.plan_scale` with desired 0), and its workload is deleted when none of its pods is alive. A terminating idle
+router rejects further requests.
+3. When no pod of the graph exists, everything else is deleted: adapters, Services, and so on.
+4. When nothing is left, the finalizer is removed.
 
-Routers first, because a worker that left earlier would break the requests that routers still hold. Services
-of workers last, because routers find workers through them.
+Routers are first, because a worker that ended earlier would break requests that routers are still proxying. The
+Services of workers are last, because routers find workers through them.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from penstock_operator.workloads import WORKLOADS, label_of
 
 @dataclass(frozen=True, slots=True)
 class DeletionStep:
-    """The actions now; they may run at once, and repeatedly.
+    """Actions of one step of a graph's deletion; they can be executed in parallel and repeatedly.
 
     Attributes:
-        message: What is being waited for; one sentence, the same for the same state.
+        message: One sentence that says what the deletion waits for; equal for an equal state.
         delete: Children to delete.
-        drain: Services to scale to 0 by draining.
+        drain: Names of the services to scale to 0 by draining.
         release: Whether to remove the finalizer.
-        waits_for_idleness: Whether pods are to be asked again soon.
+        waits_for_idleness: Whether the load of pods must be read again soon.
     """
 
     message: str
@@ -46,12 +47,12 @@ class DeletionStep:
 def next_step(
     children: Iterable[Object], pods: Sequence[PodView], *, idle: Collection[str] = ()
 ) -> DeletionStep:
-    """Return the next step of the deletion of a graph.
+    """Return the next step of a graph's deletion.
 
     Args:
-        children: Every object that exists of it, pods aside.
-        pods: Every pod that exists of it; finished ones are waited for too, their workload deletes them.
-        idle: Router pods that leave and hold no request.
+        children: All existing child objects of the graph, without its pods.
+        pods: All existing pods of the graph.
+        idle: Names of router pods that are terminating and have no requests.
     """
     present = sorted(children, key=lambda child: (child["kind"], child["metadata"]["name"]))
     workloads = [child for child in present if child["kind"] in WORKLOADS]

@@ -1,7 +1,7 @@
-"""Why a pod does not serve, as text, with the remedy.
+"""Finds why a pod does not serve, as a message with a remedy.
 
-Pure. Messages say the same for the same state: no counters and no elapsed times in them, so that a status
-that carries one is not written repeatedly while nothing changes.
+Pure functions. Messages are equal for an equal state: they contain no counters or elapsed times, so that a status
+with such a message is not rewritten while nothing changes.
 """
 
 from __future__ import annotations
@@ -17,17 +17,37 @@ from penstock.kube.objects.refusals import kind_of_words
 from penstock_operator.plan.pods import ContainerView, PodView
 
 SLOW_START_S: Final = 300.0
-"""A worker that loads its model longer than this is worth a word. Chosen: 8B models load in 30 to 120 s."""
+"""Seconds of startup after which a worker that still loads its model is reported. Chosen: 8B models load in 30 to 120
+s."""
 
 NOT_READY_S: Final = 30.0
-"""A started container that is not ready for longer than this fails its probe. Chosen: three probe periods."""
+"""Seconds after which a started container that is not ready counts as failing its probe. Chosen: three probe periods."""
 
 STUCK_S: Final = 60.0
-"""A terminating pod this long past its grace does not go by itself. Chosen: the kubelet needs seconds."""
+"""Seconds after the end of its grace period at which a terminating pod counts as stuck. Chosen: the kubelet needs
+only seconds."""
 
 
 class Category(StrEnum):
-    """What is wrong, worst first; names are a contract (condition reasons, metrics, alerts)."""
+    """Kinds of pod problems, the most serious first.
+
+    The values are a public interface: they appear as condition reasons, in metrics and in alerts.
+
+    Attributes:
+        REFUSED: The API server rejects the creation of pods.
+        IMAGE_PULL: An image cannot be pulled.
+        CONFIG: A container cannot be created, for example because a Secret is missing.
+        OUT_OF_MEMORY: A container was OOMKilled.
+        CRASH_LOOP: A container exited with an error.
+        NODE_LOST: The node was deleted, does not answer or is not ready.
+        EVICTED: The pod was evicted.
+        FAILED: The pod failed for another reason.
+        UNSCHEDULABLE: No node fits, or another scheduling gate blocks the pod.
+        PROBE_FAILING: A running container fails its readiness probe.
+        TERMINATING_STUCK: The pod still exists long after its deletion.
+        STARTING_SLOWLY: Startup takes longer than expected.
+        WAITING_FOR_BUDGET: The pod waits for GPUs of the graph's budget.
+    """
 
     REFUSED = "FailedCreate"
     IMAGE_PULL = "ImagePull"
@@ -45,12 +65,12 @@ class Category(StrEnum):
 
     @property
     def is_fault(self) -> bool:
-        """Whether something is broken; a pod that waits for GPUs of the budget is not."""
+        """Whether something is broken; True for all but a pod that waits for GPUs of the budget."""
         return self is not Category.WAITING_FOR_BUDGET
 
     @property
     def is_unplaced(self) -> bool:
-        """Whether a replica has no node because none fits, or because its pod may not even exist."""
+        """Whether a replica has no node: no node fits its pod, or the API server rejects the pod's creation."""
         return self in {Category.UNSCHEDULABLE, Category.REFUSED}
 
 
@@ -69,7 +89,7 @@ _REMEDIES: Final[Mapping[Category, str]] = {
     Category.STARTING_SLOWLY: "see kubectl describe pod {pod} and its logs",
     Category.WAITING_FOR_BUDGET: "raise planner.maxGpuBudget, or its pool's GPUs, or scale another service down",
 }
-"""What a person can do, where the words of the cluster do not say more."""
+"""Remedy by category, used if the cluster's own message gives no better one."""
 
 _PLACEMENTS: Final = (
     (r"Insufficient \S*(gpu|gaudi|tpu)", "add GPU nodes to the pool, or lower replicas or gpusPerReplica"),
@@ -79,14 +99,14 @@ _PLACEMENTS: Final = (
     ("persistentvolumeclaim|volume", "create the claim, or give it a storage class that can bind it"),
     ("", "see kubectl describe pod"),
 )
-"""Words of the scheduler, and the remedy."""
+"""Patterns in the scheduler's message, each with its remedy."""
 
 _CONFIGS: Final = (
     (r'secret "([^"]+)" not found', r"create Secret \1 in the graph's namespace"),
     (r'configmap "([^"]+)" not found', r"create ConfigMap \1 in the graph's namespace"),
     (r"couldn't find key (\S+) in (Secret|ConfigMap) \S+?/([^\s/]+)", r"add key \1 to \2 \3"),
 )
-"""Words of the kubelet about variables, and the remedy."""
+"""Patterns in the kubelet's message about environment variables, each with its remedy."""
 
 _ANY_REFUSAL: Final = (
     "see kubectl describe replicaset, and the quotas, limit ranges and webhooks of the namespace"
@@ -96,14 +116,22 @@ _NODES: Final = re.compile(r"^\d+/\d+ nodes are available: ")
 
 
 def _remedy(words: str, table: Iterable[tuple[str, str]]) -> str | None:
-    """Return the remedy of the first row whose pattern is in the words."""
+    """Return the remedy of the first row whose pattern occurs in ``words``; None if none does."""
     found = ((re.search(pattern, words), remedy) for pattern, remedy in table)
     return next((match.expand(remedy) for match, remedy in found if match is not None), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One pod's trouble, or that of a workload whose pods cannot be created: what is wrong and what a person can do."""
+    """Problem of one pod, or of a workload whose pods cannot be created.
+
+    Attributes:
+        category: Kind of problem.
+        pod: Name of the pod or workload.
+        service: Service that it belongs to.
+        message: Description of the problem.
+        remedy: Action that a user can take.
+    """
 
     category: Category
     pod: str
@@ -116,12 +144,12 @@ class Diagnosis:
 
 
 def worst(diagnoses: Iterable[Diagnosis]) -> Diagnosis | None:
-    """Return the gravest of ``diagnoses``, of equals the first by pod; None if there are none."""
+    """Return the most serious of ``diagnoses`` (on a tie, the first by pod name); None if there are none."""
     return min(diagnoses, key=lambda each: (_SEVERITY[each.category], each.pod), default=None)
 
 
 class _Trouble(NamedTuple):
-    """What is wrong; a remedy where it is not the category's, and the container that it is about."""
+    """A problem; ``remedy`` overrides the category's remedy, ``container`` is the container concerned."""
 
     category: Category
     message: str
@@ -136,13 +164,14 @@ def diagnose(
     budget_reason: str = "",
     slow_start_s: float = SLOW_START_S,
 ) -> Diagnosis | None:
-    """Return what keeps a pod from serving; None if nothing is known to.
+    """Return the problem that keeps a pod from serving; None if none is known.
 
     Args:
         pod: The pod.
-        now_s: Seconds since the epoch.
-        budget_reason: Why the budget does not release it, from `budget.releases`.
-        slow_start_s: Seconds that a container may take to start before that is reported.
+        now_s: Current Unix time in seconds.
+        budget_reason: Reason from `budget.releases` why the budget does not let the pod start; empty if there is
+            none.
+        slow_start_s: Seconds of startup after which a slow start is reported.
     """
     found = _of_the_pod(pod, now_s)
     if found is None and pod.alive and not pod.ready:
@@ -154,7 +183,7 @@ def diagnose(
 
 
 _TAKEN: Final = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
-"""Why Kubernetes deletes pods whose node does not answer, or is no more."""
+"""Reasons with which Kubernetes deletes pods whose node does not answer or no longer exists."""
 
 
 def _of_the_pod(pod: PodView, now_s: float) -> _Trouble | None:
@@ -177,11 +206,11 @@ def _of_the_pod(pod: PodView, now_s: float) -> _Trouble | None:
 
 
 def _is_cut_off(pod: PodView) -> bool:
-    """Return whether the pod is unready by the node controller's word alone.
+    """Return whether only the node controller has set the pod to not ready, since its node stopped reporting.
 
-    That changes Ready and nothing else, as soon as the node stops reporting; the kubelet, which is unreachable,
-    had all containers ready, and a kubelet writes both conditions at once. Five minutes later the pod is deleted.
-    Source: kubernetes/pkg/controller/util/node/controller_utils.go, MarkPodsNotReady.
+    The node controller then changes the condition Ready and nothing else. The unreachable kubelet had reported all
+    containers as ready, and a kubelet always writes both conditions together. Kubernetes deletes the pod five minutes
+    later. Source: kubernetes/pkg/controller/util/node/controller_utils.go, MarkPodsNotReady.
     """
     ready, containers = pod.condition("Ready"), pod.condition("ContainersReady")
     return (
@@ -213,7 +242,7 @@ def _of_scheduling(pod: PodView, budget_reason: str) -> _Trouble | None:
         return None
     if scheduled.reason == "SchedulingGated":  # stale until the scheduler's next attempt
         return None
-    # Without its second half about preemption, which varies between tries.
+    # Drop the second half of the message, about preemption: it varies between tries.
     said = scheduled.message.split(" preemption: ", maxsplit=1)[0].strip().rstrip(".,")
     message = f"cannot be scheduled: {said or 'the scheduler gave no reason'}"
     remedy = _remedy(_NODES.sub("", scheduled.message), _PLACEMENTS)
@@ -270,11 +299,12 @@ def _of_exit(container: ContainerView) -> _Trouble:
 
 
 _POD: Final = re.compile(r'^(?:[Pp]ods?) "[^"]*" is (?:forbidden|invalid): ')
-"""The pod's generated name differs from try to try; the message must not."""
+"""Matches the start of a refusal message. It names the pod, whose generated name changes at every try; the reported
+message must not change."""
 
 
 def refusal(service: str, workload: Mapping[str, Any]) -> Diagnosis | None:
-    """Return why no further pod of a service's Deployment, with its status, can be created; None if none was refused."""
+    """Return why the API server rejects further pods of a service's Deployment, from its status; None if it rejects none."""
     for each in (workload.get("status") or {}).get("conditions") or ():
         if each.get("type") == REPLICA_FAILURE and each.get("status") == "True":
             words = _POD.sub("", " ".join(str(each.get("message") or "").split()))

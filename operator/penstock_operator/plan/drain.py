@@ -1,27 +1,27 @@
-"""How many of the desired replicas a service gets, and how it reaches them without losing a request.
+"""Decides how many of its desired replicas a service gets, and how it scales there without losing a request.
 
-Pure and level-triggered: the complete state is on the pods (serving label, drain time, deletion cost) and in
-the workload's ``spec.replicas``; a crash between any two writes costs a second look.
+Pure and level-triggered: the complete state is on the pods (serving label, drain time, deletion cost) and in the
+workload's ``spec.replicas``. A crash between any two writes costs only another reconcile.
 
-**Up.** ``spec.replicas`` becomes the desired number at once; pods marked to leave are put back into service.
+**Up.** ``spec.replicas`` becomes the desired number at once; draining pods are put back into service.
 
-**Down.** As many victims are marked as replicas are too many. A marked pod leaves its Service, so routers
-send it nothing new. Once it is idle, or its grace is over, or if it never served, its deletion cost falls to
-the lowest; only when that is *seen on the pod*, ``spec.replicas`` is lowered, and only as far as the
-ReplicaSet's own order of deletion takes exactly such pods.
+**Down.** As many victims are marked as draining as there are surplus replicas. A marked pod leaves its Service, so
+routers send it no new requests. Its deletion cost is set to the minimum when it is idle, when its grace period is
+over, or if it never served. Only after the watch shows this cost on the pod is ``spec.replicas`` reduced, and only as
+far as the ReplicaSet's own deletion order takes exactly such pods.
 
-**Who.** The ReplicaSet controller deletes unassigned pods before assigned ones, Pending before Unknown
-before Running, not ready before ready, and looks at the deletion cost only among equals
-(pkg/controller/controller_utils.go, ActivePodsWithRanks). Victims are chosen in that order too, then marked
-ones first, then fewest requests, least KV, youngest. So a pod that stops being ready while another one
-drains takes its place as victim, and the drained one serves again: deleting the broken one is what the
-ReplicaSet would do whatever the costs say.
+**Choice of victims.** The ReplicaSet controller deletes unassigned pods before assigned ones, Pending before Unknown
+before Running, and not ready before ready; it compares deletion costs only among pods that are equal in these
+(pkg/controller/controller_utils.go, ActivePodsWithRanks). Victims are chosen in the same order, then draining ones
+first, then by fewest requests, least KV cache usage, and youngest. So a pod that stops being ready while another one
+drains replaces it as the victim, and the drained pod serves again: the ReplicaSet would delete the broken pod
+whatever the costs are.
 
-While a rollout makes progress nothing is shrunk: a Deployment then owns two ReplicaSets and decides itself
-which of them to take from. Of a rollout that is stuck, the pods that never became ready are the first victims.
+Replicas are not reduced while a rollout makes progress: a Deployment then owns two ReplicaSets and decides itself
+which one to reduce. In a rollout that is stuck, the pods that never became ready are the first victims.
 
-**LeaderWorkerSets** have no choice: the highest group index goes first, so that is the victim. Their leaders
-serve, so only those are marked.
+**LeaderWorkerSets** always delete the highest group index first, so that group is the victim. Only the leaders of
+groups serve, so only leaders are marked.
 """
 
 from __future__ import annotations
@@ -37,23 +37,31 @@ from penstock.kube.objects.names import DRAINING
 from penstock_operator.plan.pods import PodView
 
 LEAVING_COST: Final = -(2**31)
-"""Deletion cost of a pod that may go at once; the lowest that Kubernetes accepts."""
+"""Deletion cost of a pod that can be deleted now; the lowest that Kubernetes accepts."""
 
 DRAINING_COST: Final = LEAVING_COST + 1
-"""Deletion cost of a pod that still finishes its requests: it goes before others, after the idle ones."""
+"""Deletion cost of a pod that is still finishing requests: it is deleted before serving pods and after idle ones."""
 
 SETTLE_S: Final = 3.0
-"""Routers that have not seen a pod's drain mark yet may still send it requests; real seconds, chosen."""
+"""Seconds for which routers that have not seen a pod's drain label yet can still send requests to it; wall-clock
+time, chosen."""
 
 IDLE_S: Final = 1.0
-"""Two looks at least this far apart must find a pod idle. Chosen: a worker's gauges lag one engine step."""
+"""Minimum seconds between two load readings that both find a pod idle. Chosen: a worker's gauges lag by one engine
+step."""
 
 _PHASES: Final = {"Pending": 0, "Unknown": 1, "Running": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """A desired number within its bounds; one word and what was asked for, where that changed it."""
+    """A desired number of replicas, limited to the allowed range.
+
+    Attributes:
+        replicas: The number after limiting.
+        reason: Condition reason if the number was changed; else empty.
+        message: Sentence about the requested number and the limit, if the number was changed; else empty.
+    """
 
     replicas: int
     reason: str = ""
@@ -61,12 +69,12 @@ class Bounded:
 
 
 def bounded(desired: int | None, service: ServiceSpec, *, max_gpu_budget: int | None) -> Bounded:
-    """Return ``desired`` within the service's bounds.
+    """Return ``desired`` limited to the service's bounds.
 
     Args:
         desired: The ScalingAdapter's ``spec.replicas``; None if there is no adapter (yet).
-        service: The service; without ``scaling`` its ``replicas`` are the number.
-        max_gpu_budget: Most GPUs of the graph; a single service can never use more. None: no ceiling.
+        service: The service; without ``scaling`` its ``replicas`` apply.
+        max_gpu_budget: Maximum number of GPUs of the graph, which also limits a single service; None means no limit.
     """
     if service.scaling is None:
         if desired is None or desired == service.first_replicas:
@@ -89,7 +97,12 @@ def bounded(desired: int | None, service: ServiceSpec, *, max_gpu_budget: int | 
 
 
 def held(asked: Bounded, running: int | None) -> Bounded:
-    """Return the replicas that a service of a paused graph keeps; ``running`` is None without a workload."""
+    """Return the current replicas of a service of a paused graph, with a message if ``asked`` differs from them.
+
+    Args:
+        asked: Replicas that the service would have if the graph was not paused.
+        running: Replicas of the service's workload; None if there is no workload, which counts as 0.
+    """
     kept = running or 0
     if asked.replicas == kept:
         return asked
@@ -99,17 +112,17 @@ def held(asked: Bounded, running: int | None) -> Bounded:
 
 @dataclass(frozen=True, slots=True)
 class PodLoad:
-    """What a pod does now, by its own metrics.
+    """Current load of a pod, from its own metrics.
 
     Attributes:
-        running: Requests in progress.
-        waiting: Requests queued in the worker.
-        kv_usage_fraction: Share of its KV blocks in use, 0 to 1; None: it reports none, as Dynamo's mocker does for
-            prefill.
-        keeps_leases: Whether KV in use without requests is another worker's to read; on a decode worker it is a cache
-            for the next turn.
-        idle_s: Seconds between the first and the newest of consecutive looks that all found nothing
-            running, nothing waiting and nothing kept for others; 0 after a single one.
+        running: Number of requests in progress.
+        waiting: Number of requests queued in the worker.
+        kv_usage_fraction: Fraction of its KV blocks in use, 0 to 1; None if the pod does not report it, such as
+            Dynamo's mocker for prefill.
+        idle_s: Seconds between the first and the newest of consecutive readings that all found the pod idle; 0 after
+            a single one.
+        keeps_leases: Whether KV blocks in use without requests are leased to another worker that still has to read
+            them. On a decode worker they are a prefix cache for the next turn.
     """
 
     running: int
@@ -120,33 +133,32 @@ class PodLoad:
 
     @property
     def requests(self) -> int:
-        """Requests that would have to finish first."""
+        """Number of requests that would have to finish before the pod can be deleted."""
         return self.running + self.waiting
 
     @property
     def is_idle(self) -> bool:
-        """Whether this look found nothing to do and nothing held for another worker to read."""
+        """Whether this reading found no requests and no KV blocks that another worker has to read."""
         return self.requests == 0 and not (self.kv_usage_fraction and self.keeps_leases)
 
 
 def is_idle(load: PodLoad | None) -> bool:
-    """Return whether two looks far enough apart found nothing to do; an unknown load is not idle."""
+    """Return whether readings at least `IDLE_S` apart found the pod idle; False if the load is unknown (None)."""
     return load is not None and load.is_idle and load.idle_s >= IDLE_S
 
 
 @dataclass(frozen=True, slots=True)
 class ScalePlan:
-    """The next step of one service towards its desired number of replicas; pods are sorted.
+    """The next step of one service towards its desired number of replicas; tuples of pod names are sorted.
 
     Attributes:
-        spec_replicas: What the workload's ``spec.replicas`` should be now.
+        spec_replicas: Value that the workload's ``spec.replicas`` should have now.
         begin: Pods to mark as draining (serving label, drain time).
-        restore: Pods to put back into service (serving label, drain time and deletion cost removed).
-        deletion_costs: Pods whose deletion cost differs from what it should be, and what it should be.
-            0 for a pod in service.
-        draining: Pods that are or will be marked.
-        leaving: Marked pods that may go at once.
-        held: Why nothing is done although it should; empty otherwise.
+        restore: Pods to put back into service (serving label set; drain time and deletion cost removed).
+        deletion_costs: New deletion cost by pod, for pods whose cost has to change; 0 for a pod in service.
+        draining: Pods that are or will be marked as draining.
+        leaving: Draining pods that can be deleted now.
+        held: Reason why no step is taken although one is needed; else empty.
     """
 
     spec_replicas: int
@@ -160,18 +172,18 @@ class ScalePlan:
 
 @dataclass(frozen=True, slots=True)
 class ServicePool:
-    """One worker service that is scaled.
+    """State of one worker service, as input of its scaling plan.
 
     Attributes:
-        pods: All its pods, terminating and finished ones included.
-        desired: Replicas wanted, already within bounds, at least 0.
-        spec_replicas: The workload's ``spec.replicas`` now; the desired number while there is no workload.
-        grace_s: Seconds after which a draining pod leaves even if it is busy.
-        rolling: Whether a rollout of the service makes progress; it replaces pods in an order of its own.
-        has_senders: Whether a router may still send its pods requests, so that a marked one has to wait until all
-            have seen it.
-        known_replicas: The workload's ``status.replicas``: the ones that its controller knows. Where ``pods`` shows
-            fewer, it is behind, and the unseen ones are in service.
+        pods: All its pods, including terminating and finished ones.
+        desired: Desired replicas, already limited to the allowed range; at least 0.
+        spec_replicas: The workload's current ``spec.replicas``; the desired number if there is no workload.
+        grace_s: Seconds after which a draining pod is deleted even if it is busy.
+        rolling: Whether a rollout of the service makes progress; it replaces pods in its own order.
+        has_senders: Whether a router can still send requests to its pods, so that a drained pod has to wait until all
+            routers have seen its label.
+        known_replicas: The workload's ``status.replicas``. If it exceeds the replicas in ``pods``, the watch lags
+            behind, and the unseen replicas count as in service.
     """
 
     pods: Sequence[PodView]
@@ -184,7 +196,7 @@ class ServicePool:
 
 
 def pods_to_ask(pool: ServicePool) -> list[PodView]:
-    """Return the pods whose load the plan needs: none at rest; all while victims are to be chosen."""
+    """Return the pods whose load `plan_scale` needs: none unless there are surplus pods, all if victims have to be chosen."""
     surplus = sum(pod.alive for pod in pool.pods) - pool.desired
     if surplus <= 0 or (pool.rolling and pool.desired < pool.spec_replicas):
         return []
@@ -194,9 +206,12 @@ def pods_to_ask(pool: ServicePool) -> list[PodView]:
 
 
 def plan_scale(pool: ServicePool, *, loads: Mapping[str, PodLoad | None], now_s: float) -> ScalePlan:
-    """Return the next step towards the desired number of replicas; ``now_s`` in seconds since the epoch.
+    """Return the next step towards the service's desired number of replicas.
 
-    Loads are by pod name; None or absent: unknown, which is not idle.
+    Args:
+        pool: The service and its pods.
+        loads: Load by pod name; None or absent means unknown, which does not count as idle.
+        now_s: Current Unix time in seconds.
     """
     leaders = (pod for pod in pool.pods if pod.alive and pod.worker_index == 0)
     alive = sorted(leaders, key=lambda pod: pod.name)
@@ -214,7 +229,7 @@ def plan_scale(pool: ServicePool, *, loads: Mapping[str, PodLoad | None], now_s:
         by_cost = sorted(alive, key=lambda pod: _victim_order(pod, loads.get(pod.name)))
         if (
             pool.rolling
-        ):  # its own extra pods are not surplus; those whose deletion is ordered already stay marked
+        ):  # the rollout's extra pods are not surplus; pods that already drain stay marked
             by_cost = [pod for pod in by_cost if pod.draining]
         victims = by_cost[: max(0, len(alive) - desired)]
     marked = {pod.name for pod in victims}
@@ -234,7 +249,7 @@ def plan_scale(pool: ServicePool, *, loads: Mapping[str, PodLoad | None], now_s:
 
 
 def _may_go(pod: PodView, pool: ServicePool, load: PodLoad | None, now_s: float) -> bool:
-    """Return whether a victim may go at once."""
+    """Return whether a draining pod can be deleted now."""
     if pod.serving != DRAINING or pod.drain_since_s is None:
         return False
     elapsed_s = now_s - pod.drain_since_s
@@ -244,7 +259,7 @@ def _may_go(pod: PodView, pool: ServicePool, load: PodLoad | None, now_s: float)
 
 
 def _is_marked(pod: PodView) -> bool:
-    """Whether ``pod`` is not wholly in service: it drains, or a person took its label or half of its marks."""
+    """Return whether ``pod`` is not completely in service: it drains, or someone removed its label or part of its drain marks."""
     return pod.drain_since_s is not None or not pod.takes_requests
 
 
@@ -259,7 +274,7 @@ def _costs(alive: Sequence[PodView], marked: Collection[str], leaving: Collectio
 
 
 def _groups_needed(victims: Sequence[PodView], leaving: Collection[str], *, unseen: int) -> int:
-    """Return the fewest replicas that keep every group which must stay; with unseen groups, no reduction."""
+    """Return the minimum number of replicas that keeps every group that must remain; a huge number if groups are unseen."""
     if unseen:
         return 2**31
     return max([(pod.group_index or 0) + 1 for pod in victims if pod.name not in leaving], default=0)
@@ -281,10 +296,10 @@ def _victim_order(pod: PodView, load: PodLoad | None) -> tuple[bool | float | st
 
 
 def _deleted_first(alive: Sequence[PodView], leaving: Collection[str]) -> int:
-    """Return how many pods the ReplicaSet would delete, one after the other, before one that must stay.
+    """Return the number of pods that the ReplicaSet would delete, one after another, before one that must remain.
 
-    Deletion costs count as seen on the pods. Among equals the ReplicaSet looks at what is not known here, so
-    a run of equals counts only if all of it may go.
+    Deletion costs count as the watch shows them. Among pods that are equal in this order the ReplicaSet compares
+    values that are unknown here, so such pods count only if all of them can be deleted.
     """
 
     def order(pod: PodView) -> tuple[bool, int, bool, int]:

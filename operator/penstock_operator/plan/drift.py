@@ -1,11 +1,12 @@
-"""Whether a live object still holds everything that the operator wants of it.
+"""Compares a live object with the desired one: whether it still has every desired value.
 
-Pure. The reconciler writes an object only if this sees a difference, so it must see every hand edit of a
-wanted value, and must not see the server's defaults, canonical forms and additions of others.
+Pure functions. The reconciler writes an object only if this comparison finds a difference. Therefore it must detect
+every manual edit of a desired value, and must ignore the API server's defaults, canonical forms and additions of
+other writers.
 
-What is *no longer* wanted cannot be seen by looking for what is wanted. Therefore `stamped` puts a digest
-of the entire desired object into an annotation: dropping a value changes the digest, and the apply
-that follows lets the API server remove what this field manager owned and no longer names.
+A value that is *no longer* desired cannot be found by comparing the desired values. Therefore `stamped` adds a digest
+of the entire desired object as an annotation: removing a value changes the digest, and the apply that follows lets
+the API server delete the fields that this field manager owned and no longer names.
 """
 
 from __future__ import annotations
@@ -40,13 +41,16 @@ MERGE_KEYS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
     "conditions": (("type",),),
     "ownerReferences": (("uid",),),
 }
-"""List-map keys of the API by the list's field name; a list that lacks them in an element is atomic."""
+"""Keys of the API's list-maps, by the list's field name. A list with an element that lacks these keys is compared as
+atomic."""
 
 ATOMIC_PATHS: Final = ("spec.ingress", "spec.egress")
-"""Below these, ``ports`` are NetworkPolicy's, which the API treats as one value."""
+"""Paths below which ``ports`` are a NetworkPolicy's, which the API treats as one atomic value."""
 
 QUANTITY_MAPS: Final = frozenset({"limits", "requests", "capacity", "hard"})
+"""Maps whose values are Kubernetes quantities, so that ``1Gi`` equals ``1024Mi``."""
 QUANTITY_FIELDS: Final = frozenset({"sizeLimit", "divisor", "storage"})
+"""Fields that are Kubernetes quantities."""
 
 ABSENT_WHEN_ZERO: Final = frozenset(
     {
@@ -63,31 +67,37 @@ ABSENT_WHEN_ZERO: Final = frozenset(
         "tty",
     }
 )
-"""Fields that the server drops when they are false or 0."""
+"""Fields that the API server drops if they are false or 0."""
 
 DEFAULTED_WHEN_ZERO: Final = frozenset(
     {"failureThreshold", "periodSeconds", "successThreshold", "timeoutSeconds"}
 )
-"""Fields that the server sets to its default when they are 0."""
+"""Fields that the API server sets to their default if they are 0."""
 
 ATOMIC_MAPS: Final = frozenset(
     {"labelSelector", "matchLabels", "namespaceSelector", "nodeSelector", "podSelector", "selector"}
 )
-"""Maps that the API treats as one value: a key more says something else."""
+"""Maps that the API treats as one atomic value, because an additional key changes their meaning."""
 
 MEANINGFUL_WHEN_EMPTY: Final = frozenset({"emptyDir", "podSelector", "namespaceSelector"})
-"""Maps whose presence says something even when they are empty."""
+"""Maps whose presence has a meaning even if they are empty."""
 
 DEFAULTS: Final[Mapping[str, str]] = {"protocol": "TCP"}
-"""What an absent part of a merge key stands for."""
+"""Value that an absent part of a merge key stands for."""
 
 LEFT_OUT_OF_LISTS: Final = frozenset({"apiVersion", "kind"})
-"""Paths that the server leaves out of the items of a list; compared only when the live object has them."""
+"""Paths that the API server leaves out of the items of a list; they are compared only if the live object has them."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldDifference:
-    """One wanted value that the live object does not hold, such as ``spec.template.spec.containers[name=worker].image``."""
+    """One desired value that the live object does not have.
+
+    Attributes:
+        path: Path of the field, such as ``spec.template.spec.containers[name=worker].image``.
+        want: The desired value.
+        found: The live value; None if it is absent.
+    """
 
     path: str
     want: Any
@@ -99,7 +109,7 @@ class FieldDifference:
 
 
 def stamped(desired: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``desired`` with the digest of itself in `APPLIED_ANNOTATION`; the input is left as it is."""
+    """Return a copy of ``desired`` with its digest in the annotation `APPLIED_ANNOTATION`; ``desired`` is not changed."""
     text = orjson.dumps(desired, option=orjson.OPT_SORT_KEYS)
     digest = hashlib.sha256(text).hexdigest()[:16]
     metadata = dict(desired.get("metadata") or {})
@@ -108,7 +118,7 @@ def stamped(desired: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(desired: Mapping[str, Any], live: Mapping[str, Any]) -> Iterator[FieldDifference]:
-    """Yield where ``live`` falls short of ``desired``, in the order of the sorted paths' keys."""
+    """Yield the desired values that ``live`` does not have, sorted by path; additional values in ``live`` are ignored."""
     yield from _map_differences("", desired, live)
 
 
@@ -132,7 +142,7 @@ def _differences(path: str, key: str, want: Any, found: Any) -> Iterator[FieldDi
         if not _absence_is_fine(key, want):
             yield FieldDifference(path, want, None)
     elif want == found and not isinstance(want, bool | int):
-        return  # most of an object, at the speed of C; the API's types let no true below become a 1
+        return  # fast path for most values; the API's types exclude a nested true that equals 1
     elif isinstance(want, Mapping):
         if not isinstance(found, Mapping) or (key in ATOMIC_MAPS and found.keys() - want.keys()):
             yield FieldDifference(path, want, found)
@@ -141,7 +151,7 @@ def _differences(path: str, key: str, want: Any, found: Any) -> Iterator[FieldDi
     elif _is_list(want):
         if not _is_list(found):
             yield FieldDifference(path, want, found)
-        elif want or key not in MERGE_KEYS:  # elements of others in a list map are theirs
+        elif want or key not in MERGE_KEYS:  # ignore elements that other writers added to a list-map
             yield from _list_differences(path, key, want, found)
     elif not _same_scalar(want, found) and not (key in DEFAULTED_WHEN_ZERO and want == 0):
         yield FieldDifference(path, want, found)

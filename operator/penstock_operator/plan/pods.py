@@ -1,6 +1,6 @@
-"""One view of a pod, parsed once; all that the plans read.
+"""View of a pod, parsed once from the API object, with everything that the plans read.
 
-Pure. Tolerant of missing fields: a pod may be seen a moment after its creation.
+Pure. It tolerates missing fields, because a pod may be seen immediately after its creation.
 """
 
 from __future__ import annotations
@@ -33,12 +33,20 @@ from penstock_operator.resources.accelerators import is_accelerator
 
 GROUP_INDEX_LABEL: Final = "leaderworkerset.sigs.k8s.io/group-index"
 GROUP_SIZE_ANNOTATION: Final = "leaderworkerset.sigs.k8s.io/size"
-"""LeaderWorkerSet's own: which group of its set a pod belongs to, and of how many pods."""
+"""LeaderWorkerSet's own annotation with the number of pods in a group. ``GROUP_INDEX_LABEL`` has the ordinal of the
+group in its set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a container ended: code, the kubelet's word such as ``OOMKilled``, its last words, and when; None: unknown."""
+    """Result of a container's process that has ended.
+
+    Attributes:
+        code: Exit code.
+        reason: The kubelet's reason, such as ``OOMKilled``.
+        message: Termination message, the container's last output.
+        at_s: Unix time in seconds at which it ended; None if unknown.
+    """
 
     code: int
     reason: str = ""
@@ -51,11 +59,15 @@ class ContainerView:
     """One container of a pod as the kubelet reports it.
 
     Attributes:
-        init: Whether it runs before the main containers.
-        started: Whether its process runs and passed its startup probe (or has none).
-        running_since_s: When its process started, seconds since the epoch; None while it does not run.
-        waiting_reason: Why it does not run, for example ``ImagePullBackOff``; empty otherwise.
-        last_exit: How its newest ended process ended; None if none did.
+        name: Name of the container.
+        image: Image of the container.
+        init: Whether it is an init container.
+        ready: Whether the kubelet reports it as ready.
+        started: Whether its process runs and has passed its startup probe (or has none).
+        running_since_s: Unix time in seconds at which its process started; None if it does not run.
+        waiting_reason: Reason why it does not run, for example ``ImagePullBackOff``; else empty.
+        waiting_message: The kubelet's message for that reason; else empty.
+        last_exit: Result of its process that ended last; None if none has ended.
     """
 
     name: str
@@ -71,7 +83,11 @@ class ContainerView:
 
 @dataclass(frozen=True, slots=True)
 class PodCondition:
-    """A condition of a pod; times in seconds since the epoch, None if unknown."""
+    """A condition of a pod, with the fields of the Kubernetes API.
+
+    Attributes:
+        since_s: Unix time in seconds of the last transition; None if unknown.
+    """
 
     type: str
     status: str
@@ -82,25 +98,35 @@ class PodCondition:
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """What the plans know about a pod. Times are seconds since the epoch; a text is empty where there is none.
+    """The facts about a pod that the plans read. Times are Unix times in seconds; absent texts are empty.
 
     Attributes:
-        uid: Names repeat over time, uids never do.
-        gpus: GPUs that it counts against the budget.
-        gates: Names of the scheduling gates that still hold it, in order.
-        metrics_path: Where it has its metrics.
-        scheme: By which it is reached: http or https.
-        drain_since_s: When its drain began; None if it does not drain.
-        deletion_cost: Its pod-deletion-cost; 0 if absent or no number.
-        deleted_s: When its deletion's grace ends or ended; None unless terminating.
-        started_s: When the kubelet first saw it; None before.
-        containers: Init containers first.
-        needs: Objects that its volumes come from and that must exist: ``Secret keys``, sorted.
+        uid: UID; a name can be reused, a UID cannot.
+        graph: Name of its graph.
+        service: Name of its service in the graph.
+        role: Role of its service: router, prefill, decode or aggregated.
+        gpus: Number of GPUs that it counts against the budget.
+        gates: Names of its remaining scheduling gates, in order.
+        node: Node that it is bound to; empty if it is not scheduled.
+        ready: Whether its condition Ready is True.
+        terminating: Whether it has a deletion timestamp.
+        serving: Value of its serving label; empty if absent.
+        metrics_path: HTTP path of its metrics.
+        scheme: Scheme of its HTTP endpoints: http or https.
+        drain_since_s: Time at which its drain began; None if it does not drain.
+        deletion_cost: Its pod-deletion-cost; 0 if it is absent or not a number.
+        deleted_s: Time at which its termination grace period ends; None unless it is terminating.
+        started_s: Time at which the kubelet first saw it; None before that.
+        grace_s: Its termination grace period in seconds.
+        reason: Reason in the pod's status, such as ``Evicted``.
+        message: Message in the pod's status.
+        containers: Its containers, init containers first.
+        needs: Objects that its volumes need, such as ``Secret keys``; sorted, without optional ones.
         group: Key of its LeaderWorkerSet group; empty for a pod of a Deployment.
-        group_index: Group's ordinal; None for a pod of a Deployment.
-        worker_index: Ordinal within the group; 0 is the leader.
-        group_size: Pods of one group; 1 for a pod of a Deployment.
-        node_is_deleted: Its node is no more; Kubernetes deletes the pod some 40 s later.
+        group_index: Ordinal of its group; None for a pod of a Deployment.
+        worker_index: Ordinal within its group; 0 is the leader, and the value for a pod of a Deployment.
+        group_size: Number of pods in a group; 1 for a pod of a Deployment.
+        node_is_deleted: Whether its node no longer exists; Kubernetes deletes the pod about 40 s later.
     """
 
     name: str
@@ -138,65 +164,66 @@ class PodView:
 
     @property
     def bound(self) -> bool:
-        """Whether it is assigned to a node."""
+        """Whether the pod is assigned to a node."""
         return bool(self.node)
 
     @property
     def finished(self) -> bool:
-        """Whether its containers are gone for good."""
+        """Whether the pod has succeeded or failed: its containers will not run again."""
         return self.phase in FINISHED_PHASES
 
     @property
     def ended_s(self) -> float:
-        """When a finished one ended, as far as its status tells; else when it was made."""
+        """Time at which a finished pod ended, as far as its status shows; else its creation time."""
         exits = [each.last_exit.at_s for each in self.containers if each.last_exit is not None]
         changes = [each.since_s for each in self.conditions]
         return max((each for each in (*exits, *changes) if each is not None), default=self.created_s)
 
     @property
     def gated(self) -> bool:
-        """Whether the budget's scheduling gate still holds it."""
+        """Whether the pod still has the budget's scheduling gate."""
         return BUDGET_GATE in self.gates
 
     @property
     def draining(self) -> bool:
-        """Whether it is marked to leave: label and time both there."""
+        """Whether the pod is completely marked as draining: it has both the label and the drain time."""
         return self.serving == DRAINING and self.drain_since_s is not None
 
     @property
     def alive(self) -> bool:
-        """Whether it counts as a replica: neither on its way out nor finished."""
+        """Whether the pod counts as a replica: it is neither terminating nor finished."""
         return not self.terminating and not self.finished
 
     @property
     def takes_requests(self) -> bool:
-        """Whether its Service may send it requests, readiness aside; only a group's leader gets any."""
+        """Whether the pod's Service selects it for requests, apart from readiness; in a group only the leader gets requests."""
         if self.worker_index:
             return False
         return self.serving == SERVING or (self.role == Role.ROUTER and self.serving != DRAINING)
 
     @property
     def may_hold_requests(self) -> bool:
-        """Whether a request can be under way in it: a main container's process is past its start.
+        """Whether the pod can have requests in progress: the process of a main container has started.
 
-        A pod that is not ready may still stream answers, so readiness does not decide this.
+        A pod that is not ready may still stream responses, so readiness is not considered.
         """
         return self.bound and not self.finished and any(c.started for c in self.containers if not c.init)
 
     def condition(self, kind: str) -> PodCondition | None:
-        """Return the condition of type ``kind``, or None."""
+        """Return the condition of type ``kind``; None if the pod does not have it."""
         return next((each for each in self.conditions if each.type == kind), None)
 
 
 def on_deleted_node(view: PodView) -> PodView:
-    """Return the view of a pod whose node is no more: it is not ready, though its condition still says so."""
+    """Return the view of a pod whose node was deleted: not ready, although its condition still says that it is."""
     return replace(view, ready=False, node_is_deleted=True)
 
 
 def pod_view(pod: Mapping[str, Any]) -> PodView:
-    """Return the view of ``pod``, a Pod as the API returns it.
+    """Return the view of ``pod``, a Pod in the API's JSON form.
 
-    GPUs are those of the GPU annotation; without it, the GPU resources that its containers ask for.
+    The number of GPUs is read from the GPU annotation or, if that is absent, from the GPU resources that its
+    containers request.
     """
     metadata, spec, status = _map(pod, "metadata"), _map(pod, "spec"), _map(pod, "status")
     labels, annotations = _map(metadata, "labels"), _map(metadata, "annotations")
@@ -286,7 +313,7 @@ def _container(name: str, image: str, status: Mapping[str, Any], *, init: bool) 
         image=_text(status, "image") or image,
         init=init,
         ready=bool(status.get("ready")),
-        # A kubelet that does not report `started` has no startup probe to wait for.
+        # If the kubelet does not report `started`, there is no startup probe to wait for.
         started=running is not None and status.get("started") is not False,
         running_since_s=seconds(_map(state, "running").get("startedAt")),
         waiting_reason=_text(waiting, "reason"),

@@ -1,6 +1,6 @@
-"""Progress of a ProfileRequest: its phase, its one condition and its recommendation, from what is observed.
+"""Progress of a ProfileRequest: computes its phase, its condition and its recommendation from the observed Job and pods.
 
-Pure. A final phase is never left: the Job's pods go, and so does what they said.
+Pure functions. A final phase never changes, because the Job's pods, and with them their messages, are deleted later.
 """
 
 from __future__ import annotations
@@ -18,22 +18,32 @@ from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.status import ConditionResult, conditions
 
 COMPLETE: Final = "Complete"
-"""Type of the condition."""
+"""Type of a ProfileRequest's only condition."""
 
 LAST_WORDS: Final = 800
-"""Characters of a failed pod's last lines that a condition keeps. Chosen: the newest error, with its remedy."""
+"""Maximum number of characters of a failed pod's last output in a condition. Chosen: enough for the last error with
+its remedy."""
 
 SUMMARY_LINES, LINE_CHARS = 16, 400
-"""Maximum length of a summary that a status keeps. Chosen: four lines, and what each missed target takes."""
+"""Maximum number of summary lines in a status, and maximum characters per line. Chosen: four lines, and one more for
+each missed target."""
 
 _PROFILING: Final = "Profiling"
 _SIZE: Final = re.compile(r"Suggested (?P<role>prefill|decode) TP:(?P<size>\d{1,3}) ")
-"""Line in which `penstock profile` says which size is best; of Dynamo's planner document."""
+"""Matches the output line of `penstock profile` that names the best size, in the format of Dynamo's planner
+documentation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a request stands: phase, reason and message of its condition, and the recommendation once there is one."""
+    """Progress of a request.
+
+    Attributes:
+        phase: Phase of the request.
+        reason: Reason of its condition.
+        message: Message of its condition.
+        recommendation: Value of ``status.recommendation``; None until the request has succeeded.
+    """
 
     phase: ProfilePhase
     reason: str
@@ -42,7 +52,7 @@ class Outcome:
 
 
 def ended(job: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the condition with which a Job ended; None while it has not."""
+    """Return the condition with which a Job completed or failed; None if it has not ended."""
     for each in (job.get("status") or {}).get("conditions") or ():
         if each.get("type") in {"Complete", "Failed"} and each.get("status") == "True":
             found: Mapping[str, Any] = each
@@ -58,9 +68,14 @@ def outcome(
     *,
     now_s: float,
 ) -> Outcome:
-    """Return how a request stands whose Job is there; ``now_s`` in seconds since the epoch.
+    """Return the progress of a request whose Job exists.
 
-    ``result`` is the data of the ConfigMap of that name; None: there is none.
+    Args:
+        job: The Job.
+        pods: The Job's pods.
+        result: Data of the result's ConfigMap; None if it does not exist.
+        config_map: Name of that ConfigMap.
+        now_s: Current Unix time in seconds.
     """
     end = ended(job)
     if end is None:
@@ -76,13 +91,13 @@ def outcome(
     found = recommendation(result)
     said = "; ".join(found.get("summary", ()))
     message = f"ConfigMap {config_map} holds the profile. {said}".rstrip()
-    # Without a graph to apply, a target is missed; the last lines say which, and what it takes.
+    # If the result has no graph to apply, a target was missed; the last lines name it and what meeting it needs.
     reason = "Profiled" if GRAPH_KEY in result else "TargetsMissed"
     return Outcome(ProfilePhase.SUCCEEDED, reason, message, found)
 
 
 def recommendation(result: Mapping[str, str]) -> dict[str, Any]:
-    """Return ``status.recommendation`` of a result's ConfigMap; missing keys are left out."""
+    """Return ``status.recommendation`` from the data of a result's ConfigMap; empty if it has no summary."""
     lines = (line for line in result.get(SUMMARY_KEY, "").splitlines() if line.strip())
     summary = [line[:LINE_CHARS] for line in islice(lines, SUMMARY_LINES)]
     found = [match for line in summary if (match := _SIZE.match(line))]
@@ -101,7 +116,13 @@ def request_status(
 ) -> dict[str, Any]:
     """Return the status of a request, for server-side apply.
 
-    ``now`` (RFC 3339) is used only where the condition's status changes from the ``old`` one.
+    Args:
+        found: Progress of the request.
+        generation: ``metadata.generation`` that the progress applies to.
+        job: The Job; None if it does not exist yet.
+        config_map: Name of the result's ConfigMap.
+        old: Current status of the request.
+        now: RFC 3339 time; used only if the condition's status changes.
     """
     is_done = found.phase is ProfilePhase.SUCCEEDED
     condition = ConditionResult(COMPLETE, status=is_done, reason=found.reason, message=found.message)
@@ -157,7 +178,7 @@ def _failed(name: str, pods: Sequence[PodView], end: Mapping[str, Any]) -> Outco
 
 
 def last_words(pods: Sequence[PodView]) -> str:
-    """Return the last message of the newest failed pod, or that nothing is known."""
+    """Return the last message of the newest failed pod, or a text that says that there is none."""
     said = [
         (each.last_exit.at_s or 0.0, each.last_exit)
         for pod in pods

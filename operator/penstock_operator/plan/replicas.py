@@ -1,6 +1,6 @@
-"""What every service of a graph is to have: its number of replicas, the step towards it, and how its rollout may go.
+"""Plan of one reconcile for every service of a graph: replicas, next scaling step, and limits of a rollout.
 
-Pure. Made once in a reconcile, before its first write; `scaling` makes it, and every later stage reads it.
+Pure. `scaling` creates the plan once per reconcile, before the first write, and every later stage reads it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from penstock_operator.plan.rollout import RolloutView, unavailable
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """What one reconcile found of a service, and what it does with it.
+    """Observed state of one service in a reconcile, and the actions planned for it.
 
     Attributes:
-        bounds: Its desired replicas, clamped to its bounds.
-        running: Number that its workload has now; the bounded one while there is no workload.
-        rollout: None while there is no workload.
-        refused: Why the API server refuses its pods; None: it refuses none.
-        plan: None for routers.
-        held: Why its new pod template waits.
+        spec: The service's specification.
+        bounds: Its desired replicas, limited to the allowed range.
+        running: Current ``spec.replicas`` of its workload; the desired number if there is no workload.
+        rollout: State of its rollout; None if there is no workload.
+        refused: Problem that says why the API server rejects its pods; None if it rejects none.
+        plan: Its next scaling step; None for routers, which are scaled without draining.
+        held: Reason why its new pod template waits; empty if it does not wait.
     """
 
     spec: ServiceSpec
@@ -38,13 +39,18 @@ class ServiceState:
 
     @property
     def number(self) -> int:
-        """Replicas that its workload is to have."""
+        """Replicas that its workload should have now."""
         return self.bounds.replicas if self.plan is None else self.plan.spec_replicas
 
 
 @dataclass(frozen=True, slots=True)
 class RoleSwitch:
-    """A drained ``worker`` that becomes what ``place``, which has not started, was to be."""
+    """A drained worker that changes its role instead of being deleted.
+
+    Attributes:
+        worker: The drained worker.
+        place: Gated pod of the other role that has not started; the worker takes over its labels and so replaces it.
+    """
 
     worker: PodView
     place: PodView
@@ -52,14 +58,17 @@ class RoleSwitch:
 
 @dataclass(frozen=True, slots=True)
 class ReplicasPlan:
-    """What the services of a graph are to have.
+    """Replica plan of a graph's services.
 
     Attributes:
+        services: State and next step of each service, by its name.
+        first_replicas: Initial replicas of ScalingAdapters that do not exist yet, by the adapter's name.
+        blocked: Number of replicas by service that cannot run because the GPU budget is used up.
         switches: Drained workers that change their role.
-        kept: Uids of pods that stay at the budget's gate.
-        first_replicas: Numbers that ScalingAdapters yet to be made are created with, by their names.
-        blocked: Replicas of a service that the budget keeps from running.
-        bid: GPUs of each replica of a worker that is wanted, in order of need, whatever a GPU pool grants.
+        kept: UIDs of gated pods that must not be ungated, because a draining worker will replace them by a role
+            switch.
+        bid: GPU count of each desired worker replica, the most important first, before the GPU pool's grant is
+            applied.
     """
 
     services: Mapping[str, ServiceState]
@@ -71,12 +80,16 @@ class ReplicasPlan:
 
     @property
     def is_draining(self) -> bool:
-        """Whether workers finish their requests before a service shrinks."""
+        """Whether workers of any service are finishing their requests before the service shrinks."""
         plans = (each.plan for each in self.services.values())
         return any(each is not None and each.draining and not each.held for each in plans)
 
     def unavailable(self, budget: int | None) -> dict[str, int]:
-        """Return how many replicas of each service a rollout may take away at once, within a budget in GPUs."""
+        """Return the number of replicas of each service that a rollout can take away at the same time (maxUnavailable).
+
+        Args:
+            budget: Maximum number of GPUs of the graph; None means no limit.
+        """
         workers = [each for each in self.services.values() if each.spec.role.is_worker]
         wanted_gpus = sum(each.bounds.replicas * each.spec.gpus for each in workers)
         return {

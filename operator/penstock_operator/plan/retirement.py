@@ -1,9 +1,10 @@
-"""How many replicas of a service that a graph no longer has stay, until those in their place serve. Pure.
+"""Decides how many replicas of an obsolete service must remain until the services that replace it are ready. Pure function.
 
-A renamed service, or an aggregated one in place of two roles, is a rollout between two workloads: the old one leaves as the
-new one becomes ready, so that no edit takes a graph out of service for as long as a model loads. Where the budget has no
-room for a new replica, one old replica leaves for it, and the next one only when the new one serves. Pods that no node
-takes, or that the API server refuses, are waited for: the old ones serve on, and the conditions say what is missing.
+A renamed service, or an aggregated service that replaces two roles, is a rollout between two workloads: the old one
+shrinks as the new one becomes ready, so that no edit leaves a graph without service while a model loads. If the
+budget has no room for a new replica, one old replica is removed for it, and the next one only after the new one is
+ready. Old replicas also remain while new pods cannot be scheduled or are rejected by the API server; the graph's
+conditions report the problem.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ def kept_replicas(
     *,
     routers_behind: bool,
 ) -> int:
-    """Return how many replicas of a workload that is no longer wanted stay for now.
+    """Return the number of replicas of an obsolete workload that must remain for now.
 
     Args:
-        role: Of its service, by its label.
+        role: Role of its service, from the workload's label.
         old: Its pods.
-        services: What the graph has now, by service.
+        services: State of each service that the graph has now.
         pods: All pods of the graph.
         routers_behind: Whether routers may still run that know only the old services.
     """
@@ -50,7 +51,7 @@ def _missing(state: ServiceState) -> int:
 
 
 def _successors(role: str, services: Mapping[str, ServiceState]) -> list[str]:
-    """Return the services in place of one of a role: those of the role, else all workers."""
+    """Return the services that replace one of ``role``: those of the same role, or all worker services if there are none."""
     same = [name for name, each in services.items() if each.spec.role == role]
     if same or role == Role.ROUTER:
         return same

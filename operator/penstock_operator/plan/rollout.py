@@ -1,15 +1,16 @@
-"""How and when a service's changed pod template rolls.
+"""Decides how and when a service's changed pod template is rolled out.
 
-Pure. Two rules keep the ratio of prefill to decode while a graph changes:
+Pure functions. Two rules preserve the ratio of prefill to decode while a graph changes:
 
-- a rollout surges (one replica more, none missing) where the budget has room for that replica even when
-  every wanted replica exists, and otherwise replaces one at a time (none more, one missing alongside those for
-  which the budget has no room);
-- at most one worker service rolls at a time, so at most one replica is away.
+- A rollout surges (one additional replica, none missing) if the budget has room for that replica even when every
+desired replica exists. Otherwise it replaces one replica at a time (none additional, one missing in addition to those
+that the budget has no room for).
+- At most one worker service rolls out at a time, so at most one replica is missing.
 
-Room is measured by *wanted* replicas, not by existing ones: a rollout's own surge pod must not take away the
-room that it was allowed to use. A rollout that has begun to surge continues so although more replicas are wanted
-meanwhile, unless the budget keeps its new pod from starting: a strategy that flips ends the old pod at once.
+Room is computed from *desired* replicas, not from existing ones: a rollout's own surge pod must not take away the
+room that it was allowed to use. A rollout that has begun to surge continues to do so even if the number of desired
+replicas grows meanwhile, unless the budget keeps its new pod from starting: a change of strategy would terminate the
+old pod at once.
 """
 
 from __future__ import annotations
@@ -22,22 +23,25 @@ from typing import Any, Final
 from penstock.api import Role
 
 _ORDER: Final = (Role.DECODE, Role.PREFILL, Role.AGGREGATED)
-"""Which role rolls first when several changed: decode, as the planner's precedence has it."""
+"""Order in which roles roll out if several changed: decode first, as in the planner's precedence."""
 
 _DEADLINE: Final = "ProgressDeadlineExceeded"
-"""Reason that the Deployment controller gives a rollout without progress for progressDeadlineSeconds."""
+"""Reason that the Deployment controller sets if a rollout makes no progress for progressDeadlineSeconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutView:
-    """Where a service's workload stands.
+    """Rollout state of a service's workload.
 
     Attributes:
-        updated: Replicas of the newest revision.
+        service: Name of the service.
+        role: Role of the service.
+        ready: Number of ready replicas.
+        updated: Number of replicas of the newest revision.
         rolling: Whether a rollout has begun and not ended.
-        surges: Whether its strategy starts one more than wanted first.
+        surges: Whether its strategy first starts one replica more than desired.
         stuck: Whether it has made no progress for the Deployment's progress deadline.
-        message: The controller's own words about a stuck rollout.
+        message: The controller's message about a stuck rollout; else empty.
     """
 
     service: str
@@ -59,16 +63,16 @@ def unavailable(
     blocked: int,
     view: RolloutView | None = None,
 ) -> int:
-    """Return how many replicas a rollout may take away at once; 0: it starts one more than wanted first.
+    """Return how many replicas a rollout can take away at once (maxUnavailable); 0 means that it surges.
 
     Args:
-        role: Service's role; routers hold no GPUs.
+        role: The service's role; routers have no GPUs.
         gpus_per_replica: GPUs of one replica.
-        wanted_gpus: GPUs of all wanted replicas of the graph's worker services.
-        budget: Most GPUs; None: no ceiling.
-        blocked: Replicas of the service that the budget keeps from running. They are away for good, and a
-            rollout that may have one away would wait for them for ever.
-        view: Where its workload stands; None: there is none.
+        wanted_gpus: GPUs of all desired replicas of the graph's worker services.
+        budget: Maximum number of GPUs; None means no limit.
+        blocked: Number of the service's replicas that the budget keeps from running. They remain missing, so they are
+            added to the result; a rollout with maxUnavailable 1 would wait for them forever.
+        view: Rollout state of its workload; None if there is no workload.
     """
     if view is not None and view.rolling and view.surges and not blocked:
         return 0
@@ -81,16 +85,18 @@ def unavailable(
 def rollout_view(
     service: str, role: Role, workload: Mapping[str, Any], *, template_generation: int | None = None
 ) -> RolloutView:
-    """Return where ``workload``, a Deployment or LeaderWorkerSet, stands.
+    """Return the rollout state of a Deployment or LeaderWorkerSet.
 
-    It rolls while replicas of an older revision exist, or while its controller has not seen its newest pod template.
-    Replicas that merely start, or merely are one too many, are not a rollout, nor is a number that it has not seen.
+    It is rolling if replicas of an older revision exist, or if its controller has not seen the newest pod template.
+    Replicas that are only starting, or that are only surplus, are not a rollout, and neither is a new number of
+    replicas that the controller has not seen.
 
     Args:
-        service: Its service.
+        service: Name of the service.
         role: The service's role.
         workload: The live object.
-        template_generation: Generation that brought the newest pod template; None, unknown: the newest one.
+        template_generation: Generation of the workload that introduced its newest pod template; None if unknown,
+            which means the current generation.
     """
     spec, status = workload.get("spec") or {}, workload.get("status") or {}
     updated, existing = int(status.get("updatedReplicas", 0)), int(status.get("replicas", 0))
@@ -116,11 +122,11 @@ def rollout_view(
 
 
 def held_rollouts(changed: Collection[str], views: Iterable[RolloutView]) -> dict[str, str]:
-    """Return which of the ``changed`` services may not get their new pod template yet, and why.
+    """Return which of the ``changed`` services must not get their new pod template yet, with the reason.
 
-    Routers always may. A worker service may if no other one rolls, or if it rolls itself (a correction of
-    its own rollout), or if some worker service has no ready replica: then nothing is served and there is no
-    ratio to keep. Of several, decode goes first.
+    Routers never wait. A worker service can roll out if no other one is rolling, or if it is rolling itself (a
+    correction of its own rollout), or if some worker service has no ready replica, since then nothing is served and
+    there is no ratio to preserve. If several services changed, decode is first.
     """
     workers = [view for view in views if view.role.is_worker]
     asking = sorted(

@@ -1,8 +1,9 @@
-"""What the operator writes into the status of a graph and of its ScalingAdapters, conditions among it.
+"""Computes the status of a graph and of its ScalingAdapters, including conditions.
 
-Pure. Everything is recomputed from what is observed; from the old status only transition times are taken
-over. The planner's part (``status.planner``, condition PlannerActive) is not in the result and so stays its own.
-Each condition is evaluated alone; its message is the same for the same state: sorted, without ages or counters.
+Pure functions. Everything is computed from the observed state; only transition times are taken from the old status.
+The planner's part (``status.planner``, condition PlannerActive) is not in the result and remains the planner's own.
+Each condition is evaluated independently, and its message is equal for an equal state: sorted, without ages or
+counters.
 """
 
 from __future__ import annotations
@@ -28,12 +29,19 @@ BUDGET_RESPECTED = "BudgetRespected"
 SCHEDULABLE = "Schedulable"
 
 MESSAGE_LIMIT = 1024
-"""Longest condition message; Kubernetes accepts 32768, a terminal does not."""
+"""Maximum length of a condition message in characters. Kubernetes accepts 32768, but terminals cannot show that much."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConditionResult:
-    """One condition's status, reason and message, without times."""
+    """One condition, without its transition time.
+
+    Attributes:
+        type: Type of the condition, such as ``Ready``.
+        status: Whether the condition is True.
+        reason: CamelCase reason.
+        message: Message for users.
+    """
 
     type: str
     status: bool
@@ -50,9 +58,13 @@ def condition_results(graph: StatusInput) -> tuple[ConditionResult, ...]:
 def conditions(
     found: Iterable[ConditionResult], *, old: Iterable[Mapping[str, Any]], generation: int, now: str
 ) -> list[dict[str, Any]]:
-    """Return a generation's conditions as the API has them; ``old`` are the conditions there, others' among them.
+    """Return the conditions in the API's form.
 
-    A transition time changes, to ``now`` (RFC 3339), only with the status.
+    Args:
+        found: The conditions to write.
+        old: Conditions in the current status; those of other writers are ignored.
+        generation: ``metadata.generation`` that was evaluated.
+        now: RFC 3339 time; it becomes the transition time of conditions whose status changes.
     """
     before = {each.get("type"): each for each in old}
     rows = []
@@ -74,12 +86,12 @@ def conditions(
 
 
 def _ready(graph: StatusInput) -> ConditionResult:
-    """Ready: a request would be served now, or would wake workers scaled to zero."""
+    """Ready is True if a request would be served now, or would start workers that are scaled to zero."""
     if graph.deleting:
         return ConditionResult(READY, False, "Deleting", "the graph is being deleted")
-    if graph.failure is not None and not graph.services:  # nothing of it could even be read
+    if graph.failure is not None and not graph.services:  # the specification could not be read
         return ConditionResult(READY, False, graph.failure.reason, graph.failure.message)
-    # A graph that declares no router is behind one of its user's own.
+    # If a graph declares no router, its user runs one elsewhere.
     present = {each.role for each in graph.services.values()}
     serving = {role: _serving(graph, role) for role in Role if role in present}
     asleep = [role for role in serving if graph.is_woken and _is_at_zero(graph, role)]
@@ -149,7 +161,7 @@ def _degraded(graph: StatusInput) -> ConditionResult:
     faults = [each for each in graph.diagnoses if each.category.is_fault]
     first = worst(faults)
     if first is None:
-        # Replicas that wait for the budget are not broken.
+        # Replicas that wait for the budget are not faults.
         blocked = {each.service for each in graph.waiting}
         services = ((name, graph.services[name]) for name in graph.late)
         late = sorted(
@@ -225,16 +237,19 @@ _OPTIONAL: Final = (
     "job",
     "recommendation",
 )
-"""Status keys of a graph and of a ProfileRequest that go when there is nothing to say."""
+"""Status keys of a graph and of a ProfileRequest that are removed if they have no value."""
 
 SCALING_LIMITED: Final = "ScalingLimited"
-"""Condition of a ScalingAdapter: the desired number is outside the graph's bounds."""
+"""Condition of a ScalingAdapter: True if the desired number of replicas is outside the graph's bounds."""
 
 
 def graph_status(graph: StatusInput, *, old: Mapping[str, Any] | None, now: str) -> dict[str, Any]:
     """Return the operator's part of a graph's status, for server-side apply.
 
-    ``now`` (RFC 3339) is used only for conditions whose status changes from the ``old`` one.
+    Args:
+        graph: Facts about the graph.
+        old: Current status; None if there is none.
+        now: RFC 3339 time; used only for conditions whose status changes.
     """
     found = condition_results(graph)
     services = {name: _service(each) for name, each in sorted(graph.services.items())}
@@ -247,17 +262,21 @@ def graph_status(graph: StatusInput, *, old: Mapping[str, Any] | None, now: str)
         "conditions": conditions(
             found, old=(old or {}).get("conditions") or (), generation=graph.generation, now=now
         ),
-        # An empty map in place of a full one is stored as null, which is refused.
+        # Leave an empty map out: replacing a full map by an empty one is stored as null, which the API server rejects.
         **({"services": services} if services else {}),
         "summary": _summary(graph),
     }
 
 
 def phase(graph: StatusInput, held: Mapping[str, bool]) -> GraphPhase:
-    """Return the one word for a graph whose conditions ``held`` (by type) are known.
+    """Return a graph's phase.
 
-    Failed: it cannot be brought about and serves nothing. Degraded: something is broken. Pending: nothing
-    of it runs and nothing is under way.
+    Failed means that the specification cannot be carried out and nothing is served. Degraded means that something is
+    broken. Pending means that nothing runs and nothing is in progress.
+
+    Args:
+        graph: Facts about the graph.
+        held: Whether each condition is True, by type.
     """
     if graph.failure is not None and not held[READY]:
         return GraphPhase.FAILED
@@ -277,7 +296,15 @@ def adapter_status(
     old: Mapping[str, Any] | None,
     now: str,
 ) -> dict[str, Any]:
-    """Return the status of a service's ScalingAdapter of a generation; the rest as in `graph_status`."""
+    """Return the status of a service's ScalingAdapter, for server-side apply.
+
+    Args:
+        service: Facts about the service.
+        bounded: Its desired replicas, limited to the allowed range.
+        generation: ``metadata.generation`` of the adapter.
+        old: Current status of the adapter; None if there is none.
+        now: RFC 3339 time; used only for conditions whose status changes and for ``lastScaleTime``.
+    """
     was = old or {}
     limited = ConditionResult(
         SCALING_LIMITED,
@@ -307,7 +334,7 @@ def adapter_status(
 
 
 def _address(graph: StatusInput, old: Mapping[str, Any]) -> dict[str, Any]:
-    """Return where clients reach the graph; the last address stays while an invalid specification names none."""
+    """Return the graph's URL and model name; the last known ones remain while an invalid specification gives none."""
     address = old.get("address") if graph.url is None else {"url": graph.url} if graph.url else None
     model = old.get("servedModel") if graph.served_model is None else graph.served_model
     return {key: value for key, value in (("address", address), ("servedModel", model)) if value}
@@ -320,7 +347,7 @@ def _served(served: ServedSpec | None) -> dict[str, Any]:
 
 
 def is_current(wanted: Mapping[str, Any], live: Mapping[str, Any] | None) -> bool:
-    """Return whether ``live`` already contains ``wanted``, and no other fields of ours."""
+    """Return whether the status ``live`` already contains ``wanted`` and no optional field or condition that ``wanted`` lacks."""
     if live is None:
         return False
     types = {each["type"] for each in wanted["conditions"]}

@@ -1,4 +1,4 @@
-"""What a graph's status is computed from: its pods, and what one reconcile found. `status` writes it down. Pure."""
+"""Facts from which a graph's status is computed: its pods, and the results of one reconcile. `status` formats them. Pure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,16 @@ from penstock_operator.resources.metadata import needed_kinds, selector
 from penstock_operator.resources.pod import stated_gpu_ceiling
 
 _SLOW_AFTER_STARTUP: float = 0.5
-"""Part of a service's startup timeout after which its start is reported as slow. Chosen."""
+"""Fraction of a service's startup timeout after which its start is reported as slow. Chosen."""
 
 
 class Failure(NamedTuple):
-    """What of a graph cannot be done: one word such as ``MissingCRD``, and what to do about it."""
+    """Reason why a graph, or a part of it, cannot be carried out.
+
+    Attributes:
+        reason: Condition reason such as ``MissingCRD``.
+        message: Description with the remedy.
+    """
 
     reason: str
     message: str
@@ -32,16 +37,16 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ServiceReplicas:
-    """Replicas of one service.
+    """Numbers of replicas of one service.
 
     Attributes:
-        existing: Replicas that neither terminate nor are finished, draining ones included.
-        ready: Of those, replicas whose every pod is ready.
-        serving: The ready ones that may get requests: workers by their serving label, routers always.
-        draining: Replicas that are marked to leave or terminate already.
-        gpus: GPUs of all pods that hold some: released and not finished, terminating ones included.
-        unplaced: Of the existing, replicas of which a pod has no node or is yet to be made.
-        gated: Of the existing, replicas with a pod that the budget's gate holds.
+        existing: Replicas that are neither terminating nor finished, including draining ones.
+        ready: Existing replicas of which every pod is ready.
+        serving: Ready replicas that can get requests: workers by their serving label, routers always.
+        draining: Replicas that are marked as draining, or are terminating.
+        gpus: GPUs of all ungated pods that are not finished, including terminating ones.
+        unplaced: Existing replicas of which a pod has no node or does not exist yet.
+        gated: Existing replicas with a pod that still has the budget's scheduling gate.
     """
 
     existing: int
@@ -55,16 +60,20 @@ class ServiceReplicas:
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatusInput:
-    """What the status says of one service.
+    """Facts about one service for the graph's status.
 
     Attributes:
-        desired: The workload's ``spec.replicas``; 0 while there is no workload.
-        target: Replicas wanted, the desired number within its bounds.
-        updated: Replicas of the newest revision.
-        held: Why a step that is due waits, for example for another rollout; empty: none does. A desired number beyond
-            its bounds is not such a step: it is settled, and its ScalingAdapter says so.
-        refused: Why the API server refuses its pods; None: it refuses none.
-        bounds: Fewest and most replicas that the graph allows.
+        role: Role of the service.
+        replicas: Numbers of its replicas.
+        desired: The workload's ``spec.replicas``; 0 if there is no workload.
+        target: Desired replicas, limited to the allowed range.
+        updated: Number of replicas of the newest revision.
+        selector: Label selector of its pods.
+        rolling: Whether a rollout is in progress.
+        held: Reason why a necessary step waits, for example for another rollout; empty if none waits. A desired
+            number outside the bounds is not such a step; the ScalingAdapter reports it.
+        refused: Problem that says why the API server rejects its pods; None if it rejects none.
+        bounds: Minimum and maximum replicas that the graph allows.
     """
 
     role: Role
@@ -80,24 +89,28 @@ class ServiceStatusInput:
 
     @property
     def missing(self) -> int:
-        """Wanted replicas that do not serve."""
+        """Number of target replicas that are not serving."""
         return max(0, self.target - self.replicas.serving)
 
 
 @dataclass(frozen=True, slots=True)
 class StatusInput:
-    """What the status says of a graph.
+    """Facts about a graph from which its status is computed.
 
     Attributes:
-        generation: ``metadata.generation`` that was acted on.
-        budget: Most GPUs of workers; None: no ceiling.
-        deleting: What a deletion waits for; empty unless the graph is being deleted.
-        is_woken: Whether its routers hold requests until the planner has brought workers back from zero.
-        paused: What keeps its children as they are; empty: nothing.
-        url: Where clients reach it; empty: nowhere; None: unknown.
-        served_model: Name that clients ask for; None: unknown.
-        served: The edit that is carried out; None: none is.
-        late: Services of which fewer replicas serve than wanted for longer than a start may take.
+        generation: ``metadata.generation`` that was evaluated.
+        services: Facts about each service, by its name.
+        budget: Maximum number of GPUs of workers; None means no limit.
+        waiting: Pods that wait for the GPU budget.
+        diagnoses: Problems of pods and workloads.
+        failure: Reason why the specification cannot be carried out; None if there is none.
+        deleting: Sentence about what a deletion waits for; empty unless the graph is being deleted.
+        is_woken: Whether its routers queue requests until the planner has started workers that are scaled to zero.
+        paused: Reason why its children are not changed; empty if they are.
+        url: URL for clients; empty if the graph has no router, None if unknown.
+        served_model: Model name for clients; None if unknown.
+        served: Specification that is carried out; None if none is.
+        late: Services that have had too few serving replicas for longer than their startup timeout.
     """
 
     generation: int
@@ -116,23 +129,28 @@ class StatusInput:
 
     @property
     def short(self) -> frozenset[str]:
-        """Services of which fewer replicas serve than wanted."""
+        """Services that have fewer serving replicas than their target."""
         return frozenset(name for name, each in self.services.items() if each.missing)
 
     @property
     def gpus(self) -> int:
-        """GPUs that workers hold."""
+        """Number of GPUs that workers occupy."""
         return sum(each.replicas.gpus for each in self.services.values() if each.role.is_worker)
 
 
 def missing_definition(spec: GraphSpec, served: Collection[Kind]) -> Failure | None:
-    """Return the first needed kind that the cluster does not serve, and its source; None if it serves all."""
+    """Return a failure for the first needed kind that the cluster does not serve, with its source; None if it serves all.
+
+    Args:
+        spec: Specification of the graph.
+        served: Optional kinds that the cluster serves.
+    """
     missing = (message for kind, message in needed_kinds(spec).items() if kind not in served)
     return next((Failure("MissingCRD", message) for message in missing), None)
 
 
 def worst_failure(found: Iterable[Failure | None]) -> Failure | None:
-    """Return failures, gravest first, as one: its reason, and every message; None: there are none."""
+    """Return failures as one, with the first one's reason and all messages; None if there are none. The most serious must be first."""
     kept = [each for each in found if each is not None]
     return Failure(kept[0].reason, "; ".join(each.message for each in kept)) if kept else None
 
@@ -147,16 +165,16 @@ def status_input(
     waiting: Sequence[Waiting] = (),
     now_s: float,
 ) -> StatusInput:
-    """Return what the status of a valid graph says.
+    """Return the facts for the status of a valid graph.
 
     Args:
-        graph: The edit that is carried out.
-        generation: ``metadata.generation`` of the newest edit.
-        pods: All its pods.
-        services: What each service is to have.
-        budget: Most GPUs that its workers may want; None: no ceiling.
-        waiting: Pods that the budget holds back.
-        now_s: Seconds since the epoch.
+        graph: The specification that is carried out.
+        generation: ``metadata.generation`` of the newest specification.
+        pods: All pods of the graph.
+        services: Planned state of each service.
+        budget: Maximum number of GPUs that its workers can have; None means no limit.
+        waiting: Pods that wait for the GPU budget.
+        now_s: Current Unix time in seconds.
     """
     by_service: dict[str, list[PodView]] = {name: [] for name in graph.spec.services}
     for pod in pods:
@@ -197,7 +215,7 @@ def status_input(
 def _leaving_services(
     by_service: Mapping[str, Sequence[PodView]], wanted: Collection[str]
 ) -> dict[str, ServiceStatusInput]:
-    """Return the services that are wanted no more and of which pods exist, by their pods."""
+    """Return facts about services that are no longer desired but still have pods."""
     found = {}
     for name, pods in sorted(by_service.items()):
         members = [each for each in pods if each.role in set(Role) and not each.finished]
@@ -218,9 +236,9 @@ def _leaving_services(
 def _is_missed(
     pod: PodView, service: ServiceStatusInput | None, spec: ServiceSpec | None, *, now_s: float
 ) -> bool:
-    """Return whether a finished pod may be why its service is short: its replacement would still start.
+    """Return whether a finished pod may be the reason why its service has too few replicas: its replacement could still be starting.
 
-    Kubernetes keeps failed pods until there are thousands of them, so one that was evicted long ago says nothing.
+    Kubernetes keeps thousands of failed pods, so a pod that was evicted long ago must not be reported.
     """
     if service is None or spec is None or not service.missing:
         return False
@@ -228,7 +246,13 @@ def _is_missed(
 
 
 def late_services(graph: GraphDeployment, since: Mapping[str, float], *, now_s: float) -> frozenset[str]:
-    """Return the services that have been short of replicas, ``since`` when by their names, for longer than a start takes."""
+    """Return the services that have had too few replicas for longer than their startup timeout.
+
+    Args:
+        graph: The graph.
+        since: Unix time in seconds since when each such service has had too few replicas, by name.
+        now_s: Current Unix time in seconds.
+    """
     services = graph.spec.services
     return frozenset(
         name for name, at_s in since.items() if now_s - at_s > services[name].startup_timeout_seconds
@@ -256,10 +280,16 @@ def _service(
 def observed_status_input(
     raw: Mapping[str, Any], pods: Iterable[PodView], *, failure: Failure | None = None, deleting: str = ""
 ) -> StatusInput:
-    """Return what the status of an invalid or deleted graph says: its services are those of its pods, wanted as they are.
+    """Return the facts for the status of an invalid or deleted graph, derived from its pods alone.
 
-    Pods without a service's name or with an unknown role belong to none. How many replicas are of the newest
-    revision is not known then; 0 is reported.
+    Its services are those named by its pods, and the target of each is its existing replicas. Pods without a service
+    name or with an unknown role are ignored. The number of updated replicas is unknown and reported as 0.
+
+    Args:
+        raw: The GraphDeployment.
+        pods: All pods of the graph.
+        failure: Reason why it cannot be carried out; None if there is none.
+        deleting: Sentence about what its deletion waits for; empty if it is not being deleted.
     """
     by_service: dict[str, list[PodView]] = defaultdict(list)
     for pod in pods:
@@ -278,7 +308,7 @@ def observed_status_input(
 
 
 def count_replicas(pods: Iterable[PodView]) -> ServiceReplicas:
-    """Return the replicas that ``pods`` of one service make; a LeaderWorkerSet group is one."""
+    """Return the numbers of replicas that the pods of one service form; a LeaderWorkerSet group is one replica."""
     present = [pod for pod in pods if not pod.finished]
     replicas: dict[str, list[PodView]] = defaultdict(list)
     for pod in present:

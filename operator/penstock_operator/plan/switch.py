@@ -1,9 +1,10 @@
-"""Which drained workers change their role in place of a start, in a graph whose workers can be of either.
+"""Decides which drained workers switch their role instead of being replaced, in graphs whose workers support both roles.
 
-Pure. The operator scales both roles as ever: the giving one drains a pod, and the taking one has a new pod that waits at
-the budget's scheduling gate. A pod that has drained then takes the labels of the waiting one, so it is the other workload's:
-its old ReplicaSet releases it, the other one adopts it and, as it has one too many, deletes the pod that has no node.
-Each state on the way is one that scaling alone could have made, so an operator may die at any step.
+Pure functions. The operator scales both roles as usual: the shrinking role drains a pod, and the growing role has a
+new pod that waits at the budget's scheduling gate. A drained pod then takes the labels of the waiting one and so
+belongs to the other workload: its old ReplicaSet releases it, the other ReplicaSet adopts it and deletes the surplus
+pod, which has no node. Every intermediate state could also result from scaling alone, so the operator can crash at
+any step.
 """
 
 from __future__ import annotations
@@ -19,12 +20,19 @@ from penstock_operator.plan.replicas import RoleSwitch, ServiceState
 def plan_switches(
     spec: GraphSpec, services: Mapping[str, ServiceState], pods: Sequence[PodView], *, now_s: float
 ) -> tuple[RoleSwitch, ...]:
-    """Return the workers that may switch at once: idle, well, and none of a rollout; ``now_s`` since the epoch."""
+    """Return the role switches that can be made now: idle, ready workers that are not part of a rollout, each with a waiting pod.
+
+    Args:
+        spec: Specification of the graph.
+        services: State of each service.
+        pods: All worker pods of the graph.
+        now_s: Current Unix time in seconds.
+    """
     found: list[RoleSwitch] = []
     for giver, taker in _ways(spec, services):
         plan, grace_s = services[giver].plan, services[giver].spec.termination_grace_period_seconds
         leaving = () if plan is None else plan.leaving
-        # One that leaves because its grace is over may still stream.
+        # A worker whose grace period is over may still stream, so it cannot switch.
         workers = [
             each
             for each in pods
@@ -41,7 +49,7 @@ def plan_switches(
 def kept_places(
     spec: GraphSpec, services: Mapping[str, ServiceState], pods: Sequence[PodView]
 ) -> frozenset[str]:
-    """Return the uids of pods that stay at the budget's gate, as a worker that drains is to take their place."""
+    """Return the UIDs of gated pods that must not be ungated, because a worker that is still draining will replace them."""
     kept: set[str] = set()
     for giver, taker in _ways(spec, services):
         draining = [each for each in pods if each.service == giver and each.draining and each.ready]
@@ -53,7 +61,7 @@ def kept_places(
 def without_switching(
     services: Mapping[str, ServiceState], switches: Sequence[RoleSwitch]
 ) -> dict[str, ServiceState]:
-    """Return the services whose workloads shrink by none yet whose worker switches: one of them would be deleted."""
+    """Return the service states in which services with a switching worker do not shrink yet, so that the worker is not deleted."""
     found = dict(services)
     for each in switches:
         state = found[each.worker.service]
@@ -68,7 +76,7 @@ def without_switching(
 
 
 def _ways(spec: GraphSpec, services: Mapping[str, ServiceState]) -> Iterator[tuple[str, str]]:
-    """Yield who may give to whom."""
+    """Yield the pairs of services (giving, taking) between which workers can switch; none during a rollout."""
     prefill, decode = spec.service(Role.PREFILL), spec.service(Role.DECODE)
     if not spec.engine.switchable or prefill is None or decode is None:
         return
@@ -81,7 +89,7 @@ def _ways(spec: GraphSpec, services: Mapping[str, ServiceState]) -> Iterator[tup
 
 
 def _places(state: ServiceState, service: str, pods: Sequence[PodView]) -> list[PodView]:
-    """Return the pods of a service that wait for GPUs, the newest first, as many as its number has room for."""
+    """Return the gated pods of a service that a switching worker can replace, the newest first."""
     draining = () if state.plan is None else state.plan.draining
     gated = [
         each
