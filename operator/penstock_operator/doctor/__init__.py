@@ -1,4 +1,5 @@
-"""`penstock doctor`: looks at a cluster and says what is wrong and what to do about it.
+"""`penstock doctor`: inspects a cluster and reports what is wrong and what to do about it.
 
-`gather` reads (all I/O, nothing is written); `check` and its parts turn what was read into findings and are pure.
+`gather` reads the cluster (all I/O; nothing is written). `check` and its parts turn the facts into findings and are
+pure.
 """

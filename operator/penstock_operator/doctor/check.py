@@ -1,7 +1,7 @@
-"""Facts to findings: the API server, the clock, the definitions, operator and planner, rights. Pure.
+"""Turns facts into findings about API server, clock, CustomResourceDefinitions, operator, planner and rights. Pure.
 
-Graphs are checked in `check_graph`, node pools in `check_pools`. What could not be read is never taken for
-healthy nor for broken: it is unknown, with the way to find out.
+Graphs are checked in `check_graph`, node pools in `check_pools`. Something that could not be read counts neither as
+healthy nor as broken; it is reported as unknown, together with a way to find out.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ from penstock_operator.doctor.facts import Facts, LeaseFact, Object, RightsFact,
 from penstock_operator.doctor.findings import Finding, Severity, ok, problem, unknown, warning
 
 SKEW_S: Final = 2.0
-"""Chosen: the server's Date has whole seconds, so less is undetectable; TLS and tokens bear minutes."""
+"""Clock difference in seconds above which a warning is reported. Chosen: the server's Date header has whole seconds,
+so smaller differences cannot be detected; TLS and tokens tolerate minutes."""
 
 LEASE_S: Final = 15.0
-"""Term of an election's Lease where it does not say; the elections' own default."""
+"""Assumed lease duration in seconds of a Lease that does not have one; the default of leader election."""
 
 COMPONENT_LABEL: Final = "app.kubernetes.io/component"
 VERSION_LABEL: Final = "app.kubernetes.io/version"
-"""The chart's labels: operator or planner; the version."""
+"""Label of the chart with its version. ``COMPONENT_LABEL`` is the chart's label with the component: operator or
+planner."""
 
 CLUSTER_SCOPE: Final = "cluster"
 
@@ -49,7 +51,10 @@ APPLY_CRDS: Final = "kubectl apply --server-side --force-conflicts -f crds/"
 
 
 def check(facts: Facts) -> list[Finding]:
-    """Return all findings, in the order in which a cause comes before what follows from it."""
+    """Return all findings, ordered so that a cause comes before its consequences.
+
+    If the API server does not answer, the only finding says so.
+    """
     if isinstance(facts.version, Unreadable):
         remedy = "check the address and credentials: kubectl version; choose others with --kubeconfig and --context"
         return [problem("API server", f"{facts.url}: {facts.version.why}", remedy)]
@@ -61,23 +66,23 @@ def _label(deployment: Object, key: str, default: str) -> str:
 
 
 def scope_of(deployment: Object) -> str | None:
-    """Return the namespace that a component's Deployment watches; None: all."""
+    """Return the namespace that a component's Deployment watches; None means all."""
     scope = _label(deployment, SCOPE_LABEL, deployment["metadata"]["namespace"])
     return None if scope == CLUSTER_SCOPE else scope
 
 
 def class_of(deployment: Object) -> str:
-    """Return the class of the graphs that a component's Deployment works on."""
+    """Return the operator class of the graphs that a component's Deployment handles."""
     return _label(deployment, CLASS_LABEL, OPERATOR_CLASS)
 
 
 def component_of(deployment: Object) -> str:
-    """Return ``operator``, ``planner`` or another component's name."""
+    """Return the component of a Deployment: ``operator``, ``planner`` or another name; empty if it has no such label."""
     return str(deployment["metadata"].get("labels", {}).get(COMPONENT_LABEL, ""))
 
 
 def lease_of(deployment: Object) -> tuple[str, str] | None:
-    """Return namespace and name of the Lease of an operator's or planner's Deployment; None: of another component's."""
+    """Return namespace and name of the Lease of an operator's or planner's Deployment; None for other components."""
     owner = {"operator": OPERATOR, "planner": PLANNER}.get(component_of(deployment))
     if owner is None:
         return None
@@ -119,7 +124,7 @@ def _definitions(facts: Facts) -> Iterator[Finding]:
 
 
 def _covers(live: Any, wanted: Any) -> bool:
-    """Whether ``live`` says all that ``wanted`` does; the API server adds defaults of its own."""
+    """Return whether ``live`` contains everything in ``wanted``; additional keys, such as defaults of the API server, are ignored."""
     if isinstance(wanted, dict):
         return isinstance(live, dict) and all(
             key in live and _covers(live[key], value) for key, value in wanted.items()
@@ -144,7 +149,7 @@ def _components(facts: Facts) -> Iterator[Finding]:
 
 
 def _overlaps(component: str, found: list[Object]) -> Iterator[Finding]:
-    """Say where several installations of one class see the same graphs."""
+    """Report pairs of installations of one operator class that watch the same namespace."""
     for one, other in itertools.combinations(sorted(found, key=full_name), 2):
         scopes, names = {scope_of(one), scope_of(other)}, f"{full_name(one)} and {full_name(other)}"
         if class_of(one) == class_of(other) and (len(scopes) == 1 or None in scopes):
@@ -188,7 +193,7 @@ def _deployment(component: str, deployment: Object, release: str) -> Iterator[Fi
 
 
 def _install(facts: Facts) -> str:
-    """Return the command that installs Penstock: as the release that the definitions belong to, for no other may take them."""
+    """Return the command that installs Penstock with the Helm release that owns the CustomResourceDefinitions; no other release can."""
     for live in facts.crds.values():
         said = {} if live is None or isinstance(live, Unreadable) else live["metadata"].get("annotations", {})
         name, namespace = said.get(_RELEASE_NAME), said.get(_RELEASE_NAMESPACE)
@@ -198,7 +203,7 @@ def _install(facts: Facts) -> str:
 
 
 def _watch_too(namespace: str, operators: Sequence[Object]) -> str:
-    """Return the command by which the first operator's release watches one namespace more."""
+    """Return the command that makes the first operator's Helm release watch one more namespace."""
     first = _release_of(operators[0])
     scopes = [scope_of(each) for each in operators if _release_of(each) == first]
     watched = ",".join(sorted({*filter(None, scopes), namespace}))
@@ -210,7 +215,7 @@ def _watch_too(namespace: str, operators: Sequence[Object]) -> str:
 
 
 def _release_of(deployment: Object) -> tuple[str, str]:
-    """Return name and namespace of a Deployment's release."""
+    """Return name and namespace of the Helm release that a Deployment belongs to."""
     metadata = deployment["metadata"]
     return metadata.get("labels", {}).get(_INSTANCE_LABEL, "penstock"), metadata["namespace"]
 
@@ -234,7 +239,7 @@ def _lease(fact: LeaseFact, now_s: float | None) -> Finding:
 
 
 def _renewal(fact: LeaseFact, now_s: float | None, subject: str, logs: str) -> Finding:
-    """Check a held Lease: a renewal between the readings proves life whatever the clocks say."""
+    """Check a Lease that has a holder: a renewal between the two readings proves that the holder is alive, whatever the clocks show."""
     first, spec = (
         each.get("spec", {}) if isinstance(each, dict) else {} for each in (fact.first, fact.later)
     )
@@ -280,7 +285,7 @@ def _rights(fact: RightsFact) -> Finding:
 
 
 def _cluster_gpu_pools(facts: Facts) -> Iterator[Finding]:
-    """Report ClusterGpuPools that no operator shares out: one of some namespaces sees none."""
+    """Report ClusterGpuPools that no operator handles: an operator that watches only some namespaces ignores them."""
     pools, deployments = facts.cluster_gpu_pools, facts.deployments
     if isinstance(deployments, Unreadable):
         return
@@ -305,7 +310,7 @@ def _cluster_gpu_pools(facts: Facts) -> Iterator[Finding]:
 
 
 def _graphs_of(raw: Object, facts: Facts) -> list[str]:
-    """Return the graphs here that a ClusterGpuPool's entries match; none where its manifest is wrong."""
+    """Return the inspected graphs that a ClusterGpuPool's entries match; empty if the pool's manifest is invalid."""
     try:
         pool = ClusterGpuPool.model_validate({**raw, "status": None})
     except ValueError:
@@ -335,9 +340,10 @@ def _graphs(facts: Facts) -> Iterator[Finding]:
 
 
 def _absence(graph: Object, facts: Facts) -> tuple[str, str] | None:
-    """Return why no operator keeps a graph's status true, and what to do; None if one does, or if that is unknown.
+    """Return the reason why no operator updates a graph's status, and a remedy; None if one does or if that is unknown.
 
-    At rest nothing is written into a graph, so the Lease's renewals are the age of every status.
+    Nothing is written to a graph while nothing changes, so the renewals of the Lease show whether its status is
+    current.
     """
     if isinstance(facts.deployments, Unreadable):
         return None
@@ -365,7 +371,7 @@ def _absence(graph: Object, facts: Facts) -> tuple[str, str] | None:
 
 
 def _profiles(facts: Facts) -> Iterator[Finding]:
-    """Report the ProfileRequests that failed; their graphs report what they were for."""
+    """Report failed ProfileRequests; effects on graphs are reported with the graphs."""
     if isinstance(facts.profiles, Unreadable):
         yield unknown("profile requests", facts.profiles.why, "look yourself: kubectl get gpr")
         return
@@ -391,4 +397,4 @@ CHECKS: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
     _graphs,
     _profiles,
 )
-"""What is checked, causes first."""
+"""The checks, ordered so that causes come before consequences."""

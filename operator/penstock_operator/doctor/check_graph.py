@@ -1,4 +1,4 @@
-"""One graph's facts to findings: its conditions, its pods, its routers' and workers' metrics. Pure."""
+"""Turns the facts about one graph into findings: its conditions, its pods, and its routers' and workers' metrics. Pure."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ _ESTIMATES: Final = names.ROUTER_PROMPT_ESTIMATE_RATIO + "_bucket"
 _LOW, _HIGH = 0.67, 1.5
 """Ratios of estimates to counts that are off by half; bounds of the histogram."""
 _ESTIMATES_NEEDED: Final = 100
-"""Chosen: the first 50 prompts teach what the parts of the model's prompts cost."""
+"""Minimum number of prompts before estimates are judged. Chosen: the router calibrates its estimates with the first
+50 prompts."""
 _KV_TRANSFERS: Final = names.ROUTER_KV_TRANSFERS + names.COUNTER_SUFFIX
 
 MAX_AGE_S: Final = 10.0
-"""Age above which the planner takes no reading; planner.metrics.maxAgeSeconds' default."""
+"""Age in seconds above which the planner ignores a metrics reading; the default of planner.metrics.maxAgeSeconds."""
 
 _BAD: Final[Mapping[str, tuple[str, bool]]] = {
     "Ready": ("False", True),
@@ -47,7 +48,8 @@ _BAD: Final[Mapping[str, tuple[str, bool]]] = {
     "Degraded": ("True", False),
     "PlannerActive": ("False", False),
 }
-"""Status of each condition that is a finding, and whether it is a problem or a warning."""
+"""Status of each condition type that makes it a finding, and whether the finding is a problem (True) or a warning
+(False)."""
 
 _STARTING: Final = frozenset({"Pending", "Progressing", ""})
 
@@ -55,9 +57,14 @@ _STARTING: Final = frozenset({"Pending", "Progressing", ""})
 def graph_findings(
     facts: GraphFacts, *, now_s: float, interval_s: float, absence: tuple[str, str] | None = None
 ) -> Iterator[Finding]:
-    """Yield what is to be said of one graph at a time of the API server's clock, after looks ``interval_s`` apart.
+    """Yield the findings about one graph.
 
-    An absence is why no operator acts on it, so that its status may be out of date, and what to do.
+    Args:
+        facts: The graph with its pods and metrics.
+        now_s: Unix time in seconds by the API server's clock.
+        interval_s: Seconds between the two readings of metrics.
+        absence: Reason why no operator acts on the graph, so that its status may be outdated, and a remedy; None if
+            one does.
     """
     graph, subject = facts.graph, f"graph {full_name(facts.graph)}"
     yield from _status(subject, graph, absence)
@@ -120,7 +127,7 @@ def _deletion(subject: str, graph: Object, absence: tuple[str, str] | None, desc
     give_up = f"give the drain up: kubectl patch {where} --type merge --patch '{patch}'"
     finalizers = ", ".join(metadata.get("finalizers", ()))
     message = f"is being deleted and keeps its finalizers {finalizers}: {absence[0]}"
-    # First, since nothing can be installed into a namespace that is being deleted as well.
+    # Giving up the drain is listed first, since nothing can be installed into a namespace that is being deleted.
     return problem(subject, message, f"{give_up}; or let it drain: {absence[1]}")
 
 
@@ -157,7 +164,7 @@ def _routers(subject: str, facts: GraphFacts, views: list[PodView], interval_s: 
 
 
 def _single_router(subject: str, services: Object) -> Iterator[Finding]:
-    """Warn of a graph that has one router by its specification."""
+    """Report a graph whose specification has only one router."""
     routers = {name: each for name, each in services.items() if each.get("role") == "router"}
     for name, each in routers.items() if len(routers) == 1 else ():
         most = (each.get("scaling") or {}).get("maxReplicas", each.get("replicas"))
@@ -194,7 +201,7 @@ def _unread(subject: str, path: str, found: Unreadable, remedy: str) -> Finding:
 def _scrapes(
     subject: str, page: Page, remedy: str, *wanted: str, own_names: OwnNames | None = None
 ) -> tuple[list[Sample], list[Sample]] | Finding:
-    """Return the samples of both looks at a page, or what is wrong with it."""
+    """Return the samples of both readings of a metrics page, or a finding if it could not be read."""
     for text in (page.later, page.first):
         if isinstance(text, Unreadable):
             return _unread(subject, "/metrics", text, remedy)
@@ -238,7 +245,7 @@ def _router_page(
 
 
 def _estimates(subject: str, samples: list[Sample]) -> Iterator[Finding]:
-    """Warn where most prompts cost something else than the router estimates: its queues and thresholds then count wrong."""
+    """Warn if a router's token estimates are off for most prompts: its queues and thresholds then act on wrong numbers."""
     below = _by_label(samples, "le", _ESTIMATES)
     total = below.get("+Inf", 0.0)
     if total < _ESTIMATES_NEEDED:
@@ -261,7 +268,7 @@ def _transfers(samples: list[Sample]) -> KvTransferCounts:
 def _fault(
     name: str, first: list[Sample], later: list[Sample], max_age_s: float, interval_s: float
 ) -> str | None:
-    """Return what is wrong between a router and a ready worker; None if nothing is."""
+    """Return the problem between a router and a ready worker; None if there is none."""
     ready = _by_worker(later, names.ROUTER_WORKER_READY)
     before_s, ages_s = (_by_worker(each, names.ROUTER_WORKER_METRICS_AGE) for each in (first, later))
     age_s = ages_s.get(name)
@@ -273,7 +280,7 @@ def _fault(
         return "its metrics have never been read"
     if age_s > max_age_s:
         return f"its metrics are {age_s:.0f} s old, above planner.metrics.maxAgeSeconds {max_age_s:g}"
-    # Every scrape resets the age; grown by the full interval, there was none.
+    # Every scrape resets the age, so an age that grew by the full interval means that there was no scrape.
     grown_s = age_s - before_s.get(name, age_s)
     if grown_s > 0 and grown_s >= 0.9 * interval_s:
         return f"its metrics were not read again within {interval_s:.0f} s"
@@ -283,7 +290,7 @@ def _fault(
 def _rejections(
     subject: str, first: list[Sample], later: list[Sample], interval_s: float
 ) -> Iterator[Finding]:
-    """Say what share of the requests between the two observations was turned away."""
+    """Report the fraction of the requests between the two readings that the router rejected."""
     came, *lost = (_total(later, name) - _total(first, name) for name in _ADMISSION_SERIES[:3])
     rejected = sum(lost)
     if rejected <= 0:
@@ -291,7 +298,7 @@ def _rejections(
     waiting = _total(later, names.ROUTER_QUEUE_REQUESTS)
     message = f"rejected {rejected:.0f} of {came:.0f} requests within {interval_s:.0f} s; {waiting:.0f} wait"
     remedy = "see why the planner does not grow: kubectl describe gd; raise maxGpuBudget or replicas"
-    # Requests that came before the first observation may be rejected after it.
+    # Requests that arrived before the first reading may be rejected after it.
     yield (problem if is_overloaded(arrivals=came, rejected=rejected) else warning)(subject, message, remedy)
 
 
@@ -304,7 +311,7 @@ def _by_worker(samples: list[Sample], name: str) -> dict[str, float]:
 
 
 def _by_label(samples: list[Sample], label: str, *wanted: str) -> dict[str, float]:
-    """Return the sums of some names' samples by the value of a label."""
+    """Return the sum of the samples of the ``wanted`` metrics, by the value of ``label``."""
     found: dict[str, float] = {}
     for each in samples:
         if each.name in wanted:

@@ -1,4 +1,4 @@
-"""Node pools to findings: is there a node for each service, with the GPUs that it asks for? Pure."""
+"""Turns node pools into findings: whether each service has a suitable node with the GPUs that it requests. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from penstock_operator.resources.node_pool import gpu_request
 from penstock_operator.resources.pod import stated_gpu_ceiling
 
 Requested = Mapping[str, Mapping[str, int]] | Unreadable
-"""By node, the extended resources that its pods ask for."""
+"""Extended resources that pods request, by node and then by resource name; Unreadable if the pods could not be
+listed."""
 
 
 class _Need(NamedTuple):
-    """What one service asks of its nodes: an extended resource (empty: none) and how much of it per pod."""
+    """Resources that one service requests from its nodes: an extended resource (empty if none), and its amount per pod."""
 
     service: str
     spec: ServiceSpec
@@ -26,7 +27,7 @@ class _Need(NamedTuple):
 
 
 class _Pool(NamedTuple):
-    """One pool of one graph: its name (None: any node), its specification, who uses it, and the graph's ceiling."""
+    """One node pool of one graph: name (None means any node), specification, services that use it, and the graph's GPU limit."""
 
     subject: str
     name: str | None
@@ -38,7 +39,13 @@ class _Pool(NamedTuple):
 def pool_findings(
     raw: Object, nodes: tuple[Object, ...] | Unreadable, requested: Requested
 ) -> Iterator[Finding]:
-    """Yield what is to be said of one graph's pools; nothing if its manifest cannot be read."""
+    """Yield the findings about one graph's node pools; none if its manifest is invalid.
+
+    Args:
+        raw: The GraphDeployment.
+        nodes: All nodes.
+        requested: Extended resources that pods request, by node.
+    """
     try:
         graph = GraphDeployment.model_validate({**raw, "status": None})
     except ValueError:
@@ -105,7 +112,7 @@ def _is_usable(node: Object) -> bool:
 
 
 def _taints(node: Object, tolerations: tuple[Toleration, ...]) -> list[Mapping[str, str]]:
-    """Return the taints that keep pods from a node."""
+    """Return the taints that keep pods with these tolerations off a node."""
     return [
         each
         for each in node.get("spec", {}).get("taints", ())
@@ -131,7 +138,7 @@ def _gpus(pool: _Pool, nodes: list[Object], requested: Requested) -> Iterator[Fi
     if not asked:
         yield ok(pool.subject, f"{len(nodes)} nodes; no service asks them for GPUs")
         return
-    resource = asked[0].resource  # one per pool: the pool names it
+    resource = asked[0].resource  # all services of a pool use the pool's resource
     here = {
         each["metadata"]["name"]: int(
             quantity(each.get("status", {}).get("allocatable", {}).get(resource, 0)) or 0

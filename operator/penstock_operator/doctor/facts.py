@@ -1,4 +1,4 @@
-"""What `gather` reads of a cluster, and `check` evaluates. Pure."""
+"""Facts about a cluster that `gather` reads and `check` evaluates. Pure data."""
 
 from __future__ import annotations
 
@@ -12,19 +12,29 @@ Object = dict[str, Any]
 
 
 def full_name(obj: Object) -> str:
-    """Return ``namespace/name``."""
+    """Return ``namespace/name`` of an object."""
     return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
 
 
 class Unreadable(NamedTuple):
-    """Something that could not be read: why, in the other side's words, and whether a right was missing."""
+    """Marks something that could not be read.
+
+    Attributes:
+        why: Reason, as the API server or the pod gave it.
+        is_forbidden: Whether the reason is a missing right.
+    """
 
     why: str
     is_forbidden: bool = False
 
 
 class Page(NamedTuple):
-    """The text of a metrics page, read twice."""
+    """Two readings of a pod's metrics page, one interval apart.
+
+    Attributes:
+        first: Text of the first reading.
+        later: Text of the second reading.
+    """
 
     first: str | Unreadable
     later: str | Unreadable
@@ -32,7 +42,15 @@ class Page(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LeaseFact:
-    """The Lease of operator or planner, None where there is none, looked at twice."""
+    """Two readings of the Lease of an operator or planner.
+
+    Attributes:
+        component: ``operator`` or ``planner``.
+        namespace: Namespace of the Lease.
+        name: Name of the Lease.
+        first: The Lease at the first reading; None if it did not exist.
+        later: The Lease at the second reading; None if it did not exist.
+    """
 
     component: str
     namespace: str
@@ -43,13 +61,15 @@ class LeaseFact:
 
 @dataclass(frozen=True, slots=True)
 class RightsFact:
-    """What one account may not do.
+    """Rights that one account lacks.
 
     Attributes:
         who: ``you`` or ``system:serviceaccount:NAMESPACE:NAME``.
-        component: ``operator`` or ``planner``; empty for the caller.
-        namespace: Where it must; None: in all namespaces.
-        unseen: Why it could not be asked; None if it could.
+        component: ``operator`` or ``planner``; empty for the user who runs the doctor.
+        namespace: Namespace in which the rights are needed; None means all.
+        asked: Number of rights that were checked.
+        missing: Needed rights that the account does not have.
+        unseen: Reason why rights could not be checked; None if they could.
     """
 
     who: str
@@ -62,12 +82,15 @@ class RightsFact:
 
 @dataclass(frozen=True, slots=True)
 class GraphFacts:
-    """One graph, its pods, and what they say.
+    """One graph, its pods and their answers.
 
     Attributes:
-        ready: By router pod, what its /ready answers.
-        pages: By pod, its /metrics; at most `gather.MAX_PAGES` of them.
-        prometheus: Number of workers' series in the configured Prometheus; None if none is configured.
+        graph: The GraphDeployment.
+        pods: All its pods.
+        ready: Response of each ready router to /ready, by pod name.
+        pages: Metrics of each ready pod, by pod name; at most `gather.MAX_PAGES` of them.
+        prometheus: Number of the graph's workers with series in the configured Prometheus; None if none is
+            configured.
     """
 
     graph: Object
@@ -79,18 +102,24 @@ class GraphFacts:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All that was seen; nothing but the server where that does not answer.
+    """Everything that was read; if the API server does not answer, only ``url`` and ``version`` are meaningful.
 
     Attributes:
-        version: The API server's, such as ``v1.34.4``.
-        now_s: This machine's clock at the second look, corrected by the skew; seconds since the epoch.
-        interval_s: Time between the two looks, real seconds.
-        release: Penstock's, of this program.
-        skew_s: This machine's clock less the server's, seconds; None if unknown. Exact to about a second.
-        crds: By name, the live CustomResourceDefinition; None if absent.
-        deployments: Of operator and planner, wherever they could be looked for.
-        requested: By node, extended resources that its pods asked for.
-        cluster_gpu_pools: All of them.
+        url: URL of the API server.
+        version: Version of the API server, such as ``v1.34.4``.
+        now_s: Unix time in seconds at the second reading, by this machine's clock minus ``skew_s``.
+        interval_s: Wall-clock seconds between the two readings.
+        release: Penstock version of this program.
+        skew_s: This machine's clock minus the server's clock in seconds, exact to about one second; None if unknown.
+        crds: Live CustomResourceDefinitions by name; None for an absent one.
+        deployments: Deployments of operators and planners, from all namespaces that could be read.
+        leases: Leases of operators and planners.
+        rights: Rights of the user and of each operator and planner.
+        graphs: The inspected graphs.
+        profiles: The inspected ProfileRequests.
+        cluster_gpu_pools: All ClusterGpuPools.
+        nodes: All nodes.
+        requested: Extended resources that pods request, by node and then by resource name.
     """
 
     url: str
@@ -111,5 +140,5 @@ class Facts:
 
     @property
     def server_now_s(self) -> float | None:
-        """The server's clock at the second look, seconds since the epoch; None if unknown."""
+        """Unix time in seconds at the second reading, by the API server's clock; None if unknown."""
         return None if self.skew_s is None else self.now_s

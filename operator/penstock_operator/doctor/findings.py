@@ -1,4 +1,4 @@
-"""What `check` concludes and `penstock doctor` prints. Pure."""
+"""Findings that `check` returns and `penstock doctor` prints. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """How bad a finding is; the words are a contract of ``--json``."""
+    """Severity of a finding; the values are a public interface of ``--json``."""
 
     OK = "ok"
     WARNING = "warning"
@@ -18,13 +18,13 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """Result of one check.
 
     Attributes:
-        severity: problem: something does not work; unknown: it could not be looked at.
-        subject: What it is about, such as ``graph serving/llama`` or ``API server``.
+        severity: Severity; PROBLEM means that something does not work, UNKNOWN that it could not be checked.
+        subject: Object of the check, such as ``graph serving/llama`` or ``API server``.
         message: One sentence without a full stop.
-        remedy: What to do, a command where there is one; empty if nothing is to be done.
+        remedy: Action to take, with a command if possible; empty if none is needed.
     """
 
     severity: Severity
@@ -34,31 +34,31 @@ class Finding:
 
 
 def ok(subject: str, message: str) -> Finding:
-    """Return a finding that needs no remedy."""
+    """Return a finding with severity OK, which needs no remedy."""
     return Finding(Severity.OK, subject, message)
 
 
 def warning(subject: str, message: str, remedy: str) -> Finding:
-    """Return a finding that may become a problem."""
+    """Return a finding with severity WARNING: something that may become a problem."""
     return Finding(Severity.WARNING, subject, message, remedy)
 
 
 def problem(subject: str, message: str, remedy: str) -> Finding:
-    """Return a finding of something that does not work."""
+    """Return a finding with severity PROBLEM: something that does not work."""
     return Finding(Severity.PROBLEM, subject, message, remedy)
 
 
 def unknown(subject: str, message: str, remedy: str) -> Finding:
-    """Return a finding of something that could not be looked at."""
+    """Return a finding with severity UNKNOWN: something that could not be checked."""
     return Finding(Severity.UNKNOWN, subject, message, remedy)
 
 
 def is_healthy(findings: Iterable[Finding]) -> bool:
-    """Whether no problem was found."""
+    """Return whether no finding has severity PROBLEM."""
     return all(each.severity is not Severity.PROBLEM for each in findings)
 
 
 def counts(findings: Iterable[Finding]) -> dict[Severity, int]:
-    """Return how many findings of each severity there are, all four named."""
+    """Return the number of findings by severity; all four severities are keys."""
     found = list(findings)
     return {severity: sum(each.severity is severity for each in found) for severity in Severity}

@@ -1,7 +1,7 @@
-"""Reads what `check` evaluates, from the API server and through its proxy; writes nothing.
+"""Reads the facts for `check` from the API server and, through its proxy, from pods; writes nothing.
 
-Everything is bounded: each answer in time, pages and calls in number. Two readings, one interval apart, show
-whether Leases are renewed and metrics are read again.
+Everything is bounded: each answer in time, pages and calls in number. Two readings, one interval apart, show whether
+Leases are being renewed and metrics are being scraped.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ from penstock_operator.rbac import (
 )
 
 ANSWER_S: Final = 10.0
-"""Chosen: longest wait for one answer; healthy servers need milliseconds."""
+"""Maximum seconds to wait for one answer. Chosen: healthy servers answer within milliseconds."""
 
 MAX_PAGES: Final = 64
-"""Chosen: most pods of one graph whose metrics are read; more would load the API server's proxy."""
+"""Maximum number of pods of one graph whose metrics are read. Chosen: more would load the API server's proxy."""
 
 MAX_CALLS: Final = 16
-"""Chosen: calls under way at once."""
+"""Maximum number of concurrent calls. Chosen."""
 
 _PART_OF: Final = {"app.kubernetes.io/part-of": "penstock"}
 _IN_CLUSTER: Final = re.compile(r"^(?P<name>[a-z0-9-]+)\.(?P<namespace>[a-z0-9-]+)(\.svc(\.[a-z0-9.-]+)?)?$")
@@ -72,12 +72,19 @@ _REQUEST: Final = re.compile(r"^[A-Z]+ /\S*: ")
 T = TypeVar("T")
 
 LeaseName = tuple[str, str, str]
-"""Component, namespace and name."""
+"""Component (operator or planner), namespace and name of a Lease."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What to look at: graphs of one namespace or (None) all, one graph or all, real seconds between the two looks."""
+    """Scope of an inspection.
+
+    Attributes:
+        namespace: Namespace of the graphs to inspect; None means all.
+        graph: Name of the only graph to inspect; None means all.
+        interval_s: Wall-clock seconds between the two readings.
+        release: Penstock version of this program.
+    """
 
     namespace: str | None
     graph: str | None
@@ -86,7 +93,7 @@ class Scope:
 
 
 async def gather(client: KubeClient, scope: Scope) -> Facts:
-    """Look twice and return all that was seen; nothing that fails is raised."""
+    """Read the cluster twice and return all facts; failed reads are in the result as `Unreadable` and raise nothing."""
     return await _Gatherer(client, scope).gather()
 
 
@@ -138,7 +145,7 @@ class _Gatherer:
         )
 
     async def _seen(self, call: Awaitable[T]) -> T | Unreadable:
-        """Wait for an answer, bounded; a failure is reported, not raised."""
+        """Wait for an answer for at most `ANSWER_S`; return a failure as Unreadable."""
         async with self._slots:
             try:
                 async with asyncio.timeout(ANSWER_S):
@@ -162,7 +169,7 @@ class _Gatherer:
     async def _skew_s(self) -> float | None:
         before_s = time.time()
         server_s = await self._seen(self._client.server_time_s())
-        # Date is cut to whole seconds, so the server's clock stands half a second further on average.
+        # The Date header is truncated to seconds, so the server's clock is half a second later on average.
         return None if isinstance(server_s, Unreadable) else (before_s + time.time()) / 2 - (server_s + 0.5)
 
     async def _crds(self) -> dict[str, Object | Unreadable | None]:
@@ -204,7 +211,7 @@ class _Gatherer:
         if isinstance(nodes, Unreadable):
             return nodes, nodes
         requested: dict[str, dict[str, int]] = {}
-        # A cluster has many pods: each is added up as its page arrives and forgotten.
+        # A cluster has many pods, so they are summed up while their pages arrive, and are not stored.
         read = self._client.read_pages(
             POD,
             namespace=None,
@@ -270,7 +277,7 @@ class _Gatherer:
         found = await self._seen(self._client.list(POD, namespace=namespace, labels={GRAPH_LABEL: name}))
         if isinstance(found, Unreadable):
             return GraphFacts(graph, found)
-        # A follower of a multi-node replica serves no page; a pod that is not ready is diagnosed by its state.
+        # Followers of a multi-node replica have no metrics page; pods that are not ready are diagnosed by their state.
         views = [(each, pod_view(each)) for each in found.items]
         read = [(each, view) for each, view in views if view.ready and not view.worker_index][:MAX_PAGES]
         pages = await self._pages([each for each, _ in read])
@@ -284,7 +291,7 @@ class _Gatherer:
         )
 
     async def _again(self, facts: GraphFacts) -> GraphFacts | None:
-        """Read the pages again, then leave out what has gone since it was listed; None: the graph itself has."""
+        """Read the metrics again and drop pods that were deleted meanwhile; return None if the graph itself was deleted."""
         if not isinstance(facts.pods, Unreadable):
             read = [each for each in facts.pods if each["metadata"]["name"] in facts.pages]
             texts = await self._pages(read)
@@ -299,14 +306,14 @@ class _Gatherer:
         return facts if now is not None and now["metadata"]["uid"] == metadata["uid"] else None
 
     async def _without_gone_pods(self, facts: GraphFacts) -> GraphFacts:
-        """Return the facts without pods that have gone; one that is no longer ready is judged by its state now."""
+        """Return the facts without deleted pods; a pod that is no longer ready is replaced by its current state."""
         metadata = facts.graph["metadata"]
         labels = {GRAPH_LABEL: metadata["name"]}
         found = await self._seen(self._client.list(POD, namespace=metadata["namespace"], labels=labels))
         if isinstance(found, Unreadable) or isinstance(facts.pods, Unreadable):
             return facts
         now = {each["metadata"]["uid"]: each for each in found.items}
-        # What became ready meanwhile was not asked for its pages, so it stays as it was.
+        # The pages of a pod that became ready meanwhile were not read, so its earlier state remains.
         pods = tuple(
             each if pod_view(now[uid]).ready else now[uid]
             for each in facts.pods
@@ -318,12 +325,12 @@ class _Gatherer:
         return replace(facts, pods=pods, pages=pages)
 
     async def _pages(self, pods: list[Object]) -> dict[str, str | Unreadable]:
-        """Return the pods' metrics, by their names."""
+        """Return the metrics page of each pod, by pod name."""
         texts = await asyncio.gather(*(self._pod_text(each, pod_view(each).metrics_path) for each in pods))
         return {each["metadata"]["name"]: text for each, text in zip(pods, texts, strict=True)}
 
     async def _texts(self, pods: list[Object], path: str) -> dict[str, str | Unreadable]:
-        """Return what pods answer at a path, by their names."""
+        """Return the response of each pod at ``path``, by pod name."""
         texts = await asyncio.gather(*(self._pod_text(each, path) for each in pods))
         return {each["metadata"]["name"]: text for each, text in zip(pods, texts, strict=True)}
 
@@ -353,7 +360,7 @@ class _Gatherer:
 
 
 def _is_silent(facts: GraphFacts, pod: Object) -> bool:
-    """Return whether a pod did not answer at last; one that is ending may."""
+    """Return whether the last request to a pod failed; a terminating pod may stop answering."""
     name = pod["metadata"]["name"]
     page = facts.pages.get(name)
     return isinstance(facts.ready.get(name), Unreadable) or (
@@ -362,7 +369,7 @@ def _is_silent(facts: GraphFacts, pod: Object) -> bool:
 
 
 def _wanted_leases(deployments: tuple[Object, ...] | Unreadable) -> list[LeaseName]:
-    """Return the Leases of the operators and planners that are not scaled to 0, each once."""
+    """Return the Leases of the operators and planners that are not scaled to 0, without duplicates."""
     found: dict[LeaseName, None] = {}
     for each in () if isinstance(deployments, Unreadable) else deployments:
         lease = lease_of(each)
@@ -372,19 +379,19 @@ def _wanted_leases(deployments: tuple[Object, ...] | Unreadable) -> list[LeaseNa
 
 
 def pod_selector(graph: Object) -> str:
-    """Return the PromQL matchers of the graph's own pods: those of graph ``chat-2`` are not ``chat``'s."""
+    """Return the PromQL matchers of the graph's own pods; for graph ``chat`` they do not match the pods of graph ``chat-2``."""
     name, namespace = graph["metadata"]["name"], graph["metadata"]["namespace"]
     services = "|".join(child_name(name, service) for service in sorted(graph["spec"]["services"]))
     return f'namespace="{namespace}",pod=~"({services})-[a-z0-9]+(-[a-z0-9]+)?"'
 
 
 def _words(error: ClusterError) -> str:
-    """Return the server's own words, without the request in front of them."""
+    """Return the API server's message without the request at its start."""
     return _REQUEST.sub("", str(error))
 
 
 def _count_of(answer: str) -> int | Unreadable:
-    """Return the number that an instant query of Prometheus gave; no sample counts as 0."""
+    """Return the value of a Prometheus instant query's response; 0 if it has no sample, Unreadable if it is malformed."""
     try:
         result = json.loads(answer)["data"]["result"]
         return int(float(result[0]["value"][1])) if result else 0
@@ -393,7 +400,7 @@ def _count_of(answer: str) -> int | Unreadable:
 
 
 def _http_port(pod: Object) -> int:
-    """Return the pod's port named http; every pod of a graph has one."""
+    """Return the pod's port named http, or the default worker port if it has none."""
     for container in pod["spec"].get("containers", ()):
         for port in container.get("ports", ()):
             if port.get("name") == HTTP_PORT:
@@ -402,7 +409,7 @@ def _http_port(pod: Object) -> int:
 
 
 def _add_requests(requested: dict[str, dict[str, int]], pod: Object) -> None:
-    """Add a pod's extended resources to those of its node; finished pods hold none."""
+    """Add a pod's requested extended resources to those of its node; finished and unassigned pods are ignored."""
     node = pod.get("spec", {}).get("nodeName")
     if not node or pod.get("status", {}).get("phase") in FINISHED_PHASES:
         return

@@ -227,9 +227,7 @@ def plan_scale(pool: ServicePool, *, loads: Mapping[str, PodLoad | None], now_s:
         victims = [pod for pod in alive if (pod.group_index or 0) >= desired]
     else:
         by_cost = sorted(alive, key=lambda pod: _victim_order(pod, loads.get(pod.name)))
-        if (
-            pool.rolling
-        ):  # the rollout's extra pods are not surplus; pods that already drain stay marked
+        if pool.rolling:  # the rollout's extra pods are not surplus; pods that already drain stay marked
             by_cost = [pod for pod in by_cost if pod.draining]
         victims = by_cost[: max(0, len(alive) - desired)]
     marked = {pod.name for pod in victims}
