@@ -1,7 +1,8 @@
-"""Mode ``load``: the planner document's rule. Thresholds on the prefill queue and on KV usage, one step at a time.
+"""Mode ``load``: the rule of the planner document. Thresholds on the prefill queue and on KV usage, one replica at a time.
 
-Unknown values bound a role's signal from below, and keep the role from shrinking. Grace, start-ups, the queue's trend and
-what one fewer replica could carry keep it from over-compensating.
+Unknown metrics make a role's load signal a lower bound, and keep the role from shrinking. Four rules prevent
+over-compensation: the grace period, waiting for replicas that start, the trend of the queue, and the load that one
+replica fewer could carry.
 """
 
 from __future__ import annotations
@@ -29,7 +30,13 @@ from penstock_planner.decide.reading import Quality
 
 
 def load(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
-    """Return what thresholds (`propose`), grace, backoff and trend (`stabilise`) ask for; one pull at least."""
+    """Return the proposal of mode load: thresholds (`propose`), then grace period, back-off and trend (`stabilise`).
+
+    Args:
+        window: Pulls of the interval, at least one.
+        state: State left by the last decision.
+        config: Thresholds and bounds.
+    """
     pools = window.pulls[-1].pools
     seen = {role: remember(role, pool, state.of(role), config) for role, pool in pools.items()}
     proposals = []
@@ -45,24 +52,25 @@ def load(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
 
 
 WAITING_KV = 0.02
-"""KV usage that a waiting request adds; the figure of the document's planner."""
+"""KV usage that a waiting request adds, as a fraction of one worker. The figure of the planner in the document."""
 
 _NEWEST = 3
-"""Chosen: the trend is that of the newest third of the known pulls, ten of thirty: long enough for a line, short enough
-that a queue which has turned is seen to have turned."""
+"""Divisor of the known pulls: the trend uses the newest third of them, ten of thirty.
+
+Chosen: enough for a line, and few enough that a queue that has turned is recognised soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """One role's load over an interval, with bounds for what is unknown.
+    """One role's load over an interval, with a bound for the unknown part.
 
     Attributes:
-        mean: Mean of what is known; None when nothing is.
-        low: The same with every unknown counted as 0: the load is at least this. None when nothing is known.
-        pulls: Pulls in the interval.
-        unknown: Pulls that missed something.
-        source: Who gave the newest value.
-        why: Why something is unknown, from the newest such pull.
+        mean: Mean of the known values; None if nothing is known.
+        low: Lower bound of the load: the mean with every unknown value counted as 0. None if nothing is known.
+        pulls: Number of pulls in the interval.
+        unknown: Number of pulls with an unknown value.
+        source: Name of the source of the newest known value.
+        why: Reason of the newest unknown value.
     """
 
     mean: float | None
@@ -74,21 +82,21 @@ class Signal:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every pull knew every ready worker; only then may the role shrink."""
+        """Return whether every pull knew the value of every ready worker. Only then the role may shrink."""
         return self.mean is not None and not self.unknown
 
 
 def kv_signal(pulls: Sequence[Pull]) -> Signal:
-    """Return the mean over the pulls of the mean KV usage fraction over the ready workers.
+    """Return the mean KV usage fraction of the ready decode (or aggregated) workers, averaged over the pulls.
 
-    A request that waits inside the workers, and in an aggregated graph one that waits in the routers, adds
-    `WAITING_KV` of one worker: a saturated pool whose KV is not full is busy. May exceed 1.
+    A request that waits inside the workers adds `WAITING_KV` of one worker, and in an aggregated graph so does one
+    that waits in the routers: a saturated pool is busy even if its KV cache is not full. The result can exceed 1.
 
-    A pull with an unknown worker gives two numbers: the mean of the known workers, for people, and a lower
-    bound with the unknown counted as empty, as the Kubernetes HPA does before it scales up. A pull without any
-    known worker counts as 0 in the bound and is left out of the mean.
+    A pull with an unknown worker gives two numbers: the mean of the known workers, for people, and a lower bound in
+    which the unknown ones count as empty, like the Kubernetes HPA does before it scales up. A pull without any known
+    worker counts as 0 in the bound and is left out of the mean.
 
-    Example: two workers at 0.98 and unknown: mean 0.98, low 0.49, incomplete.
+    Example: two workers, one at 0.98 and one unknown, give mean 0.98, low 0.49, incomplete.
     """
     means: list[float] = []
     low_sum = 0.0
@@ -115,11 +123,11 @@ def _waiting(pull: Pull) -> float:
 
 
 def queue_signal(pulls: Sequence[Pull], *, per_worker: bool) -> Signal:
-    """Return the mean over the pulls of queued requests, ``per_worker`` divided by ready prefill workers.
+    """Return the number of queued requests, averaged over the pulls; ``per_worker`` divides it by the ready prefill workers.
 
-    A pull without a known queue, or without a ready prefill worker to divide by, is unknown: 0 in the lower
-    bound and left out of the mean. A queue that is only a lower bound counts with its value and makes the
-    interval incomplete.
+    A pull is unknown if its queue is unknown or no prefill worker is ready. It counts as 0 in the lower bound and is
+    left out of the mean. A queue that is itself only a lower bound counts with its value and makes the interval
+    incomplete.
     """
     points, unknown, source, why = _queue_points(pulls, per_worker=per_worker)
     total = sum([value for _, value in points])
@@ -128,19 +136,24 @@ def queue_signal(pulls: Sequence[Pull], *, per_worker: bool) -> Signal:
 
 
 def queue_trend(window: Window, horizon_s: float, *, per_worker: bool) -> tuple[float, float] | None:
-    """Return (slope, predicted) of the queue.
+    """Return the queue's slope and its predicted length, in requests per second and requests.
 
-    The slope is the least-squares line through the newest third of the interval's known pulls (t, q), two at least,
-    ``b = sum((t - mean t)(q - mean q)) / sum((t - mean t)^2)`` in requests per second. The line's value at the
-    interval's end plus ``b * horizon_s`` is the prediction; it may be below 0. The newest third rather than all: a
-    queue that fell and rises again is rising, and a burst that is over is over.
+    The slope is that of the least-squares line through the newest third of the interval's known pulls (t, q), at
+    least two: ``b = sum((t - mean t)(q - mean q)) / sum((t - mean t)^2)``. The prediction is the line's value at the
+    interval's end plus ``b * horizon_s``; it can be negative. Only the newest third is used so that a queue that fell
+    and rises again counts as rising, and a burst that has ended counts as ended.
 
-    Example: pulls at t = 1..30 s with q = 4 - 0.05 t. b = -0.05, the line ends at 2.5, and three intervals
-    of 30 s later it is 2.5 - 0.05 * 90 = -2.0, below 0.5: the queue drains by itself.
-    With q = 4 - 0.01 t it ends at 3.7 and predicts 3.7 - 0.9 = 2.8: scale up.
+    Example: pulls at t = 1..30 s with q = 4 - 0.05 t. b = -0.05, the line ends at 2.5, and three intervals of 30 s
+    later it is 2.5 - 0.05 * 90 = -2.0, below 0.5: the queue drains by itself. With q = 4 - 0.01 t it ends at 3.7 and
+    predicts 3.7 - 0.9 = 2.8: scale up.
+
+    Args:
+        window: Pulls of the interval.
+        horizon_s: Simulated seconds from the interval's end to the predicted time.
+        per_worker: Whether to use the queue per ready prefill worker.
 
     Returns:
-        None when fewer than two pulls at different times are known in full: no trend.
+        (slope, predicted), or None if the queue is completely known in fewer than two pulls at different times.
     """
     complete = [pull for pull in window.pulls if pull.queue is None or not pull.queue.at_least]
     points, *_ = _queue_points(complete, per_worker=per_worker)
@@ -162,11 +175,11 @@ def queue_trend(window: Window, horizon_s: float, *, per_worker: bool) -> tuple[
 def _queue_points(
     pulls: Iterable[Pull], *, per_worker: bool
 ) -> tuple[list[tuple[float, float]], int, str, str]:
-    """Return time and length of the known queues; pulls that missed something, the newest source, and why."""
+    """Return the known queues as (time, length), the number of unknown or partly known pulls, the newest source, and the reason."""
     points: list[tuple[float, float]] = []
     unknown = 0
     source = why = ""
-    # Looked up once: this loop is most of what a decision costs.
+    # Looked up before the loop, because this loop is most of the cost of a decision.
     prefill, is_fresh = Role.PREFILL, Quality.FRESH
     for pull in pulls:
         queue = pull.queue
@@ -187,16 +200,23 @@ def _queue_points(
 
 
 REJECTED_MOST = 0.01
-"""Share of arrivals that may be turned away before a role grows: the goal is 99% in time, and a request without an answer is
-in no time."""
+"""Maximum fraction of arrivals that may be rejected or time out without growing the role.
+
+The goal is 99% on time, and a request without a response is not on time."""
 
 
 def propose(role: Role, pulls: Sequence[Pull], signal: Signal, config: DecideConfig) -> RoleProposal:
-    """Return what floor, rejections and thresholds ask for, before stabilisation and budget.
+    """Return the proposal that follows from the minimum, rejections and thresholds, before stabilisation and budget.
 
-    Up needs the lower bound (unknown counted as 0) above the up-threshold; down needs a complete interval
-    with its mean below the down-threshold. Both comparisons are strict. Requests that were turned away would have waited:
-    more than `REJECTED_MOST` of the arrivals grow the role, any keep it from shrinking.
+    Growing needs the lower bound of the load above the up threshold. Shrinking needs a complete interval with its
+    mean below the down threshold. Both comparisons are strict. Requests that were rejected or timed out would have
+    waited: more than `REJECTED_MOST` of the arrivals grow the role, and any keep it from shrinking.
+
+    Args:
+        role: Role to decide on.
+        pulls: Pulls of the interval, at least one.
+        signal: Load of the role over the interval.
+        config: Thresholds and bounds.
     """
     pool = pulls[-1].pools[role]
     down, up = config.thresholds(role)
@@ -227,7 +247,7 @@ def propose(role: Role, pulls: Sequence[Pull], signal: Signal, config: DecideCon
 
 
 def _with_rejected(proposal: RoleProposal, requests: float, pulls: Sequence[Pull]) -> RoleProposal:
-    """Return the proposal with rejected requests counted as demand."""
+    """Return the proposal with rejected and timed-out requests counted as demand."""
     pool = proposal.pool
     if not requests or proposal.action is Action.UP or pool.starting or not pool.ready:
         return proposal
@@ -271,7 +291,7 @@ def _compare(name: str, signal: Signal, down: float, up: float) -> tuple[Action,
 
 
 def against(value: float, sign: str, threshold: float) -> str:
-    """Return "0.93 > 0.90", with as many decimals as it takes to see the difference.
+    """Return a comparison such as "0.93 > 0.90", with as many decimals as are needed to show the difference.
 
     Example: 0.9004 against 0.9 gives "0.9004 > 0.9000".
     """
@@ -283,7 +303,14 @@ def against(value: float, sign: str, threshold: float) -> str:
 
 
 def stabilise(proposal: RoleProposal, state: RoleState, window: Window, config: DecideConfig) -> RoleProposal:
-    """Return the proposal after grace, not-ready, backoff and trend rules."""
+    """Return the proposal after the rules that delay it: grace period, replicas not ready, back-off, and trend of the queue.
+
+    Args:
+        proposal: Proposal of `propose`.
+        state: State of the role, updated with the replica counts of this interval.
+        window: Pulls of the interval.
+        config: Configuration with grace period, intervals and thresholds.
+    """
     if proposal.action is Action.DOWN:
         proposal = _settle_down(proposal, state, config)
     if proposal.action is Action.DOWN and proposal.role is not Role.PREFILL:
@@ -314,7 +341,10 @@ def _settle_down(proposal: RoleProposal, state: RoleState, config: DecideConfig)
 
 
 def _carry_on(proposal: RoleProposal, window: Window, config: DecideConfig) -> RoleProposal:
-    """Hold a decode (or aggregated) scale-down that the rest could not carry, or that only an outage asks for."""
+    """Hold a decode (or aggregated) scale-down if the remaining workers could not carry the load, or if the routers cannot be read.
+
+    If the routers cannot be read, idle workers may be cut off from them rather than not needed.
+    """
     if not _sees_frontend(window):
         step = Step(
             "door",
@@ -338,9 +368,9 @@ def _carry_on(proposal: RoleProposal, window: Window, config: DecideConfig) -> R
 
 
 def _sees_frontend(window: Window) -> bool:
-    """Return whether the routers were seen in every pull, or workers were seen to be busy without them.
+    """Return whether the routers were readable in every pull, or the workers were busy in the pulls in which they were not.
 
-    Behind routers that cannot be read, workers fall idle and report fresh zeros.
+    Workers cut off from unreachable routers become idle and report fresh zeros.
     """
     for pull in window.pulls:
         if pull.demand is not None:

@@ -1,1 +1,1 @@
-"""What binds every policy, one rule or two a module; `pipeline.RULES` has their order."""
+"""Rules that bind every policy's proposal, one or two rules per module. `pipeline.RULES` has their order."""

@@ -1,6 +1,7 @@
-"""Rule ``backoff``: after a replica that never became ready a role is not scaled up for a while; and what a role's memory counts.
+"""Rule ``backoff``: no scale-up of a role for some intervals after one of its replicas never became ready.
 
-Grace, back-off and other writers' pauses are counted in adjustment intervals.
+This module also updates the counters in `RoleState`: grace period, back-off, failed scale-ups and the time since
+another client's write. They are counted in decisions.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from penstock_planner.decide.rule import Facts, Proposals
 
 
 def hold_after_failure(proposals: Proposals, facts: Facts) -> Proposals:
-    """Hold each scale-up of a role whose last one failed."""
+    """Hold the scale-up of each role whose last scale-up failed and whose back-off is not over."""
     return proposals.of([back_off(each, facts.roles[each.role]) for each in proposals.roles])
 
 
 def back_off(proposal: RoleProposal, state: RoleState) -> RoleProposal:
-    """Return a scale-up held after a failed one, regardless of ready replicas: the next one would be refused too."""
+    """Return the proposal, set to hold if it is a scale-up and a back-off is left.
+
+    It is held regardless of the ready replicas, because the next scale-up would probably fail in the same way.
+    """
     if not state.backoff or proposal.action is not Action.UP:
         return proposal
     inputs = {"intervals_left": state.backoff, "withdrawals": state.withdrawals}
@@ -30,11 +34,20 @@ def back_off(proposal: RoleProposal, state: RoleState) -> RoleProposal:
 
 
 def remember(role: Role, pool: PoolCounts, before: RoleState, config: DecideConfig) -> RoleState:
-    """Return the role's state as this interval sees it: grace opened, a settled scale-up forgotten.
+    """Return the role's state updated with the replica counts of this interval.
 
-    The grace period opens when more decode (or aggregated) workers are ready than at the last decision: a
-    worker of ours, another writer's or one back from a crash, each with an empty KV cache; and at the first
-    decision, for the workers that started with the graph.
+    A grace period starts if more decode (or aggregated) workers are ready than at the last decision, because each new
+    worker has an empty KV cache. It does not matter whether the planner or another client started them, or whether
+    they return from a crash. The first decision also starts one, for the workers that started with the graph.
+
+    A pending scale-up is cleared if all its replicas are ready, or if fewer replicas exist than it requested. The
+    failure count is cleared if as many replicas are ready as a failed scale-up requested.
+
+    Args:
+        role: Role of the state.
+        pool: Replica counts at the newest pull.
+        before: State left by the last decision.
+        config: Configuration with the length of the grace period.
     """
     is_kv = role is not Role.PREFILL
     is_new = is_kv and pool.ready > (before.seen or 0)
@@ -53,7 +66,10 @@ def remember(role: Role, pool: PoolCounts, before: RoleState, config: DecideConf
 
 
 def aged(state: RoleState, config: DecideConfig) -> RoleState:
-    """Return the state after one more interval; a writer is forgotten once it has been silent for long enough."""
+    """Return the state after one more decision: grace and back-off are one shorter, and ``since_write`` is one longer.
+
+    Another client's writes are forgotten after `span` plus the longest back-off without a further write.
+    """
     state = replace(state, grace=max(0, state.grace - 1), backoff=max(0, state.backoff - 1))
     if not state.foreign_writes:
         return state
@@ -64,9 +80,10 @@ def aged(state: RoleState, config: DecideConfig) -> RoleState:
 
 
 def rolled_back(state: RoleState, config: DecideConfig) -> RoleState:
-    """Return the state after a scale-up that never became ready: 2, 4, 8, 16, 16... intervals of backoff.
+    """Return the state after a scale-up was rolled back: no pending scale-up, and a back-off of 2, 4, 8, 16, 16... intervals.
 
-    They are adjustment intervals; a mode that decides more often counts as many decisions more.
+    These are adjustment intervals. A mode that decides several times per adjustment interval counts correspondingly
+    more decisions.
     """
     withdrawals = state.withdrawals + 1
     backoff = min(2 ** min(withdrawals, 8), MAX_BACKOFF_INTERVALS) * config.decisions_per_adjustment

@@ -1,12 +1,12 @@
-"""Rule ``gpu_budget``: all workers together fit the GPU budget.
+"""Rule ``gpu_budget``: all workers together must fit into the GPU budget.
 
-Precedence where it allows fewer scale-ups than are asked for: a role below its floor, then one that another gave up GPUs
-for, then decode (or aggregated), then prefill. Decode goes first because a full decode pool destroys work, while a
-prefill queue only delays it: decode preempts running streams and recomputes them, and finished prefills pin their KV on
-the prefill workers until a decode worker has room, so a new prefill worker would feed a pool that cannot take it. A role
-that does not fit leaves what is free to the next one.
+If the budget does not allow all requested scale-ups, the order of precedence is: a role below its minimum, a role for
+which GPUs are reserved (`rebalance`), decode (or aggregated), prefill. Decode comes before prefill because a full
+decode pool destroys work, while a prefill queue only delays it: decode preempts running streams and recomputes them.
+Finished prefills also keep their KV on the prefill workers until a decode worker has room, so a new prefill worker
+would feed a pool that cannot take its output. A role that does not fit leaves the free GPUs to the next role.
 
-GPUs of a replica scaled down by the same decision are not free yet: it drains first.
+GPUs of a replica that the same decision scales down are not free yet, because the replica drains first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock_planner.decide.rule import Facts, Proposals
 
 
 def keep_budget(proposals: Proposals, facts: Facts) -> Proposals:
-    """Hold or lessen the scale-ups that do not fit the budget; return the roles in order of precedence."""
+    """Hold or reduce the scale-ups that do not fit into the budget. The result has the roles in order of precedence."""
     owed, granted, bounded = facts.owed, 0, []
     ordered = sorted(
         proposals.roles,
@@ -63,12 +63,18 @@ def _fitting(proposal: RoleProposal, used: int, granted: int, config: DecideConf
 
 
 def existing_gpus(pools: Mapping[Role, PoolCounts], config: DecideConfig) -> int:
-    """Return the GPUs that workers hold now: ready, starting and draining ones."""
+    """Return the GPUs held by workers: ready, starting and draining ones."""
     return sum(pool.existing * config.engine_gpus(role, pool.gpus) for role, pool in pools.items())
 
 
 def may_grow(proposal: RoleProposal, gpus: int, config: DecideConfig) -> bool:
-    """Return whether one replica more fits the role's ceiling and the budget, of which ``gpus`` are in use."""
+    """Return whether one more replica fits the role's maximum and the budget.
+
+    Args:
+        proposal: Proposal with the role and its replica counts; its action is ignored.
+        gpus: GPUs in use by all roles.
+        config: Configuration with the maximum and the budget.
+    """
     ceiling = config.max_replicas.get(proposal.role)
     if proposal.engine_gpus < 1 or (ceiling is not None and proposal.pool.replicas >= ceiling):
         return False

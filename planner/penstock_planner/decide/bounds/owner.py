@@ -1,8 +1,9 @@
-"""Rule ``owner``: a role whose replicas another client sets is left to that client.
+"""Rule ``owner``: the planner does not change a role whose replicas another client sets.
 
-A role of ``scaling.managedBy: external`` never belongs to the planner. Any other role that another client writes
-is left to the writer for one adjustment interval, and for twice as long after each further write: a writer that keeps
-writing (an autoscaler) is overridden less and less often; after a single write (a person's) planning soon resumes.
+A role with ``scaling.managedBy: external`` never belongs to the planner. If another client writes the replica count
+of any other role, the planner leaves the role alone for one adjustment interval, and twice as long after each further
+write. So the planner overrides a client that keeps writing (an autoscaler) less and less often, and resumes soon
+after a single write (by a person).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from penstock_planner.decide.rule import Facts, Proposals
 
 
 def leave_to_writers(proposals: Proposals, facts: Facts) -> Proposals:
-    """Hold the roles that others scale; one of them alone keeps a graph from going to zero."""
+    """Hold the roles that other clients scale. If there is one, the other roles do not go to zero either."""
     left = {each.role for each in proposals.roles if is_left(each.role, facts.roles[each.role], facts.config)}
     return proposals.of(
         _held(each, facts.roles[each.role], left)
@@ -36,34 +37,45 @@ def _held(proposal: RoleProposal, state: RoleState, left: Collection[Role]) -> R
 
 
 UNHEARD_WRITES = 3
-"""Chosen: from this write in a row on, one that comes while the role is left to its writer changes nothing, so that a
-writer of every few seconds is fought again only after the whole time."""
+"""Number of consecutive foreign writes from which on a further write, while the role is left to its writer, changes
+nothing.
+
+Chosen: otherwise a client that writes every few seconds would restart the pause with each write, and the planner
+would never scale the role again."""
 
 
 def is_left(role: Role, state: RoleState, config: DecideConfig) -> bool:
-    """Return whether the planner leaves a role's replicas to another writer now."""
+    """Return whether the planner leaves a role's replicas to another client at this decision."""
     return role in config.external or state.since_write < span(state, config) - 1
 
 
 def owner(role: Role, state: RoleState, config: DecideConfig, writers: Mapping[Role, str]) -> str:
-    """Return whom a role's replicas are left to, in words; empty: the planner sets them."""
+    """Return the name of the client that a role's replicas are left to. Empty if the planner sets them.
+
+    Args:
+        role: Role to look up.
+        state: State of the role.
+        config: Configuration with the externally managed roles.
+        writers: Name of the client that wrote the replica count last, by role. An externally managed role without an
+            entry gives "others".
+    """
     if role in config.external:
         return writers.get(role) or "others"
     return state.writer if state.since_write < span(state, config) else ""
 
 
 def is_heard(role: Role, state: RoleState, config: DecideConfig) -> bool:
-    """Return whether one more write by another client changes what the planner does."""
+    """Return whether one more write by another client would change what the planner does; see `UNHEARD_WRITES`."""
     return state.foreign_writes < UNHEARD_WRITES or not is_left(role, state, config)
 
 
 def written(state: RoleState, writer: str) -> RoleState:
-    """Return the state after another writer has set the role's replicas: nothing is outstanding."""
+    """Return the state after another client has set the role's replicas. Any pending scale-up is cleared."""
     return replace(state, asked=None, writer=writer, foreign_writes=state.foreign_writes + 1, since_write=0)
 
 
 def span(state: RoleState, config: DecideConfig) -> int:
-    """Return the decisions for which a role is left to the client that wrote it last."""
+    """Return the number of decisions for which a role is left to the client that wrote it; 0 if no client has."""
     if not state.foreign_writes:
         return 0
     intervals: int = min(2 ** min(state.foreign_writes - 1, 8), MAX_BACKOFF_INTERVALS)

@@ -1,7 +1,7 @@
-"""Rules ``max_step`` and ``again``: how far one decision may go, and how soon the next one follows.
+"""Rules ``max_step`` and ``again``: how many replicas one decision may change, and how soon the next decision follows.
 
-One step a decision bounds a mistake, not the speed: what starts counts as supply, so the next decision asks for more only
-if that is not enough.
+A step per decision limits the damage of a wrong decision, not the speed of scaling: starting replicas count as
+supply, so the next decision requests more only if they are not enough.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock_planner.decide.rule import Facts, Proposals
 
 
 def limit_step(proposals: Proposals, facts: Facts) -> Proposals:
-    """Lessen each change to ``maxStep`` replicas."""
+    """Reduce each change to ``maxStep`` replicas."""
     return proposals.of(_stepped(each, facts.config) for each in proposals.roles)
 
 
@@ -27,7 +27,7 @@ def _stepped(proposal: RoleProposal, config: DecideConfig) -> RoleProposal:
 
 
 def decide_soon(proposals: Proposals, facts: Facts) -> Proposals:
-    """Decide again sooner than after the mode's interval where a role grows."""
+    """Shorten the time until the next decision to `DecideConfig.again_s` if a role grows."""
     config = facts.config
     is_growing = any(each.action is Action.UP for each in proposals.roles)
     if config.no_operation or not is_growing or config.again_s >= config.interval_s:

@@ -1,8 +1,8 @@
-"""Rule ``pool``: a graph that draws from a GPU pool bids for what it wants, and stays within what it is granted.
+"""Rule ``pool``: a graph in a GPU pool requests ("bids for") the replicas that it wants, and uses only the GPUs it is granted.
 
-A bid is honest: it says what the planner would have without the grant, a replica at a time in the order in which it needs
-them, prefill and decode in the ratio that it asks for. What is granted are the first of them, so that a graph with too
-few GPUs keeps that ratio.
+The bid contains the replicas that the planner would have without the grant, in order of need: prefill and decode
+alternate in the ratio in which the planner wants them. The grant covers the first replicas of this order, so that a
+graph with too few GPUs keeps the ratio.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from penstock_planner.decide.decision import Action, Decision, Reason, RolePropo
 from penstock_planner.decide.rule import Facts, Proposals
 
 POOL: Final = "pool"
-"""Name of the step that says what a role bids for."""
+"""Name of the step that records a role's bid."""
 
 
 def bid(proposals: Proposals, facts: Facts) -> Proposals:
-    """Note what each role of a graph in a pool wants, before steps and bounds lessen it."""
+    """Add the bid of each role, if the graph is in a pool. This rule comes before the rules that reduce the proposals."""
     if facts.config.grant is None:
         return proposals
     return replace(proposals, bids=bids_of(proposals.roles, facts.config))
 
 
 def bids_of(proposals: Sequence[RoleProposal], config: DecideConfig) -> dict[Role, RoleBid]:
-    """Return what each role wants within its own bounds, whatever GPUs there are.
+    """Return the bid of each role within its own minimum and maximum, regardless of the available GPUs.
 
-    Of a graph that is short, no role bids for its queue beyond what arrives: a queue grows for as long as any role lacks
-    workers, most of it is late already, and a bid that grows with it takes from the graph's other role and from other graphs.
+    If the pool holds GPUs back from the graph, a role bids only for its arriving requests and not for its queue. A
+    queue grows as long as any role lacks workers, and most of its requests are late already. A bid that grew with the
+    queue would take GPUs from the graph's other role and from other graphs.
     """
     found = {}
     for each in proposals:
@@ -48,12 +49,15 @@ def bids_of(proposals: Sequence[RoleProposal], config: DecideConfig) -> dict[Rol
 
 
 def keep_grant(proposals: Proposals, facts: Facts) -> Proposals:
-    """Let no role of a graph in a pool grow or stay above what the grant is for; the others as far as one decision may go."""
+    """Reduce each role of a graph in a pool to the replicas that the grant covers. Does nothing if the graph is in no pool.
+
+    Scale-ups beyond the grant are held or reduced. Replicas beyond the grant are removed.
+    """
     config, bids = facts.config, proposals.bids
     if config.grant is None:
         return proposals
     fits = granted(bids, config.grant)
-    # Without a note the pool has not refused the bid: the grant may only come later than it.
+    # Without a note the pool has not refused the bid; the grant has probably just not arrived yet.
     stay = _staying(proposals.roles, bids, fits, config.grant, is_short=bool(config.grant_note))
     return proposals.of(
         _fitted(each, bids[each.role], fits[each.role], stay[each.role], config) for each in proposals.roles
@@ -68,12 +72,14 @@ def _staying(
     *,
     is_short: bool,
 ) -> dict[Role, int]:
-    """Return the replicas of each role that may stay: those that still start go first, then of those furthest above what fits.
+    """Return the number of replicas of each role that may stay.
 
-    A role above what fits keeps it while all fit together, since what is wanted changes from second to second. Where another
-    role lacks a replica that the grant has no more room for, one goes if the giver still has no smaller share of what it wants
-    than the taker then has. In a graph that is short, prefill gives to decode also where the smaller of both shares rises: a full decode pool destroys
-    work, while what prefill wants counts the queue before it, which grows with any bottleneck.
+    Replicas that are still starting go first, then replicas of the role that exceeds its part of the grant most. A
+    role above its part keeps the excess while all replicas fit the grant, because the desired replicas change from
+    second to second. If another role lacks a replica for which the grant has no room, one replica goes, provided that
+    afterwards the giving role still has no smaller fraction of its bid than the receiving role. If the graph is short
+    of GPUs, prefill also gives to decode if that raises the smaller of both fractions: a full decode pool destroys
+    work, while the bid of prefill includes a queue that grows with any bottleneck.
     """
     stay = {each.role: each.pool.replicas - _given(each, bids[each.role].floor) for each in proposals}
     above = sum(bids[role].gpus * replicas for role, replicas in stay.items()) - grant
@@ -92,7 +98,7 @@ def _staying(
 
 
 def _given(proposal: RoleProposal, floor: int) -> int:
-    """Return the replicas that a role gives by itself: none of its floor, as its bounds refuse that later."""
+    """Return the number of replicas that a role gives up by itself. Its minimum is excluded, because a later rule keeps that."""
     return max(0, min(-proposal.change, proposal.pool.replicas - floor))
 
 
@@ -104,7 +110,7 @@ def _giver(
     *,
     is_short: bool,
 ) -> Role | None:
-    """Return the role that gives a replica to another one for which ``free`` GPUs are too few; None: none does."""
+    """Return the role that gives a replica to another role for which ``free`` GPUs are too few, or None if no role does."""
     over = [role for role, bid in bids.items() if stay[role] > max(fits[role], bid.floor) and bid.gpus]
     for taker, bid in bids.items():
         if stay[taker] >= fits[taker] or bid.gpus <= free:
@@ -118,7 +124,7 @@ def _giver(
 
 
 def bids_in(decision: Decision) -> dict[Role, RoleBid]:
-    """Return what a decision bids for; empty where it says nothing about that, and the bid before stands."""
+    """Return the bids recorded in a decision. Empty if it records none; then the previous bid remains valid."""
     return {
         role.role: _bid(role.role, step)
         for role in decision.roles
@@ -128,7 +134,7 @@ def bids_in(decision: Decision) -> dict[Role, RoleBid]:
 
 
 def bid_sizes(decision: Decision) -> tuple[int, ...] | None:
-    """Return the GPUs of each replica that a decision bids for, in order of need; None where it says nothing about that."""
+    """Return the GPUs of each replica that a decision bids for, in order of need. None if the decision records no bid."""
     bids = bids_in(decision)
     return tuple(bids[role].gpus for role in by_need(bids)) if bids else None
 

@@ -1,7 +1,7 @@
 """Rule ``rebalance``: GPUs that one role gives up are reserved for the role under load.
 
-One decision shrinks the idle role and remembers, in the recorded state, that the GPUs are reserved; a later one, made once
-they are free, lets the loaded role grow first.
+One decision shrinks the idle role and records in the state that its GPUs are reserved. A later decision, made after
+the drain, lets the loaded role grow before any other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NOT_FREED = frozenset({Reason.GPU_BUDGET, Reason.GPU_BUDGET_YIELDED, Reason.AT_
 
 
 def release(proposals: Proposals, facts: Facts) -> Proposals:
-    """Say of a role that no longer asks for its reserved GPUs that it releases them."""
+    """Note on each role with reserved GPUs that no longer wants to grow that its reservation ends."""
     owed = facts.owed
     return proposals.of(
         _released(each, "it no longer asks for more")
@@ -28,11 +28,11 @@ def release(proposals: Proposals, facts: Facts) -> Proposals:
 
 
 def reserve(proposals: Proposals, facts: Facts) -> Proposals:
-    """Add the outcome of every reservation, and the roles with a reservation now.
+    """Start, keep and end reservations, note it on the proposals, and set `Proposals.reserved`.
 
-    A reservation begins when the budget alone holds a role back and another one shrinks in the same decision, if
-    enough for one engine can come free at all. It is kept while a worker still drains or shrinks for it, ends when the
-    role grows, and is released when nothing that could free GPUs is under way.
+    A reservation starts if only the budget holds a role back, another role shrinks in the same decision, and enough
+    GPUs for one replica can become free at all. It is kept while a worker drains or a role shrinks for it. It ends
+    when the role grows, and also when nothing that could free GPUs is in progress.
     """
     givers = [each.role for each in proposals.roles if each.action is Action.DOWN]
     freeable, owed = freeable_gpus(proposals, facts), facts.owed
@@ -57,7 +57,7 @@ def reserve(proposals: Proposals, facts: Facts) -> Proposals:
 
 
 def freeable_gpus(proposals: Proposals, facts: Facts) -> int:
-    """Return the GPUs that are free, drain, or stand above the floors of roles that shrink."""
+    """Return the GPUs that are free, that draining replicas hold, or that shrinking roles hold above their minimum."""
     free = max(0, (facts.config.max_gpu_budget or 0) - facts.gpus)
     draining = sum(each.pool.draining * each.engine_gpus for each in proposals.roles)
     given = sum(

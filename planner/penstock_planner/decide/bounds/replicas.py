@@ -1,4 +1,4 @@
-"""Rules ``floor`` and ``max_replicas``: the fewest and the most replicas of a role."""
+"""Rules ``floor`` and ``max_replicas``: the minimum and the maximum number of replicas of a role."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock_planner.decide.rule import Facts, Proposals
 
 
 def keep_floor(proposals: Proposals, facts: Facts) -> Proposals:
-    """Hold or lessen each scale-down that goes below the role's floor."""
+    """Hold or reduce each scale-down below the role's minimum. Scale to zero is exempt."""
     return proposals.of(
         _above_floor(each, facts.config) if each.action is Action.DOWN else each for each in proposals.roles
     )
@@ -30,7 +30,7 @@ def _above_floor(proposal: RoleProposal, config: DecideConfig) -> RoleProposal:
 
 
 def keep_ceiling(proposals: Proposals, facts: Facts) -> Proposals:
-    """Hold or lessen each scale-up that goes above the service's ``maxReplicas``."""
+    """Hold or reduce each scale-up above the service's ``maxReplicas``."""
     return proposals.of(
         _below_ceiling(each, facts.config) if each.action is Action.UP else each for each in proposals.roles
     )
@@ -48,14 +48,20 @@ def _below_ceiling(proposal: RoleProposal, config: DecideConfig) -> RoleProposal
 
 
 def at_most(proposal: RoleProposal, most: int, step: Step) -> RoleProposal:
-    """Return the proposal with a change of ``most`` replicas or less, and the step that says so."""
+    """Return the proposal with its amount reduced to ``most``, and with ``step`` appended as the record of that."""
     if proposal.amount <= most:
         return proposal.passed(step)
     return replace(proposal.passed(replace(step, outcome=f"limited to {most}")), amount=most)
 
 
 def below_floor(blank: RoleProposal, floor: int, amount: int = 1) -> RoleProposal:
-    """Return a proposal to grow a role that has fewer replicas than its floor."""
+    """Return a proposal to grow a role that has fewer replicas than its minimum.
+
+    Args:
+        blank: Proposal with the role and its replica counts.
+        floor: Minimum number of replicas.
+        amount: Number of replicas to add, >= 1.
+    """
     replicas = blank.pool.replicas
     step = Step("floor", {"replicas": replicas, "floor": floor}, floor, Reason.BELOW_FLOOR.value)
     detail = f"{replicas} below the floor of {floor}"

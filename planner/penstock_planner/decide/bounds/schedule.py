@@ -1,4 +1,4 @@
-"""Rules ``scheduled_most`` and ``schedule``: a role above what the calendar allows shrinks, and the record names the entry."""
+"""Rules ``scheduled_most`` and ``schedule``: shrink a role above its scheduled maximum, and record the active schedule entries."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from penstock_planner.decide.schedule import Schedule, lowered_ceilings, raised_
 
 
 def keep_ceilings(proposals: Proposals, facts: Facts) -> Proposals:
-    """Shrink each role that has more replicas than the schedule allows."""
+    """Shrink each role that has more replicas than its scheduled maximum."""
     return proposals.of(_within(each, facts.schedule) for each in proposals.roles)
 
 
 def note(proposals: Proposals, facts: Facts) -> Proposals:
-    """Begin each role's steps with what the schedule bounds it by."""
+    """Record the bounds of the active schedule entries as the first step of each role that they bind."""
     return proposals.of(_noted(each, facts.schedule) for each in proposals.roles)
 
 
 def _within(proposal: RoleProposal, held: Schedule) -> RoleProposal:
-    """Return the proposal; a role above what the schedule allows shrinks, whatever is known of its load."""
+    """Return the proposal, or a scale-down to the scheduled maximum if the role exceeds it, regardless of its load."""
     most = lowered_ceilings({}, held).get(proposal.role)
     above = 0 if most is None else proposal.pool.replicas - most
     if above < 1:
@@ -34,7 +34,7 @@ _BY_SCHEDULE = frozenset({Reason.BELOW_FLOOR, Reason.AT_FLOOR, Reason.AT_MAX_REP
 
 
 def _noted(proposal: RoleProposal, held: Schedule) -> RoleProposal:
-    """Return the proposal with what the schedule bounded it by, as its first step, and named where that decided."""
+    """Return the proposal with the scheduled bounds as its first step. The detail names the entries if a bound decided."""
     bounds = [each for each in held if proposal.role in {*each.floors, *each.ceilings}]
     if not bounds:
         return proposal

@@ -1,7 +1,8 @@
-"""Rule ``switch``: a worker goes from one role to the other in place of a start, where one lacks what the other has.
+"""Rule ``switch``: a worker changes from one role to the other without a restart, if one role lacks what the other can spare.
 
-Both changes are one decision and one request to the backend, which drains the worker, switches it, checks that it
-switched, and counts it in its new role. It holds the same GPUs throughout, so that the budget is not asked.
+Both changes are one decision and one request to the backend. The backend drains the worker, switches it, checks that
+it switched, and counts it in its new role. The worker holds the same GPUs throughout, so the GPU budget does not
+matter.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from penstock_planner.decide.decision import Action, Reason, RoleProposal, RoleS
 from penstock_planner.decide.rule import Facts, Proposals
 
 _STAYS_DOWN = frozenset({Reason.ABOVE_BUDGET, Reason.ABOVE_SCHEDULE, Reason.IDLE})
-"""Reasons to shrink that ask for fewer GPUs, whatever the other role has to do."""
+"""Reasons for shrinking to fewer GPUs. Workers of such a role are stopped rather than switched."""
 
 
 def switch(proposals: Proposals, facts: Facts) -> Proposals:
-    """Move workers between the two roles where that can be done; not while a graph gives GPUs back to its pool.
+    """Replace starts and stops by switching workers between the two roles, if possible.
 
-    A role takes where it is to grow and has room below its ceiling; it gives where it is to shrink, or could do with one fewer
-    now. What takes has a ready worker already or none is needed for the other to continue: the giving role keeps one ready
-    worker, and its floor.
+    The receiving role must want to grow and have room below its maximum. The giving role must shrink, or be able to
+    spare a worker now (`RoleProposal.gives`); it keeps at least one ready worker and its minimum. Does nothing if
+    switching is disabled, if the graph does not have two roles, or while it gives GPUs back to its pool.
     """
     config, roles = facts.config, proposals.roles
     is_giving_back = config.grant is not None and facts.gpus > config.grant

@@ -1,7 +1,7 @@
-"""Rule ``total_floor``: all roles together keep the total floor of GPUs.
+"""Rule ``total_floor``: all roles together keep a minimum number of GPUs.
 
-It counts what stays: ready and starting replicas, without draining ones and what one role gives up for another. Where
-floor and budget cannot both be kept, the budget is.
+It counts ready and starting replicas, without draining ones and without those that one role gives up for another. If
+the minimum and the budget conflict, the budget wins.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ TOTAL_FLOOR = "total_floor"
 
 
 def raise_total(proposals: Proposals, facts: Facts) -> Proposals:
-    """Let, below the floor, the role with fewest replicas that has room grow by one, decode on equal terms.
+    """Grow one role by one replica if all roles together are below the minimum number of GPUs.
 
-    What the proposals add counts first, and a role that something was just taken back from is left in peace.
+    It is the role with the fewest replicas that has room, decode if both have equally many. GPUs that the proposals
+    already add are counted first. A role in back-off after a failed scale-up, or left to another client, is not
+    grown.
     """
     config, gpus, seen = facts.config, facts.gpus, facts.roles
     staying = proposals.staying_gpus()
@@ -58,9 +60,10 @@ def _grown(proposal: RoleProposal, staying: int, state: RoleState, config: Decid
 
 
 def keep_total(proposals: Proposals, facts: Facts) -> Proposals:
-    """Hold or lessen the scale-downs after which fewer GPUs than the floor would stay.
+    """Hold or reduce the scale-downs that would leave fewer GPUs than the minimum.
 
-    What the budget holds back counts as if it were there, if what can come free suffices for it: a scale-down makes way.
+    A scale-up that the budget holds back counts as if its GPUs existed, provided that enough GPUs can become free for
+    it: so the minimum does not prevent the scale-down that makes room for it.
     """
     freeable = freeable_gpus(proposals, facts)
     held_back = (each for each in proposals.roles if each.reason is Reason.GPU_BUDGET)

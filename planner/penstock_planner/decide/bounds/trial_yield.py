@@ -1,4 +1,4 @@
-"""Rule ``yield``: a replica that only a trial keeps goes where the budget alone keeps the other role from growing."""
+"""Rule ``yield``: a replica that is only on trial is removed if the GPU budget alone keeps the other role from growing."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from penstock_planner.decide.rule import Facts, Proposals
 
 
 def yield_trials(proposals: Proposals, facts: Facts) -> Proposals:
-    """Take a replica on trial from one role for another one that is pressed.
+    """Remove one role's replica on trial so that another role can grow.
 
-    What the other one asks for must itself be more than a trial, and the GPUs in use fall by enough for it.
+    The other role must want to grow for another reason than a trial, and removing the replica must free enough GPUs
+    for it. Does nothing while a replica is draining.
     """
     roles, gpus, config = proposals.roles, facts.gpus, facts.config
     for taker in roles:
