@@ -32,7 +32,8 @@ _TOKENS: Final = tuple(
 )
 _ESTIMATES: Final = names.ROUTER_PROMPT_ESTIMATE_RATIO + "_bucket"
 _LOW, _HIGH = 0.67, 1.5
-"""Ratios of estimates to counts that are off by half; bounds of the histogram."""
+"""Ratios of a prompt's estimated to its counted tokens below or above which the estimate is off by half. Both are bucket
+bounds of the histogram."""
 _ESTIMATES_NEEDED: Final = 100
 """Minimum number of prompts before estimates are judged. Chosen: the router calibrates its estimates with the first
 50 prompts."""

@@ -1,6 +1,6 @@
-"""How many GPUs the nodes of a pool offer its graphs now, and which ResourceQuotas allow fewer than it shares out. Pure.
+"""Counts the GPUs that a pool's nodes offer to its graphs, and finds ResourceQuotas that allow fewer than the pool. Pure.
 
-Nodes that cannot take pods, and foreign pods, are left out.
+Nodes that cannot run pods, and GPUs of foreign pods (pods that belong to no graph of the pool), are not counted.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PoolNodes:
-    """What was counted.
+    """Result of counting the GPUs of a pool's nodes.
 
     Attributes:
-        gpus: That the pool's graphs may hold; None: not known, and what the pool says or what was counted last counts.
-        words: From how many nodes, and what was left out; or why nothing is known.
-        unavailable: GPUs of these nodes that were left out.
+        gpus: Number of GPUs that the pool's graphs can use; None if unknown, in which case ``spec.gpus`` or the last
+            count applies.
+        words: Sentence with the number of nodes and what was not counted, or with the reason why the number is
+            unknown.
+        unavailable: Number of GPUs of these nodes that were not counted.
     """
 
     gpus: int | None
@@ -31,10 +33,12 @@ class PoolNodes:
 
 
 def usable_nodes(nodes: Sequence[Object], resource: str) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the GPUs of each node that takes pods, and of the others that have some, by what is said of them.
+    """Return the GPUs of each usable node by its name, and those of unusable nodes by a text with the reason.
+
+    Nodes without GPUs are in neither result.
 
     Args:
-        nodes: Those of the pool.
+        nodes: Nodes of the pool.
         resource: Extended resource that is counted.
     """
     found, left_out = {}, {}
@@ -52,12 +56,12 @@ def usable_nodes(nodes: Sequence[Object], resource: str) -> tuple[dict[str, int]
 
 
 def foreign_gpus(pods: Sequence[Object], resource: str, graphs: Collection[tuple[str, str]]) -> int:
-    """Return the GPUs that unfinished pods of others ask for.
+    """Return the number of GPUs that unfinished pods which belong to no graph of the pool request.
 
     Args:
-        pods: On the pool's nodes.
+        pods: Pods on the pool's nodes.
         resource: Extended resource that is counted.
-        graphs: Of the pool, whose pods are counted as held; namespace and name.
+        graphs: Namespace and name of the pool's graphs, whose pods are counted elsewhere.
     """
     total = 0
     for pod in pods:
@@ -77,16 +81,16 @@ def counted(
     left_out: Mapping[str, int],
     foreign: int | None,
 ) -> PoolNodes:
-    """Return what the nodes offer.
+    """Return the number of GPUs that the nodes offer.
 
-    Where no node offers any, or every one is NotReady, nothing is known: a wrong selector, or a network that cuts off all
-    kubelets, would end every worker.
+    If no node offers any, or if all are NotReady, the number is unknown: a wrong selector, or a network failure that
+    separates all kubelets, must not end every worker.
 
     Args:
-        nodes: Those of the pool.
-        usable: As of `usable_nodes`.
-        left_out: Likewise.
-        foreign: As of `foreign_gpus`; None: the operator may not see other namespaces' pods.
+        nodes: Nodes of the pool.
+        usable: First result of `usable_nodes`.
+        left_out: Second result of `usable_nodes`.
+        foreign: Result of `foreign_gpus`; None if the operator has no right to list pods of other namespaces.
     """
     if not nodes:
         return PoolNodes(None, "no node carries the labels of nodeSelector")
@@ -107,13 +111,13 @@ def counted(
 def quota_problems(
     quotas: Sequence[Object], resource: str, gpus: int, *, namespace: str | None = None
 ) -> list[str]:
-    """Return a sentence of each quota that is lower than the pool.
+    """Return a sentence about each ResourceQuota that allows fewer GPUs than the pool.
 
     Args:
-        quotas: Of one namespace; one with scopes is for some pods alone and is left out.
+        quotas: ResourceQuotas of one namespace; those with scopes apply only to some pods and are ignored.
         resource: Extended resource of the pool.
-        gpus: That its graphs may hold together; of a ClusterGpuPool, what is guaranteed to those of the namespace.
-        namespace: Of the quotas, in a ClusterGpuPool; None: the pool's own.
+        gpus: GPUs of the pool; for a ClusterGpuPool, the GPUs guaranteed to graphs in the namespace.
+        namespace: Namespace of the quotas, for a ClusterGpuPool; None for a GpuPool, which is in the same namespace.
     """
     said = []
     for each in sorted(quotas, key=lambda quota: str(quota["metadata"]["name"])):

@@ -1,9 +1,10 @@
-"""Drives the allocator of GPU pools: observe, share out, write the status, and only then let the graphs act on it.
+"""Drives the allocator of GPU pools: observes, distributes GPUs, writes the status, and only then lets the graphs act on it.
 
-A graph acts under the grant that its reconcile began with: `GpuPools.grant` finds it, `GpuPools.act_under` remembers it. One
-reconcile of a graph runs at a time, so that nothing acts under an older one any more. The status is written at the version
-that was read: after a restart, or alongside a second operator, no grant is given from an older state. What this module remembers
-saves no truth; a new process waits for each new graph's first reconcile before it shares out.
+Each reconcile of a graph uses the grant that was valid when it began: `GpuPools.grant` finds the grant,
+`GpuPools.act_under` stores it. Only one reconcile of a graph runs at a time, so none still uses an older grant. The
+status is written with the resource version that was read, so that after a restart, or next to a second operator, no
+grant is based on an older state. The state in this module is only a cache; after a restart, a pool is not distributed
+until each graph that is new in it has been reconciled once.
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ from penstock_operator.queue import Key
 from penstock_operator.trim import Object
 
 TICK_S: Final = 5.0
-"""Longest time between two allocations, as a hold ends without an event. Chosen."""
+"""Maximum seconds between two allocations, because hold times end without an event. Chosen."""
 
 GAP_S: Final = 0.1
-"""Minimum time between two allocations: changes come in groups. Chosen."""
+"""Minimum seconds between two allocations, because changes come in groups. Chosen."""
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """What a graph's last reconcile found."""
+    """Result of a graph's last reconcile: its UID, its specification, and the GPUs of each desired worker replica."""
 
     graph_uid: str
     graph: GraphDeployment
@@ -64,7 +65,7 @@ class _Report:
 
 @dataclass(slots=True)
 class _Matched:
-    """The graphs that a pool's entries match, as `PoolObservation` has them."""
+    """The graphs that a pool's entries match, in the form of `PoolObservation`."""
 
     members: dict[str, PoolMember] = field(default_factory=dict)
     elsewhere: dict[str, str] = field(default_factory=dict)
@@ -72,10 +73,10 @@ class _Matched:
 
 
 class GpuPools:
-    """All pools of an operator class, of a namespace or of the cluster.
+    """All GPU pools of an operator class, in a namespace or in the cluster.
 
     Attributes:
-        changed: Set once something has changed by which a pool is shared out; `run` waits for it.
+        changed: Event that is set if something changed on which the distribution depends; `run` waits for it.
     """
 
     def __init__(
@@ -113,7 +114,12 @@ class GpuPools:
         self._readings = PoolReadings(client)
 
     async def run(self, ready: asyncio.Event) -> None:
-        """Share out until cancelled; ``ready`` is set once the pools are known, or there are no such kinds yet."""
+        """Distribute the pools' GPUs until cancelled.
+
+        Args:
+            ready: Event that is set when the pools are known, or when the API server turns out not to serve these
+                kinds yet.
+        """
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch.run(ready), name="gpu pools")
             await ready.wait()
@@ -129,15 +135,19 @@ class GpuPools:
                     continue
 
     def problem(self) -> str | None:
-        """Return why pools may be seen late or not at all; None while all watches work."""
+        """Return why the view of the pools may be outdated or incomplete; None if all watches work."""
         return self._watch.problem()
 
     def all(self) -> list[Object]:
-        """Return the pools as they are known now."""
+        """Return the known pools."""
         return [pool for key in self._watch.known() if (pool := self._watch.get(key)) is not None]
 
     def grant(self, raw: Object) -> PoolGrant | None:
-        """Return what a graph may hold by its pool now; None: it is in none."""
+        """Return the GPUs that a graph's pool grants it now; None if it is in no pool.
+
+        Args:
+            raw: The GraphDeployment.
+        """
         key = key_of(raw)
         pools = list(self._watch.of(raw)) if has_planner(raw) else []
         if not pools:
@@ -171,7 +181,12 @@ class GpuPools:
         )
 
     def act_under(self, raw: Object, grant: PoolGrant | None) -> None:
-        """Take over that a graph acts under a grant from now on; if it is in a pool and has changed, share out again."""
+        """Store the grant that a graph's reconcile now uses; triggers a new distribution if that changes the graph's part in its pool.
+
+        Args:
+            raw: The GraphDeployment.
+            grant: Result of `grant`.
+        """
         key = key_of(raw)
         if grant is None:
             self._active.pop(key, None)
@@ -186,7 +201,13 @@ class GpuPools:
             self._views[key] = view
 
     def report(self, raw: Object, graph: GraphDeployment, bid: tuple[int, ...]) -> None:
-        """Take over what a graph wants: GPUs of each replica, in order of need."""
+        """Store the GPUs that a graph requests; triggers a new distribution if they changed.
+
+        Args:
+            raw: The GraphDeployment.
+            graph: The specification that is carried out.
+            bid: Number of GPUs of each desired worker replica, the most important first.
+        """
         key, metadata = key_of(raw), raw["metadata"]
         labelled = graph.metadata.model_copy(update={"labels": metadata.get("labels") or {}})
         known = _Report(metadata["uid"], graph.model_copy(update={"metadata": labelled}), bid)
@@ -196,7 +217,7 @@ class GpuPools:
                 self.changed.set()
 
     def forget(self, key: Key) -> None:
-        """Forget a deleted graph; its workers count in its pool until they are gone."""
+        """Drop the state of a deleted graph; its workers count in its pool until they are gone."""
         is_in_pool = key in self._views or any(
             member_of(key_of(pool), key) in rows_of(pool.get("status")) for pool in self.all()
         )
@@ -206,7 +227,7 @@ class GpuPools:
             self.changed.set()
 
     def _view(self, key: Key, raw: Object) -> tuple[str, PoolMember | None] | None:
-        """Return what its pool is shared out by of a graph; None: it is in none."""
+        """Return the pool and the member data by which a graph takes part in the distribution; None if it is in no pool."""
         is_planned = has_planner(raw)
         active = self._active.get(key)
         if is_planned and (active is None or not active.uid):
@@ -217,7 +238,7 @@ class GpuPools:
         return pools[0]["metadata"]["uid"], self._member(key, raw, pools[0]) if is_planned else None
 
     def _orphaned(self, namespace: str, raw: Object) -> PoolGrant | None:
-        """Return what a graph keeps of a pool that is gone; a pool of that name that does not match it releases it."""
+        """Return the grant that a graph keeps after its pool was deleted; None if a pool of that name exists but does not match the graph."""
         said = pool_drawn_from(raw)
         if said is None:
             return None
@@ -244,7 +265,7 @@ class GpuPools:
     async def _share_out(self, key: Key) -> None:
         try:
             await self._step(key)
-        except ConflictError:  # the watch brings what this process did not know, and with it the next try
+        except ConflictError:  # the watch will deliver the other writer's change, which triggers the next try
             log.info("gpu pool changed meanwhile", namespace=key[0], name=key[1])
         except ClusterError as exc:
             log.warning("gpu pool not shared out", namespace=key[0], name=key[1], error=str(exc))
@@ -292,7 +313,7 @@ class GpuPools:
     async def _deliver(
         self, key: Key, observed: PoolObservation, shares: PoolShares, status: Mapping[str, Any]
     ) -> None:
-        """Let the graphs act on their new grants, and emit what moved."""
+        """Enqueue the graphs whose grants changed, and emit Events about the changes."""
         old, before = observed.status, observed.shares
         for name, share in shares.shares.items():
             was = before.get(name)
@@ -306,7 +327,7 @@ class GpuPools:
                 await self._recorder.emit(graph, EventMessage(reason, text, "ShareOut"))
 
     async def _unreported(self, pool: Key, members: Iterable[str]) -> dict[Key, Object]:
-        """Return the graphs of which the watch has shown workers alone, as after a restart; those that are gone left out."""
+        """Read the graphs of which only workers are known, as after a restart; deleted graphs are left out."""
         self._gone = {each for each in self._gone if self._cluster.snapshot(each).graph is None}
         missing = {
             graph for name in members if self._cluster.snapshot(graph := graph_of(pool, name)).graph is None
@@ -327,7 +348,7 @@ class GpuPools:
             name = member_of(key, graph)
             raw = self._cluster.snapshot(graph).graph or unreported.get(graph)
             if raw is None:
-                if name in shares and (held := self._held(graph)):  # workers of a graph that is gone
+                if name in shares and (held := self._held(graph)):  # workers of a deleted graph
                     found.members[name] = PoolMember(None, bid=(), held=held, leaving=held)
                 continue
             if not self._watch.covers(pool, raw):

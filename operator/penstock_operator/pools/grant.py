@@ -1,7 +1,8 @@
-"""What a graph in a GPU pool bids for, what the pool grants it, and how many replicas of each service fit into that. Pure.
+"""Computes the GPUs that a graph in a pool requests (its bid), and the replicas of each service that fit into its grant. Pure.
 
-Its planner writes into the graph's status what it would have without the grant. Its ScalingAdapters request no more than the
-grant, unless another writer sets them; the bid is the larger of both, so that a stale status shrinks nothing.
+The graph's planner writes into the graph's status how many replicas it would have without the limit of the grant. Its
+ScalingAdapters request no more than the grant, unless another writer sets them. The bid is the larger of both, so
+that an outdated status shrinks nothing.
 """
 
 from __future__ import annotations
@@ -18,19 +19,21 @@ from penstock_operator.plan.drain import Bounded, bounded
 
 @dataclass(frozen=True, slots=True)
 class PoolGrant:
-    """What a graph's pool lets it hold.
+    """GPUs that a graph's pool grants it.
 
     Attributes:
-        kind: Of the pool.
-        pool: Its name.
-        gpus: Most GPUs of its existing workers.
-        most: GPUs of the entire pool; the budget of a graph that states none.
-        reclaim_s: Longest drain of a worker of which the pool takes the GPU back; None: the worker's own.
-        guaranteed: GPUs that the graph gets as soon as it wants them.
-        is_planner_silent: What its planner last wanted of the pool counts no more.
-        message: Who holds what the graph lacks, or what keeps its grant from changing; empty: nothing.
-        uid: Of the pool; empty: it is gone, and the graph keeps what it had.
-        serial: Of the grant, to be acknowledged; 0: the graph has no share yet.
+        kind: Kind of the pool: GpuPool or ClusterGpuPool.
+        pool: Name of the pool.
+        gpus: Maximum number of GPUs that the graph's existing workers can occupy.
+        most: Number of GPUs of the entire pool; it is the budget of a graph that names none.
+        message: Which graphs occupy GPUs that this graph lacks, or why its grant cannot change; empty if neither
+            applies.
+        reclaim_s: Maximum drain time in seconds of a worker whose GPUs the pool reclaims; None means the worker's own
+            grace period.
+        is_planner_silent: Whether the replicas that its planner last requested from the pool have expired.
+        guaranteed: Number of GPUs that the graph gets whenever it needs them.
+        uid: UID of the pool; empty if the pool was deleted and the graph keeps its last grant.
+        serial: Number of the grant, which the graph acknowledges; 0 if the graph has no grant yet.
     """
 
     kind: str
@@ -46,23 +49,23 @@ class PoolGrant:
 
     @property
     def title(self) -> str:
-        """The pool's kind and name, as sentences have them."""
+        """The pool's kind and name as messages show them, such as ``GpuPool team-a``."""
         return f"{self.kind} {self.pool}"
 
     @property
     def status(self) -> dict[str, Any]:
-        """As a graph's status has it."""
+        """Value of ``status.pool`` in the graph's status."""
         gpus = {"grantedGpus": self.gpus, "guaranteedGpus": self.guaranteed}
         return {"kind": self.kind, "name": self.pool, **gpus, "message": self.message}
 
 
 @dataclass(frozen=True, slots=True)
 class EffectiveBudget:
-    """The GPUs that are in force for a graph, by its manifest and its pool's grant together.
+    """GPU limits of a graph that result from its manifest and its pool's grant together.
 
     Attributes:
-        ceiling: Most GPUs that its workers may want; None: no ceiling.
-        gpus: Most GPUs that its existing workers may hold now; None: no ceiling.
+        ceiling: Maximum number of GPUs that its workers can request; None means no limit.
+        gpus: Maximum number of GPUs that its existing workers can occupy now; None means no limit.
     """
 
     ceiling: int | None
@@ -70,11 +73,11 @@ class EffectiveBudget:
 
 
 def effective_budget(graph: GraphDeployment, grant: PoolGrant | None) -> EffectiveBudget:
-    """Return the budget of a graph; in a pool the default of maxGpuBudget is the pool's GPUs.
+    """Return the GPU limits of a graph; in a pool, the default of maxGpuBudget is the pool's number of GPUs.
 
     Args:
-        graph: As the user wrote it.
-        grant: What its pool lets it hold; None: it is in none.
+        graph: The graph as the user wrote it.
+        grant: Grant of its pool; None if it is in no pool.
     """
     planner = graph.spec.planner
     if grant is None:
@@ -86,7 +89,12 @@ def effective_budget(graph: GraphDeployment, grant: PoolGrant | None) -> Effecti
 
 
 def bids_of(graph: GraphDeployment, wanted: Mapping[str, Bounded]) -> dict[str, RoleBid]:
-    """Return what each worker service bids for, of the replicas that it is to have."""
+    """Return the bid of each worker service: its desired replicas, its minimum, and its GPUs per replica.
+
+    Args:
+        graph: The graph.
+        wanted: Desired replicas of each service, limited to the allowed range.
+    """
     return {
         name: RoleBid(
             wanted[name].replicas,
@@ -99,11 +107,11 @@ def bids_of(graph: GraphDeployment, wanted: Mapping[str, Bounded]) -> dict[str, 
 
 
 def is_silent(planner: Mapping[str, Any], now_s: float) -> bool:
-    """Return whether a graph's planner has stopped to say what it wants, so that its graph wants what it asks for already.
+    """Return whether the replicas that a graph's planner requested from the pool have expired, so that only its adapters count.
 
     Args:
         planner: ``status.planner`` of the graph.
-        now_s: Seconds since the epoch.
+        now_s: Current Unix time in seconds.
     """
     said_s = seconds(planner.get("wantsTime"))
     return said_s is not None and now_s - said_s > WANTS_VALID_S
@@ -116,13 +124,14 @@ def with_wants(
     *,
     max_gpu_budget: int | None,
 ) -> dict[str, Bounded]:
-    """Return what each service bids for: what its adapter asks for, or what the planner wants where that is more.
+    """Return the replicas that each service requests from the pool: its adapter's, or the planner's if those are more.
 
     Args:
         graph: The graph.
-        wanted: What the adapters ask for, by service.
-        wants: Of the planner, by role; it may be dead for long, so that what it says counts within today's bounds.
-        max_gpu_budget: As of `bounded`.
+        wanted: Replicas by the adapters, by service.
+        wants: Replicas that the planner requests, by role. They may be outdated, so they are limited to the current
+            bounds.
+        max_gpu_budget: Maximum number of GPUs of the graph, as in `bounded`; None means no limit.
     """
     found = dict(wanted)
     for name, service in graph.spec.workers.items():
@@ -135,15 +144,16 @@ def with_wants(
 def within_grant(
     wanted: Mapping[str, Bounded], bids: Mapping[str, RoleBid], *, gpus: int, pool: str
 ) -> dict[str, Bounded]:
-    """Return what each service is to have of what it wants: what the grant is for, and never less than its floor.
+    """Return the replicas of each service that fit into the grant, but never less than the service's minimum.
 
-    A floor that the grant has no room for stays wanted, so that its pods wait at their gates and none that serves goes.
+    A minimum that does not fit remains desired: its pods wait at their scheduling gates, and no serving pod is
+    removed.
 
     Args:
-        wanted: By service.
-        bids: Of the worker services.
-        gpus: That the pool grants.
-        pool: Its kind and name.
+        wanted: Desired replicas by service.
+        bids: Bids of the worker services.
+        gpus: Number of GPUs that the pool grants.
+        pool: Kind and name of the pool, for messages.
     """
     fits = granted(bids, gpus)
     found = dict(wanted)

@@ -1,6 +1,7 @@
-"""Names of pools and of their graphs: a ClusterGpuPool lives in no namespace, and names its graphs with theirs. Pure.
+"""Names of pools and of their graphs. Pure.
 
-A key is namespace and name; the namespace of a ClusterGpuPool is empty.
+A key is namespace and name. A ClusterGpuPool is cluster-scoped, so its namespace is empty, and it names its graphs as
+``namespace/name``; a GpuPool names them by name alone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ Key = tuple[str, str]
 
 
 def is_of_cluster(key: Key) -> bool:
-    """Return whether a pool of this namespace and name is a ClusterGpuPool, which lives in no namespace."""
+    """Return whether the pool with this key is a ClusterGpuPool, which has no namespace."""
     return not key[0]
 
 
@@ -25,17 +26,17 @@ def kind_of_pool(key: Key) -> Kind:
 
 
 def member_of(pool: Key, graph: Key) -> str:
-    """Return a graph's name among a pool's graphs."""
+    """Return the name under which a pool lists a graph."""
     return (ClusterGpuPool if is_of_cluster(pool) else GpuPool).member(*graph)
 
 
 def graph_of(pool: Key, member: str) -> Key:
-    """Return namespace and name of a pool's graph."""
+    """Return namespace and name of the graph that a pool lists as ``member``; the inverse of `member_of`."""
     namespace, _, name = member.rpartition("/")
     return namespace or pool[0], name
 
 
 def title_of(pool: Mapping[str, Any]) -> str:
-    """Return a pool's kind and name, as sentences have them."""
+    """Return a pool's kind and name as messages show them."""
     key = (pool["metadata"].get("namespace", ""), pool["metadata"]["name"])
     return f"{kind_of_pool(key).kind} {key[1]}"

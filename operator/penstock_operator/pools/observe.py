@@ -1,4 +1,4 @@
-"""What one look at a pool finds: its graphs with what they hold, want and act under, its nodes and quotas. Pure."""
+"""Observed state of a pool: its graphs with the GPUs that they occupy and request, its nodes and quotas. Pure."""
 
 from __future__ import annotations
 
@@ -21,15 +21,19 @@ class PoolMember:
     """One graph of a pool.
 
     Attributes:
-        entry: Its first entry in the pool; None: none matches any more, or the graph is gone, so it gives all back.
-        graph: With its labels, as it is carried out; None: unknown, and it keeps its share.
-        bid: GPUs of each replica wanted, in order of need; None: unknown likewise.
-        held: GPUs of its existing workers.
-        leaving: Of those, of workers that drain or end.
-        serial: Of the grant that it acts under; None: unknown.
-        arrived_with: GPUs that it may hold while it has no share yet; None: it does not act under the pool yet.
-        drains: Of its workers.
-        created: When the graph was made, RFC 3339; empty: unknown.
+        entry: First entry of the pool that matches the graph; None if none matches any more or the graph was deleted,
+            so that it returns all its GPUs.
+        graph: The specification that is carried out, with the graph's labels; None if unknown, in which case the
+            graph keeps its share.
+        bid: Number of GPUs of each desired worker replica, the most important first; None if unknown, in which case
+            the graph keeps its share.
+        held: Number of GPUs of its existing workers.
+        leaving: Part of ``held`` whose workers are draining or terminating.
+        serial: Number of the grant that its reconciles use; None if unknown.
+        arrived_with: Number of GPUs that it can occupy until it has a share; None if its reconciles do not respect
+            the pool yet.
+        drains: Drain times of its workers.
+        created: Creation time of the graph, RFC 3339; empty if unknown.
     """
 
     entry: PoolEntry | None
@@ -45,18 +49,18 @@ class PoolMember:
 
 @dataclass(frozen=True, slots=True)
 class PoolObservation:
-    """All that a pool is shared out by.
+    """Everything on which the distribution of a pool's GPUs depends.
 
     Attributes:
-        pool: The pool.
-        members: Its graphs, and those with a share of which workers are left, by their names in the pool.
-        now_s: Seconds since the epoch.
-        status: The pool's status as it was written last, which holds the allocator's state; None: none yet.
-        generation: Of the pool.
-        elsewhere: Graphs that an older pool has already, with its kind and name.
-        unbounded: Graphs without a planner, which have no budget that the pool could set.
-        nodes: What its nodes offer; None: it selects none.
-        quotas: ResourceQuotas of the namespaces of its graphs.
+        pool: The validated pool.
+        members: Its graphs, and deleted graphs that still have workers, by their names in the pool.
+        now_s: Current Unix time in seconds.
+        status: The pool's last written status, which stores the allocator's state; None if there is none yet.
+        generation: ``metadata.generation`` of the pool.
+        elsewhere: Kind and name of the older pool, by name of each matching graph that already belongs to it.
+        unbounded: Matching graphs without a planner, which have no budget that the pool could set.
+        nodes: GPUs that its nodes offer; None if the pool selects no nodes.
+        quotas: ResourceQuotas by namespace, for the namespaces of its graphs.
     """
 
     pool: PoolObject
@@ -71,18 +75,18 @@ class PoolObservation:
 
     @property
     def shares(self) -> dict[str, Share]:
-        """What the last allocation left."""
+        """Allocator state of each graph after the last allocation."""
         return shares_of(self.status)
 
     @property
     def counted(self) -> int | None:
-        """GPUs that the nodes offered when they were counted last; None: never yet."""
+        """Number of GPUs that the nodes offered at the last successful count; None if there was none."""
         counted: int | None = ((self.status or {}).get("gpus") or {}).get("counted")
         return counted
 
 
 def shares_of(status: Status | None) -> dict[str, Share]:
-    """Return the allocator's state from a pool's status."""
+    """Return the allocator state of each graph from a pool's status; empty if ``status`` is None."""
     return {
         name: Share(
             row["granted"],
@@ -96,40 +100,48 @@ def shares_of(status: Status | None) -> dict[str, Share]:
 
 
 def rows_of(status: Status | None) -> dict[str, Status]:
-    """Return the rows of a pool's status by graph."""
+    """Return the rows of a pool's status by graph name; empty if ``status`` is None."""
     return {row["name"]: row for row in (status or {}).get("graphs") or ()}
 
 
 def gpus_of(status: Status | None) -> int | None:
-    """Return a pool's GPUs by its status, also those that its nodes do not offer now; None: it has none yet."""
+    """Return a pool's number of GPUs from its status, including those that its nodes do not offer now; None if it has none yet."""
     gpus = (status or {}).get("gpus")
     return None if gpus is None else gpus["total"] + gpus["unavailable"]
 
 
 def entry_of(pool: PoolObject, name: str, labels: Mapping[str, str], namespace: str) -> PoolEntry | None:
-    """Return the first entry that matches a graph."""
+    """Return the pool's first entry that matches a graph; None if none does.
+
+    Args:
+        pool: The pool.
+        name: Name of the graph.
+        labels: Labels of the graph.
+        namespace: Namespace of the graph.
+    """
     return next((each for each in pool.spec.graphs if each.match.covers(name, labels, namespace)), None)
 
 
 def has_planner(raw: Mapping[str, Any]) -> bool:
-    """Return whether a graph has a planner, and so a budget that a pool can set."""
+    """Return whether a graph has an enabled planner, and so a GPU budget that a pool can set."""
     planner = raw["spec"].get("planner") or {}
     return bool(planner.get("enabled", True))
 
 
 def leaving_gpus(pods: Iterable[PodView]) -> int:
-    """Return the GPUs of workers that are marked to leave or end."""
+    """Return the number of GPUs of ungated workers that are draining or terminating."""
     return sum(each.gpus for each in _leaving(pods))
 
 
 def drains_after(before: DrainTimes | None, row: Status, pods: Iterable[PodView], now_s: float) -> DrainTimes:
-    """Return how long a graph's workers take to drain.
+    """Return the updated drain times of a graph's workers.
 
     Args:
-        before: What is known; None: nothing but ``row``, as after a restart.
-        row: Of the graph, of the pool's status.
+        before: Drain times so far; None if unknown, as after a restart, in which case ``row`` supplies the last
+            duration.
+        row: The graph's row in the pool's status.
         pods: The graph's workers.
-        now_s: Seconds since the epoch.
+        now_s: Current Unix time in seconds.
     """
     known = DrainTimes(took_s=row.get("drainSeconds")) if before is None else before
     begun = {each.uid: each.drain_since_s for each in _leaving(pods)}

@@ -1,6 +1,6 @@
-"""Reads a pool's nodes, the pods on them and the ResourceQuotas of its namespaces, each again after a while.
+"""Reads and caches a pool's nodes, the pods on them, and the ResourceQuotas of its namespaces.
 
-What cannot be read is reported and shrinks nothing.
+If something cannot be read, that is reported, and no grant shrinks because of it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from penstock_operator.queue import Key
 from penstock_operator.trim import Object
 
 NODES_POLL_S: Final = 15.0
-"""Between two counts. Chosen: the pool's own workers are counted at every event; a lost node shows after 40 s anyway."""
+"""Seconds between two counts of nodes. Chosen: the pool's own workers are counted at every event, and a lost node
+shows only after 40 s anyway."""
 
 QUOTAS_POLL_S: Final = 60.0
-"""Between two reads. Chosen: quotas change seldom, and what one refuses is reported at once anyway."""
+"""Seconds between two reads of quotas. Chosen: quotas change rarely, and pods that they reject are reported at once
+anyway."""
 
 T = TypeVar("T")
 
 
 class PoolReadings:
-    """The newest reading of each pool's nodes, by the pool's UID, and of each namespace's quotas."""
+    """Cache of the newest reading of each pool's nodes, by the pool's UID, and of each namespace's quotas."""
 
     def __init__(self, client: KubeClient, *, now_s: Callable[[], float] = time.monotonic) -> None:
         self._client = client
@@ -39,13 +41,13 @@ class PoolReadings:
     async def nodes(
         self, pool: PoolObject, uid: str, *, generation: int, graphs: Collection[Key]
     ) -> PoolNodes | None:
-        """Return what a pool's nodes offer; None: it selects none.
+        """Return the GPUs that a pool's nodes offer; None if the pool selects no nodes.
 
         Args:
             pool: The pool.
-            uid: Its own.
-            generation: Its newest; an edit is counted at once.
-            graphs: Its graphs, namespace and name.
+            uid: UID of the pool.
+            generation: Current ``metadata.generation`` of the pool; a change triggers a new count at once.
+            graphs: Namespace and name of the pool's graphs.
         """
         if not pool.spec.node_selector:
             self.forget(uid)
@@ -57,7 +59,7 @@ class PoolReadings:
         return await self._polled(("nodes", uid), count, fresh_s=NODES_POLL_S, version=generation)
 
     async def quotas(self, namespace: str) -> list[Object]:
-        """Return a namespace's ResourceQuotas; none where the operator may not list them or gets no first answer."""
+        """Return a namespace's ResourceQuotas; none if the operator is not allowed to list them or the first read fails."""
 
         async def read(known: list[Object] | None) -> list[Object]:
             try:
@@ -70,7 +72,7 @@ class PoolReadings:
         return await self._polled(("quotas", namespace), read, fresh_s=QUOTAS_POLL_S)
 
     def forget(self, uid: str) -> None:
-        """Forget a deleted pool."""
+        """Drop the cached count of a deleted pool; does nothing if there is none."""
         self._known.pop(("nodes", uid), None)
 
     async def _polled(
@@ -81,7 +83,7 @@ class PoolReadings:
         fresh_s: float,
         version: Hashable = None,
     ) -> T:
-        """Return what is known of a key, read again where it is older than ``fresh_s`` or of another version."""
+        """Return the cached value of ``key``; read it again if it is older than ``fresh_s`` or has another version."""
         now_s, before = self._now_s(), self._known.get(key)
         if before is not None and before[1] == version and now_s - before[0] < fresh_s:
             known: T = before[2]

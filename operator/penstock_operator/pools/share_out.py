@@ -1,4 +1,4 @@
-"""What the graphs of a pool may hold from now on, by what was observed; the allocator's state is kept in the pool's status. Pure."""
+"""Distributes a pool's GPUs among its graphs; the allocator's state is stored in the pool's status. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from penstock_operator.pools.observe import PoolMember, PoolObservation
 
 @dataclass(frozen=True, slots=True)
 class PoolShares:
-    """What the graphs may do from now on, and the state that says so.
+    """Result of distributing a pool's GPUs.
 
     Attributes:
-        grants, shares: By graph.
-        total: GPUs that the graphs may hold together now.
-        unavailable: GPUs of the pool besides, which its nodes do not offer now.
+        grants: Grant of each graph with a known bid, by graph name.
+        shares: Allocator state of each graph, by graph name.
+        total: Number of GPUs that all graphs together can occupy now.
+        unavailable: Number of further GPUs of the pool that its nodes do not offer now.
     """
 
     grants: Mapping[str, Grant]
@@ -26,12 +27,12 @@ class PoolShares:
 
     @property
     def gpus(self) -> int:
-        """GPUs of the pool, also those that its nodes do not offer now."""
+        """Number of GPUs of the pool, including those that its nodes do not offer now."""
         return self.total + self.unavailable
 
 
 def share_out(observed: PoolObservation) -> PoolShares | None:
-    """Return what every graph may hold; None while a graph that is new in the pool does not act under it yet."""
+    """Return the grants of every graph; None until each graph that is new in the pool has been reconciled under it once."""
     members, before = observed.members, observed.shares
     state = {name: share for name, share in before.items() if name in members}
     for name, each in members.items():
@@ -56,9 +57,13 @@ def share_out(observed: PoolObservation) -> PoolShares | None:
 
 
 def guarantees(gpus: int, members: Mapping[str, PoolMember]) -> dict[str, int]:
-    """Return what each graph is guaranteed: what its entry says as far as the pool has it, the oldest graph first.
+    """Return the number of GPUs guaranteed to each graph: its entry's number, reduced if the pool has too few; older graphs come first.
 
-    So that no user takes what another one is guaranteed, by making more graphs that an entry matches.
+    So no user can take another one's guarantee by creating more graphs that an entry matches.
+
+    Args:
+        gpus: Number of GPUs of the pool.
+        members: Graphs of the pool by name.
     """
     left, found = gpus, {}
     for name, each in sorted(members.items(), key=lambda item: (item[1].created, item[0])):
@@ -68,7 +73,10 @@ def guarantees(gpus: int, members: Mapping[str, PoolMember]) -> dict[str, int]:
 
 
 def moved(observed: PoolObservation, found: PoolShares) -> dict[str, tuple[bool, str]]:
-    """Return the graphs whose grant changed: whether it was lowered, and a sentence that names who wants or gives."""
+    """Return the graphs whose grant changed, each with whether it was lowered and a sentence for an Event.
+
+    The sentence names the graphs that need the GPUs or have returned them.
+    """
     before, said = observed.shares, {}
     for name, share in found.shares.items():
         was = before.get(name)
@@ -85,10 +93,10 @@ def moved(observed: PoolObservation, found: PoolShares) -> dict[str, tuple[bool,
 
 
 def _gpus(observed: PoolObservation, exposed: int) -> tuple[int, int]:
-    """Return the GPUs that a pool's graphs may hold together now, and those that its nodes have besides and do not offer.
+    """Return the number of GPUs that a pool's graphs can occupy now, and the number that its nodes have but do not offer.
 
-    Nodes that are not known shrink nothing: what is written counts, without that what was counted last, and before that
-    ``exposed``, what the graphs may hold until they act under their grants, so that none gains.
+    If the nodes are unknown, no grant shrinks: ``spec.gpus`` applies, else the last count, else ``exposed`` (the GPUs
+    that the graphs can occupy until they acknowledge their grants), so that no graph gains any.
     """
     written, nodes, counted = observed.pool.spec.gpus, observed.nodes, observed.counted
     if nodes is not None and nodes.gpus is not None:

@@ -1,4 +1,4 @@
-"""What a pool's status says of what was observed and shared out; it is written before any graph acts on it. Pure."""
+"""Computes a pool's status from the observation and the distribution; it is written before any graph acts on it. Pure."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ GUARANTEES_MET: Final = "GuaranteesMet"
 CEILING_RESPECTED: Final = "CeilingRespected"
 NODES_COUNTED: Final = "NodesCounted"
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
-"""By which Kueue takes over when a pod starts."""
+"""Label on pods with which Kueue decides when they start."""
 
 
 def pool_status(observed: PoolObservation, found: PoolShares) -> dict[str, Any]:
     """Return the complete status of a pool, for server-side apply.
 
     Args:
-        observed: What the pool was shared out by.
-        found: What `share_out` returned.
+        observed: Observation from which the GPUs were distributed.
+        found: Result of `share_out`.
     """
     members, nodes, total = observed.members, observed.nodes, found.total
     promised = guarantees(found.gpus, members)
@@ -62,13 +62,20 @@ def pool_status(observed: PoolObservation, found: PoolShares) -> dict[str, Any]:
 
 
 def refused_status(problem: str, *, old: Status | None, generation: int, now_s: float) -> dict[str, Any]:
-    """Return the status of a pool whose own manifest is wrong: its graphs keep what they may hold."""
+    """Return the status of a pool whose own manifest is invalid; the grants in the old status remain.
+
+    Args:
+        problem: Problem of the manifest.
+        old: Current status; None if there is none.
+        generation: ``metadata.generation`` of the pool.
+        now_s: Current Unix time in seconds.
+    """
     kept = {key: each for key, each in (old or {}).items() if key in {"gpus", "graphs"}}
     return {**_head([_valid([problem])], old=old, generation=generation, now_s=now_s), **kept}
 
 
 def lacking_in(status: Status | None, name: str) -> str:
-    """Return who holds what a graph lacks, by its pool's status; empty: it lacks nothing."""
+    """Return a sentence about the graphs that occupy GPUs which graph ``name`` lacks; empty if it lacks none or is not in the status."""
     holdings = holdings_in(status)
     if name not in holdings:
         return ""
@@ -76,12 +83,12 @@ def lacking_in(status: Status | None, name: str) -> str:
 
 
 def own_bound(graph: Mapping[str, Any], *, wanted: int, pool_gpus: int) -> str:
-    """Return that a graph wants all that its own budget lets it have, less than the pool has; empty: nothing of the kind.
+    """Return a sentence if a graph's own budget, which is below the pool's GPUs, limits it now; else an empty string.
 
     Args:
-        graph: The object, whose budget may be one that the API server wrote when it had a default for it.
-        wanted: GPUs that it bids for.
-        pool_gpus: Of the pool.
+        graph: The GraphDeployment. Its budget may be a default that an older API version wrote.
+        wanted: Number of GPUs that it requests.
+        pool_gpus: Number of GPUs of the pool.
     """
     own = (graph["spec"].get("planner") or {}).get("maxGpuBudget")
     if not isinstance(own, int) or own >= pool_gpus or wanted < own:
@@ -90,13 +97,16 @@ def own_bound(graph: Mapping[str, Any], *, wanted: int, pool_gpus: int) -> str:
 
 
 def of_graph(status: Status | None, name: str) -> tuple[str, int, int]:
-    """Return what a graph's own status repeats of its pool's: who holds what it lacks, its guarantee, and what it wants."""
+    """Return three values about graph ``name`` from its pool's status: sentence about GPUs that it lacks, guaranteed GPUs, requested GPUs.
+
+    Returns ``("", 0, 0)`` if there is no status or the graph is not in it.
+    """
     row = rows_of(status).get(name, {})
     return lacking_in(status, name), row.get("guaranteed", 0), row.get("wanted", 0)
 
 
 def problems_of(observed: PoolObservation, found: PoolShares) -> Iterator[str]:
-    """Yield what is wrong with a pool and its graphs, its nodes' quotas included, each as a sentence."""
+    """Yield a sentence for each problem of a pool, its graphs and its namespaces' quotas."""
     pool = observed.pool
     graphs = [each.graph for each in observed.members.values() if each.graph is not None]
     for path, message in pool_problems(pool, graphs, found.gpus):
@@ -120,7 +130,10 @@ def problems_of(observed: PoolObservation, found: PoolShares) -> Iterator[str]:
 
 
 def needed_by_namespace(observed: PoolObservation, total: int) -> Mapping[str, int]:
-    """Return the GPUs that a namespace's quotas must allow: all of a GpuPool, of a ClusterGpuPool what is guaranteed there."""
+    """Return the GPUs that the quotas of each namespace must allow, by namespace.
+
+    For a GpuPool these are all its GPUs; for a ClusterGpuPool, the GPUs guaranteed to graphs in that namespace.
+    """
     if not isinstance(observed.pool, ClusterGpuPool):
         return {observed.pool.metadata.namespace or "": total}
     guaranteed = Counter[str]()

@@ -1,7 +1,7 @@
-"""Which GPU pools there are, as the watches and this process's own writes show them, and which of them match a graph.
+"""Watches GPU pools, and finds the pools that match a graph; this process's own writes are visible at once.
 
-GpuPools match graphs of their own namespace, ClusterGpuPools those of the namespaces that their entries name; an operator
-of one namespace sees no ClusterGpuPool. A pool of another operator class is another operator's.
+GpuPools match graphs in their own namespace, ClusterGpuPools those in the namespaces that their entries name. An
+operator that watches one namespace ignores ClusterGpuPools. Pools of another operator class are ignored.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from penstock_operator.queue import Key
 from penstock_operator.trim import Object, version_of
 
 SERVED_S: Final = 30.0
-"""Between two looks for a kind where the API server does not serve it. Chosen."""
+"""Seconds between two checks for a kind that the API server does not serve. Chosen."""
 
 RETRY_S: Final = 5.0
-"""After a look that got no answer. Chosen."""
+"""Seconds until the next check after one that got no answer. Chosen."""
 
 NAMESPACES_S: Final = 5.0
-"""Longest wait, at the start, for the namespaces that a pool selects by labels. Chosen: a pool whose namespaces are not known leaves its
-graphs what they may hold."""
+"""Maximum seconds to wait at the start for the namespaces that a pool selects by labels. Chosen: a pool whose
+namespaces are unknown does not change its graphs' grants."""
 
 OnEdit = Callable[[Object, bool], None]
-"""Called with a pool that is new, edited or deleted, and whether it is deleted."""
+"""Function that is called with a pool that is new, edited or deleted; the second argument is True if it was deleted."""
 
 log = get_logger(__name__)
 
 
 class PoolWatch:
-    """All pools of one operator class, of a namespace or of the cluster; keys are namespace (empty: none) and name."""
+    """All pools of one operator class, in a namespace or in the cluster; keys are namespace (empty for a ClusterGpuPool) and name."""
 
     def __init__(
         self,
@@ -54,7 +54,16 @@ class PoolWatch:
         on_change: Callable[[], None],
         on_edit: OnEdit,
     ) -> None:
-        """Prepare; ``on_change`` is called at every change of a pool, ``on_edit`` at one of its manifest."""
+        """Prepare; `run` starts the watches.
+
+        Args:
+            client: Client of the Kubernetes API.
+            cluster: View that knows which kinds the API server serves.
+            namespace: Namespace to watch; None watches all, including ClusterGpuPools.
+            operator_class: Only pools of this ``spec.operatorClass`` are returned.
+            on_change: Called at every change of a pool.
+            on_edit: Called if a pool's specification changed, or if a selected namespace's labels did.
+        """
         self._cluster = cluster
         self._class = operator_class
         self._on_change, self._on_edit = on_change, on_edit
@@ -73,7 +82,12 @@ class PoolWatch:
         self._models: dict[tuple[str, Any, int], tuple[PoolObject | None, str]] = {}
 
     async def run(self, ready: asyncio.Event) -> None:
-        """Watch until cancelled; ``ready`` is set once every kind's pools are known, or the API server does not serve it yet."""
+        """Watch until cancelled.
+
+        Args:
+            ready: Event that is set when the pools of every kind are known, or when the API server turns out not to
+                serve the kind yet.
+        """
         looked: dict[Kind, asyncio.Event] = {kind: asyncio.Event() for kind in self._informers}
         async with asyncio.TaskGroup() as group:
             for kind, informer in self._informers.items():
@@ -88,7 +102,7 @@ class PoolWatch:
             ready.set()
 
     async def _watch_namespaces(self) -> None:
-        """Watch the namespaces from when a pool selects some by labels."""
+        """Start to watch namespaces when a pool selects some by labels."""
         await self._selects.wait()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._namespaces.run(), name="namespaces")
@@ -113,7 +127,7 @@ class PoolWatch:
                 await asyncio.sleep(RETRY_S)
 
     def problem(self) -> str | None:
-        """Return why the copy of a kind may be out of date; None while all watches work."""
+        """Return why the view of a kind may be outdated; None if all watches work."""
         for kind, informer in self._informers.items():
             if informer.problem is not None:
                 return f"{kind.plural}: {informer.problem}"
@@ -122,11 +136,11 @@ class PoolWatch:
         return None
 
     def known(self) -> list[Key]:
-        """Return the keys of this class's pools."""
+        """Return the keys of all pools of this operator class."""
         return [key for informer in self._informers.values() for key in informer.objects if self.get(key)]
 
     def get(self, key: Key) -> Object | None:
-        """Return a pool as the watch shows it, or as the answer to a later write of this process does; None: no such pool."""
+        """Return a pool, from the watch or from a newer answer to this process's own write; None if there is no such pool."""
         informer = self._informers.get(kind_of_pool(key))
         shown = None if informer is None else informer.objects.get(key)
         if shown is None or not is_of_class(shown["spec"], self._class):
@@ -137,11 +151,11 @@ class PoolWatch:
         return shown
 
     def note(self, answer: Object) -> None:
-        """Take over what a write of this process was answered."""
+        """Store the API server's answer to a write of this process."""
         self._answers[key_of(answer)] = answer
 
     def model(self, pool: Object) -> tuple[PoolObject | None, str]:
-        """Return a pool as its model, with labels of namespaces resolved, or what is wrong with it."""
+        """Return the validated pool with namespace labels resolved and an empty text, or None and the problem with it."""
         if _selects(pool) and not self._namespaces.synced.is_set():
             why = self._namespaces.problem or "they are being listed"
             return (
@@ -160,7 +174,7 @@ class PoolWatch:
         return self._models[identity]
 
     def entry(self, pool: Object, graph: Object) -> PoolEntry | None:
-        """Return a graph's entry in a pool; None: it has none, or the pool's manifest is wrong."""
+        """Return the first entry of a pool that matches a graph; None if none does or the pool's manifest is invalid."""
         model, _ = self.model(pool)
         metadata = graph["metadata"]
         if model is None:
@@ -168,7 +182,7 @@ class PoolWatch:
         return entry_of(model, metadata["name"], metadata.get("labels") or {}, metadata["namespace"])
 
     def covers(self, pool: Object, graph: Object) -> bool:
-        """Return whether a pool is for a graph; one whose manifest is wrong keeps the graphs that it has."""
+        """Return whether a pool applies to a graph; a pool with an invalid manifest applies to the graphs in its status."""
         key, of_graph = key_of(pool), key_of(graph)
         if not is_of_cluster(key) and key[0] != of_graph[0]:
             return False
@@ -177,7 +191,7 @@ class PoolWatch:
         return self.entry(pool, graph) is not None
 
     def of(self, graph: Object) -> Iterator[Object]:
-        """Yield the pools that are for a graph, the oldest first, which is the one that counts."""
+        """Yield the pools that apply to a graph, the oldest first; only the oldest takes effect."""
         known = [pool for key in self.known() if (pool := self.get(key)) is not None]
         yield from sorted(
             (each for each in known if self.covers(each, graph)),
@@ -193,7 +207,7 @@ class PoolWatch:
             self._resolve()
 
     def _resolve(self) -> None:
-        """Let the pools that select namespaces be read again, and the graphs that they may be for."""
+        """Discard the resolved pools, and report those that select namespaces as edited."""
         self._relabels += 1
         self._models.clear()
         for key in self.known():
@@ -218,13 +232,13 @@ class PoolWatch:
 
 
 def _labelled(namespace: Object) -> Object:
-    """Keep a namespace's name and labels."""
+    """Return a namespace reduced to its name and labels."""
     metadata = namespace["metadata"]
     kept = {key: metadata[key] for key in ("name", "uid", "resourceVersion") if key in metadata}
     return {"metadata": {**kept, "labels": metadata.get("labels") or {}}}
 
 
 def _selects(pool: Object) -> bool:
-    """Return whether a pool selects namespaces by labels; it may be one that breaks rules."""
+    """Return whether a pool selects namespaces by labels; the pool may be invalid."""
     entries = pool["spec"].get("graphs") or ()
     return any((each.get("match") or {}).get("namespaceLabels") for each in entries)

@@ -1,4 +1,4 @@
-"""Pure: a graph becomes the objects that it needs, with their pods and rights."""
+"""Pure functions that build a graph's Kubernetes objects, including its pods and RBAC rights."""
 
 from penstock_operator.resources.allowances import Allowances, allowances_of
 from penstock_operator.resources.children import BuildContext, adapter, children

@@ -1,4 +1,4 @@
-"""Which resources of a node are accelerators, that a graph's budget counts. Pure."""
+"""Decides which node resources are accelerators that a graph's budget counts. Pure."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ GPU_RESOURCES: Final = (
     "neuron.*",
     "tpu.*",
 )
-"""Names, or patterns of names, of what the device plugins of NVIDIA, AMD, Intel, Habana, Google and AWS offer, and of the device
-classes of their DRA drivers; the chart's ``operator.gpuResources`` replaces them."""
+"""Names, or patterns of names, of the resources that the device plugins of NVIDIA, AMD, Intel, Habana, Google and AWS
+offer, and of their DRA drivers' device classes. The chart's ``operator.gpuResources`` replaces them."""
 
 
 _NETWORK: Final = ("*/efa", "rdma/*")
-"""What device plugins offer for the way of KV between nodes: no accelerators."""
+"""Resources of network devices that transfer KV between nodes. They are not accelerators."""
 _OF_KUBERNETES: Final = "kubernetes.io"
 
 
 def is_accelerator(resource: str, known: tuple[str, ...] = GPU_RESOURCES) -> bool:
-    """Return whether a resource is one of the known accelerators."""
+    """Return whether a resource name matches one of the ``known`` patterns of accelerators."""
     return any(fnmatchcase(resource, pattern) for pattern in known)
 
 
 def claim_templates(graph: GraphDeployment, name: str) -> list[str]:
-    """Return the ResourceClaimTemplates whose claims containers of a service's podTemplate use, once for each claim."""
+    """Return the names of the ResourceClaimTemplates that a service's containers use; a name occurs once per claim."""
     spec = _map(graph.spec.services[name].pod_template.get("spec"))
     containers = [_map(each) for kind in ("containers", "initContainers") for each in _list(spec.get(kind))]
     used = {
@@ -51,7 +51,13 @@ def claim_templates(graph: GraphDeployment, name: str) -> list[str]:
 
 
 def claimed_gpus(graph: GraphDeployment, name: str, claimed: Mapping[str, int]) -> int | None:
-    """Return the GPUs that the claims of one pod of a service hold; None: it has none, or one is unknown."""
+    """Return the number of GPUs that the claims of one pod of a service hold; None if it has no claims or one is unknown.
+
+    Args:
+        graph: The graph.
+        name: Name of the service.
+        claimed: Number of GPUs per claim, by ResourceClaimTemplate; unknown ones are absent.
+    """
     templates = claim_templates(graph, name)
     if not templates or not all(each in claimed for each in templates):
         return None
@@ -61,12 +67,12 @@ def claimed_gpus(graph: GraphDeployment, name: str, claimed: Mapping[str, int]) 
 def uncounted_devices(
     graph: GraphDeployment, known: tuple[str, ...] = GPU_RESOURCES, claimed: Mapping[str, int] | None = None
 ) -> Iterator[ManifestProblem]:
-    """Yield what podTemplates ask for that may be accelerators and that the budget does not count: resources, and claims.
+    """Yield a problem for each device in podTemplates that may be an accelerator but is not counted by the budget.
 
     Args:
-        graph: Whose podTemplates.
+        graph: The graph whose podTemplates are checked.
         known: Patterns of the resources that are counted.
-        claimed: GPUs of claims by their template; the GPUs of others are unknown.
+        claimed: Number of GPUs per claim, by ResourceClaimTemplate; unknown ones are absent.
     """
     for name, service in graph.spec.services.items():
         pool = graph.spec.node_pools.get(service.node_pool or "")
@@ -90,7 +96,7 @@ def uncounted_devices(
 
 
 def _has_claims_beside(gpus: str, spec: object) -> bool:
-    """Return whether a container uses a claim of devices, and leaves the extended resource as it is asked for."""
+    """Return whether a container uses a device claim and also requests the extended resource ``gpus``."""
     for container in _list(_map(spec).get("containers")):
         resources = _map(_map(container).get("resources"))
         limits = _map(resources.get("limits"))
@@ -100,7 +106,7 @@ def _has_claims_beside(gpus: str, spec: object) -> bool:
 
 
 def _devices(spec: object) -> Iterator[tuple[str, str]]:
-    """Yield each extended resource of a patch of a pod with its container's place; a patch may be of any form."""
+    """Yield each extended resource in a podTemplate, after the path of the container's resources; the podTemplate may be malformed."""
     for kind in ("containers", "initContainers"):
         for container in _list(_map(spec).get(kind)):
             resources = _map(_map(container).get("resources"))

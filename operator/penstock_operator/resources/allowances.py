@@ -1,7 +1,7 @@
-"""What the operator's owner lets podTemplates have beyond the restricted pod security standard.
+"""Privileges beyond the restricted pod security standard that the operator's owner allows podTemplates to use.
 
-Pure. One text says it everywhere: the chart makes it of ``podTemplates.allow``, the operator, `penstock validate` and
-`penstock render` take it as ``--allow-pod-templates``.
+Pure. One text format is used everywhere: the chart builds it from ``podTemplates.allow``; the operator, `penstock
+validate` and `penstock render` take it as ``--allow-pod-templates``.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ from penstock.core.errors import ConfigError
 CHART_VALUE: Final = "podTemplates.allow"
 
 SWITCHES: Final = ("everything", "hostIPC", "hostNetwork", "hostPID", "projectedTokens")
-"""Keys that are on or off."""
+"""Privileges that are either allowed or not."""
 
 LISTS: Final = ("capabilities", "hostPaths", "secrets", "serviceAccounts")
-"""Keys that hold names, or patterns of names such as ``weights-*``."""
+"""Privileges that are allowed by name, or by a pattern of names such as ``weights-*``."""
 
 DEFAULT_SECRETS: Final = ("*",)
-"""Any author of a graph may name its variables' Secrets, so that refusing volumes of them would keep out little."""
+"""Secrets that volumes can use by default. Any author of a graph can read all Secrets through environment variables,
+so refusing volumes of them would protect little."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allowances:
-    """Which podTemplates are taken.
+    """Privileges that podTemplates are allowed to use.
 
     Attributes:
-        switches: Of `SWITCHES`, those that are on.
-        names: Patterns by key of `LISTS`; absent: none, of ``secrets`` all.
+        switches: Allowed privileges out of `SWITCHES`.
+        names: Pairs of a key of `LISTS` and an allowed name or pattern. A key without a pair allows nothing, except
+            that ``secrets`` without a pair allows all Secrets.
     """
 
     switches: frozenset[str] = frozenset()
@@ -39,37 +41,42 @@ class Allowances:
 
     @property
     def everything(self) -> bool:
-        """Whether nothing is refused."""
+        """Whether every privilege is allowed."""
         return "everything" in self.switches
 
     def has(self, switch: str) -> bool:
-        """Return whether a switch is on."""
+        """Return whether ``switch``, one of `SWITCHES`, is allowed; False for an unknown name unless everything is allowed."""
         return self.everything or switch in self.switches
 
     def holds(self, key: str, name: str) -> bool:
-        """Return whether a list holds a name."""
+        """Return whether ``name`` is allowed for ``key``, one of `LISTS`."""
         patterns = [pattern for each, pattern in self.names if each == key]
         if key == "secrets" and not patterns:
             patterns = list(DEFAULT_SECRETS)
         return self.everything or any(fnmatchcase(name, pattern) for pattern in patterns)
 
     def with_profile(self, profile: Allowances) -> Allowances:
-        """Return what these allow together; a profile that names Secrets takes away none of them."""
+        """Return the union of these allowances and those of a profile.
+
+        The Secrets in the profile are added only if these allowances name Secrets too; otherwise all Secrets remain
+        allowed.
+        """
         has_secrets = any(key == "secrets" for key, _ in self.names)
         more = [each for each in profile.names if has_secrets or each[0] != "secrets"]
         return Allowances(self.switches | profile.switches, tuple(dict.fromkeys((*self.names, *more))))
 
 
 NOTHING: Final = Allowances()
+"""Allowances without any privilege beyond the standard; Secrets are allowed."""
 
 
 def allowances_of(text: str) -> Allowances:
-    """Return what a text such as ``hostIPC,capabilities=IPC_LOCK,serviceAccounts=weights-*`` allows.
+    """Parse allowances from a text such as ``hostIPC,capabilities=IPC_LOCK,serviceAccounts=weights-*``.
 
-    ``secrets=`` allows no Secret.
+    An empty text allows no privilege. ``secrets=`` allows no Secret.
 
     Raises:
-        ConfigError: an entry is none of the known ones.
+        ConfigError: An entry is not one of the known ones.
     """
     switches, names = set(), []
     for entry in filter(None, (each.strip() for each in text.split(","))):
@@ -87,10 +94,10 @@ def allowances_of(text: str) -> Allowances:
 
 
 def profiles_of(text: str) -> dict[str, Allowances]:
-    """Return profiles by name, of a text such as ``rdma:hostIPC,capabilities=IPC_LOCK;cloud:projectedTokens``.
+    """Parse named profiles from a text such as ``rdma:hostIPC,capabilities=IPC_LOCK;cloud:projectedTokens``.
 
     Raises:
-        ConfigError: a profile has no name, or allows something unknown.
+        ConfigError: A profile has no name, or contains an unknown entry.
     """
     found = {}
     for each in filter(None, text.split(";")):
@@ -102,6 +109,6 @@ def profiles_of(text: str) -> dict[str, Allowances]:
 
 
 def chart_entry(key: str, names: Iterable[str] = ()) -> str:
-    """Return the chart's value that would allow names of a list, or turn a switch on."""
+    """Return the chart value that would allow ``key``, for messages; for a list, the value that would allow ``names``."""
     value = f"[{', '.join(names)}]" if key in LISTS else "true"
     return f"{CHART_VALUE}.{key}: {value}"

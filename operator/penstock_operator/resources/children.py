@@ -1,4 +1,4 @@
-"""All objects of a graph, in the order in which they are applied."""
+"""Builds all objects of a graph, in the order in which they are applied."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ from penstock_operator.resources.router_config import config_map
 __all__ = ["BuildContext", "adapter", "children"]
 
 _SLACK_S: Final = 60
-"""Part of a rollout's progress deadline, beyond leaving and loading, for the scheduler and the image; chosen."""
+"""Seconds of a rollout's progress deadline for scheduling and image pulls, in addition to draining and model loading.
+Chosen."""
 
 
 def children(
@@ -62,28 +63,29 @@ def children(
     replicas: Mapping[str, int],
     unavailable: Mapping[str, int],
 ) -> list[dict[str, Any]]:
-    """Return a graph's objects except its ScalingAdapters: accounts first, routers' pods last.
+    """Return a graph's objects except its ScalingAdapters, in the order in which they are applied: accounts first, router pods last.
 
-    The same arguments give the same objects, down to the order of keys. A service over several nodes has
-    no workload while the cluster knows no LeaderWorkerSet.
+    Equal arguments give equal objects, including the order of keys. A multi-node service has no workload if the
+    cluster does not serve LeaderWorkerSet.
 
     Args:
         graph: A valid graph.
-        context: Of the build.
-        replicas: Number to write for a service; the graph's own where it is missing.
-        unavailable: Replicas of a service that its rollout may take away at once; 0 where it is missing: it starts a
-            new pod before it ends an old one, which needs room in the budget.
+        context: Settings of the build.
+        replicas: Replicas to write by service; the number in the graph for services that are not listed.
+        unavailable: Number of replicas by service that its rollout can take away at once (maxUnavailable). 0, also
+            for services that are not listed, starts a new pod before an old one ends, which needs room in the budget.
 
     Raises:
-        InvalidSpecError: podTemplates cannot be laid over their pod templates, or make privileges of them; every problem.
+        InvalidSpecError: podTemplates cannot be merged into the pod templates, or use privileges that are not
+            allowed. It lists every problem.
     """
-    # No account mounts a token by itself; a pod that asks the API server says so.
+    # The accounts do not mount a token; a pod that calls the API server requests one itself.
     found = [
         graph_child(SERVICE_ACCOUNT, graph, context, suffix, automountServiceAccountToken=False)
         for suffix in (ROUTER_SUFFIX, WORKER_SUFFIX)
     ]
     found += _rights(graph, context)
-    if graph.spec.traits.frontend is None:  # a runtime's own is configured by flags
+    if graph.spec.traits.frontend is None:  # a runtime's own frontend is configured by flags
         found.append(config_map(graph, context))
     found += _network_policies(graph, context)
     if graph.spec.router.gateway.enabled and INFERENCE_POOL in context.kinds:
@@ -108,21 +110,28 @@ def children(
 def adapter(
     graph: GraphDeployment, service: str, context: BuildContext, *, replicas: int | None
 ) -> dict[str, Any]:
-    """Return a service's ScalingAdapter: its desired number of replicas as an object; None leaves that to its owner."""
+    """Return a service's ScalingAdapter, the object with its desired number of replicas.
+
+    Args:
+        graph: The graph.
+        service: Name of the service.
+        context: Settings of the build.
+        replicas: Value of ``spec.replicas``; None leaves the field out, so that its current owner keeps it.
+    """
     number = {} if replicas is None else {"replicas": replicas}
     spec = {"graph": graph.name, "service": service, **number}
     return service_child(SCALING_ADAPTER, graph, service, context, spec=spec)
 
 
 def _rights(graph: GraphDeployment, context: BuildContext) -> list[dict[str, Any]]:
-    """Return the Role by which routers find workers and read their graph, and its binding; some runtimes' workers ask the API as well."""
+    """Return the Role and RoleBinding with which routers discover workers and read their graph; some runtimes' workers get them too."""
     own = runtime_of(graph.spec.runtime).cluster.verbs
     verbs = {("discovery.k8s.io", "endpointslices"): ("get", "list", "watch"), **own}
     rules = [
         {"apiGroups": [group], "resources": [resource], "verbs": list(each)}
         for (group, resource), each in verbs.items()
     ]
-    # A router's live page shows what planner and operator say of the graph.
+    # A router's live page shows the graph's status from planner and operator.
     own_graph = {"apiGroups": ["penstock.dev"], "resources": ["graphdeployments"], "verbs": ["get"]}
     rules.append({**own_graph, "resourceNames": [graph.name]})
     accounts = [
@@ -137,10 +146,10 @@ def _rights(graph: GraphDeployment, context: BuildContext) -> list[dict[str, Any
 
 
 def _network_policies(graph: GraphDeployment, context: BuildContext) -> list[dict[str, Any]]:
-    """Return the policies: clients reach routers, and workers only routers, a Gateway, each other, and those who read metrics.
+    """Return the NetworkPolicies: clients reach only routers; workers accept routers, a Gateway, each other and metrics scrapers.
 
-    A worker asks for no key, so that going round the router would go round keys, tiers and limits. Workers reach each
-    other on every port, because KV transfers and collectives choose theirs at run time.
+    A worker does not check API keys, so bypassing the router would bypass keys, tiers and limits. Workers reach each
+    other on every port, because KV transfers and collectives choose their ports at run time.
     """
     http = [{"port": HTTP_PORT, "protocol": "TCP"}]
     workers_of, routers_of = _roles(graph, WORKER_ROLES), _roles(graph, (Role.ROUTER,))
@@ -153,7 +162,7 @@ def _network_policies(graph: GraphDeployment, context: BuildContext) -> list[dic
         if runtime_of(graph.spec.runtime).kv_transfer_of(graph.spec).introduction_path is not None:
             further.append(SIDE_CHANNEL_PORT)
         from_routers["ports"] = [*http, *({"port": each, "protocol": "TCP"} for each in further)]
-    else:  # Dynamo's workers stream their answers back on ports that its frontend chooses
+    else:  # Dynamo's workers stream responses back on ports that its frontend chooses
         to_routers.append(workers)
     if graph.spec.router.gateway.enabled:
         to_routers[0] = {"ports": [*http, {"port": EXT_PROC_PORT, "protocol": "TCP"}]}
@@ -187,14 +196,14 @@ def _roles(graph: GraphDeployment, roles: Sequence[Role]) -> dict[str, Any]:
 
 
 def _service(graph: GraphDeployment, name: str, context: BuildContext) -> dict[str, Any]:
-    """Return the Service of a service; Kubernetes copies its labels to its EndpointSlices.
+    """Return the Kubernetes Service of a service; Kubernetes copies its labels to its EndpointSlices.
 
-    A router's has one address for clients. A worker's is headless and leaves draining pods out: no client uses it, but
-    routers find the workers in its EndpointSlices.
+    A router's Service has one address for clients. A worker's is headless and excludes draining pods: no client uses
+    it, but routers find the workers in its EndpointSlices.
     """
     is_worker = graph.spec.services[name].role.is_worker
     spec: dict[str, Any] = {
-        "type": "ClusterIP",  # stated, so that a NodePort of another hand is seen
+        "type": "ClusterIP",  # explicit, so that a change to NodePort by someone else is detected
         "selector": selector(graph, name) | ({SERVING_LABEL: SERVING} if is_worker else {}),
         "ports": [{"name": HTTP_PORT, "port": WORKER_PORT, "targetPort": HTTP_PORT, "protocol": "TCP"}],
     }
@@ -210,9 +219,9 @@ def _service(graph: GraphDeployment, name: str, context: BuildContext) -> dict[s
 
 
 def _inference_pool(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
-    """Return the pool by which a Gateway knows a graph's workers and asks its router which of them to choose.
+    """Return the InferencePool with which a Gateway finds a graph's workers and asks the graph's router to pick one.
 
-    Its members are the workers that answer: the router calls prefill workers itself.
+    It contains only the workers that generate responses; the router calls prefill workers itself.
     """
     gateway, services = graph.spec.router.gateway, graph.spec.services
     role = Role.DECODE if graph.spec.is_disaggregated else Role.AGGREGATED
@@ -234,15 +243,15 @@ def _inference_pool(graph: GraphDeployment, context: BuildContext) -> dict[str, 
 
 
 def _disruption_budget(graph: GraphDeployment, name: str, context: BuildContext) -> dict[str, Any]:
-    """Return the PodDisruptionBudget of a service: an eviction takes one replica at a time.
+    """Return the PodDisruptionBudget of a service: evictions take one replica at a time.
 
-    Not ``minAvailable: 1``: with one replica that would forbid every node drain for ever, and an evicted pod
-    finishes its requests first anyway.
+    It does not use ``minAvailable: 1``: with one replica that would block every node drain forever, and an evicted
+    pod finishes its requests first anyway.
     """
     spec = {
         "maxUnavailable": 1,
         "selector": {"matchLabels": selector(graph, name)},
-        # A pod that never became ready serves no client; it must not hold up a node's drain.
+        # A pod that never became ready serves no client; it must not block a node drain.
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
     }
     return service_child(POD_DISRUPTION_BUDGET, graph, name, context, spec=spec)
@@ -251,8 +260,8 @@ def _disruption_budget(graph: GraphDeployment, name: str, context: BuildContext)
 def _workload(
     graph: GraphDeployment, spec: ProcessSpec, context: BuildContext, *, replicas: int, unavailable: int
 ) -> list[dict[str, Any]]:
-    """Return a service's Deployment, or the set of a service whose replicas span nodes where the cluster knows it."""
-    # One at a time keeps the pools' proportions.
+    """Return a service's Deployment, or its LeaderWorkerSet if replicas span nodes; nothing if the cluster does not serve that kind."""
+    # One replica at a time preserves the ratio of prefill to decode.
     rollout = {"maxSurge": 0 if unavailable else 1, "maxUnavailable": unavailable}
     if spec.nodes > 1:
         if LEADER_WORKER_SET not in context.kinds:
@@ -275,23 +284,24 @@ def _workload(
 
 
 def _groups(graph: GraphDeployment, spec: ProcessSpec, context: BuildContext) -> dict[str, Any]:
-    """Return how a LeaderWorkerSet makes a replica, one pod per node.
+    """Return the part of a LeaderWorkerSet that creates a replica, one pod per node.
 
-    The leader answers requests, its followers compute with it: `Runtime.node_args` says how they join. LeaderWorkerSet
-    gives each container ``LWS_LEADER_ADDRESS`` and ``LWS_WORKER_INDEX``. A worker that knows no nodes, such as a
-    simulated one, serves the entire replica from its leader, and its followers only hold their GPUs.
+    The leader answers requests and its followers compute with it; `Runtime.node_args` has the arguments with which
+    they join. LeaderWorkerSet sets ``LWS_LEADER_ADDRESS`` and ``LWS_WORKER_INDEX`` in each container. A worker that
+    does not support several nodes, such as a simulated one, serves the entire replica from its leader, and its
+    followers only occupy their GPUs.
 
-    Source: lws.sigs.k8s.io, API v1. Rendered from it; multi-node vLLM was not run by this project.
+    Source: lws.sigs.k8s.io, API v1. The objects follow that API; this project has not run multi-node vLLM.
     """
     runtime = runtime_of(graph.spec.runtime)
     leader, follower = (
         runtime.node_args(graph.spec, spec.nodes, rank) for rank in (LEADER_RANK, "$(LWS_WORKER_INDEX)")
     )
     return {
-        # Shared would need a Service of the set's own name, which is the one that routers use: it leaves out
-        # pods that are not ready, and followers must find their leader before that.
+        # The policy Shared would use a Service with the set's name, which is the one for routers. That Service
+        # excludes pods that are not ready, but followers must find their leader before it is ready.
         "networkConfig": {"subdomainPolicy": "UniquePerReplica"},
-        # Not LeaderReady: the leader becomes ready only with its followers.
+        # LeaderReady would deadlock: the leader becomes ready only after its followers have joined.
         "startupPolicy": "LeaderCreated",
         "leaderWorkerTemplate": {
             "size": spec.nodes,

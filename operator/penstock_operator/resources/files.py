@@ -1,7 +1,8 @@
-"""Files that a graph names and its pods lack: they are on the host where someone wrote the manifest. Pure.
+"""Finds files that a graph names but its pods do not have, because they exist only on the author's machine. Pure.
 
-The operator and `penstock render --kubernetes` refuse them; `penstock validate`, whose graph may be a local one, warns.
-An image of the user's own may hold any file, and so may a volume of a podTemplate; what planners read are ConfigMaps.
+The operator and `penstock render --kubernetes` refuse them; `penstock validate`, whose graph may be a local one,
+warns. A custom image may contain any file, and so may a podTemplate's volume. Files that the planner reads are
+ConfigMaps on Kubernetes.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from penstock_operator.resources.node_pool import TEMPORARY
 from penstock_operator.resources.overlay import MAIN
 
 _SIMULATED: Final = "simulated"
-"""As ``router.tokenizer``: no file."""
+"""Value of ``router.tokenizer`` that is not a file."""
 
 _OBJECT_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-"""A ConfigMap's, except for two dots in a row."""
+"""Matches the names of Kubernetes objects such as ConfigMaps; it also accepts two consecutive dots."""
 
 
 class _File(NamedTuple):
-    """Where the graph names a file or folder, its path, and a remedy before that of mounting it."""
+    """Key of the graph that names a file or folder, its path, and a remedy to mention before that of mounting it."""
 
     key: str
     path: str
@@ -35,7 +36,12 @@ class _File(NamedTuple):
 
 
 def absent_files(graph: GraphDeployment, objects: Iterable[Mapping[str, Any]]) -> Iterator[ManifestProblem]:
-    """Yield each key of a valid graph that names no file of all pods that read it, nor a ConfigMap; ``objects`` are its children."""
+    """Yield a problem for each key of a valid graph that names a file which a pod lacks, or a name that cannot be a ConfigMap's.
+
+    Args:
+        graph: The graph.
+        objects: Its child objects, whose pod templates show the mounted volumes.
+    """
     found: dict[str, ManifestProblem] = {}
     for each in objects:
         if each["kind"] == DEPLOYMENT.kind:
@@ -68,7 +74,7 @@ def _of_service(graph: GraphDeployment, service: str, pod: Mapping[str, Any]) ->
 
 
 def _mounts(pod: Mapping[str, Any], main: Mapping[str, Any]) -> list[str]:
-    """Return where the main container has a volume that may hold files when it starts."""
+    """Return the paths at which the main container has volumes that can contain files when it starts."""
     empty = {each["name"] for each in pod.get("volumes", ()) if "emptyDir" in each}
     is_filled = bool(pod.get("initContainers"))
     return [
@@ -82,7 +88,7 @@ def _patches_image(pod_template: Mapping[str, Any]) -> bool:
 
 
 def _of_router(graph: GraphDeployment) -> Iterator[_File]:
-    """Yield what Penstock's router reads; a Secret goes before the file of the same keys."""
+    """Yield the files that Penstock's router reads; a Secret takes precedence over a file with the same keys."""
     router = graph.spec.router
     if graph.spec.traits.frontend is not None:
         return
@@ -96,7 +102,7 @@ def _of_router(graph: GraphDeployment) -> Iterator[_File]:
 
 
 def _of_worker(graph: GraphDeployment, service: str) -> Iterator[_File]:
-    """Yield what a worker reads; of a model's and an adapter's names those that are certainly no names of a hub."""
+    """Yield the files that a worker reads. Of model and adapter names, only those that cannot be names on a hub are included."""
     spec, engine = graph.spec.services[service], graph.spec.engine
     if graph.spec.traits.is_simulated:
         for key, profile in (

@@ -1,8 +1,8 @@
-"""What every child of a graph carries: where it lives, its labels and selectors, and its owner.
+"""Metadata that every child of a graph has: namespace, labels, selectors and owner.
 
-A Deployment's selector never changes, so it holds what names the service and nothing else; what changes
-during a pod's life (`SERVING_LABEL`) is selected by Services alone, and Kubernetes' recommended labels, which
-other tools read, by nothing.
+A Deployment's selector never changes, so it contains only labels that identify the service. `SERVING_LABEL`, which
+changes during a pod's life, is used only by the selectors of Services. Kubernetes' recommended labels, which other
+tools read, are used by no selector.
 """
 
 from __future__ import annotations
@@ -31,22 +31,27 @@ from penstock_operator.resources.allowances import NOTHING, Allowances
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """Where children live and what the cluster offers; the same for every child of a graph.
+    """Settings from which children are built: namespace, cluster capabilities and the operator's options; equal for all children of a graph.
 
     Attributes:
-        owner_uid: UID of the GraphDeployment; empty: children without an owner, for reading only.
-        operator_namespace: Namespace of operator and planner, which may scrape workers; None: the graph's own.
-        penstock_image: Image of routers and simulated workers whose graph names none; None: the release's.
+        owner_uid: UID of the GraphDeployment; empty builds children without an owner, for display only.
+        namespace: Namespace of the children.
+        operator_namespace: Namespace of operator and planner, which are allowed to scrape workers; None means the
+            graph's own.
+        penstock_image: Image of routers and simulated workers for graphs that name none; None means the release's
+            image.
         image_pull_policy: Always, IfNotPresent or Never.
-        allowed: What a podTemplate may add to the restricted standard, see `resources.privileges`.
-        gpu_resources: Names, or patterns, of the resources that are GPUs.
-        claimed_gpus: GPUs that a claim of each ResourceClaimTemplate holds; without those that are unknown.
-        is_ipv6: Whether the pods' own addresses are of IPv6, the first ones where they have both.
-        ip_family_policy: ``spec.ipFamilyPolicy`` of Services; empty: the cluster's default.
-        kinds: Kinds of others' definitions that the graph needs and the cluster serves.
-        in_pool: The graph draws from a GPU pool, whose grant bounds it where it states no budget itself.
-        labels: Labels of the graph that its children carry too; pods do not, which a changed one would roll.
-        annotations: Annotations of the graph, likewise.
+        allowed: Privileges that a podTemplate can use beyond the restricted standard; see `resources.privileges`.
+        gpu_resources: Names, or patterns, of the resources that count as GPUs.
+        claimed_gpus: Number of GPUs per claim, by ResourceClaimTemplate; unknown ones are absent.
+        is_ipv6: Whether the pods' primary addresses are IPv6.
+        ip_family_policy: ``spec.ipFamilyPolicy`` of Services; empty means the cluster's default.
+        kinds: Kinds from other projects' CustomResourceDefinitions that the graph needs and the cluster serves.
+        in_pool: Whether the graph takes its GPUs from a GPU pool, whose grant limits it even if the graph has no
+            budget itself.
+        labels: Labels of the graph that are copied to its children, but not to its pods, since a change would restart
+            them.
+        annotations: Annotations of the graph that are copied likewise.
     """
 
     owner_uid: str
@@ -66,25 +71,28 @@ class BuildContext:
 
 
 ROUTER_SUFFIX: Final = "router"
-"""Suffix of the ConfigMap, ServiceAccount, Role, RoleBinding and NetworkPolicy that all routers of a graph share."""
+"""Name suffix of the ConfigMap, ServiceAccount, Role, RoleBinding and NetworkPolicy that all routers of a graph
+share."""
 
 POOL_SUFFIX: Final = "pool"
-"""Suffix of the InferencePool."""
+"""Suffix of the InferencePool's name."""
 
 WORKER_SUFFIX: Final = "worker"
-"""Suffix of the ServiceAccount and NetworkPolicy that all workers of a graph share."""
+"""Name suffix of the ServiceAccount and NetworkPolicy that all workers of a graph share."""
 
 _RECOMMENDED: Final = "app.kubernetes.io"
 _APPLICATION: Final = "penstock-graph"
-"""Not the runtime's name: a chart of that name selects its pods by it."""
+"""Value of the label app.kubernetes.io/name. It differs from the runtime's name, because a chart of that name selects
+its own pods by it."""
 _RELEASE: Final = version("penstock").replace("+", "_")
 
 _OTHERS: Final = ("*kubernetes.io", "*.k8s.io", "penstock.dev", "*helm.sh", "*argoproj.io", "*fluxcd.io")
-"""Domains of keys that stay with the graph: tools find their own objects by them, and would prune the children."""
+"""Domains of label and annotation keys that are not copied to children: tools recognise their own objects by them and
+would delete the children."""
 
 
 def needed_kinds(spec: GraphSpec) -> dict[Kind, str]:
-    """Return the kinds of others' definitions that a graph needs, each with what to say where the cluster lacks it."""
+    """Return the kinds from other projects that a graph needs, each with the message to show if the cluster does not serve it."""
     found: dict[Kind, str] = {}
     cluster = runtime_of(spec.runtime).cluster
     if cluster.kind is not None:
@@ -105,18 +113,24 @@ def needed_kinds(spec: GraphSpec) -> dict[Kind, str]:
 
 
 def recommended_labels(instance: str, component: str) -> dict[str, str]:
-    """Return Kubernetes' recommended labels, which no later release changes, of a component of a named object."""
+    """Return Kubernetes' recommended labels for a component of the named object; they are the same in every release."""
     names = {"name": _APPLICATION, "instance": instance, "component": component, "part-of": MANAGED_BY}
     return {f"{_RECOMMENDED}/{key}": value for key, value in names.items()}
 
 
 def release_label() -> dict[str, str]:
-    """Return the release that wrote an object; on no pod template, where each release would roll the workers."""
+    """Return the label with the release that wrote an object; pod templates do not have it, since each release would restart the workers."""
     return {f"{_RECOMMENDED}/version": _RELEASE}
 
 
 def inherit(context: BuildContext, metadata: Mapping[str, Any], annotations: Iterable[str]) -> BuildContext:
-    """Return a context with the labels of a graph's metadata, and the annotations of these keys, for its children."""
+    """Return a context whose children get the graph's labels and those of its annotations that ``annotations`` lists.
+
+    Args:
+        context: Context to extend.
+        metadata: Metadata of the GraphDeployment.
+        annotations: Keys of the annotations to copy.
+    """
     chosen = set(annotations)
     labels, others = metadata.get("labels") or {}, metadata.get("annotations") or {}
     return replace(
@@ -132,20 +146,28 @@ def _is_others(key: str) -> bool:
 
 
 def service_labels(graph: GraphDeployment, service: str) -> dict[str, str]:
-    """Return the labels that Penstock reads of a child or a pod of one service."""
+    """Return the labels of a service's children and pods that Penstock itself reads."""
     role = graph.spec.services[service].role.value
     return {**_graph_labels(graph), SERVICE_LABEL: service, ROLE_LABEL: role}
 
 
 def selector(graph: GraphDeployment, service: str) -> dict[str, str]:
-    """Return what selects all pods of a service, serving or draining."""
+    """Return the labels that select all pods of a service, whether serving or draining."""
     return {GRAPH_LABEL: graph.name, SERVICE_LABEL: service}
 
 
 def graph_child(
     kind: Kind, graph: GraphDeployment, context: BuildContext, suffix: str, **fields: Any
 ) -> dict[str, Any]:
-    """Return the child ``GRAPH-SUFFIX``, which belongs to the entire graph."""
+    """Return a child object named ``GRAPH-SUFFIX`` that belongs to the entire graph.
+
+    Args:
+        kind: Kind of the object.
+        graph: The graph.
+        context: Settings of the build.
+        suffix: Suffix of the name; also the component label.
+        **fields: Other top-level fields of the object, such as ``spec``.
+    """
     return kind.of(_metadata(graph, context, suffix, _graph_labels(graph), component=suffix), **fields)
 
 
@@ -158,13 +180,22 @@ def service_child(
     more_labels: Mapping[str, str] = MappingProxyType({}),
     **fields: Any,
 ) -> dict[str, Any]:
-    """Return the child ``GRAPH-SERVICE``, which belongs to one service."""
+    """Return a child object named ``GRAPH-SERVICE`` that belongs to one service.
+
+    Args:
+        kind: Kind of the object.
+        graph: The graph.
+        service: Name of the service.
+        context: Settings of the build.
+        more_labels: Additional labels.
+        **fields: Other top-level fields of the object, such as ``spec``.
+    """
     labels = {**service_labels(graph, service), **more_labels}
     return kind.of(_metadata(graph, context, service, labels, component=labels[ROLE_LABEL]), **fields)
 
 
 def owned_by(owner: GraphDeployment | ProfileRequest, context: BuildContext) -> dict[str, Any]:
-    """Return the part of a child's metadata by which it goes with its owner; empty in a build for reading only."""
+    """Return the metadata fields with the owner reference, so that Kubernetes deletes a child with its owner; empty without owner UID."""
     reference = {
         "apiVersion": API_VERSION,
         "kind": owner.kind,

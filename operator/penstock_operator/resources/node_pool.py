@@ -1,9 +1,9 @@
-"""What a node pool gives pods: nodes, GPUs and the model cache, among their other volumes.
+"""Pod settings that a node pool determines: nodes, GPUs, the model cache, and the pods' other volumes.
 
-The model cache is a folder of the node (``nodePools.<pool>.cacheMount``) or a PersistentVolumeClaim
-(``cacheClaim``). A node's folder is the fastest and shared by all pods there, but every pod security
-standard except *privileged* forbids it, and it must exist and be writable for user 1000. A claim passes the
-restricted standard; with several nodes it needs access mode ReadWriteMany or ReadOnlyMany.
+The model cache is a folder on the node (``nodePools.<pool>.cacheMount``) or a PersistentVolumeClaim (``cacheClaim``).
+A folder on the node is the fastest and is shared by all pods on the node, but every pod security standard except
+*privileged* forbids it, and it must exist and be writable for user 1000. A claim is allowed by the restricted
+standard; with several nodes it needs access mode ReadWriteMany or ReadOnlyMany.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ HOME = "/home/penstock"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the kernel's own path
 
 _USER = "penstock"
-"""User 1000 is in no image's password file; PyTorch asks for its name all the same."""
+"""Value of the variable USER. No image's password file contains user 1000, but PyTorch asks for the user's name."""
 
 Mounted = tuple[dict[str, Any], dict[str, Any]]
-"""A volume and its mount."""
+"""A volume and its volume mount."""
 
 
 def pool_of(graph: GraphDeployment, service: str) -> NodePool | None:
-    """Return the node pool of a service; None: any node."""
+    """Return the node pool of a service; None if it can run on any node."""
     name = graph.spec.services[service].node_pool
     return None if name is None else graph.spec.node_pools[name]
 
 
 def gpus_per_pod(graph: GraphDeployment, service: str) -> int:
-    """Return the GPUs that one pod of a service counts against the budget."""
+    """Return the number of GPUs that one pod of a service counts against the budget."""
     spec = graph.spec.services[service]
     return spec.gpus // spec.nodes_per_replica
 
 
 def gpu_request(graph: GraphDeployment, service: str) -> tuple[str, int] | None:
-    """Return name and number of the extended resource that one pod asks for; None if it asks for none."""
+    """Return name and amount of the extended resource that one pod requests; None if it requests none."""
     resource = graph.spec.gpu_resource_of(service)
     return None if resource is None else (resource, gpus_per_pod(graph, service))
 
 
 def placement(graph: GraphDeployment, service: str) -> dict[str, Any]:
-    """Return node selector, tolerations, affinity and spread of a service's pods; only what is not empty."""
+    """Return node selector, tolerations, affinity and topology spread of a service's pods; only fields that are not empty."""
     spec = on_nodes(pool_of(graph, service))
     role = graph.spec.services[service].role
     if role is Role.ROUTER:
@@ -59,7 +59,7 @@ def placement(graph: GraphDeployment, service: str) -> dict[str, Any]:
 
 
 def on_nodes(pool: NodePool | None) -> dict[str, Any]:
-    """Return node selector and tolerations of pods on a pool's nodes; only what is not empty."""
+    """Return node selector and tolerations of pods on a node pool's nodes; only fields that are not empty. None means any node."""
     pool = pool or NodePool()
     spec = {
         "nodeSelector": dict(sorted(pool.node_selector.items())),
@@ -69,10 +69,10 @@ def on_nodes(pool: NodePool | None) -> dict[str, Any]:
 
 
 def _spread_over_nodes(graph: GraphDeployment, service: str) -> dict[str, Any]:
-    """A preference, no demand: one node that is left must be able to run all routers.
+    """Return a preference, not a requirement, to spread routers: a single remaining node must be able to run all of them.
 
-    Over nodes alone: the scheduler gives no score to a node that lacks the label of any constraint, so on nodes without
-    zones a second one would end the spreading.
+    It spreads only over nodes, not over zones: the scheduler gives no score to a node that lacks the label of any
+    constraint, so a second constraint would stop the spreading on nodes without zones.
     """
     return {
         "maxSkew": 1,
@@ -83,14 +83,14 @@ def _spread_over_nodes(graph: GraphDeployment, service: str) -> dict[str, Any]:
 
 
 def _apart_in_zones(graph: GraphDeployment, service: str) -> dict[str, Any]:
-    """A lost zone should leave routers; nodes without zones are all alike to this preference."""
+    """Return a preference to spread routers over zones, so that a lost zone leaves some; without zones it has no effect."""
     term = {"labelSelector": {"matchLabels": selector(graph, service)}, "topologyKey": _ZONE}
     preference = {"weight": 100, "podAffinityTerm": term}
     return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}}
 
 
 def _same_zone(graph: GraphDeployment) -> dict[str, Any]:
-    """KV blocks travel between prefill and decode: a zone's border costs time and often money."""
+    """Return a preference to run prefill and decode in one zone: KV transfers between zones take longer and often cost money."""
     workers = {"key": ROLE_LABEL, "operator": "In", "values": [Role.PREFILL.value, Role.DECODE.value]}
     term = {
         "labelSelector": {"matchLabels": {GRAPH_LABEL: graph.name}, "matchExpressions": [workers]},
@@ -101,7 +101,12 @@ def _same_zone(graph: GraphDeployment) -> dict[str, Any]:
 
 
 def home_variables(pool: NodePool | None, *, is_own: bool) -> dict[str, str]:
-    """Return the variables that name a pod's folders; Penstock's own programs write below /tmp alone and load no model."""
+    """Return the environment variables that name a pod's folders.
+
+    Args:
+        pool: Node pool of the service; None if it has none.
+        is_own: Whether the pod runs Penstock's own program, which writes only below /tmp and loads no model.
+    """
     if is_own:
         return {"HOME": TEMPORARY}
     cache = {} if pool is None or pool.cache_mount is None else {"HF_HOME": pool.cache_mount}
@@ -109,13 +114,19 @@ def home_variables(pool: NodePool | None, *, is_own: bool) -> dict[str, str]:
 
 
 def folders(pool: NodePool | None, *, is_own: bool, is_worker: bool = True) -> list[Mounted]:
-    """Return the volumes below which a pod's programs write, and its pool's model cache, with their mounts."""
+    """Return the volumes that a pod's programs write to, and its pool's model cache, with their mounts.
+
+    Args:
+        pool: Node pool of the service; None if it has none.
+        is_own: Whether the pod runs Penstock's own program, which needs only /tmp.
+        is_worker: Whether the pod is a worker, which needs shared memory.
+    """
     found = [_empty("tmp", TEMPORARY)]
     if is_own:
         return found
     found.append(_empty("home", HOME))
     if is_worker:
-        # Named as the importer names it, so that an overlay's own size replaces this one.
+        # The name equals the importer's, so that an overlay with a size replaces this volume.
         found.append(_empty("shared-memory", SHARED_MEMORY, medium="Memory"))
     if pool is not None and pool.cache_mount is not None:
         found.append(_cache(pool.cache_mount, pool.cache_claim))
@@ -127,13 +138,19 @@ def _empty(name: str, path: str, **settings: str) -> Mounted:
 
 
 def read_only(name: str, path: str, **source: Any) -> Mounted:
-    """Return a volume of files, such as a ConfigMap's, mounted at ``path``."""
+    """Return a volume with files, for example from a ConfigMap, and its read-only mount.
+
+    Args:
+        name: Name of the volume.
+        path: Mount path.
+        **source: Source of the volume, such as ``configMap``.
+    """
     return {"name": name, **source}, {"name": name, "mountPath": path, "readOnly": True}
 
 
 def _cache(path: str, claim: str | None) -> Mounted:
     name = "model-cache"
-    # Not DirectoryOrCreate: that makes a folder that only root may write, and the model load fails later.
+    # DirectoryOrCreate would create a folder that only root can write, and loading the model would fail later.
     host = {"hostPath": {"path": path, "type": "Directory"}}
     source = host if claim is None else {"persistentVolumeClaim": {"claimName": claim}}
     return {"name": name, **source}, {"name": name, "mountPath": path}

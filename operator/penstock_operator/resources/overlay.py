@@ -1,12 +1,12 @@
-"""A user's ``podTemplate`` is laid over the built pod template, as ``kubectl patch --type strategic`` would.
+"""Merges a user's ``podTemplate`` into the built pod template, like ``kubectl patch --type strategic``.
 
-Maps merge key by key and null deletes a key. Lists of named things merge by their name; `_ITEM_KEYS` says
-which. An item with ``$patch: delete`` removes the item of its name; ``$patch: replace`` in a map or among a
-list's items drops what was there. Tolerations add up. Every other list is replaced.
+Maps merge key by key, and null deletes a key. Lists of named items merge by name; `_ITEM_KEYS` has these lists. An
+item with ``$patch: delete`` removes the item of its name. ``$patch: replace`` in a map or as a list item discards the
+built content. Tolerations are added. Every other list is replaced.
 
-Three differences from Kubernetes, each because the plain rule makes an invalid pod: a variable, and a volume,
-replaces the one of its name entirely (two sources are an error), and tolerations add up rather than
-replace the node pool's.
+There are three differences from Kubernetes, since its rules would give an invalid pod: a variable and a volume
+completely replace the one of the same name (two sources are an error), and tolerations are added to the node pool's
+instead of replacing them.
 """
 
 from __future__ import annotations
@@ -41,21 +41,26 @@ _ITEM_KEYS: Mapping[str, tuple[str, ...]] = {
     "hostAliases": ("ip",),
     "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
 }
-"""Lists that merge, and the keys that name their items. Source: patchMergeKey in k8s.io/api/core/v1, and its list map's
-keys where they are more."""
+"""Lists that merge, and the keys that identify their items. Source: patchMergeKey in k8s.io/api/core/v1, and the keys
+of its list-maps if those are more."""
 
 _WHOLE_ITEMS = frozenset({"env", "volumes"})
-"""Lists whose items have one of several sources, so that a merge of two would have two."""
+"""Lists whose items have exactly one of several sources, so that merging two items would give two sources."""
 
 _ADDED = "tolerations"
 
 
 def overlay(base: Mapping[str, Any], patch: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Return a pod template, or a map in one, with a user's patch laid over it, which is at ``path`` of a manifest.
+    """Return a pod template, or a map in one, merged with a user's patch.
+
+    Args:
+        base: The built template or map; not changed.
+        patch: The user's patch.
+        path: Path of the patch in the manifest, for messages.
 
     Raises:
-        InvalidSpecError: a map stands where the template has a list or the other way round, a list's item
-            has no name, or a ``$`` directive is unknown.
+        InvalidSpecError: The patch has a map where the template has a list or vice versa, a list item has no name, or
+            a ``$`` directive is unknown.
     """
     directive = _directive(patch, path)
     if directive == _DELETE:
@@ -124,7 +129,7 @@ def _name_of(key: str, item: Mapping[str, Any]) -> tuple[Any, ...]:
 def _split(
     base: Sequence[Any], patch: Sequence[Any], path: str
 ) -> tuple[Sequence[Any], list[dict[str, Any]]]:
-    """Return what stays of ``base`` and the items to lay over it."""
+    """Return the remaining items of ``base`` and the items of ``patch`` to merge into them."""
     items = []
     kept = base
     for index, item in enumerate(patch):
@@ -149,14 +154,17 @@ def _refusal(path: str, message: str) -> InvalidSpecError:
 
 
 MAIN: Final = "main"
-"""Name of the container that does the work; an overlay refers to it."""
+"""Name of the container that runs the service's process; overlays refer to it."""
 
 
 class Counted(NamedTuple):
-    """GPUs that a pod counts against its budget, the resource that it asks them of (empty: none), and the key that sets them.
+    """GPUs that a pod counts against its budget.
 
     Attributes:
-        known: Names, or patterns, of the resources that are GPUs.
+        gpus: Number of GPUs.
+        resource: Extended resource that the pod requests for them; empty if it requests none.
+        key: Manifest key that sets the number, for messages.
+        known: Names, or patterns, of the resources that count as GPUs.
     """
 
     gpus: int
@@ -173,10 +181,18 @@ def overlaid(
     counted: Counted,
     allowed: Allowances,
 ) -> dict[str, Any]:
-    """Return a built pod template with the user's podTemplate laid over it.
+    """Return a built pod template merged with the user's podTemplate, and checked.
+
+    Args:
+        built: The built pod template.
+        patch: The user's podTemplate.
+        path: Path of the podTemplate in the manifest, for messages.
+        counted: GPUs that the budget counts for the pod.
+        allowed: Privileges that the podTemplate can use.
 
     Raises:
-        InvalidSpecError: it cannot be, or makes the template unusable or, where that is not allowed, privileged.
+        InvalidSpecError: The podTemplate cannot be merged, makes the template unusable, or uses privileges that are
+            not allowed.
     """
     template = overlay(built, patch, path)
     _refuse_broken(template, path, counted)
@@ -186,7 +202,7 @@ def overlaid(
 
 
 def _within_limits(template: dict[str, Any], built: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a template whose built requests are no more than limits that a patch set: the API server would refuse the pod."""
+    """Return a template with built requests lowered to the limits that a patch set; the API server would reject higher requests."""
     own = {
         each["name"]: each.get("resources", {}).get("requests", {}) for each in built["spec"]["containers"]
     }
@@ -219,7 +235,7 @@ def _is_more(asked: object, limit: object) -> bool:
 
 
 def _with_grace(template: dict[str, Any], grace_s: int, path: str) -> dict[str, Any]:
-    """Return a template with the grace that drains go by, also where a patch dropped it; refuse another one."""
+    """Return a template with the grace period that drains use, even if a patch removed it; a different one is refused."""
     key = "terminationGracePeriodSeconds"
     given = template["spec"].get(key, grace_s)
     if given != grace_s:
@@ -245,7 +261,7 @@ def _refuse_broken(template: Mapping[str, Any], path: str, counted: Counted) -> 
 
 
 def _other_gpus(container: Mapping[str, Any], counted: Counted, gpus: int) -> Iterator[str]:
-    """Yield numbers of GPUs other than the counted one; an overlay may ask for none on a CPU's node."""
+    """Yield GPU amounts that differ from the counted number; 0 is allowed, so that an overlay can run on a CPU node."""
     resources = container.get("resources")
     limits = resources.get("limits") if isinstance(resources, Mapping) else None
     for resource, asked in (limits if isinstance(limits, Mapping) else {}).items():

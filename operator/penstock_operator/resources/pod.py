@@ -1,4 +1,4 @@
-"""The pod template of one service: its process, environment, probes and hooks, and the user's overlay on top."""
+"""Builds the pod template of one service: process, environment, probes and hooks, merged with the user's podTemplate."""
 
 from __future__ import annotations
 
@@ -69,15 +69,15 @@ from penstock_operator.resources.privileges import HOST_NAMESPACES, RESTRICTED, 
 from penstock_operator.resources.router_config import config_digest, graph_secret_variable
 
 PORTS: Mapping[str, int] = {PORT: WORKER_PORT, SIDE_CHANNEL_PLACEHOLDER: SIDE_CHANNEL_PORT}
-"""Values of the placeholders in commands and variables."""
+"""Values of the port placeholders in commands and variables."""
 
 _IDENTITY: Mapping[str, str] = {"POD_IP": "status.podIP", "POD_NAME": "metadata.name"}
 
 
 def environment(graph: GraphDeployment, spec: ProcessSpec, context: BuildContext) -> list[dict[str, Any]]:
-    """Return the variables; a later one of the same name replaces an earlier one where that stands.
+    """Return the environment variables of a service; if a name occurs twice, the later value applies in the earlier position.
 
-    The pod's own address and name come first, because others refer to them as ``$(POD_IP)``.
+    The pod's own address and name come first, because other variables refer to them, such as ``$(POD_IP)``.
     """
     found: dict[str, dict[str, Any]] = {}
     for name, path in {**_IDENTITY, **runtime_of(graph.spec.runtime).cluster.fields}.items():
@@ -95,7 +95,7 @@ def environment(graph: GraphDeployment, spec: ProcessSpec, context: BuildContext
 
 
 def _is_own(graph: GraphDeployment, service: str) -> bool:
-    """Whether the service runs Penstock's own program: it writes below /tmp alone and finishes its requests."""
+    """Return whether the service runs Penstock's own program, which writes only below /tmp and finishes its requests at SIGTERM."""
     return graph.spec.runs_penstock(graph.spec.services[service])
 
 
@@ -122,7 +122,7 @@ def volumes(graph: GraphDeployment, service: str) -> list[Mounted]:
 
 
 def _worker_tls(graph: GraphDeployment, *, is_worker: bool) -> list[Mounted]:
-    """Return the workers' certificate and key, of which routers get the token alone."""
+    """Return the volume with the workers' certificate and key; routers get only the token."""
     tls = graph.spec.engine.tls
     if tls is None:
         return []
@@ -134,20 +134,26 @@ def _worker_tls(graph: GraphDeployment, *, is_worker: bool) -> list[Mounted]:
 
 
 _STARTUP_PERIOD_S = 2
-"""Chosen: a worker takes requests at most this long after it could."""
+"""Seconds between startup probes. Chosen: a worker gets requests at most this long after it could take them."""
 
 _LIVENESS_PERIOD_S = 10
 
 _KILL_GRACE_S = 30
-"""A process that liveness gave up has nothing to finish; the pod's own grace may be many minutes."""
+"""Termination grace period in seconds after a failed liveness probe: such a process has no requests to finish, while
+the pod's own grace period can be many minutes."""
 
 
 def probes(
     role: Role, path: str, startup_s: float, liveness_s: float, *, scheme: str = "http"
 ) -> dict[str, Any]:
-    """Return startup, readiness and liveness probe, of a path that answers 200 while the process can serve.
+    """Return startup, readiness and liveness probes.
 
-    The first 200 may take ``startup_s``; then there may be none for ``liveness_s``.
+    Args:
+        role: Role of the service; routers are probed more often.
+        path: HTTP path that answers 200 while the process can serve.
+        startup_s: Maximum seconds until the first 200.
+        liveness_s: Maximum seconds without a 200 after that, before the container is restarted.
+        scheme: ``http`` or ``https``.
     """
     get = {"path": path, "port": HTTP_PORT, **({} if scheme == "http" else {"scheme": scheme.upper()})}
     return {
@@ -163,7 +169,7 @@ def probes(
             "timeoutSeconds": 5,
             "failureThreshold": 3,
         },
-        # A worker in a long step answers late: one silence of 10 s is not a failure.
+        # A worker in a long engine step answers late, so a single timeout of 10 s is not a failure.
         "livenessProbe": {
             "httpGet": get,
             "periodSeconds": _LIVENESS_PERIOD_S,
@@ -175,13 +181,15 @@ def probes(
 
 
 SETTLE_S = 5
-"""Time for every router to see that the pod is leaving; chosen, several times a watch's delay."""
+"""Seconds until every router has seen that the pod is terminating. Chosen: several times the delay of a watch."""
 
 _REQUEST_SERIES = (VLLM_RUNNING, VLLM_WAITING)
-"""All zero, and the runtime's own gauge where it has one: nothing runs or waits."""
+"""Gauges that are all zero, together with the runtime's own gauge if it has one, when no request is running or
+waiting."""
 
 _LEASE_SERIES = VLLM_KV_USAGE
-"""Above zero without requests on a prefill worker: blocks under a lease, which decode has still to read."""
+"""Gauge that is above zero without requests on a prefill worker if blocks are leased, because decode still has to
+read them."""
 
 _WAIT_UNTIL_IDLE = f"""\
 import %(more)stime, urllib.request
@@ -200,10 +208,9 @@ while idle < 2:
         idle = 0 if busy else idle + 1
     time.sleep(1)
 """
-"""Ends when two looks a second apart find the worker idle, or when it no longer listens.
+"""Script that ends when two readings one second apart find the worker idle, or when the worker no longer listens.
 
-Runs in images that bring Python but not Penstock; the pod's grace period bounds it.
-"""
+It runs in images that have Python but not Penstock. The pod's grace period limits its duration."""
 
 
 def lifecycle(
@@ -215,16 +222,17 @@ def lifecycle(
     scheme: str = "http",
     is_ipv6: bool = False,
 ) -> dict[str, Any]:
-    """Return the container's lifecycle hooks.
+    """Return the container's lifecycle hooks: a preStop hook that waits until the worker is idle, or sleeps until routers know.
 
     Args:
-        finishes_requests: Whether the process finishes its requests at SIGTERM.
-        grace_s: The pod's termination grace period, which the hook's time counts against; seconds.
-        keeps_leases: Whether others may still have to read its blocks. What a decode worker keeps for the next turn is
-            a cache, which is not waited for.
-        traits: Of the runtime, whose workers may have gauges of their own.
-        scheme: By which the process is reached.
-        is_ipv6: Whether it may listen on addresses of IPv6 alone.
+        finishes_requests: Whether the process itself finishes its requests at SIGTERM, so that the hook only has to
+            sleep.
+        grace_s: The pod's termination grace period in seconds, which includes the hook's duration.
+        keeps_leases: Whether other workers may still have to read KV blocks from it. Blocks that a decode worker
+            keeps for the next turn are a cache and are not waited for.
+        traits: Traits of the runtime, whose workers may have their own gauges.
+        scheme: Scheme of the process's HTTP endpoints: ``http`` or ``https``.
+        is_ipv6: Whether the process may listen on IPv6 addresses only.
     """
     if not finishes_requests:
         wanted = (*_REQUEST_SERIES, *((_LEASE_SERIES,) if keeps_leases else ()))
@@ -238,29 +246,31 @@ def lifecycle(
             "context": ", context=ssl._create_unverified_context()" if is_tls else "",
         }
         return {"preStop": {"exec": {"command": ["python3", "-c", _WAIT_UNTIL_IDLE % said]}}}
-    settle_s = min(SETTLE_S, grace_s - 1)  # Kubernetes asks for less than the grace period
+    settle_s = min(SETTLE_S, grace_s - 1)  # Kubernetes requires less than the grace period
     return {"preStop": {"sleep": {"seconds": settle_s}}} if settle_s > 0 else {}
 
 
 _ROUTER_LIMITS: Final = {"memory": "2Gi"}
-"""Chosen: four times the bodies that a router holds, and what it makes of them; a podTemplate may raise it."""
+"""Resource limits of a router. Chosen: four times the memory for the request bodies that a router stores, and for the
+data derived from them; a podTemplate can raise it."""
 
 
 _ROUTER_CPU: Final = "1"
-"""Before real workers: a router is one process on one core, which relays 34,000 tokens/s (docs/capacity.md), and one that
-starves keeps all requests waiting. It does not follow the workers' number, whose changes must not restart routers."""
+"""CPU request of a router with real workers: a router is one process on one core, which relays 34,000 tokens/s
+(docs/capacity.md), and a router without CPU time delays all requests. It is independent of the number of workers,
+whose changes must not restart routers."""
 
 
 def has_budget(graph: GraphDeployment, context: BuildContext) -> bool:
-    """Return whether a budget bounds the graph's workers, so that they start behind a scheduling gate."""
+    """Return whether a GPU budget limits the graph's workers, so that they are created with a scheduling gate."""
     planner = graph.spec.planner
     return planner.enabled and (context.in_pool or planner.max_gpu_budget is not None)
 
 
 def stated_gpu_ceiling(raw: Mapping[str, Any]) -> int | None:
-    """Return the ceiling that a graph states, one whose specification is invalid too; None: no ceiling is stated.
+    """Return the GPU limit in a GraphDeployment, whose specification may be invalid; None if it has no limit.
 
-    Outside of GPU pools the default is stated by writing none.
+    A graph outside of GPU pools that does not name a limit has the default limit.
     """
     planner = raw["spec"].get("planner") or {}
     default = DEFAULT_GPU_BUDGET if pool_drawn_from(raw) is None else None
@@ -269,12 +279,12 @@ def stated_gpu_ceiling(raw: Mapping[str, Any]) -> int | None:
 
 
 def processes(graph: GraphDeployment, context: BuildContext) -> dict[str, ProcessSpec]:
-    """Return the process of each service; the planner is none of them, one plans for all graphs."""
+    """Return the process of each service, by service name. The planner is not included: one planner serves all graphs."""
     runtime = RuntimeContext(
         python="python",
         graph_file=GRAPH_FILE,
         discovery="kubernetes",
-        namespace=f"{context.namespace}-{graph.name}",  # a runtime's own namespace, one per graph
+        namespace=f"{context.namespace}-{graph.name}",  # the runtime's internal namespace, one per graph
         host=EVERY_ADDRESS if context.is_ipv6 else "0.0.0.0",  # noqa: S104 - a pod is reached at its address
         own_host=EVERY_ADDRESS,
         peer_host="$(POD_IP)",
@@ -292,13 +302,19 @@ def pod_template(
     follows: bool = False,
     more_args: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the pod template of a service; ``more_args`` come before the user's own.
+    """Return the pod template of a service.
 
-    A follower in a multi-node replica answers no requests, so it has no probes and is in no Service.
+    Args:
+        graph: The graph.
+        spec: Process of the service.
+        context: Settings of the build.
+        follows: Whether it is for the followers of a multi-node replica; followers answer no requests, so they have
+            no probes and belong to no Service.
+        more_args: Arguments to insert before the user's own.
 
     Raises:
-        InvalidSpecError: the service's podTemplate cannot be laid over the template, or makes privileges of it that
-            the operator does not allow.
+        InvalidSpecError: The service's podTemplate cannot be merged into the template, or uses privileges that the
+            operator does not allow.
     """
     service = graph.spec.services[spec.service]
     path = f"spec.services.{spec.service}.podTemplate"
@@ -314,7 +330,7 @@ def pod_template(
             "containers": [_container(graph, spec, context, follows=follows, more_args=more_args)],
             "volumes": [volume for volume, _ in volumes(graph, spec.service)],
             "serviceAccountName": child_name(graph.name, WORKER_SUFFIX if is_worker else ROUTER_SUFFIX),
-            # Routers watch EndpointSlices; workers of some runtimes register themselves as well.
+            # Routers watch EndpointSlices; workers of some runtimes register themselves at the API server.
             "automountServiceAccountToken": not is_worker
             or bool(runtime_of(graph.spec.runtime).cluster.verbs),
             "terminationGracePeriodSeconds": service.termination_grace_period_seconds,
@@ -433,7 +449,7 @@ def _resources(graph: GraphDeployment, service: str, context: BuildContext) -> d
         cpu = {} if spec.models_gpus else {"cpu": _ROUTER_CPU}
         return {"requests": {**OWN_REQUESTS, **cpu}, "limits": dict(_ROUTER_LIMITS)}
     requests = runtime_of(spec.runtime).pod_requests(spec, role, gpus_per_pod(graph, service))
-    # Of a pod whose claims hold its GPUs, which it would get once more.
+    # A pod whose claims hold its GPUs must not request the extended resource: it would get twice as many GPUs.
     asked = None if claimed_gpus(graph, service, context.claimed_gpus) else gpu_request(graph, service)
     gpus = {} if asked is None else {asked[0]: str(asked[1])}
     found = {"requests": {**requests, **gpus}, "limits": gpus}
@@ -447,10 +463,10 @@ def _with_own_marks(
     labels: Mapping[str, str],
     context: BuildContext,
 ) -> dict[str, Any]:
-    """Set what selectors, budget and rollouts rely on, whatever the overlay made of it."""
+    """Set the labels, annotations and gates that selectors, budget and rollouts rely on, whatever the overlay changed."""
     metadata = template.get("metadata", {})
     annotations = dict(metadata.get("annotations", {}))
-    # Stated, so that they are seen where another hand adds them; the API server stores none that is false.
+    # Explicitly false, so that an edit by someone else is detected; the API server does not store false.
     spec = {**dict.fromkeys(HOST_NAMESPACES, False), **template["spec"]}
     if graph.spec.services[service].role.is_worker:
         annotations[GPUS_ANNOTATION] = str(gpus_per_pod(graph, service))

@@ -1,10 +1,10 @@
-"""What a podTemplate may not make of a pod: a way out of its container, or another account's rights.
+"""Refuses podTemplates that would let a pod escape its container or use another account's rights.
 
-Who may write a GraphDeployment may not, by that alone, run privileged pods: the operator would lend its own right
-to create them. So the merged pod is held to the restricted pod security standard, whatever the overlay added or removed.
-What the operator builds by itself (a node pool's cacheMount, the routers' keys) is its user's choice, and what its
-owner allows beyond the standard is in `resources.allowances`. Operator, `penstock validate` and `penstock render` build
-the same pods, and so refuse the same.
+Being allowed to write a GraphDeployment must not imply being allowed to run privileged pods: the operator would lend
+out its own right to create them. So the merged pod must conform to the restricted pod security standard, whatever the
+overlay added or removed. Volumes that the operator builds itself (a node pool's cacheMount, the routers' keys) are
+not checked. Exceptions that the operator's owner allows are in `resources.allowances`. Operator, `penstock validate`
+and `penstock render` build the same pods and therefore refuse the same podTemplates.
 
 Source: kubernetes.io/docs/concepts/security/pod-security-standards, profile Restricted of v1.34.
 """
@@ -19,7 +19,7 @@ from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE
 from penstock_operator.resources.allowances import Allowances, chart_entry
 
 USER_ID = 1000
-"""User and group of every process; vLLM's image names none, and any but root will do."""
+"""User and group ID of every process. vLLM's image names none, and any user except root works."""
 
 
 RESTRICTED: Final[Mapping[str, Any]] = {
@@ -31,14 +31,18 @@ RESTRICTED: Final[Mapping[str, Any]] = {
         "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
     },
-    # Variables such as VLLM_PORT, made of a Service's name, would configure the process.
+    # Kubernetes would derive variables such as VLLM_PORT from Service names, and they would configure the process.
     "enableServiceLinks": False,
 }
-"""Security context of every pod; volumes that can be, are made writable for `USER_ID`."""
+"""Security context of every pod; Kubernetes makes volumes that support it writable for `USER_ID`."""
 
 
 def container_security(*, is_root_read_only: bool) -> dict[str, Any]:
-    """Return the container's security context; vLLM's image does not run without writing outside its volumes."""
+    """Return a container's security context.
+
+    Args:
+        is_root_read_only: Whether the root file system is read-only; vLLM's image has to write outside its volumes.
+    """
     return {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -65,9 +69,9 @@ _VOLUMES: Final = frozenset(
         "secret",
     }
 )
-"""The standard's."""
+"""Volume types that the restricted standard allows."""
 _PROJECTED: Final = frozenset({"clusterTrustBundle", "configMap", "downwardAPI", "secret"})
-"""Sources that are not tokens of the pod's account."""
+"""Sources of projected volumes that are not tokens of the pod's account."""
 
 _SYSCTLS: Final = frozenset(
     {
@@ -89,11 +93,11 @@ _SELINUX_TYPES: Final = frozenset(
 _PROFILES: Final = frozenset({"RuntimeDefault", "Localhost"})
 _APPARMOR: Final = "container.apparmor.security.beta.kubernetes.io/"
 _SYSTEM: Final = "system-"
-"""Begin of the priority classes that evict the cluster's own pods."""
+"""Prefix of the priority classes that can evict the cluster's own pods."""
 
 
 class _Found(NamedTuple):
-    """What a pod may not have: its key, its value as text, what to do about it, and the chart's value that allows it."""
+    """A forbidden setting of a pod: its key, its value as text, a remedy, and the chart value that would allow it."""
 
     key: str
     value: str
@@ -104,10 +108,16 @@ class _Found(NamedTuple):
 def confined(
     built: Mapping[str, Any], template: Mapping[str, Any], path: str, allowed: Allowances
 ) -> dict[str, Any]:
-    """Return a pod template whose containers, added to the built ones, are confined as those are, where they do not say how.
+    """Return a pod template in which containers added by a user get the default security context for settings that they leave out.
+
+    Args:
+        built: The template that the operator built.
+        template: That template merged with the user's podTemplate.
+        path: Path of the podTemplate in the manifest, for messages.
+        allowed: Privileges that the podTemplate can use.
 
     Raises:
-        InvalidSpecError: the template has privileges that are not allowed, each with its key.
+        InvalidSpecError: The template uses privileges that are not allowed; the error lists each with its key.
     """
     own, spec = built["spec"], dict(_map(template.get("spec")))
     for kind in _CONTAINERS:
@@ -125,7 +135,7 @@ def confined(
 
 
 def _with_defaults(container: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an added container with the built ones' security context below its own; its root may be writable."""
+    """Return an added container with the default security context, overridden by its own values; its root may be writable."""
     stated = {
         key: value for key, value in _map(container.get("securityContext")).items() if value is not None
     }
@@ -200,7 +210,7 @@ def _of_projection(source: Mapping[str, Any], place: str, allowed: Allowances) -
 
 
 def _of_variables(container: Mapping[str, Any], place: str, allowed: Allowances) -> Iterator[_Found]:
-    """Yield Secrets that variables come from: one rule for them and for volumes."""
+    """Yield forbidden Secrets that environment variables use; the rule is the same as for volumes."""
     for each in _maps(container.get("env")):
         reference = _map(_map(each.get("valueFrom")).get("secretKeyRef"))
         if each.get("name") != GRAPH_SECRET_VARIABLE and reference:
@@ -216,7 +226,7 @@ def _of_secret(name: object, place: str, allowed: Allowances) -> Iterator[_Found
 
 
 def _of_context(context: Mapping[str, Any], place: str) -> Iterator[_Found]:
-    """Yield what neither a pod's nor a container's security context may say."""
+    """Yield settings that are forbidden in the security context of pods and containers alike."""
     for sysctl in _maps(context.get("sysctls")):
         if sysctl.get("name") not in _SYSCTLS:
             yield _Found(f"{place}.sysctls", str(sysctl.get("name")))
@@ -238,7 +248,7 @@ def _of_container(
     security = _map(container.get("securityContext"))
     place = f"{where}.securityContext"
     yield from _of_context(security, place)
-    # A container's own value goes before the pod's, and null is none.
+    # A container's own value overrides the pod's; null counts as absent.
     merged = {**pod, **{key: value for key, value in security.items() if value is not None}}
     if merged.get("runAsNonRoot") is not True:
         yield _Found(f"{place}.runAsNonRoot", _shown(merged.get("runAsNonRoot")), "leave it at true")
@@ -274,12 +284,12 @@ def _of_node_network(container: Mapping[str, Any], where: str) -> Iterator[_Foun
     for name, handler in handlers:
         for kind in ("httpGet", "tcpSocket"):
             if host := _map(handler.get(kind)).get("host"):
-                # The node itself would ask that host.
+                # The kubelet would send the request from the node to that host.
                 yield _Found(f"{where}.{name}.{kind}.host", str(host))
 
 
 def _shown(value: object) -> str:
-    """Return a value as a manifest spells it."""
+    """Return a value as it is written in a manifest."""
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

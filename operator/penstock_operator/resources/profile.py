@@ -1,8 +1,8 @@
-"""The objects of a ProfileRequest: the Job of `penstock profile`, its inputs, outputs and rights.
+"""Builds the objects of a ProfileRequest: the Job that runs `penstock profile`, and its inputs, outputs and rights.
 
-The Job's pod is not a worker of the graph: it carries the request's label and not the graph's, gets no requests of
-users, and holds its GPUs by its own declaration (``maxGpus``) in addition to the graph's budget. It holds those of the largest
-size measured: the workers under test are its processes, started one size after the other.
+The Job's pod is not a worker of the graph: it has the request's label instead of the graph's, gets no user requests,
+and occupies GPUs by its own declaration (``maxGpus``) in addition to the graph's budget. It occupies as many as the
+largest measured size needs: the workers under test are its child processes, started one size after another.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ from penstock_operator.resources.overlay import MAIN, Counted, overlaid
 from penstock_operator.resources.privileges import RESTRICTED, container_security
 
 OUTPUT_FOLDER: Final = f"{TEMPORARY}/profile"
-"""Where the Job keeps what it measures; a try that fails takes it along."""
+"""Folder in which the Job stores its measurements; it is lost with a failed try."""
 
 GRACE_S: Final = 30
-"""Seconds from SIGTERM to SIGKILL; chosen: the workers under test serve no clients."""
+"""Seconds from SIGTERM to SIGKILL. Chosen: the workers under test serve no clients."""
 
 USAGE_EXIT: Final = 2
-"""Exit code of `penstock` for options or manifests that no further try makes right."""
+"""Exit code of `penstock` for invalid options or manifests, which a retry cannot correct."""
 
 _TEMPLATE: Final = "spec.podTemplate"
 _REQUESTS: Final = {"cpu": "1", "memory": "1Gi"}
-"""Chosen: a simulated engine and its load generator keep a core busy."""
+"""Resource requests for simulated workers. Chosen: a simulated engine and its load generator use one core."""
 
 _Env = list[dict[str, Any]]
 
@@ -66,13 +66,18 @@ _Env = list[dict[str, Any]]
 def profile_objects(
     request: ProfileRequest, graph: GraphDeployment, context: BuildContext
 ) -> list[dict[str, Any]]:
-    """Return the objects of a request that measures a graph, its Job last; the same arguments give the same objects.
+    """Return the objects of a request that measures a graph, its Job last; equal arguments give equal objects.
+
+    Args:
+        request: The request.
+        graph: The graph to measure.
+        context: Settings of the build.
 
     Raises:
-        InvalidSpecError: the request does not fit the graph: a pool that it does not have, no image for its
-            runtime, or a podTemplate that cannot be laid over the pod's.
+        InvalidSpecError: The request does not fit the graph: it names a node pool that the graph does not have, there
+            is no image for its runtime, or its podTemplate cannot be merged into the pod's.
     """
-    # Managed by the operator, yet not by the name that its watches of graphs' children select.
+    # The value of managed-by differs from that of graphs' children, so that the watches of children do not select it.
     names = {PROFILE_LABEL: request.name, MANAGED_BY_LABEL: OPERATOR}
     labels = {**recommended_labels(request.name, "profile"), **names}
     own = {"namespace": context.namespace, "labels": labels | release_label(), **owned_by(request, context)}
@@ -85,7 +90,7 @@ def profile_objects(
         "verbs": ["get", "patch"],
     }
     account = {"kind": SERVICE_ACCOUNT.kind, "name": name, "namespace": context.namespace}
-    # No client can reach the workers under test, which need no key.
+    # The workers under test need no key, so no client may reach them.
     closed = {
         "podSelector": {"matchLabels": {PROFILE_LABEL: request.name}},
         "policyTypes": ["Ingress"],
@@ -98,7 +103,7 @@ def profile_objects(
             metadata, roleRef={"apiGroup": ROLE.group, "kind": ROLE.kind, "name": name}, subjects=[account]
         ),
         CONFIG_MAP.of(metadata, data=_graph_file(graph)),
-        # Made empty, so that the Job may patch this one object and can take no other's name.
+        # Created empty, so that the Job only needs the right to patch this one object, and cannot create others.
         CONFIG_MAP.of({"name": request.config_map, **own}),
         NETWORK_POLICY.of(metadata, spec=closed),
         _job(_Work(request, graph, context, labels), metadata),
@@ -107,7 +112,7 @@ def profile_objects(
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What a Job is made of; labels are its pods'."""
+    """Input from which a Job is built; ``labels`` are those of its pods."""
 
     request: ProfileRequest
     graph: GraphDeployment
@@ -116,17 +121,17 @@ class _Work:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether the workers under test are Penstock's own program."""
+        """Whether the workers under test are Penstock's own simulated workers."""
         return self.graph.spec.traits.is_simulated
 
     @property
     def gpus(self) -> int:
-        """Maximum number of GPUs that the workers under test hold together."""
+        """Maximum number of GPUs that the workers under test occupy together."""
         return max(self.request.spec.sizes)
 
     @property
     def pool(self) -> NodePool | None:
-        """Node pool where to measure; None: any node."""
+        """Node pool in which to measure; None if any node is suitable."""
         spec = self.graph.spec
         worker = spec.service(Role.DECODE) or spec.service(Role.AGGREGATED)
         name = self.request.spec.node_pool or (worker[1].node_pool if worker is not None else None)
@@ -140,7 +145,7 @@ class _Work:
 
     @property
     def gpu_resource(self) -> str:
-        """Extended resource that the pod asks for; empty: none, for workers that only model a GPU on any node."""
+        """Extended resource that the pod requests; empty for workers that only simulate GPUs and can run on any node."""
         if self.graph.spec.models_gpus and self.pool is None:
             return ""
         return (self.pool or NodePool()).gpu_resource_name
@@ -168,7 +173,7 @@ def _job(work: _Work, metadata: Mapping[str, Any]) -> dict[str, Any]:
         "completions": 1,
         "backoffLimit": work.request.spec.retries,
         "activeDeadlineSeconds": work.request.spec.timeout_seconds,
-        # Two pods at once would hold twice the GPUs.
+        # Two pods at the same time would occupy twice the GPUs.
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": {"rules": rules},
         "template": _pod_template(work),
@@ -199,7 +204,7 @@ def _pod_template(work: _Work) -> dict[str, Any]:
         counted=Counted(work.gpus, work.gpu_resource, "spec.maxGpus", work.context.gpu_resources),
         allowed=work.context.allowed,
     )
-    # What selectors and the Job's promises rely on stands, whatever the overlay made of it.
+    # Set the labels and fields that selectors and the Job rely on again, whatever the overlay changed.
     metadata = template.get("metadata", {})
     marks = {key: {**metadata.get(key, {}), **each} for key, each in own.items()}
     spec = {**template["spec"], "restartPolicy": "Never"}
@@ -220,7 +225,7 @@ def _container(work: _Work, mounted: list[Mounted]) -> dict[str, Any]:
         "resources": _resources(work),
         "securityContext": container_security(is_root_read_only=work.is_simulated),
         "volumeMounts": [mount for _, mount in mounted],
-        # A failed try's last lines become the request's status.
+        # The last output lines of a failed try are shown in the request's status.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     return {key: value for key, value in container.items() if value}
@@ -258,9 +263,9 @@ def _image(work: _Work) -> str:
 
 
 def _environment(work: _Work) -> _Env:
-    """Return the pod's own variables, and those of the workers that only Kubernetes can supply.
+    """Return the pod's own variables, and those variables of the workers that only Kubernetes can supply.
 
-    Literal values are in the graph, from which the workers under test get them.
+    Literal values are in the graph file, from which the workers under test read them.
     """
     found: dict[str, dict[str, Any]] = {
         "POD_NAMESPACE": {"valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}

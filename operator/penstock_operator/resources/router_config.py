@@ -1,4 +1,4 @@
-"""What a graph's routers share: the ConfigMap with the graph as they read it, and the Secret by which they know each other."""
+"""Objects that a graph's routers share: the ConfigMap with the graph's settings, and the Secret with which they authenticate each other."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from penstock.kube.objects.names import GRAPH_FILE, GRAPH_SECRET_VARIABLE, child
 from penstock_operator.resources.metadata import ROUTER_SUFFIX, BuildContext, graph_child
 
 _DIGEST_CHARS = 16
-"""64 bits; two configurations of one graph never meet by chance."""
+"""Length of the digest in hexadecimal digits: 64 bits, enough that two configurations of one graph never collide by
+chance."""
 
 _DUMPER: Final[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-"""libyaml's, ten times as fast, where PyYAML was built with it."""
+"""YAML dumper: libyaml's, which is ten times as fast, if PyYAML was built with it."""
 
 
 def config_map(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
@@ -29,10 +30,10 @@ def config_map(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
 
 
 def config_digest(graph: GraphDeployment) -> str:
-    """Return a digest of the settings read only at router start: a change rolls the routers, and only them.
+    """Return a digest of the settings that are read only when a router starts; a change restarts the routers and nothing else.
 
-    The admission section is left out, with what it refers to, and so is what tiers share and are promised: running
-    routers follow them. Of the graph's targets policies read the TTFT, and only when they start.
+    The admission section and the tiers' shares and targets are left out, because running routers reload them. Of the
+    graph's SLO it includes only the TTFT, which routing policies read at their start.
     """
     kept = _kept(graph)
     spec = {key: value for key, value in kept["spec"].items() if key != "engine"}
@@ -42,16 +43,16 @@ def config_digest(graph: GraphDeployment) -> str:
         spec["tls"] = kept["spec"]["engine"]["tls"]
     tiers = graph.spec.router.tiers
     spec["router"] = {**router, "tiers": [tiers.enabled, tiers.keys_secret, tiers.keys_file]}
-    # YAML would take most of a build's time once more.
+    # JSON, because dumping YAML a second time would take most of a build's time.
     text = json.dumps({**kept, "spec": spec}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARS]
 
 
 def router_manifest(graph: GraphDeployment) -> str:
-    """Return the graph as YAML, cut down to what a router reads.
+    """Return the graph as YAML, reduced to the fields that a router reads.
 
-    Of services only the roles stay, so that scaling or changing a worker restarts no router. The planner
-    is off, because its budget would be compared with numbers that are not there.
+    Of services only the roles remain, so that scaling or changing a worker restarts no router. The planner is
+    disabled, because its budget would be validated against replica numbers that are absent.
     """
     return str(yaml.dump(_kept(graph), Dumper=_DUMPER, sort_keys=True, width=110))
 
@@ -79,7 +80,7 @@ def _kept(graph: GraphDeployment) -> dict[str, Any]:
 
 
 def _lease(duration_seconds: int) -> dict[str, Any]:
-    """Return a lease section that says no more than a router reads: prefill's own lease."""
+    """Return a lease section that contains only what a router reads: the lease that prefill grants."""
     lease = {
         "durationSeconds": duration_seconds,
         "decoderBlocksTtlSeconds": max(LeaseConfig().decoder_blocks_ttl_seconds, duration_seconds),
@@ -93,16 +94,16 @@ _UID_DIGITS: Final = 8
 
 
 def graph_secret(graph: GraphDeployment, context: BuildContext, value: str) -> dict[str, Any]:
-    """Return the Secret ``GRAPH-router-UID``, which the operator makes once and reads never.
+    """Return the Secret ``GRAPH-router-UID``, which the operator creates once and never reads.
 
-    With the first digits of the graph's UID: a graph of the same name that comes after a deleted one so has another,
-    which the garbage collector leaves alone.
+    Its name contains the first digits of the graph's UID. So a new graph with the name of a deleted one has a
+    different Secret, which the garbage collector does not delete.
     """
     return graph_child(SECRET, graph, context, _suffix(context), immutable=True, stringData={_KEY: value})
 
 
 def graph_secret_variable(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
-    """Return the router's variable that holds it."""
+    """Return the environment variable of routers with the value of `graph_secret`."""
     reference = {"name": child_name(graph.name, _suffix(context)), "key": _KEY}
     return {"name": GRAPH_SECRET_VARIABLE, "valueFrom": {"secretKeyRef": reference}}
 
