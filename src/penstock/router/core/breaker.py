@@ -1,10 +1,10 @@
-"""A worker's circuit: after failures in a row it is ejected, then tried with one request. Pure.
+"""A worker's circuit breaker: after consecutive failures the worker is ejected, and later probed with one request. Pure.
 
-A circuit opens for ``open_seconds`` times the number of its recent openings, at most ``max_open_seconds``. The beginning of one probe's
-answer closes it, because answers may last minutes; until the first answer is complete, one failure opens it again. What
-counts as a failure is `penstock.router.proxy.failures`' to say.
+A circuit opens for ``open_seconds`` times the number of its recent openings, at most ``max_open_seconds``. When the first
+part of one probe's response arrives, the circuit closes, because complete responses can take minutes; until a first response
+is complete, one failure opens it again. `penstock.router.proxy.failures` decides what counts as a failure.
 
-Source: Envoy's outlier detection (consecutive failures, base and maximum ejection time, maximum ejected share).
+Source: Envoy's outlier detection (consecutive failures, base and maximum ejection time, maximum ejection percentage).
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from penstock.api import BreakerConfig
 
 
 class Circuit(StrEnum):
-    """States of a breaker."""
+    """States of a circuit breaker.
+
+    Attributes:
+        CLOSED: Requests are sent.
+        OPEN: No requests are sent until the ejection time has passed.
+        HALF_OPEN: One request at a time is sent, as a probe.
+    """
 
     CLOSED = "closed"
     OPEN = "open"
@@ -24,22 +30,27 @@ class Circuit(StrEnum):
 
 
 def may_eject(*, ejected: int, pool: int, max_fraction: float) -> bool:
-    """Return whether one more worker may be ejected of a pool of so many that would serve if no circuit were open.
+    """Return whether one more worker may be ejected.
 
-    ``max_fraction``, 0-1, is the largest share; one worker may be ejected however small the pool is.
+    Args:
+        ejected: Number of workers that are ejected now.
+        pool: Number of workers that would serve if no circuit were open.
+        max_fraction: Maximum fraction of the pool that may be ejected, 0-1; at least one worker may always be ejected.
     """
     return ejected < max(1, int(pool * max_fraction))
 
 
 class CircuitBreaker:
-    """Counts failures in a row; ``now_s`` is always an argument, in simulated seconds.
+    """The circuit breaker of one worker; it counts consecutive failures. ``now_s`` is always in simulated seconds.
+
+    A "probe" argument says whether the request was the one that `sent` returned True for.
 
     Attributes:
-        threshold: Failures in a row that open the circuit.
-        failures: Failures since the last success, including those that opened the circuit.
-        openings: Times that the circuit has opened.
-        is_closed: The worker is not ejected.
-        is_on_probation: One failure opens the circuit again.
+        threshold: Number of consecutive failures that open the circuit.
+        failures: Number of failures since the last success, including those that opened the circuit.
+        openings: Number of times that the circuit has opened since it was created.
+        is_closed: Whether the circuit is closed, so that the worker is not ejected.
+        is_on_probation: Whether the circuit has just closed after a probe, so that one failure opens it again.
     """
 
     def __init__(
@@ -49,7 +60,13 @@ class CircuitBreaker:
         may_open: Callable[[], bool] = lambda: True,
         touched: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start closed; ``may_open`` is called before it opens, ``touched`` when the state changes."""
+        """Start with a closed circuit.
+
+        Args:
+            config: Failure threshold and ejection times.
+            may_open: Called before the circuit opens; it stays closed if this returns False.
+            touched: Called whenever the state changes.
+        """
         self.threshold = config.consecutive_failures
         self._open_s = config.open_seconds
         self._max_open_s = max(config.open_seconds, config.max_open_seconds)
@@ -59,7 +76,7 @@ class CircuitBreaker:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything; for a worker whose process is a new one."""
+        """Close the circuit and forget all failures, for a worker whose process is a new one."""
         self._enter(Circuit.CLOSED)
         self.failures = 0
         self.is_on_probation = False
@@ -69,25 +86,25 @@ class CircuitBreaker:
         self._probing = False
 
     def state(self, now_s: float) -> Circuit:
-        """Return the state; an open circuit becomes half-open when its time is over."""
+        """Return the state at ``now_s``; an open circuit counts as half-open when its ejection time has passed."""
         if self._state is Circuit.OPEN and now_s >= self._open_until_s:
             return Circuit.HALF_OPEN
         return self._state
 
     @property
     def is_failing(self) -> bool:
-        """Whether its last answers were failures, as many as open a circuit, opened or not."""
+        """Whether the last responses were as many failures as open a circuit, even if the circuit was not allowed to open."""
         return not self.is_closed or self.failures >= self.threshold
 
     def probe_in_s(self, now_s: float) -> float:
-        """Return how long an open circuit admits no probe yet; 0 when it is not open."""
+        """Return the time until an open circuit admits a probe, in simulated seconds; 0 if the circuit is not open."""
         return max(0.0, self._open_until_s - now_s) if self._state is Circuit.OPEN else 0.0
 
     def allows(self, now_s: float, *, is_last: bool = False) -> bool:
-        """Return whether a request may be sent: closed, or half-open without a probe under way.
+        """Return whether a request may be sent: the circuit is closed, or half-open without a probe under way.
 
-        With ``is_last`` no other worker can take it: an open circuit is then probed after ``open_seconds``, however often it has
-        opened.
+        ``is_last`` says that no other worker can take the request: an open circuit is then probed after ``open_seconds``,
+        regardless of how often it has opened.
         """
         if self._state is Circuit.OPEN:
             first_s = min(self._open_until_s, self._opened_s + self._open_s)
@@ -95,7 +112,7 @@ class CircuitBreaker:
         return self.is_closed or not self._probing
 
     def sent(self, now_s: float) -> bool:
-        """Record a request sent; returns whether it is the probe of a half-open circuit."""
+        """Record that a request was sent; return whether it is the probe of a half-open circuit."""
         if self.is_closed or self._probing or not self.allows(now_s, is_last=True):
             return False
         self._enter(Circuit.HALF_OPEN)
@@ -103,14 +120,14 @@ class CircuitBreaker:
         return True
 
     def began(self) -> None:
-        """Record the correct beginning of the probe's answer: the circuit closes, and the next failure opens it."""
+        """Record that the first part of the probe's response was correct: the circuit closes, and the next failure opens it again."""
         self._enter(Circuit.CLOSED)
         self._probing = False
         self.is_on_probation = True
         self.failures = self.threshold - 1
 
     def succeeded(self, *, probe: bool) -> None:
-        """Record a correct answer; only the probe closes an opened circuit."""
+        """Record a complete, correct response; if the circuit is not closed, only the probe's response closes it."""
         if probe:
             self.began()
         if self.is_closed:
@@ -118,10 +135,11 @@ class CircuitBreaker:
             self.is_on_probation = False
 
     def failed(self, now_s: float, *, probe: bool, proven: bool = True) -> bool:
-        """Record a failure, ``proven`` if it is the worker's without doubt; return whether it was counted.
+        """Record a failure; return whether it was counted.
 
-        Those of requests sent before the circuit opened change nothing. After one that is not proven, the circuit of a
-        worker that is not being probed stays closed until `convicted`.
+        A failure of a request that was sent before the circuit opened is not counted. A failure that is not ``proven`` (it
+        might be the request's fault) is counted, but opens the circuit only when `convicted` is called, unless the request
+        was the probe.
         """
         if not probe and not self.is_closed:
             return False
@@ -131,12 +149,15 @@ class CircuitBreaker:
         return True
 
     def convicted(self, now_s: float, *, probe: bool = False) -> None:
-        """Open the circuit if the failures in a row, one of them proven now, suffice."""
+        """Record that a counted failure was proven to be the worker's fault; open the circuit if there are enough consecutive failures."""
         if probe or self.failures >= self.threshold:
             self.trip(now_s)
 
     def trip(self, now_s: float) -> None:
-        """Open the circuit if that is allowed: for longer each time, unless it served for long in between."""
+        """Open the circuit, if ``may_open`` allows it and it is not open yet.
+
+        Each opening lasts longer than the one before, unless the worker has served for some time in between.
+        """
         if self._state is Circuit.OPEN or (self.is_closed and not self._may_open()):
             return
         if self.is_closed:
@@ -150,9 +171,9 @@ class CircuitBreaker:
         self._probing = False
 
     def pardoned(self, now_s: float, *, probe: bool) -> None:
-        """Take back a counted failure that was not the worker's; an opening that rests on it is undone.
+        """Take back a counted failure that was not the worker's fault; close the circuit again if it opened because of this failure.
 
-        After a ``probe``'s failure the circuit is then half-open again.
+        If the failed request was the ``probe``, the circuit becomes half-open instead of closed.
         """
         self.failures = max(0, self.failures - 1)
         if self._state is not Circuit.OPEN or (self.failures >= self.threshold and not probe):
@@ -162,7 +183,7 @@ class CircuitBreaker:
         self._open_until_s = now_s
 
     def abandoned(self, *, probe: bool) -> None:
-        """Record that a request ended without a verdict, such as a client that left."""
+        """Record that a request ended without a verdict on the worker, for example because the client disconnected."""
         if probe:
             self._probing = False
 

@@ -1,4 +1,4 @@
-"""Builds a router's state machine from its graph's router section: for the live router, the simulator and benches. Pure."""
+"""Builds the `RouterCore` of a graph from its router section, for the live router, the simulator and benchmarks. Pure."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from penstock.router.policy.routing_policy import AssignTime, RoutingPolicy
 T = TypeVar("T")
 
 SPLIT: Mapping[Role, WorkerSize] = {Role.PREFILL: WorkerSize(), Role.DECODE: WorkerSize()}
-"""Prefill and decode apart, nothing known of the workers."""
+"""Disaggregated serving (prefill and decode workers); the sizes of the workers are unknown."""
 TOGETHER: Mapping[Role, WorkerSize] = {Role.AGGREGATED: WorkerSize()}
-"""Workers that do both, nothing known of them."""
+"""Aggregated serving (workers that do prefill and decode); the sizes of the workers are unknown."""
 
 
 def build_router(
@@ -38,19 +38,22 @@ def build_router(
     is_supervised: bool = False,
     record: Recorder = ignore,
 ) -> RouterCore[T]:
-    """Return the core that a graph's router section asks for, without workers.
+    """Return the router core that a graph's router section configures, without any workers yet.
 
     Args:
-        config: The section.
-        sizes: Of the workers by role, the first stage's first: prefill and decode, or aggregated.
-        slo: The graph's targets.
-        lease_s: First lease of a prefilled prompt, simulated seconds; inf: it bounds no wait.
-        worker_wait_s: Longest wait of a begun stream for a worker, simulated seconds; see `limits.worker_wait_s`.
-        is_supervised: Something keeps workers running, so one may be waited for even while none is known.
-        record: Takes what happens to workers.
+        config: Router section of the graph.
+        sizes: Size of the workers by role, the first stage's role first: prefill and decode, or aggregated alone.
+        slo: SLO section of the graph.
+        lease_s: Length of the first lease of a prefilled prompt's KV blocks, in simulated seconds; inf does not limit the
+            wait for a decode worker.
+        worker_wait_s: Maximum wait of a started stream for a worker that resumes it, in simulated seconds; see
+            `limits.worker_wait_s`.
+        is_supervised: Whether something starts and restarts workers, so that requests can wait for one even while none is
+            known.
+        record: Receives changes of workers, for the log.
 
     Raises:
-        ConfigError: no such policy is installed, or it does not take its parameters.
+        ConfigError: the policy is not installed, or does not accept its parameters.
     """
     thresholds = busy_thresholds(config.admission)
     busy = {role: BusyWorkers(thresholds, batch_tokens=each.batch_tokens) for role, each in sizes.items()}
@@ -79,11 +82,11 @@ def _entry_settings(
     *,
     is_disaggregated: bool,
 ) -> QueueSettings:
-    """Return how the first stage's queue behaves.
+    """Return the settings of the first stage's queue.
 
-    Aggregated workers under a policy that assigns when a worker is free take everything at once, unless there are tiers:
-    then what waits is to wait here, in its tier's turn. With tiers no more requests are sent to a worker than it has room
-    for, so that what is beyond waits in its tier's turn.
+    Under a policy that assigns when a worker is free, aggregated workers get every request at once, unless there are tiers.
+    With tiers, no more requests are sent to a worker than it has capacity for, so that the others wait in the queue in their
+    tier's order.
     """
     queue = config.prefill_queue
     has_slots = is_disaggregated or tiers is not None or policy.assigns is AssignTime.ON_ARRIVAL
@@ -102,9 +105,9 @@ def _entry_settings(
 def _decode_settings(
     config: RouterConfig, size: WorkerSize, tiers: TiersConfig | None, lease_s: float
 ) -> QueueSettings:
-    """Return how the second stage's queue behaves, in which requests wait only while no circuit lets them pass.
+    """Return the settings of the second stage's queue, in which requests wait only while no decode worker can be routed to.
 
-    A prefilled prompt's lease is not renewed meanwhile.
+    The lease of a prefilled prompt is not renewed during this wait, which therefore ends before the lease does.
     """
     own_s = config.decode_queue.max_wait_seconds
     leased_s = min(config.prefill_queue.max_wait_seconds, TRUSTED_FRACTION * lease_s)

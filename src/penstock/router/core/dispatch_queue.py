@@ -1,8 +1,9 @@
-"""The queue in front of one role's workers: one body for the live router and the simulator.
+"""The queue of requests in front of the workers of one role; the live router and the simulator use the same class.
 
-Under a policy that assigns on arrival every worker has a queue of its own, under one that assigns when a worker is
-free all requests wait in one central queue. The caller owns time and acts: it says which workers may be chosen, what
-arrives, what was prefilled or lost, and takes what is dispatched now. Pure.
+If the routing policy assigns a request when it arrives, every worker has a queue of its own. If the policy assigns a request
+when a worker has free capacity, all requests wait in one central queue. The caller passes the current time to each method and
+does all I/O: it reports which workers are eligible, which requests arrive, and which prompts were prefilled or requests
+ended, and it sends the requests that `DispatchQueue.dispatch` returns. Pure.
 """
 
 from __future__ import annotations
@@ -37,14 +38,21 @@ PREMIUM_RANK = list(Tier).index(Tier.PREMIUM)
 
 
 class DispatchQueue(Generic[T]):
-    """Waiting and running requests of one role under one policy. ``T`` is hashable and unique per request.
+    """The waiting and running requests of one role under one routing policy.
+
+    ``T`` is the type by which the caller identifies a request; its values must be hashable and unique per request.
 
     Attributes:
-        moved: Requests that rebalancing has moved so far.
-        apart: Suspects that wait for a worker of their own; see `penstock.router.core.suspects`.
-        waiting: Requests that wait, those apart included.
-        tokens: Prompt tokens of those that wait.
-        occupancy: Counts those that wait by tier, where there are tiers.
+        policy: Routing policy that chooses the worker of each request.
+        settings: Limits, order and tier shares of this queue.
+        workers: Eligible and inactive workers of the role, each with its own queue, prefix index and throughput.
+        apart: Waiting requests that are suspected of crashing workers, by request. The policy does not assign them; each must
+            run alone on a worker, see `penstock.router.core.suspects`.
+        occupancy: Number of waiting requests per tier and tenant; only counted if tiers are enabled.
+        moved: Number of times that rebalancing has moved a waiting request to another worker, since this queue was created.
+        waiting: Number of requests that wait now, those in `apart` included.
+        tokens: Number of prompt tokens, cached ones included, of the requests that wait now.
+        prompt_tokens: Counts of the uncached prompt tokens that wait, were dispatched and were computed.
     """
 
     def __init__(self, policy: RoutingPolicy, settings: QueueSettings) -> None:
@@ -60,13 +68,13 @@ class DispatchQueue(Generic[T]):
         self._central = self.workers.central
         self.apart: dict[T, QueuedRequest[T]] = {}
         self.occupancy = QueueOccupancy()
-        # Those that wait, without a worker in the central queue, and those that run.
+        # Requests that wait (with an empty `worker` while they are in the central queue) and requests that run.
         self._requests: dict[T, QueuedRequest[T]] = {}
         # Running non-streaming requests, with the time at which their prompts should be prefilled.
         self._non_streaming: dict[T, float] = {}
-        # Prefilled and not ended: the worker, and the number of prompt tokens.
+        # Requests whose prompt was prefilled and which have not ended: their worker, and their number of prompt tokens.
         self._decoding: dict[T, tuple[WorkerQueue[T], int]] = {}
-        # Names whose queue or room has changed since `dispatch` last saw them.
+        # Names of the workers whose queue or free capacity has changed since the last call of `dispatch`.
         self._dirty: dict[str, None] = {}
         self.moved = 0
         self.waiting = 0
@@ -84,11 +92,20 @@ class DispatchQueue(Generic[T]):
         quarantined: Collection[str] = (),
         full: frozenset[str] = frozenset(),
     ) -> None:
-        """Set the eligible workers; requests that wait for others are reassigned, running ones continue.
+        """Set the eligible workers. Requests that wait for other workers are assigned again; running requests continue.
 
-        When a worker joins, everything that waits is assigned again: a backlog would not reach it otherwise. What a
-        policy that raises leaves unassigned waits in the central queue until the workers change again. What is known of
-        quarantined workers, which are not eligible now and will come back unchanged, is kept. ``full`` ones are passed over.
+        If a worker joins, all waiting requests are assigned again, because the existing backlog would otherwise not reach the
+        new worker. If the policy raises an exception, the requests that are not yet assigned wait in the central queue until
+        the workers change again.
+
+        Args:
+            loads: Eligible workers, in the order in which the policy sees them.
+            now_s: Current time in simulated seconds.
+            quarantined: Names of workers that are not eligible now and will return with the same cache; their learned state
+                (prefix index, throughput) is kept. The learned state of other ineligible workers is deleted when nothing runs
+                there any more.
+            full: Names of eligible workers that reject requests or have no free KV blocks; requests are reassigned to other
+                workers if possible.
         """
         left, joined = self.workers.change(loads, now_s)
         for worker in left:
@@ -107,7 +124,15 @@ class DispatchQueue(Generic[T]):
     def adopt(
         self, item: T, arrival: Arrival, load: WorkerLoad, now_s: float, *, is_prefilled: bool = False
     ) -> None:
-        """Count a request as running that was sent to a worker, eligible or not, on another router's word."""
+        """Count a request as running that another router has dispatched to a worker.
+
+        Args:
+            item: The request.
+            arrival: The request's prompt and limits, for the policy and the prefix index.
+            load: Worker to which the request was sent; it does not have to be eligible.
+            now_s: Current time in simulated seconds.
+            is_prefilled: Whether the worker has already computed the prompt.
+        """
         worker = self.workers.adopt(load, now_s)
         if self._learner is not None:
             self._learner.prompt_queued(arrival, load.name, self._workers)
@@ -125,7 +150,10 @@ class DispatchQueue(Generic[T]):
             self._expect_prefilled(worker, queued, now_s)
 
     def learn(self, name: str, arrival: Arrival) -> None:
-        """Record that a worker has computed a prompt."""
+        """Record that a worker has computed a prompt, so that its prefix counts as cached there.
+
+        Does nothing if the worker ``name`` is not eligible.
+        """
         worker = self._workers.get(name)
         if worker is not None:
             worker.index.use(arrival.prefix)
@@ -142,9 +170,20 @@ class DispatchQueue(Generic[T]):
         waited_s: float | None = None,
         busy: frozenset[str] = frozenset(),
     ) -> bool:
-        """Queue a request, not at ``busy`` workers; False, and nothing done, when too many wait; see `RouterCore.acquire`.
+        """Add a request to the queue; return False, and do nothing, if the limits on waiting requests do not admit it.
 
-        A suspect is put apart, until `start_apart`.
+        A request that is suspected of crashing workers (`Arrival.alone_at` is not empty) is put into `apart` until
+        `start_apart` is called for it.
+
+        Args:
+            item: The request.
+            arrival: The request as the policy sees it.
+            now_s: Current time in simulated seconds.
+            again: Whether the request was admitted before (a retry). It is always admitted and put before the other waiting
+                requests.
+            waited_s: Simulated seconds since another router admitted the request; it is then always admitted. None for a
+                request that no router has admitted yet.
+            busy: Names of workers that the policy passes over, unless no other worker is left.
         """
         is_new = not again and waited_s is None
         if is_new and not self._may_wait(arrival):
@@ -170,7 +209,13 @@ class DispatchQueue(Generic[T]):
         return True
 
     def start_apart(self, item: T, name: str, now_s: float, *, reason: str) -> QueuedRequest[T]:
-        """Give a worker to a suspect that waits, whatever the policy says."""
+        """Dispatch a waiting request of `apart` to the worker ``name``, without asking the policy, and return the request.
+
+        ``reason`` is a short phrase for the log that says why the request goes to this worker.
+
+        Raises:
+            KeyError: the request is not in `apart`, or the worker is not eligible.
+        """
         queued, worker = self.apart.pop(item), self._workers[name]
         queued.reason = reason
         worker.put(queued)
@@ -180,9 +225,15 @@ class DispatchQueue(Generic[T]):
     def dispatch(
         self, now_s: float, limit: Callable[[str], Headroom] | None = None
     ) -> Iterator[QueuedRequest[T]]:
-        """Iterate over the requests to dispatch now, and count them as running; the caller counts each before the next.
+        """Iterate over the requests to send to their workers now; each is counted as running when it is yielded.
 
-        ``limit`` returns whose requests may be sent to a worker at this moment, as far as its slots allow; None: all.
+        The caller must apply each request to the workers' load before it takes the next one, because the choice of the next
+        one depends on that load.
+
+        Args:
+            now_s: Current time in simulated seconds.
+            limit: Returns, for a worker's name, which requests the caller allows to be sent there now, in addition to this
+                queue's own limits. None allows all requests everywhere.
         """
         if self.policy.assigns is AssignTime.WHEN_FREE:
             return self._dispatch_central(now_s, limit)
@@ -191,9 +242,10 @@ class DispatchQueue(Generic[T]):
     def prefilled(
         self, item: T, now_s: float, *, cached_tokens: int | None = None, measured: bool = True
     ) -> None:
-        """Record that a request's prompt was prefilled; see `RouterCore.prefilled`.
+        """Record that a request's prompt was prefilled; does nothing if the request does not run here.
 
-        Where requests are assigned on arrival, its worker has room again; else it weighs until it is released.
+        If the policy assigns on arrival, the request no longer uses its worker's prefill capacity. Otherwise it does so until
+        `release`. See `RouterCore.prefilled` for the arguments.
         """
         if self.policy.assigns is AssignTime.WHEN_FREE:
             self._count_prefilled(item)
@@ -212,12 +264,23 @@ class DispatchQueue(Generic[T]):
         worker.relative_slowdown = self._estimates.measured_slowdown(worker)
 
     def assume_prefilled(self, now_s: float) -> None:
-        """Assume that a non-streaming request's prefill has finished once its estimated time has passed."""
+        """Assume that a non-streaming request's prefill has finished once its estimated time has passed.
+
+        A non-streaming response does not show when its prompt was computed.
+        """
         for item in [item for item, due_s in self._non_streaming.items() if due_s <= now_s]:
             self.prefilled(item, now_s, measured=False)
 
     def release(self, item: T, now_s: float, *, is_computed: bool = False) -> None:
-        """Record that a request left its worker, prefilled or not; ``is_computed``: as far as is known now, it was."""
+        """Record that a request has left its worker, whether or not its prompt was prefilled; does nothing if it does not run here.
+
+        Args:
+            item: The request.
+            now_s: Current time in simulated seconds.
+            is_computed: Whether the prompt is known to have been computed, although `prefilled` was not called (a complete
+                non-streaming response). If False and the prompt was not prefilled, its prefix is removed from the worker's
+                prefix index.
+        """
         decoding = self._decoding.pop(item, None)
         if decoding is not None:
             decoding[0].decoding_tokens -= decoding[1]
@@ -236,7 +299,7 @@ class DispatchQueue(Generic[T]):
             worker.forget(queued)
 
     def cancel(self, item: T) -> None:
-        """Take out a request whose client has left; does nothing when it does not wait."""
+        """Remove a waiting request, for example because its client has disconnected; does nothing if it does not wait."""
         queued = self._requests.get(item)
         if queued is None or queued.started_s is not None:
             return
@@ -252,7 +315,10 @@ class DispatchQueue(Generic[T]):
     def take_expired(
         self, now_s: float, *, served_s: float = -inf, hold_s: float = inf
     ) -> list[QueuedRequest[T]]:
-        """Remove and return the requests whose waiting limit has passed; see `QueueSettings.deadline_s`."""
+        """Remove and return the requests whose time limit in the queue has passed.
+
+        ``served_s`` and ``hold_s`` are explained in `QueueSettings.deadline_s`.
+        """
 
         def deadline_s(each: QueuedRequest[T]) -> float:
             return self.settings.deadline_s(
@@ -270,9 +336,12 @@ class DispatchQueue(Generic[T]):
         return expired
 
     def rebalance(self, now_s: float, names: Iterable[str] | None = None) -> None:
-        """Move requests to the other worker of their pair where that is sooner.
+        """Move waiting requests to the second candidate worker that the policy named for them, if they start sooner there.
 
-        ``names`` are the workers to relieve; None: the decode-bound ones.
+        Args:
+            now_s: Current time in simulated seconds.
+            names: Names of the workers whose waiting requests may be moved; None for all workers that are limited by decode,
+                if the policy rebalances such workers at all.
         """
         settings, bottleneck_s = self.settings, self._bottleneck_s
         if names is None:
@@ -288,52 +357,53 @@ class DispatchQueue(Generic[T]):
                 self.moved += 1
 
     def set_tiers(self, tiers: TiersConfig) -> None:
-        """Share by other settings from now on, where tiers were on before."""
+        """Replace the tier settings from now on; tiers must have been enabled when the queue was created."""
         self.settings = replace(self.settings, tiers=tiers)
         self.workers.set_tiers(tiers)
 
     def hold(self, tiers: frozenset[Tier]) -> None:
-        """Dispatch nothing of these tiers from now on."""
+        """Dispatch no request of these tiers until the next call; an empty set dispatches all tiers again."""
         if self.workers.hold(tiers):
             self._dirty |= dict.fromkeys(self._workers)
 
     @property
     def is_full(self) -> bool:
-        """Whether a new request is refused."""
+        """Whether a new request would be rejected because `QueueSettings.max_requests` requests wait."""
         bound = self.settings.max_requests
         return bound is not None and self.waiting >= bound
 
     def oldest_s(self, now_s: float) -> float:
-        """Return how long the longest wait has lasted, simulated seconds; 0 when nothing waits."""
+        """Return the waiting time of the request that has waited longest, in simulated seconds; 0 if no request waits."""
         return max((now_s - queued.since_s for queued in self.waiting_requests()), default=0.0)
 
     def waits(self, item: T) -> bool:
-        """Return whether a request waits here."""
+        """Return whether a request waits here; False if it runs or is unknown."""
         queued = self._requests.get(item)
         return queued is not None and queued.started_s is None
 
     def uncomputed_requests(self) -> list[QueuedRequest[T]]:
-        """Return the requests whose prompts are not computed, those that wait among them, in no order."""
+        """Return the requests whose prompts are not computed yet, both waiting and running ones, in no particular order."""
         return [each for each in self._requests.values() if not each.is_prefilled]
 
     def waiting_requests(self) -> list[QueuedRequest[T]]:
-        """Return the requests that wait, in no order."""
+        """Return the requests that wait, in no particular order."""
         return [each for each in self._requests.values() if each.started_s is None]
 
     def uncached_tokens(self, item: T) -> int | None:
-        """Return the prompt tokens expected to be computed of a request that waits or runs; None: of no other."""
+        """Return the number of prompt tokens expected to be computed for a request that waits or runs; None if it is unknown."""
         queued = self._requests.get(item)
         return None if queued is None else queued.uncached
 
     def worker_of(self, item: T) -> str:
-        """Return the worker that a request waits for or runs at; empty while none was chosen."""
+        """Return the name of the worker that a request is queued for or runs on; empty if it has none or is unknown."""
         queued = self._requests.get(item)
         return "" if queued is None else queued.worker
 
     def prefill_tokens(self, name: str) -> int:
-        """Return the uncached prompt tokens that wait for one worker or were given to it, tokens >= 0.
+        """Return the uncached prompt tokens that are queued for a worker or were dispatched to it and are not computed yet.
 
-        Where requests are assigned on arrival, those that other routers have there are among them.
+        If requests are assigned on arrival, the tokens that other routers have reported for this worker are included. Returns
+        0 if the worker is not eligible.
         """
         worker = self._workers.get(name)
         if worker is None:
@@ -342,7 +412,10 @@ class DispatchQueue(Generic[T]):
         return worker.queued_tokens + self.prompt_tokens.pending.get(name, 0) + peers
 
     def uncomputed_tokens(self, name: str, now_s: float) -> int:
-        """Return the uncached prompt tokens that a worker was given and has probably not computed yet, tokens >= 0."""
+        """Return the uncached prompt tokens that were dispatched to a worker and have probably not been computed yet, >= 0.
+
+        The part that the worker should have computed since the last prefill ended, by its measured throughput, is subtracted.
+        """
         pending, worker = self.prompt_tokens.pending.get(name, 0), self._workers.get(name)
         if not pending or worker is None or self.policy.assigns is AssignTime.WHEN_FREE:
             return pending
@@ -350,7 +423,10 @@ class DispatchQueue(Generic[T]):
         return max(0, pending - self._estimates.computed_tokens(worker))
 
     def prompts_at(self, name: str) -> list[int]:
-        """Return the uncached tokens of each prompt that a worker was given or that waits for it, the oldest first."""
+        """Return the uncached tokens of each prompt that a worker has to compute: first the running ones, then those queued for it.
+
+        Returns an empty list if the worker is not eligible.
+        """
         worker = self._workers.get(name)
         if worker is None:
             return []
@@ -359,7 +435,7 @@ class DispatchQueue(Generic[T]):
 
     @property
     def backlog_tokens(self) -> int:
-        """Prompt tokens to be computed by all workers together; 0 while no request waits in a central queue."""
+        """Uncached prompt tokens that all workers together still have to compute; 0 if no request waits in a central queue."""
         if self.policy.assigns is AssignTime.ON_ARRIVAL or not self.waiting:
             return 0
         return self.prompt_tokens.waiting + sum(self.prompt_tokens.pending.values())
@@ -372,9 +448,10 @@ class DispatchQueue(Generic[T]):
     def _assign(
         self, queued: QueuedRequest[T], now_s: float, *, is_first: bool = False, busy: frozenset[str]
     ) -> RoutingDecision | None:
-        """Put a request into the queue of the worker that the policy chooses; None: it waits in the central one.
+        """Put a request into the queue of the worker that the policy chooses; return None if it waits in the central queue.
 
-        A policy that raises leaves it where it was. Busy workers are passed over unless that leaves only such as failed it.
+        If the policy raises an exception, the request stays where it was. Workers in ``busy`` are passed over, unless only
+        workers that have failed this request (`Arrival.avoid`) would be left.
         """
         if self.policy.assigns is AssignTime.WHEN_FREE or not self._workers:
             self._put_central(queued, is_first=is_first)
@@ -425,10 +502,10 @@ class DispatchQueue(Generic[T]):
     def _free_for(
         self, queued: QueuedRequest[T], headroom: Headroom, limit: Callable[[str], Headroom] | None
     ) -> Mapping[str, WorkerQueue[T]]:
-        """Return the workers to which a request may go for which they have room and ``limit`` at least ``headroom``."""
+        """Return the workers that have capacity for a request and for which ``limit`` returns at least ``headroom``."""
         if not (queued.arrival.avoid or limit is not None or self._has_slots):
             return self._workers
-        # A begun stream passes the thresholds, and needs a slot as all of its tier.
+        # A stream that is resumed is exempt from the thresholds, but needs a free slot like every request of its tier.
         room = Headroom.ANY if queued.arrival.rank > PREMIUM_RANK else headroom
         return {
             each.name: each
@@ -445,7 +522,8 @@ class DispatchQueue(Generic[T]):
             while worker is not None and worker.line and (headroom := self._headroom(worker)):
                 most = headroom if limit is None else limit(name)
                 if most < headroom:
-                    # It may rise without an event of this queue.
+                    # The caller's limit can rise without an event that this queue sees, so the worker is checked again next
+                    # time.
                     self._dirty[name] = None
                 if most is Headroom.NONE:
                     break
@@ -463,7 +541,7 @@ class DispatchQueue(Generic[T]):
     ) -> QueuedRequest[T] | None:
         order, line = self.settings.order, worker.line
         if isinstance(line, Lane) and len(line.queue) == 1 and not (line.late or line.begun):
-            # The only one is next, late or not.
+            # A request that waits alone is next, whether it can still meet its target or not.
             return next(iter(line.queue.values()))
         token_s = self._estimates.seconds(worker, 1) if order is QueueOrder.IN_TIME_FIRST else None
         if token_s is None:
@@ -491,7 +569,7 @@ class DispatchQueue(Generic[T]):
     def _move(self, queued: QueuedRequest[T], source: WorkerQueue[T], target: WorkerQueue[T]) -> None:
         source.unassign(queued)
         queued.other, queued.other_uncached = source.name, queued.uncached
-        # Recomputed, not the value at arrival: others of its prefix may have moved there before it.
+        # The uncached tokens are counted again: requests with the same prefix may have moved there since this one arrived.
         target.put(queued)
         self._dirty[target.name] = None
 
@@ -506,7 +584,7 @@ class DispatchQueue(Generic[T]):
     def _headroom(self, worker: WorkerQueue[T]) -> Headroom:
         running, tokens = len(worker.running), worker.running_tokens
         if self.policy.assigns is AssignTime.WHEN_FREE:
-            # The answer still runs where its prompt has been computed.
+            # Requests whose prompts are computed still run there and must not be counted as prefill work.
             tokens = self.prompt_tokens.pending.get(worker.name, 0)
         return self.settings.headroom(running, tokens, worker.load.inflight_requests)
 

@@ -1,8 +1,9 @@
-"""Every limit of the router, and whether it binds new requests, begun streams, or both. Pure.
+"""Every limit of the router, and whether it applies to new requests, to streams that have started, or to both. Pure.
 
-A begun stream is one whose client has the beginning of the answer and whose worker is gone: the router has admitted it and
-delivered half of it. The limits that protect the router from new work do not apply to it. Every place that enforces a limit
-asks the limit here, so that no two places differ; docs/router.md shows the table.
+A started stream ("begun" in the code) is one whose client has received the first part of the response and whose worker has
+died or is draining: the router has admitted it and delivered part of it. Limits that protect the router from new work do not
+apply to it. All code that enforces a limit asks the `Limit` object here, so that it is enforced in the same way everywhere;
+docs/router.md shows the table.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from penstock.api.router_workers import RetriesConfig
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One limit.
+    """One limit of the router.
 
     Attributes:
-        name: One word for metrics and logs.
-        key: Where it is configured, below ``spec``; a sentence where it has no key.
-        does: What happens to a request that reaches it.
-        new: It binds requests of which the client has nothing yet.
-        begun: It binds begun streams.
+        name: Unique identifier in metrics and logs.
+        key: Configuration key, below ``spec`` of a graph; a sentence if the limit is not configurable.
+        does: What happens to a request that reaches the limit.
+        new: Whether the limit applies to requests whose client has not received anything yet.
+        begun: Whether the limit applies to started streams, which are to be resumed on another worker.
     """
 
     name: str
@@ -33,7 +34,7 @@ class Limit:
     begun: bool
 
     def binds(self, *, begun: bool) -> bool:
-        """Return whether it binds a begun stream, or else a new request."""
+        """Return whether the limit applies to a started stream (``begun=True``) or to a new request (``begun=False``)."""
         return self.begun if begun else self.new
 
 
@@ -128,20 +129,20 @@ LIMITS: Final = (
     LEASE_WAIT,
     WORKER_ROOM,
 )
-"""In the order of the table in docs/router.md."""
+"""All limits, in the order of the table in docs/router.md."""
 
 MAX_WORKER_WAIT_S: Final = 600.0
-"""Chosen: longer than a worker's restart, whose own limit is 600 s by default, and as long as clients wait for a byte;
-simulated seconds."""
+"""Maximum wait of a started stream for a worker that resumes it, in simulated seconds. Chosen: longer than a worker's restart,
+whose own limit is 600 s by default, and as long as clients wait for a byte."""
 
 
 def worker_wait_s(config: RetriesConfig, startup_s: Iterable[float] = ()) -> float:
-    """Return how long a begun stream waits for a worker that continues it, simulated seconds.
+    """Return how long a started stream waits for a worker that resumes it, in simulated seconds.
 
     Args:
-        config: Its own value goes first.
-        startup_s: ``startupTimeoutSeconds`` of the graph's workers, the longest of which is waited for, at most
-            `MAX_WORKER_WAIT_S`; empty: that.
+        config: Retry settings; ``continuationWaitSeconds`` is returned if it is set.
+        startup_s: ``startupTimeoutSeconds`` of the graph's workers. Otherwise the longest of these is returned, at most
+            `MAX_WORKER_WAIT_S`; if empty, `MAX_WORKER_WAIT_S`.
     """
     if config.continuation_wait_seconds is not None:
         return config.continuation_wait_seconds

@@ -1,7 +1,7 @@
-"""The router's state machine: admission, queues, dispatch and the workers' circuits; events in, effects out. Pure.
+"""The router's state machine: admission, queues, dispatch and the workers' circuit breakers; events in, effects out. Pure.
 
-The live driver is `penstock.router.admission`, the virtual one `penstock.simulator.routing`. Each call takes the time
-in simulated seconds and returns the driver's actions, in order.
+The live driver is `penstock.router.admission`, the simulated one `penstock.simulator.routing`. Each call receives the current
+time in simulated seconds and returns the actions that the driver must carry out, in order.
 """
 
 from __future__ import annotations
@@ -27,22 +27,30 @@ from penstock.router.policy.routing_policy import Arrival, AssignTime
 T = TypeVar("T")
 
 REBALANCE_S = 1.0
-"""Chosen: a third of the shortest silence that `decode_delay_s` takes for a bottleneck by default; simulated
-seconds."""
+"""Interval of rebalancing in simulated seconds. Chosen: a third of the shortest silence after which `decode_delay_s` treats a
+worker as limited by decode, by default."""
 
 
 class RouterCore(Generic[T]):
-    """One router: admits, dispatches and refuses as its workers allow.
+    """The state of one router: admits requests, dispatches them to workers, and rejects them if no worker can take them.
+
+    A stage is the set of workers of one role that a request passes: prefill then decode, or aggregated alone.
 
     Attributes:
-        queues: By role, the first stage's first. Nothing is dispatched in the first stage while no worker of the
-            second can be routed to, because a prefill without a decode worker only pins KV blocks.
-        busy: By role, the workers that take no new requests. A new request is rejected while that is all of a stage's.
-        paused: Roles to whose workers nothing is dispatched for now.
-        wake: How long workers take that are started for a request; None: requests wait for none.
-        speed: Simulated seconds per second of a client, to report how long it waited.
-        turned_away: By role, the requests that it had no worker for.
-        deflection: Lets decode workers compute prompts; None: they do not.
+        pool: All workers, of all roles.
+        queues: Dispatch queue of each role, the first stage's first. The first stage dispatches nothing while no worker of
+            the second stage can be routed to, because a prefill without a decode worker only occupies KV blocks.
+        busy: For each role, the workers that take no new requests because they are above a threshold or refused a request. A
+            new request is rejected while all workers of a stage are busy.
+        tiers: Sheds requests and holds them back by tier; None if tiers are disabled.
+        deflection: Lets decode workers compute prompts while prefill workers are behind; None if this is disabled.
+        entry: Role of the first stage.
+        entry_queue: Dispatch queue of the first stage.
+        turned_away: For each role, counter of the requests that were rejected because of that stage.
+        paused: Roles to whose workers nothing is dispatched for now; the driver sets it.
+        wake: Measured startup times of workers that are started for a request; None if requests do not wait for such workers.
+        speed: Time factor: simulated seconds per real second, 1 in production. Used to report waiting times to clients in
+            real seconds.
     """
 
     def __init__(
@@ -59,7 +67,7 @@ class RouterCore(Generic[T]):
         self.entry_queue = queues[self.entry]
         self.turned_away = {role: RejectionCounter() for role in queues}
         self._wards: dict[Role, Ward[T]] = {role: Ward(role) for role in queues}
-        # Suspects that wait or run in a stage, and those of them in the first one that are to be alone in a later one.
+        # Suspects that wait or run in a stage, and those in the first stage that must run alone in a later one.
         self._suspects: set[tuple[Role, T]] = set()
         self._gated: set[T] = set()
         self.paused: Collection[Role] = ()
@@ -67,14 +75,17 @@ class RouterCore(Generic[T]):
         self._routable: dict[Role, Sequence[Worker]] = {role: [] for role in queues}
         self._names: dict[Role, frozenset[str]] = {role: frozenset() for role in queues}
         self._rebalanced_s = -inf
-        # Since when every stage has had a worker that may be chosen; inf: one has none.
+        # Time since which every stage has had a worker that can be routed to; inf if a stage has none.
         self._served_s = -inf
         max_wake_s = self.entry_queue.settings.max_wake_s
         self.wake = None if max_wake_s is None else WakeTimes(max_wake_s)
 
     @property
     def hold_s(self) -> float:
-        """How long a request waits for workers that are started for it, simulated seconds; inf: as configured."""
+        """Maximum wait of a request for workers that are being started, in simulated seconds.
+
+        inf if there is no such limit; the configured queue timeouts apply in any case, see `QueueSettings.deadline_s`.
+        """
         return inf if self.wake is None else self.wake.hold_s
 
     # ------------------------------------------------------------------ requests
@@ -89,15 +100,21 @@ class RouterCore(Generic[T]):
         again: bool = False,
         waited_s: float | None = None,
     ) -> Effects[T]:
-        """Ask for a worker of a role; a decode worker may be given that computes the prompt.
+        """Queue a request for a worker of a role, and return the assignments and rejections that follow at once.
+
+        The returned effects can concern other waiting requests; if the request has to wait, its `Assignment` or `Refuse` is
+        returned by a later call. With prefill deflection, a request for a prefill worker can be assigned to a decode worker,
+        which then computes the prompt as well.
 
         Args:
-            item: The request, unique among those of the role.
-            role: A stage's.
-            arrival: What the policy may know.
-            now_s: Simulated seconds.
-            again: It was admitted before: it meets no bound, and waits before all others.
-            waited_s: Simulated seconds since another picker admitted it: no bound applies. None: it is new.
+            item: The request; unique among the requests of the role.
+            role: Role of the stage.
+            arrival: The request as the routing policy sees it.
+            now_s: Current time in simulated seconds.
+            again: Whether the request was admitted before (a retry). No limit on new requests applies to it, and it is put
+                before all waiting requests.
+            waited_s: Simulated seconds since another router admitted the request; no limit on new requests applies then. None
+                if no router has admitted it yet.
         """
         is_new = role is self.entry and not again and waited_s is None
         refused = self._refusal(item, role, arrival, now_s, is_new=is_new)
@@ -111,7 +128,7 @@ class RouterCore(Generic[T]):
         queue, busy = self.queues[role], self.busy[role]
         names, passed_over = self._names[role], frozenset[str]()
         if busy.is_any:
-            # Where all are busy, those with KV blocks are better.
+            # If all workers are busy, those that still have KV blocks are preferred.
             passed_over = busy.not_taking(names) or busy.full(names)
         if arrival.alone_at:
             self._suspects.add((role, item))
@@ -131,10 +148,11 @@ class RouterCore(Generic[T]):
         return self._dispatch(role, now_s)
 
     def full_stage(self, role: Role, now_s: float, *, is_new: bool = True) -> Role | None:
-        """Update from the workers; return the stage none of whose workers takes a request; None: it may continue.
+        """Return the role of the first stage all of whose workers are busy for this request; None if the request can proceed.
 
-        Busy workers of this and later stages are not for a new request. For one that was admitted before only those are
-        not that have refused a request themselves.
+        The workers that can be routed to are refreshed first. For a new request, the stage ``role`` and the later ones are
+        checked against thresholds and refusals of workers. For a request that was admitted before (``is_new=False``), only
+        ``role`` is checked, and only workers that have themselves refused a request for lack of capacity count as busy.
         """
         if not is_new:
             self._follow(role, now_s)
@@ -159,10 +177,14 @@ class RouterCore(Generic[T]):
         cached_tokens: int | None = None,
         measured: bool = True,
     ) -> Effects[T]:
-        """Record that a worker has computed a prompt; it decodes from now on.
+        """Record that a worker has computed a request's prompt; the request decodes from now on. Returns the effects that follow.
 
-        ``cached_tokens`` are those that the worker found in its cache, None: not known; ``measured`` says whether this is
-        noticed as it happens, and not only at the end of the answer.
+        Args:
+            assignment: The request's assignment to the worker.
+            now_s: Current time in simulated seconds.
+            cached_tokens: Prompt tokens that the worker found in its cache; None if unknown.
+            measured: Whether this is reported at the moment at which the prefill ended, so that its duration is meaningful;
+                False if it is only known from the end of the response.
         """
         role, queue = assignment.role, self.queues[assignment.role]
         if self.tiers is not None:
@@ -174,12 +196,12 @@ class RouterCore(Generic[T]):
         return self._work_done(assignment, before, now_s)
 
     def release(self, assignment: Assignment[T], now_s: float) -> Effects[T]:
-        """End a request's stay at its worker; does nothing the second time."""
+        """Remove a request from its worker and return the effects that follow; does nothing if it was released before."""
         if not assignment.is_open:
             return []
         role, queue = assignment.role, self.queues[assignment.role]
         if self.tiers is not None and role is self.entry and assignment.is_computed:
-            # Of a complete answer nothing tells before.
+            # For a non-streaming response, its end is the first sign that its prompt was computed.
             self.tiers.computed(assignment.item, now_s)
         self._left(assignment.item, role)
         assignment.end()
@@ -189,7 +211,7 @@ class RouterCore(Generic[T]):
         return self._work_done(assignment, before, now_s)
 
     def cancel(self, item: T, role: Role, now_s: float) -> None:
-        """Take out a waiting request whose client has left; does nothing when it does not wait."""
+        """Remove a waiting request, for example because its client has disconnected; does nothing if it does not wait."""
         name = self.queues[role].worker_of(item)
         self.queues[role].cancel(item)
         self._left(item, role)
@@ -200,7 +222,18 @@ class RouterCore(Generic[T]):
     def adopt(
         self, item: T, role: Role, arrival: Arrival, stay: RunningAt, now_s: float
     ) -> Assignment[T] | None:
-        """Take over a request that runs at a worker of a role on another router's word; None: no such worker is known."""
+        """Count a request that another router has dispatched, as that router reports; return its assignment here.
+
+        Returns None if the worker is unknown or has another role. The caller must `release` the returned assignment.
+
+        Args:
+            item: The request.
+            role: Role of the stage for which the other router dispatched it. With prefill deflection, the worker can be a
+                decode worker although the role is prefill.
+            arrival: The request as the routing policy sees it.
+            stay: Worker on which the request runs, and its progress there.
+            now_s: Current time in simulated seconds.
+        """
         worker = self.pool.get(stay.worker)
         is_deflected = self.deflection is not None and worker is not None and worker.spec.role is Role.DECODE
         if worker is None or not (worker.spec.role is role or is_deflected):
@@ -223,23 +256,32 @@ class RouterCore(Generic[T]):
         return assignment
 
     def learn(self, worker: str, arrival: Arrival) -> None:
-        """Record that a worker of the first stage has computed a prompt, as another router reports."""
+        """Record that a worker of the first stage has computed a prompt, as another router reports; ``worker`` is its name."""
         self.entry_queue.learn(worker, arrival)
 
     def set_peer_loads(self, loads: Mapping[str, tuple[int, float | None]], now_s: float) -> None:
-        """Set what other routers have at each worker of the first stage, as last reported: tokens, and its tokens/s."""
+        """Replace the load of other routers on each worker of the first stage.
+
+        Args:
+            loads: By worker name, the in-flight tokens of other routers as last reported, and the worker's measured prefill
+                throughput in tokens/s (None if unknown). Workers that are missing have no such load.
+            now_s: Current time in simulated seconds.
+        """
         for name in self._names[self.entry]:
             self.entry_queue.workers.set_peer_load(name, *loads.get(name, (0, None)))
             self._load_changed(self.entry, now_s, name)
 
     def loads(self, now_s: float) -> dict[str, tuple[int, float | None]]:
-        """Return the loads for a router that picks alongside this one; see `KnownWorkers.load_of`."""
+        """Return, for each worker of the first stage, the load that another router should count; see `KnownWorkers.load_of`."""
         return {name: self.entry_queue.workers.load_of(name, now_s) for name in self._names[self.entry]}
 
     # ------------------------------------------------------------------ the workers' load
 
     def load_read(self, worker: Worker, now_s: float) -> Effects[T]:
-        """Record that a worker's metrics were read again."""
+        """Record that a worker's metrics were scraped, and return the effects: requests that can be dispatched now.
+
+        Returns an empty list for a worker whose role is not a stage of this router.
+        """
         role = worker.spec.role
         if role not in self.queues:
             return []
@@ -249,27 +291,27 @@ class RouterCore(Generic[T]):
         return self._dispatch_waiting(role, now_s)
 
     def refused_at_capacity(self, worker: Worker, now_s: float) -> None:
-        """Record that a worker has no room for another request, whatever its metrics said."""
+        """Record that a worker has refused a request for lack of capacity; it counts as busy until it reports otherwise."""
         self.busy[worker.spec.role].refused(worker.name, now_s)
 
     def set_thresholds(self, thresholds: BusyThresholds, now_s: float) -> None:
-        """Take new thresholds for the workers of every stage; they hold for the next request."""
+        """Replace the busy thresholds of the workers of every stage; they apply from the next request on."""
         for role, busy in self.busy.items():
             busy.set_thresholds(thresholds)
             self._loads_changed(role, now_s)
 
     def inflight_tokens(self, worker: Worker) -> int:
-        """Return the tokens in flight at a worker, those of other routers included where they are known."""
+        """Return the tokens in flight at a worker, including those that other routers have reported."""
         queue = self.queues.get(worker.spec.role)
         return worker.inflight_tokens + (0 if queue is None else queue.workers.peer_tokens(worker.name))
 
     def uncomputed_tokens(self, worker: Worker, now_s: float) -> int:
-        """Return the prompt tokens in flight at a worker that it has probably not computed yet."""
+        """Return the prompt tokens in flight at a worker that it has probably not computed yet, >= 0; 0 if its role is not a stage."""
         queue = self.queues.get(worker.spec.role)
         return 0 if queue is None else queue.uncomputed_tokens(worker.name, now_s)
 
     def active_prefill_tokens(self, worker: Worker) -> int:
-        """Return the prompt tokens that a worker has still to compute; a decode worker computes none."""
+        """Return the uncached prompt tokens that a worker still has to compute, including those queued for it; 0 for a decode worker."""
         role = worker.spec.role
         if role is Role.DECODE or role not in self.queues:
             return 0
@@ -278,7 +320,10 @@ class RouterCore(Generic[T]):
     # ------------------------------------------------------------------ workers and time
 
     def set_workers(self, specs: Iterable[WorkerSpec], now_s: float) -> Effects[T]:
-        """Apply what discovery reports; new processes have empty caches."""
+        """Apply the complete list of workers that discovery reports, and return the effects.
+
+        A worker with a new process starts with an empty prefix index.
+        """
         for worker in self.pool.apply(specs):
             queue = self.queues.get(worker.spec.role)
             if queue is not None:
@@ -286,7 +331,7 @@ class RouterCore(Generic[T]):
         return self.workers_changed(now_s)
 
     def workers_changed(self, now_s: float) -> Effects[T]:
-        """Record a change in the workers' health or drains."""
+        """Update the queues after a change in the workers' health or drains, and return the effects: requests dispatched now."""
         self._follow_service(now_s)
         effects: Effects[T] = []
         for role in self.queues:
@@ -297,7 +342,7 @@ class RouterCore(Generic[T]):
         return effects
 
     def expire(self, now_s: float) -> Effects[T]:
-        """Refuse the requests whose time limit in the queue has passed."""
+        """Reject the requests whose time limit in the queue has passed; return these rejections."""
         self._follow_service(now_s)
         effects: Effects[T] = []
         left_s = self._wake_left_s(now_s)
@@ -314,7 +359,11 @@ class RouterCore(Generic[T]):
         return effects
 
     def tick(self, now_s: float) -> Effects[T]:
-        """Act on elapsed time alone: relieve decode-bound workers, and dispatch where there is room now."""
+        """Do what depends on elapsed time alone, and return the effects; the driver calls it several times a second.
+
+        Rebalances waiting requests away from workers that are limited by decode, evaluates the tiers' SLOs, and dispatches
+        requests to workers that have free capacity now.
+        """
         queue = self.entry_queue
         if now_s - self._rebalanced_s >= REBALANCE_S:
             self._rebalanced_s = now_s
@@ -326,7 +375,10 @@ class RouterCore(Generic[T]):
         return self.workers_changed(now_s)
 
     def problems(self, now_s: float) -> list[str]:
-        """Return why a request would not be served now; empty when it would, or would wait for workers to come back."""
+        """Return the reasons for which a new request would be rejected now, as text for a readiness check.
+
+        Returns an empty list if a request would be served, or would wait for workers to be started.
+        """
         queue = self.entry_queue
         found = [f"prefill queue full: {len(queue)} requests wait"] if queue.is_full else []
         for role in self.queues if self.wake is None else ():
@@ -360,7 +412,7 @@ class RouterCore(Generic[T]):
     def _unserved(
         self, item: T, role: Role, arrival: Arrival, now_s: float, *, is_new: bool
     ) -> Refuse[T] | None:
-        """Refuse a request for which no worker serves, and none is expected in time; None: it may wait for one."""
+        """Return the rejection of a request for which no worker serves and none is expected in time; None if it may wait for one."""
         if self.wake is not None and role is self.entry:
             return self._too_late(item, arrival, self.wake, now_s) if is_new else None
         for each in self._needed(role):
@@ -370,9 +422,9 @@ class RouterCore(Generic[T]):
         return None
 
     def _too_late(self, item: T, arrival: Arrival, wake: WakeTimes, now_s: float) -> Refuse[T] | None:
-        """Refuse a request whose deadline passes before even the fastest start ends; None: it may wait.
+        """Return the rejection of a request whose deadline passes before even the fastest start of workers ends; None if it may wait.
 
-        It wakes the workers all the same, as every arrival that is counted.
+        A rejected request still counts as demand, so that workers are started.
         """
         if self.pool.knows_any(self.queues):
             return None
@@ -407,7 +459,7 @@ class RouterCore(Generic[T]):
         )
 
     def _needed(self, role: Role) -> Iterable[Role]:
-        """Return the roles that must serve for a request to start in a stage: its own and those after it."""
+        """Return the roles that must have workers for a request to start in a stage: its own and those of later stages."""
         return self.queues if role is self.entry else (role,)
 
     def _follow_service(self, now_s: float) -> None:
@@ -420,19 +472,19 @@ class RouterCore(Generic[T]):
             self.wake.served(now_s)
 
     def _follow(self, role: Role, now_s: float) -> None:
-        """Set the workers that a queue may choose; circuits open and close without a change of the pool."""
+        """Update the workers that a queue may choose; circuit breakers open and close without a change of the pool."""
         workers = self.pool.routable(role, now_s)
         if workers is not self._routable[role] and workers != self._routable[role]:
             self._routable[role] = workers
             self._names[role] = frozenset(each.name for each in workers)
             quarantined = {each.name for each in self.pool if each.keeps_its_cache}
-            # Others may be busy by what is assigned again.
+            # Other workers may become busy through the requests that are assigned again.
             full = self.busy[role].full(self._names[role])
             self.queues[role].set_workers(workers, now_s, quarantined=quarantined, full=full)
             self._loads_changed(role, now_s)
 
     def _load_changed(self, role: Role, now_s: float, name: str | None) -> None:
-        """Decide again whether a worker is busy; None: every worker of the role."""
+        """Decide again whether the worker ``name`` is busy; None decides for every worker of the role."""
         busy = self.busy[role]
         if not busy.has_thresholds:
             return
@@ -516,10 +568,10 @@ class RouterCore(Generic[T]):
     # ------------------------------------------------------------------ suspects
 
     def _dispatch_suspects(self, role: Role, now_s: float) -> Effects[T]:
-        """Give workers of their own to suspects, the one that has waited longest first.
+        """Give suspects a worker each on which they run alone, the one that has waited longest first.
 
-        In the first stage one waits until it will have a worker of its own in the next one, so that no KV is kept for a suspect
-        that waits there.
+        In the first stage a suspect waits until a worker of the next stage is free for it as well, so that no KV is held for
+        a suspect that waits there.
         """
         queue, ward = self.queues[role], self._wards[role]
         effects: Effects[T] = []
@@ -545,11 +597,11 @@ class RouterCore(Generic[T]):
         return effects
 
     def _is_all_closed(self, role: Role) -> bool:
-        """Return whether every worker of a role is kept for suspects."""
+        """Return whether every worker of a role is reserved for suspects."""
         return self._names[role] <= self._closed(role)
 
     def _has_free(self, role: Role, now_s: float) -> bool:
-        """Return whether a suspect that comes from the first stage would find a worker of its own at once."""
+        """Return whether a suspect that comes from the first stage would find a worker at once on which it can run alone."""
         self._follow(role, now_s)
         is_awaited = self._gated or self.queues[role].apart or self._wards[role].has_uncleared
         return not is_awaited and self._free(role, now_s) is not None
@@ -563,7 +615,7 @@ class RouterCore(Generic[T]):
         )
 
     def _closed(self, role: Role) -> frozenset[str]:
-        """Return the workers that take no request but suspects."""
+        """Return the names of the workers that must not get requests other than suspects."""
         entry = self.entry_queue
         is_awaited = bool(self.queues[role].apart)
         if role is not self.entry:
@@ -573,18 +625,19 @@ class RouterCore(Generic[T]):
         return self._wards[role].closed(self._routable[role], self._known(role), is_awaited=is_awaited)
 
     def _known(self, role: Role) -> list[Worker]:
-        """Return the workers of a role that are not about to leave, whether they serve or not."""
+        """Return the workers of a role that are not draining, whether they serve or not."""
         return [
             each for each in self.pool if each.spec.role is role and not (each.spec.draining or each.drained)
         ]
 
     def _dispatch_limit(self, role: Role, now_s: float) -> Callable[[str], Headroom] | None:
-        """Return the function that says who may be sent to a worker at this moment; None: all requests to all workers.
+        """Return the function that says which requests can be sent to a worker at this moment; None if all can be sent to all workers.
 
-        Nothing goes to a worker at capacity, kept for suspects or with an open circuit, nor, where requests wait in one central
-        queue, to a busy one next to others with room. What already waits for a busy worker goes there, as its own queue is part
-        of what makes it busy. With tiers, a threshold of KV blocks keeps back those alone that would wait for blocks at the
-        worker: urgent requests, which overtake or preempt the others there, are sent all the same.
+        Nothing is sent to a worker that refused a request for lack of capacity, is reserved for suspects, or has an open
+        circuit. If requests wait in one central queue, nothing is sent to a busy worker while others have capacity either. A
+        request in a worker's own queue is sent there even if the worker is busy, because its queue is part of what makes it
+        busy. With tiers, a worker above the threshold of KV blocks still gets urgent requests (system and premium), which
+        overtake or preempt the others there.
         """
         busy, pool = self.busy[role], self.pool
         closed = busy.at_capacity() if busy.is_any else frozenset()
@@ -611,7 +664,7 @@ class RouterCore(Generic[T]):
         return limit
 
     def _later_stages_take(self, role: Role) -> Headroom:
-        """Return whose requests the stages after this one have room for."""
+        """Return which requests the stages after this one have capacity for."""
         most = Headroom.ANY
         for each in self.queues:
             names, busy = self._names[each], self.busy[each]

@@ -1,14 +1,14 @@
-"""Which requests may have killed workers, and the proof: a suspect runs alone. Pure.
+"""Detects requests that crash workers (queries of death): a suspected request must run alone until it is cleared. Pure.
 
-A worker that dies breaks off everything that runs there, and one of those requests may be why. Presence proves nothing:
-workers also die from outside. So a request that was on two workers that died is a suspect. It continues on a worker on which
-nothing else runs but what is cleared, and no other suspect with it. If that worker dies, the request has killed it and is
-convicted: three workers at most. If the request gets past the place where it was broken off, it is cleared, and others may
-come. A request that kills later than that, while a suspect is tried alongside it, cannot be told from the suspect; nor can a kill
-from outside in that moment.
+When a worker dies, all requests that run there are broken off, and one of those requests may be the cause. Presence alone
+proves nothing, because workers also die for other reasons. So a request that was on two workers that died becomes a suspect.
+It continues on a worker on which no other request runs except cleared suspects. If that worker dies too, the request is
+convicted of having killed it: it costs at most three workers. If the request gets past the point where it was broken off, it
+is cleared, and other requests may run on that worker again. If a cleared request kills the worker later, while another
+suspect is tried there, the two cannot be told apart; nor can a crash with another cause at that moment.
 
-While other workers of the role are away, a suspect does not get the last one that serves; it waits. Where the role has one
-worker only, there is no other to wait for, and the suspects run there one after the other while everything else waits.
+While other workers of the role are unavailable, a suspect does not get the last worker that serves; it waits. If the role has
+only one worker, there is no other to wait for: the suspects run there one after the other while all other requests wait.
 """
 
 from __future__ import annotations
@@ -24,19 +24,28 @@ from penstock.router.core.worker import Worker
 T = TypeVar("T")
 
 SUSPECT_DEATHS: Final = 2
-"""Deaths at which a request was present that make it a suspect. Chosen: after one, all requests of a worker would be."""
+"""Number of worker deaths at which a request was present that make it a suspect. Chosen: with one, all requests of a dead worker
+would be suspects."""
 
 CLEARED_TOKENS: Final = 16
-"""Tokens that a suspect generates alone before it is cleared. Chosen: a deadly request kills at its prompt or at one place of
-its answer, which it reaches again with the first of them; a quarter of a second at 60 tokens/s."""
+"""Number of tokens that a suspect must generate alone before it is cleared. Chosen: a request that crashes workers does so at its
+prompt or at one point of its response, which it reaches again within the first of these tokens; they take a quarter of a second at
+60 tokens/s."""
 
 ALONE: Final = "alone: it was on workers that died"
-"""The reason of an assignment to a worker on which a suspect runs alone."""
+"""The `Assignment.reason` of a suspect that runs alone on its worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The end of a worker at which a request was present; ``life`` tells a worker that came back from one that is still dead."""
+    """The death of a worker on which a request ran.
+
+    Attributes:
+        worker: Name of the worker.
+        role: Role of the worker.
+        life: The worker's numbers of outages and recoveries at that time. They differ between two deaths of the same worker
+            and are equal if the same death is recorded twice.
+    """
 
     worker: str
     role: Role
@@ -44,10 +53,10 @@ class Death:
 
 
 class Suspicion:
-    """What the deaths of workers say of one request.
+    """The worker deaths at which one request was present.
 
     Attributes:
-        deaths: At which it was present since it was last cleared, oldest first.
+        deaths: Worker deaths since the request was last cleared, the oldest first.
     """
 
     __slots__ = ("deaths",)
@@ -57,27 +66,30 @@ class Suspicion:
 
     @property
     def alone_at(self) -> tuple[Role, ...]:
-        """Roles on whose workers it may only run alone; empty: it is not a suspect."""
+        """Roles on whose workers the request must run alone; empty if the request is not a suspect."""
         if len(self.deaths) < SUSPECT_DEATHS:
             return ()
         return tuple({each.role: None for each in self.deaths})
 
     def was_at(self, worker: Worker) -> None:
-        """Record that a worker died on which it ran; once, though it was sent there again before that was known."""
+        """Record that a worker died on which the request ran; does nothing if this death is recorded already.
+
+        The same death can be reported twice, if the request was sent to the worker again before the death was known.
+        """
         death = Death(worker.name, worker.spec.role, (worker.outages, worker.recoveries))
         if death not in self.deaths:
             self.deaths = (*self.deaths, death)
 
     def clear(self) -> None:
-        """Forget the deaths: it ran alone past the place where it was broken off."""
+        """Delete the recorded deaths, because the request ran alone past the point where it was broken off."""
         self.deaths = ()
 
 
 class Ward(Generic[T]):
-    """The suspects at one role's workers.
+    """The suspects that run on the workers of one role.
 
     Attributes:
-        role: The workers'.
+        role: Role of the workers.
     """
 
     def __init__(self, role: Role) -> None:
@@ -85,11 +97,11 @@ class Ward(Generic[T]):
         self._inside: dict[T, Assignment[T]] = {}
 
     def enter(self, assignment: Assignment[T]) -> None:
-        """Record that a suspect runs at a worker."""
+        """Record that a suspect runs on a worker."""
         self._inside[assignment.item] = assignment
 
     def leave(self, item: T) -> None:
-        """Record that it has left; does nothing for a request that is not inside."""
+        """Record that a suspect has left its worker; does nothing for a request that was not entered."""
         self._inside.pop(item, None)
 
     @property
@@ -100,12 +112,13 @@ class Ward(Generic[T]):
     def closed(
         self, serving: Collection[Worker], known: Iterable[Worker], *, is_awaited: bool
     ) -> frozenset[str]:
-        """Return the names of workers that take nothing but cleared requests and suspects now.
+        """Return the names of the workers that must not get other requests now, because a suspect runs or is to run there alone.
 
         Args:
-            serving: The workers that may be chosen.
-            known: All of the role that are not leaving, whether they serve or not.
-            is_awaited: A suspect waits for one: the worker that will be free first is kept for it.
+            serving: Workers that can be routed to.
+            known: All workers of the role that are not draining, whether they serve or not.
+            is_awaited: Whether a suspect waits for a worker; the worker that will be free first is then closed for it, if the
+                role can spare one.
         """
         closed = {each.worker.name for each in self._inside.values() if not each.is_cleared}
         if is_awaited and not closed and _may_spare(serving, known):
@@ -115,12 +128,15 @@ class Ward(Generic[T]):
     def free(
         self, serving: Collection[Worker], known: Iterable[Worker], may_take: Callable[[Worker], bool]
     ) -> Worker | None:
-        """Return a worker on which nothing runs but what is cleared, an idle one if there is; None: a suspect has to wait.
+        """Return a worker on which a suspect can run alone: nothing runs there except cleared suspects.
+
+        Idle workers are preferred. Returns None if the suspect has to wait.
 
         Args:
-            serving: The workers that may be chosen.
-            known: All of the role that are not leaving, whether they serve or not.
-            may_take: Whether a worker is not about to be found dead, and no other router has requests there.
+            serving: Workers that can be routed to.
+            known: All workers of the role that are not draining, whether they serve or not.
+            may_take: Returns whether a worker can be used: it is not suspected to be dead, and no other router has requests
+                there.
         """
         if not _may_spare(serving, known):
             return None
@@ -133,10 +149,10 @@ class Ward(Generic[T]):
 
 
 def _may_spare(serving: Collection[Worker], known: Iterable[Worker]) -> bool:
-    """Return whether a suspect may have a worker: another one serves besides, or the role has no other."""
+    """Return whether a worker can be given to a suspect: another worker serves as well, or the role has no other worker."""
     return len(serving) > 1 or (len(serving) == 1 and sum(1 for _ in known) == 1)
 
 
 def is_trial(assignment: Assignment[Any]) -> bool:
-    """Return whether a request was assigned to a worker as a suspect, alone."""
+    """Return whether a request was assigned to its worker as a suspect that runs there alone."""
     return assignment.reason == ALONE

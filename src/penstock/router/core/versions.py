@@ -1,4 +1,4 @@
-"""Which workers' versions can hand KV over: vLLM's NIXL connector refuses a peer of another version. Pure."""
+"""Checks which workers can transfer KV to each other: vLLM's NIXL connector refuses a peer of another engine version. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ NONE: Final[frozenset[str]] = frozenset()
 
 
 def pair(prefill: Worker, decode: Worker) -> bool:
-    """Return whether KV may come from one worker to the other; a version that is not known refuses nothing."""
+    """Return whether KV can be transferred from a prefill to a decode worker: their engine versions are equal or unknown."""
     return prefill.version is None or decode.version is None or prefill.version == decode.version
 
 
 def unpaired_prefills(pool: WorkerPool, serving: Sequence[Worker]) -> frozenset[str]:
-    """Return the names of the prefill workers with which no serving decode worker pairs."""
+    """Return the names of the prefill workers that cannot transfer KV to any of the decode workers in ``serving``."""
     return frozenset(
         each.name
         for each in pool
@@ -26,5 +26,5 @@ def unpaired_prefills(pool: WorkerPool, serving: Sequence[Worker]) -> frozenset[
 
 
 def unpaired_decodes(pool: WorkerPool, prefill: Worker) -> frozenset[str]:
-    """Return the names of the decode workers with which a prefill worker does not pair."""
+    """Return the names of the decode workers to which ``prefill`` cannot transfer KV."""
     return frozenset(each.name for each in pool if each.spec.role is Role.DECODE and not pair(prefill, each))

@@ -1,4 +1,4 @@
-"""How long requests may wait, how long workers take to come, and how many requests got none recently. Pure."""
+"""Queue limits, the startup times of workers that were scaled to zero, and a count of recently rejected requests. Pure."""
 
 from __future__ import annotations
 
@@ -17,33 +17,41 @@ _RESERVED_SLOTS = 1 / 8
 
 
 class Headroom(IntEnum):
-    """Who may be sent to a worker now."""
+    """Which requests a worker can be sent now.
+
+    Attributes:
+        NONE: No request.
+        URGENT: Only requests of the system and premium tiers.
+        ANY: Every request.
+    """
 
     NONE = 0
     URGENT = 1
-    """System and premium requests alone, which overtake there what they would wait for here."""
+    """Only system and premium requests: in the worker's engine they overtake requests that they would have to wait for in the
+    queue."""
     ANY = 2
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """How queues behave, whatever the policy.
+    """Settings of a queue, independent of the routing policy.
 
     Attributes:
-        slot_tokens: Uncached tokens dispatched to one worker at a time, with tiers those of premium and system beyond it;
-            None is unbounded. An idle worker always takes one request, however long.
-        slot_requests: Requests dispatched to one worker at a time; None is unbounded.
-        worker_requests: Requests that a worker has room for, answers under way included; None is unbounded.
-        max_requests: Most waiting requests; None is unbounded.
-        max_wait_s: Longest wait, simulated seconds; None is unbounded.
-        max_wake_s: Longest wait while a stage has no worker that may be chosen, but never below `max_wait_s`, which counts
-            from when all have one; less once `WakeTimes` knows how long workers take. Simulated seconds; None:
-            `max_wait_s` alone, whatever the workers.
-        wait_limit: The limit that `max_wait_s` and `max_wake_s` are.
-        begun_wait_s: Longest wait of a begun stream that `wait_limit` does not bind, simulated seconds.
-        order: Who is next in a worker's queue; the central queue is first in, first out.
-        slo_s: TTFT that rebalancing and the deadline-aware order aim for, simulated seconds.
-        tiers: How tiers share; None: requests are ordered as if all were of one tier.
+        slot_tokens: Maximum uncached prompt tokens dispatched to one worker at a time; None is unlimited. With tiers, system
+            and premium requests may exceed it. An idle worker always takes one request, however long.
+        slot_requests: Maximum requests dispatched to one worker whose prompts are not computed yet; None is unlimited.
+        worker_requests: Maximum requests in a worker, including those that decode; None is unlimited.
+        max_requests: Maximum number of waiting requests; None is unlimited.
+        max_wait_s: Maximum wait in simulated seconds; None is unlimited.
+        max_wake_s: Maximum wait, in simulated seconds, while a stage has no worker that can be routed to, for example after
+            scale to zero. The wait is never limited to less than `max_wait_s`, which counts from the time at which all stages
+            have a worker. `WakeTimes` shortens this limit when the startup times are known. None applies `max_wait_s` alone,
+            whether there are workers or not.
+        wait_limit: Limit that `max_wait_s` and `max_wake_s` configure; it determines whether they apply to started streams.
+        begun_wait_s: Maximum wait of a started stream to which `wait_limit` does not apply, in simulated seconds.
+        order: Order of the requests in a worker's own queue; the central queue is first in, first out.
+        slo_s: TTFT target of rebalancing and of the deadline-aware order, in simulated seconds.
+        tiers: Shares and targets of the tiers; None treats all requests as one tier.
     """
 
     slot_tokens: int | None = None
@@ -59,12 +67,12 @@ class QueueSettings:
     tiers: TiersConfig | None = None
 
     def headroom(self, running: int, tokens: int, inflight: int) -> Headroom:
-        """Return who may be sent to a worker.
+        """Return which requests can be sent to a worker.
 
         Args:
-            running: Requests that it was given and has not computed.
-            tokens: Their uncached tokens.
-            inflight: Requests under way there, answers included.
+            running: Number of requests dispatched to the worker whose prompts are not computed yet.
+            tokens: Uncached prompt tokens of those requests.
+            inflight: Number of requests in the worker, including those that decode.
         """
         bound, most = self.worker_requests, self.slot_requests
         if (bound is not None and inflight >= bound) or (most is not None and running >= most):
@@ -76,13 +84,14 @@ class QueueSettings:
         return Headroom.NONE if self.tiers is None else Headroom.URGENT
 
     def ttft_slo_s(self, tier: Tier) -> float | None:
-        """Return the TTFT that the deadline-aware order aims for; None: any is in time."""
+        """Return the TTFT target, in simulated seconds, of the deadline-aware order for a tier; None if the tier has no target."""
         return self.slo_s if self.tiers is None else slo_of(self.tiers, tier).ttft_seconds
 
     def longest_wait_s(self, tier: Tier, *, begun: bool = False) -> float:
-        """Return how long a request, or a begun stream, may wait for workers that serve.
+        """Return the maximum wait, in simulated seconds, while workers serve: of a started stream if ``begun``, else of a new request.
 
-        After its tier's end-to-end target waiting on is of no use to a request without an answer.
+        A new request does not wait longer than its tier's end-to-end target, because its response would be too late anyway.
+        Returns inf if nothing limits the wait.
         """
         if not self.wait_limit.binds(begun=begun):
             return self.begun_wait_s
@@ -97,14 +106,15 @@ class QueueSettings:
         served_s: float = -inf,
         hold_s: float = inf,
     ) -> float:
-        """Return until when a request may wait, simulated seconds.
+        """Return the time until which a request may wait, in simulated seconds on the caller's clock.
 
         Args:
-            tier: Of the request.
-            since_s: When it began to wait.
-            begun: It is a begun stream.
-            served_s: Since when every stage has had a worker that may be chosen; inf: one has none now.
-            hold_s: Longest wait for workers that is worth it, as far as `max_wake_s` allows; see `WakeTimes`.
+            tier: Tier of the request.
+            since_s: Time at which the request began to wait.
+            begun: Whether the request resumes a started stream.
+            served_s: Time since which every stage has had a worker that can be routed to; inf if a stage has none now.
+            hold_s: Maximum useful wait for workers that are starting, in simulated seconds, see `WakeTimes.hold_s`; inf
+                applies `max_wake_s`.
         """
         if not self.wait_limit.binds(begun=begun):
             return since_s + self.begun_wait_s
@@ -128,43 +138,52 @@ class QueueSettings:
 
 
 LATELY_S = 15.0
-"""Chosen: the time between two syncs of a HorizontalPodAutoscaler, so that each sees what was turned away since the last."""
+"""Length of the window for recently rejected requests, in simulated seconds. Chosen: the time between two syncs of a
+HorizontalPodAutoscaler, so that each sync sees the rejections since the last one."""
 
 
 class RejectionCounter:
-    """Counts the requests of one stage that were rejected, shed, refused by a full queue, or timed out: ``total`` so far."""
+    """Counts the rejected requests of one stage: shed, refused by a full queue, without a worker, or timed out in the queue.
+
+    Attributes:
+        total: Number of rejected requests since the counter was created.
+    """
 
     def __init__(self) -> None:
         self.total = 0
         self._at_s: deque[float] = deque()
 
     def add(self, now_s: float) -> None:
-        """Count a request."""
+        """Count one rejected request."""
         self.total += 1
         self._at_s.append(now_s)
         self.lately(now_s)
 
     def lately(self, now_s: float) -> int:
-        """Return how many were turned away within `LATELY_S` before now."""
+        """Return the number of requests rejected within the last `LATELY_S` simulated seconds."""
         while self._at_s and self._at_s[0] <= now_s - LATELY_S:
             self._at_s.popleft()
         return len(self._at_s)
 
 
 KEPT = 8
-"""Wake-ups remembered. Chosen: a slow image pull counts for a while, and not for ever."""
+"""Number of wake-ups (scale-ups from zero) whose durations are remembered. Chosen: a slow image pull counts for several wake-ups,
+and not for ever."""
 
 LEARNT_FROM = 3
-"""Wake-ups seen before they bound the wait. Chosen: a replica that was lost and not scaled to zero may be half started
-when the first request comes; one such short time must not refuse requests."""
+"""Number of observed wake-ups from which on they limit the wait. Chosen: a replica that was lost, and not scaled to zero, may have
+half started when the first request arrives; one such short duration must not cause rejections."""
 
 HOLD_FACTOR = 2.0
-"""Chosen: starts vary with image caches and nodes. A wait that is too long costs only requests that are lost anyway, one
-that is too short loses requests that would have been served."""
+"""Factor on the slowest observed wake-up that gives the maximum wait. Chosen: startup times vary with image caches and nodes. A
+wait that is too long costs only requests that are lost anyway; one that is too short loses requests that would have been served."""
 
 
 class WakeTimes:
-    """The wake-ups of one router; ``max_s`` is the longest wait that is configured, simulated seconds > 0."""
+    """Measures how long workers take to become ready when a request arrives and none is available (a wake-up).
+
+    ``max_s`` is the configured maximum wait (`QueueSettings.max_wake_s`), in simulated seconds, > 0.
+    """
 
     def __init__(self, max_s: float) -> None:
         self._max_s = max_s
@@ -174,34 +193,36 @@ class WakeTimes:
 
     @property
     def slowest_s(self) -> float | None:
-        """The slowest remembered wake-up, simulated seconds; None: too few were seen."""
+        """Duration of the slowest remembered wake-up in simulated seconds; None until `LEARNT_FROM` wake-ups were observed."""
         return max(self._took_s) if len(self._took_s) >= LEARNT_FROM else None
 
     @property
     def hold_s(self) -> float:
-        """How long a request waits for a worker, simulated seconds: the configured bound until enough is learnt."""
+        """Maximum time that a request waits for starting workers, in simulated seconds; the configured maximum until enough is learned."""
         slowest_s = self.slowest_s
         return self._max_s if slowest_s is None else min(self._max_s, HOLD_FACTOR * slowest_s)
 
     def asked(self, now_s: float) -> None:
-        """Record a request that finds no worker of any stage.
+        """Record that a request has arrived while a stage has no worker; this starts the measurement of a wake-up.
 
-        Before workers have served once they may have begun to start long ago: that teaches nothing.
+        Does nothing if a wake-up is already being measured, or if workers have never been available: they may then have
+        started long ago, so that the duration would be too short.
         """
         if self._begun_s is None and self._was_served:
             self._begun_s = now_s
 
     def served(self, now_s: float) -> None:
-        """Record that every stage has a worker."""
+        """Record that every stage has a worker; this ends the measurement of a wake-up, if there is one."""
         self._was_served = True
         if self._begun_s is not None:
             self._took_s.append(now_s - self._begun_s)
             self._begun_s = None
 
     def left_s(self, now_s: float) -> float | None:
-        """Return how long workers are expected to take still, simulated seconds; None: none is being waited for.
+        """Return the expected time until workers are ready, in simulated seconds; None if no wake-up is under way.
 
-        A wake-up that already takes longer than any remembered one, or than nothing, is expected to take as long again.
+        If a wake-up already takes longer than the slowest remembered one, or if too few are remembered, it is expected to
+        take as long again as it has taken so far.
         """
         if self._begun_s is None:
             return None
@@ -209,7 +230,10 @@ class WakeTimes:
         return slowest_s - past_s if slowest_s is not None and past_s < slowest_s else past_s
 
     def least_left_s(self, now_s: float) -> float:
-        """Return the least time that workers take still, as the fastest remembered wake-up did; 0: any may be next."""
+        """Return the minimum time until workers are ready, in simulated seconds, if this wake-up is as fast as the fastest remembered.
+
+        Returns 0 if no wake-up is under way or too few are remembered.
+        """
         if self._begun_s is None or len(self._took_s) < LEARNT_FROM:
             return 0.0
         return max(0.0, min(self._took_s) - (now_s - self._begun_s))
