@@ -1,1 +1,1 @@
-"""The Kubernetes API as Penstock's processes use it; the only package that imports the client library."""
+"""Access to the Kubernetes API for Penstock's processes; the only package that imports the official client library."""

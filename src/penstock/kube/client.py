@@ -1,4 +1,4 @@
-"""The Kubernetes API as calls: objects in, objects out, every failure a `ClusterError`."""
+"""Client of the Kubernetes API: methods take and return objects as dictionaries, and every failure is a `ClusterError`."""
 
 from __future__ import annotations
 
@@ -18,31 +18,36 @@ from penstock.kube.kinds import Kind, kind_of
 from penstock.kube.transport import KubeCall, Transport, read_credentials
 
 PAGE: Final = 500
-"""Objects per page of a list; kubectl's default."""
+"""Number of objects per page of a list; kubectl's default."""
 
 RELISTS: Final = 3
-"""Chosen: how often a list whose next page has expired starts again before that is an error."""
+"""How often a list starts again because its next page has expired, before that is an error. Chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A consistent view of a collection: objects with apiVersion and kind, and where a watch continues."""
+    """A consistent list of a collection.
+
+    Attributes:
+        items: The objects, each with apiVersion and kind.
+        resource_version: Resource version of the list, at which a watch can start.
+    """
 
     items: list[dict[str, Any]]
     resource_version: str
 
 
 class KubeClient:
-    """One process's way to one API server; safe for many concurrent tasks of one event loop.
+    """A process's client of one API server; many concurrent tasks of one event loop can share it.
 
-    Every call raises `ClusterError`, or the subclass that fits, where the server refused or failed.
-    Calls that failed for the moment (429, 5xx, no answer) are tried again for up to 30 s where repeating
-    them is harmless. A call takes at most about twice that; bound it with `asyncio.timeout` where less will do.
-    A ``namespace`` of None is the client's own, and all of them where objects are listed or watched.
+    Every call raises `ClusterError`, or the subclass that fits, if the server refuses or fails. Calls that failed
+    temporarily (429, 5xx, no answer) are retried for up to 30 s if repeating them is harmless. A call takes at most
+    about twice that; use `asyncio.timeout` for a shorter limit. A ``namespace`` of None means the client's own
+    namespace, or all namespaces in methods that list or watch.
 
     Attributes:
-        transport: Sends the calls, lends credentials and the generator of jitter.
-        namespace: Of the service account or the context; ``default`` otherwise.
+        transport: Sends the calls; it has the credentials and the random generator for jitter.
+        namespace: Namespace of the service account or of the kubeconfig's context; ``default`` if neither names one.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -59,15 +64,16 @@ class KubeClient:
         context: str | None = None,
         rng: random.Random | None = None,
     ) -> KubeClient:
-        """Read the credentials and prepare a session; nothing is sent yet.
+        """Read the credentials and return a client; no request is sent yet.
 
         Args:
-            kubeconfig: None takes ``$KUBECONFIG``, then ``~/.kube/config``, then the pod's service account.
-            context: Of the kubeconfig; None takes its current one.
-            rng: Draws the jitter of pauses; None seeds one from the system.
+            kubeconfig: Path of the kubeconfig. None means ``$KUBECONFIG``, then ``~/.kube/config``, then the pod's
+                service account.
+            context: Context of the kubeconfig; None means its current one.
+            rng: Random generator for jitter; None creates one seeded by the system.
 
         Raises:
-            ConfigError: there are no credentials, or they cannot be used.
+            ConfigError: There are no credentials, or they are unusable.
         """
         rng = rng or random.Random()  # noqa: S311 - jitter
         credentials = await read_credentials(kubeconfig=kubeconfig, context=context)
@@ -80,22 +86,23 @@ class KubeClient:
 
     @property
     def rng(self) -> random.Random:
-        """Generator of all jitter."""
+        """Random generator for jitter."""
         return self.transport.rng
 
     def fenced(self, may_write: Callable[[], bool]) -> KubeClient:
-        """Return a view of this client that writes only while ``may_write()`` is true.
+        """Return a view of this client that writes only while ``may_write()`` returns True; otherwise writes raise ClusterError.
 
-        With `Election.is_leading` it keeps a process that was frozen past its term from writing when it wakes up.
+        With `Election.is_leading` this prevents a process that was suspended beyond its lease from writing when it
+        resumes.
         """
         view = copy.copy(self)
         view._may_write = may_write  # noqa: SLF001 - of the same class
         return view
 
     def urgent(self) -> KubeClient:
-        """Return a view of this client whose calls do not wait for others to end, and are sent once.
+        """Return a view of this client whose calls do not wait for a free slot and are not retried.
 
-        For what must be in time: its caller has a deadline and repeats by itself.
+        It is for calls with a deadline, whose caller retries by itself.
         """
         view = copy.copy(self)
         view._is_urgent = True  # noqa: SLF001 - of the same class
@@ -105,14 +112,20 @@ class KubeClient:
         """Return one object.
 
         Raises:
-            NotFoundError: there is none.
+            NotFoundError: The object does not exist.
         """
         return await self.raw_get(kind.path(namespace or self.namespace, name))
 
     async def list(
         self, kind: Kind, *, namespace: str | None, labels: Mapping[str, str] | None = None
     ) -> Listing:
-        """Return all objects of a kind that carry the labels, read page by page as one consistent view."""
+        """Return all objects of a kind that have the labels, read in pages as one consistent list.
+
+        Args:
+            kind: Kind to list.
+            namespace: Namespace to list; None means all.
+            labels: Labels that the objects must have; None means any objects.
+        """
         items: list[dict[str, Any]] = []
         version = await self.read_pages(
             kind,
@@ -132,9 +145,14 @@ class KubeClient:
         take: Callable[[dict[str, Any]], None],
         restart: Callable[[], None],
     ) -> str:
-        """Hand every object that a selector (empty: all) takes to ``take`` as its page arrives; return the view's version.
+        """Call ``take`` for each object of a kind as its page arrives, and return the list's resource version.
 
-        ``restart`` is called when a page has expired: all objects will come once more.
+        Args:
+            kind: Kind to list.
+            namespace: Namespace to list; None means all.
+            selector: Label selector; empty selects all objects.
+            take: Called with each object.
+            restart: Called if a page has expired; all objects are then passed to ``take`` again.
         """
         params = {"limit": str(PAGE), **({"labelSelector": selector} if selector else {})}
         page_params = params
@@ -161,10 +179,17 @@ class KubeClient:
     async def apply(
         self, obj: Mapping[str, Any], *, field_manager: str, subresource: str | None = None
     ) -> dict[str, Any]:
-        """Make the fields of ``obj`` so, by server-side apply, taking them from other owners; others stay as they are.
+        """Set the fields in ``obj`` by server-side apply and return the result; other fields remain unchanged.
+
+        Fields that other field managers own are taken over.
+
+        Args:
+            obj: Object with apiVersion, kind, name and the fields to set.
+            field_manager: Name of the field manager.
+            subresource: Subresource to apply, such as ``status``; None means the object itself.
 
         Raises:
-            InvalidObjectError: the object breaks the server's rules.
+            InvalidObjectError: The object violates the API's rules.
         """
         metadata = obj.get("metadata", {})
         if not metadata.get("name"):
@@ -177,11 +202,16 @@ class KubeClient:
     async def create(
         self, obj: Mapping[str, Any], *, field_manager: str, dry_run: bool = False
     ) -> dict[str, Any]:
-        """Create an object; a lost answer is not tried again, because that could create a second one.
+        """Create an object and return it. It is not retried if the answer is lost, since that could create a second object.
+
+        Args:
+            obj: The object.
+            field_manager: Name of the field manager.
+            dry_run: Whether the server only checks the object.
 
         Raises:
-            ConflictError: it exists already.
-            InvalidObjectError: the object breaks the server's rules.
+            ConflictError: The object exists already.
+            InvalidObjectError: The object violates the API's rules.
         """
         path = kind_of(obj).path(obj.get("metadata", {}).get("namespace") or self.namespace)
         params = {"fieldManager": field_manager, **({"dryRun": "All"} if dry_run else {})}
@@ -197,19 +227,19 @@ class KubeClient:
         subresource: str | None = None,
         field_manager: str,
     ) -> dict[str, Any]:
-        """Change an object: a merge patch for a mapping, a JSON patch for a sequence of operations.
+        """Patch an object and return the result: a mapping is a merge patch, a sequence of operations a JSON patch.
 
-        With ``metadata.resourceVersion`` in a merge patch it succeeds only if no other write was first.
+        A merge patch with ``metadata.resourceVersion`` fails if the object has been changed since that version.
 
         Raises:
-            ConflictError: another writer changed it first.
-            NotFoundError: it does not exist.
-            InvalidObjectError: the result breaks the server's rules, or a JSON patch's test failed.
+            ConflictError: Another writer changed the object first.
+            NotFoundError: The object does not exist.
+            InvalidObjectError: The result violates the API's rules, or a test in a JSON patch failed.
         """
         is_merge = isinstance(patch, Mapping)
         path = kind.path(namespace or self.namespace, name, subresource=subresource)
         content_type = "application/merge-patch+json" if is_merge else "application/json-patch+json"
-        # Repeating "append to the list" appends twice; a merge patch says the same thing again.
+        # Repeating a JSON patch may append to a list twice; repeating a merge patch is harmless.
         body = patch if is_merge else list(patch)
         params = {"fieldManager": field_manager}
         return await self._write(KubeCall("PATCH", path, params, body, content_type, is_repeatable=is_merge))
@@ -223,13 +253,18 @@ class KubeClient:
         uid: str | None = None,
         grace_s: int | None = None,
     ) -> None:
-        """Ask for an object's deletion; its finalizers and grace period may keep it for a while.
+        """Request an object's deletion; finalizers and the grace period may delay it.
 
-        With a uid only that incarnation goes; a pod is given ``grace_s``, None leaves its own.
+        Args:
+            kind: Kind of the object.
+            name: Name of the object.
+            namespace: Namespace of the object; None means the client's own.
+            uid: UID that the object must have; None deletes any object of that name.
+            grace_s: Termination grace period of a pod in seconds; None means the pod's own.
 
         Raises:
-            NotFoundError: there is none (any more).
-            ConflictError: the name belongs to another incarnation now.
+            NotFoundError: The object does not exist.
+            ConflictError: The object of that name has another UID.
         """
         body: dict[str, Any] = {
             "apiVersion": "v1",
@@ -243,16 +278,16 @@ class KubeClient:
         await self._write(KubeCall("DELETE", kind.path(namespace or self.namespace, name), {}, body))
 
     async def raw_get(self, path: str) -> dict[str, Any]:
-        """Return the JSON object at a path of the server, ``/version`` for example."""
+        """Return the JSON object at a path of the API server, for example ``/version``."""
         return await self._send(KubeCall("GET", path, {}))
 
     async def raw_text(self, path: str) -> str:
-        """Return the text at a path of the server, such as a pod's /metrics through its proxy; asked once."""
+        """Return the text at a path of the API server, such as a pod's /metrics through its proxy; it is not retried."""
         response = await self.transport.send(KubeCall("GET", path, {}, is_repeatable=False))
         return (await response.read()).decode(errors="replace")
 
     async def server_time_s(self) -> float:
-        """Return the server's clock, whole seconds since the epoch."""
+        """Return the API server's time as Unix time in whole seconds, from the Date header."""
         call = KubeCall("GET", "/version", {})
         said = (await self.transport.send(call)).headers.get("date", "")
         try:
@@ -264,10 +299,10 @@ class KubeClient:
     async def watch(
         self, kind: Kind, *, namespace: str | None, params: Mapping[str, str]
     ) -> AsyncIterator[AsyncIterable[bytes]]:
-        """Open a watch and give its body line by line.
+        """Open a watch and yield its body, line by line.
 
         Raises:
-            ClusterError: it was refused, broke off or went silent.
+            ClusterError: The watch was refused, was interrupted, or sent nothing for too long.
         """
         call = KubeCall("GET", kind.path(namespace), {**params, "watch": "true"})
         async with self.transport.stream(call) as lines:
@@ -283,7 +318,7 @@ class KubeClient:
         return await self._send(fenced)
 
     def _refusal(self) -> str | None:
-        """Return why this view may not write now; None: it may."""
+        """Return why this view must not write now; None if it can."""
         if self._may_write is None or self._may_write():
             return None
         return "this process is not the leader any more"
@@ -300,7 +335,7 @@ class KubeClient:
 
 
 def selector_of(labels: Mapping[str, str] | str | None) -> str:
-    """Return the selector of objects that carry all labels; empty for none, a selector's own text as it is."""
+    """Return a label selector for objects with all ``labels``; empty for None, and a selector text unchanged."""
     if isinstance(labels, str):
         return labels
     return ",".join(f"{key}={value}" for key, value in sorted((labels or {}).items()))

@@ -1,7 +1,8 @@
-"""The API server's clock, by this process's own.
+"""Estimates the API server's clock from this process's own clock.
 
-Processes that lead one after the other continue each other's times: when a drain began, until when a grant is held.
-Clocks of nodes may differ by minutes, and a leader whose clock is ahead would cut the drains that the last one began.
+Successive leaders continue each other's times, such as when a drain began or until when a grant is reserved. Clocks
+of nodes can differ by minutes, and a leader whose clock is ahead would cut short the drains that its predecessor
+began.
 """
 
 from __future__ import annotations
@@ -15,33 +16,35 @@ from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
 
 MEASURE_S: Final = 300.0
-"""Between two looks at the server's clock. Chosen: a clock that is set right meanwhile is noticed within one drain."""
+"""Seconds between two readings of the server's clock. Chosen: a clock that is corrected meanwhile is noticed within
+one drain."""
 
 EXACT_S: Final = 3.0
-"""Below this difference the own clock counts. Chosen: the server tells whole seconds, and its answer takes a moment."""
+"""Difference in seconds below which the own clock is used. Chosen: the server's Date header has whole seconds, and
+its answer takes a moment."""
 
 log = get_logger(__name__)
 
 
 class ServerClock:
-    """Seconds since the epoch as the API server counts them; until the first look, as this process does."""
+    """Unix time by the API server's clock; until the first measurement, by this process's clock."""
 
     def __init__(self, client: KubeClient) -> None:
         self._client = client
         self._ahead_s = 0.0
 
     def now_s(self) -> float:
-        """Return the time."""
+        """Return the API server's Unix time in seconds."""
         return time.time() - self._ahead_s
 
     async def run(self) -> None:
-        """Follow the server's clock until cancelled."""
+        """Measure the server's clock every `MEASURE_S` until cancelled."""
         while True:
             await asyncio.sleep(MEASURE_S)
             await self.measure()
 
     async def measure(self) -> None:
-        """Look at the server's clock; what was known stays where it does not answer."""
+        """Measure the difference to the server's clock; keep the last difference if the server does not answer."""
         before_s = time.time()
         try:
             server_s = await self._client.server_time_s()

@@ -1,9 +1,9 @@
-"""Events as operator and planner write them: what a user sees in `kubectl describe` and `kubectl get events`.
+"""Kubernetes Events of operator and planner, which users see in `kubectl describe` and `kubectl get events`.
 
-Equal Events (same object, reason and text) are one object with a count, as client-go's correlator makes them; a repeat
-is written no more often than every `REPEAT_S`. They are of core/v1, because events.k8s.io refuses the fields by which
-`kubectl get events --sort-by=.lastTimestamp` sorts. An Event that cannot be recorded is counted and dropped: it is a
-courtesy, never a condition of acting.
+Equal Events (same object, reason and text) are one object with a count, as client-go's correlator creates them. A
+repeated Event is written at most every `REPEAT_S`. Events are of core/v1, because events.k8s.io refuses the fields by
+which `kubectl get events --sort-by=.lastTimestamp` sorts. An Event that cannot be recorded is counted and dropped:
+Events are informational, and no action depends on them.
 """
 
 from __future__ import annotations
@@ -22,31 +22,34 @@ from penstock.kube.client import KubeClient
 from penstock.kube.kinds import EVENT
 
 MAX_NOTE: Final = 1024
-"""Bytes of a message that the API server takes."""
+"""Maximum length of a message in bytes that the API server accepts."""
 
 MAX_INSTANCE: Final = 128
-"""Characters of a reporter's instance that the API server takes."""
+"""Maximum length of a reporting instance in characters that the API server accepts."""
 
 FORGET_S: Final = 3600.0
-"""A repeat this long after the last one is a new Event: the API server keeps one for an hour."""
+"""Seconds after which a repeated Event becomes a new object: the API server keeps Events for one hour."""
 
 REPEAT_S: Final = 60.0
-"""Minimum time between two writes of one Event. Chosen: a repair every second costs one write a minute."""
+"""Minimum seconds between two writes of one Event. Chosen: a repair every second costs one write per minute."""
 
 MAX_REMEMBERED: Final = 4096
-"""Events remembered to recognise repeats; the oldest are forgotten first. Chosen: about a megabyte."""
+"""Number of Events that are remembered to detect repeats; the least recently used are dropped first. Chosen: about
+one megabyte."""
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class EventMessage:
-    """One thing to report about an object: a reason in UpperCamelCase, and one sentence, cut to `MAX_NOTE` bytes.
+    """Content of an Event about an object.
 
     Attributes:
-        action: What was done, one word; empty: what its reporter always does.
-        is_warning: Whether a person should look.
-        detail: Put behind the text in brackets; does not distinguish repeats.
+        reason: Reason in UpperCamelCase.
+        text: One sentence; cut to `MAX_NOTE` bytes when written.
+        action: Action that was taken, one word; empty means the recorder's default.
+        is_warning: Whether the Event is of type Warning, so that a person should look at it.
+        detail: Text appended in brackets; Events that differ only in it count as repeats.
     """
 
     reason: str
@@ -57,7 +60,7 @@ class EventMessage:
 
     @property
     def note(self) -> str:
-        """Return the text as it is written; the detail survives a long one."""
+        """Text as it is written: cut to `MAX_NOTE` bytes, with the detail complete."""
         suffix = f" ({self.detail})" if self.detail else ""
         kept = self.text.encode()[: MAX_NOTE - len(suffix)].decode(errors="ignore")
         return kept + suffix
@@ -72,7 +75,7 @@ class _Repeats:
 
 
 class EventRecorder:
-    """Writes Events; remembers what it wrote to count repeats."""
+    """Writes Events, and remembers them to count repeats."""
 
     def __init__(
         self,
@@ -85,9 +88,16 @@ class EventRecorder:
         now_s: Callable[[], float] = time.time,
         remembered: int = MAX_REMEMBERED,
     ) -> None:
-        """Prepare for a program, this process by its pod's or host's name, and what it always does in one word.
+        """Prepare; nothing is written yet.
 
-        The last ``remembered`` Events are counted up when they come again.
+        Args:
+            client: Client of the Kubernetes API.
+            controller: Name of the reporting program.
+            instance: Name of this process: its pod's or its host's.
+            action: Action of Events whose message names none, one word.
+            on_dropped: Called for each Event that could not be written.
+            now_s: Unix time in seconds.
+            remembered: Number of Events that are remembered to count repeats.
         """
         self._client = client
         self._controller = controller
@@ -98,7 +108,12 @@ class EventRecorder:
         self._known: LruCache[tuple[str, str, str], _Repeats] = LruCache(remembered)
 
     async def emit(self, regarding: Mapping[str, Any], message: EventMessage) -> None:
-        """Record ``message`` about an object; never raises for a cluster's refusal."""
+        """Record ``message`` about an object as an Event; failures of the API server are logged and not raised.
+
+        Args:
+            regarding: The object, with apiVersion, kind and metadata.
+            message: Content of the Event.
+        """
         now_s = self._now_s()
         metadata = regarding["metadata"]
         key = (str(metadata.get("uid", metadata["name"])), message.reason, message.text)
@@ -140,7 +155,7 @@ class EventRecorder:
         )
 
     async def _repeat(self, regarding: Mapping[str, Any], known: _Repeats, message: EventMessage) -> bool:
-        """Write the count of an Event; return False if the Event is gone."""
+        """Write the new count of an Event; return False if the Event no longer exists."""
         patch = {"count": known.count, "lastTimestamp": stamp(known.last_s), "message": message.note}
         known.written_s = known.last_s
         namespace = regarding["metadata"].get("namespace", "default")

@@ -1,4 +1,4 @@
-"""When credentials expire, as far as they say so themselves: certificates and JSON Web Tokens; `transport` asks. Pure."""
+"""Reads when credentials expire, from certificates and JSON Web Tokens; used by `transport`. Pure."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import orjson
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """When one credential expires.
+    """Expiry of one credential.
 
     Attributes:
-        name: The credential, and the file or key that it was read from.
-        at: None: it does not say.
+        name: Description of the credential and of the file or key that it was read from.
+        at: Time of expiry; None if it is unknown or the credential never expires.
     """
 
     name: str
     at: dt.datetime | None
 
     def problem(self, now: dt.datetime) -> str | None:
-        """Return that it has expired, and when; None: it has not, as far as is known."""
+        """Return a sentence that the credential has expired at ``now``; None if it has not, or if that is unknown."""
         if self.at is None or now < self.at:
             return None
         return f"{self.name} expired at {self.at:%Y-%m-%dT%H:%M:%SZ}"
@@ -33,13 +33,14 @@ class Expiry:
 _SEQUENCE: Final = 0x30
 _VERSION: Final = 0xA0
 _TIMES: Final = {0x17: "%y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}
-"""UTCTime and GeneralizedTime, as RFC 5280 (4.1.2.5) has them in certificates."""
+"""Formats of UTCTime and GeneralizedTime, by their tag, as certificates use them (RFC 5280, 4.1.2.5)."""
 
 
 def certificate_expiry(text: str) -> dt.datetime | None:
-    """Return until when the first certificate of a PEM text is valid; None: it is not one that can be read.
+    """Return the end of validity of the first certificate in a PEM text; None if there is no readable certificate.
 
-    Source: RFC 5280, 4.1: ``Certificate`` holds ``TBSCertificate``: version, serial number, signature, issuer, validity.
+    Source: RFC 5280, 4.1: ``Certificate`` contains ``TBSCertificate`` with version, serial number, signature, issuer,
+    validity.
     """
     try:
         begin = text.index(ssl.PEM_HEADER)
@@ -58,7 +59,7 @@ def certificate_expiry(text: str) -> dt.datetime | None:
 
 
 def _content(der: bytes, at: int) -> tuple[int, int]:
-    """Return where the content of an element begins and ends."""
+    """Return the start and end offset of the content of the DER element at ``at``."""
     length, at = der[at + 1], at + 2
     if length >= 0x80:
         octets = length & 0x7F
@@ -77,7 +78,7 @@ def _behind(der: bytes, at: int) -> int:
 
 
 def token_expiry(token: str) -> dt.datetime | None:
-    """Return the ``exp`` of a JSON Web Token, as service accounts have; None: it is another token, or never expires."""
+    """Return the ``exp`` of a JSON Web Token, such as a service account's; None for other tokens or those without ``exp``."""
     try:
         _, claims, _ = token.strip().removeprefix("Bearer ").removeprefix("bearer ").split(".")
         found = orjson.loads(urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))

@@ -1,4 +1,4 @@
-"""Turns what the official client and the libraries below it raise into Penstock's own errors; the only place that does."""
+"""Converts exceptions of the official client and the libraries below it into Penstock's errors; the only module that does."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ from penstock.core.errors import (
 )
 
 FOREIGN: Final = (ApiException, ConfigException, aiohttp.ClientError, HttpProcessingError, OSError)
-"""All that a call of the API server may raise; TLS errors and timeouts are OSErrors."""
+"""All exceptions that a call of the API server can raise; TLS errors and timeouts are OSErrors."""
 
 NOT_SENT: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientHttpProxyError)
-"""The server has seen nothing of the request, so any request may be repeated."""
+"""Exceptions after which the server has certainly not received the request, so any request can be repeated."""
 
 _TEXT_LIMIT: Final = 400
-"""Chosen: characters of a body that is not a Status, enough for a proxy's message."""
+"""Maximum number of characters that are quoted from a body that is not a Status. Chosen: enough for a proxy's
+message."""
 
 _ERRORS: Final[Mapping[int, type[ClusterError]]] = MappingProxyType(
     {
@@ -45,7 +46,7 @@ _ERRORS: Final[Mapping[int, type[ClusterError]]] = MappingProxyType(
         429: UnavailableError,
     }
 )
-"""What else the server refuses is an invalid request; from 500 on it is unavailable."""
+"""Error class by HTTP status. Any other 4xx is an InvalidObjectError, and from 500 on it is an UnavailableError."""
 
 
 _REMEDIES: Final[Mapping[int | None, str]] = MappingProxyType(
@@ -53,12 +54,16 @@ _REMEDIES: Final[Mapping[int | None, str]] = MappingProxyType(
         401: "; the API server refuses the token or certificate, which was read again: log in, or restore the pod's token"
     }
 )
-"""What to do about answers that say nothing of it."""
+"""Remedy by HTTP status, for answers whose message has none."""
 
 
 @contextmanager
 def penstock_errors(about: str) -> Iterator[None]:
-    """Map foreign exceptions raised inside; ``about`` is what was tried, such as ``GET /api/v1/pods``."""
+    """Context manager that converts foreign exceptions raised inside.
+
+    Args:
+        about: Attempted action, for messages, such as ``GET /api/v1/pods``.
+    """
     try:
         yield
     except FOREIGN as exc:
@@ -66,7 +71,7 @@ def penstock_errors(about: str) -> Iterator[None]:
 
 
 def cluster_error(exc: BaseException, about: str) -> ClusterError | ConfigError:
-    """Return Penstock's error for one foreign exception."""
+    """Return the Penstock error for a foreign exception; arguments as in `penstock_errors`."""
     if isinstance(exc, ApiException):
         message = f"{about}: {exc.status}: {_message(exc.body or '')}{_expired(exc) or _REMEDIES.get(exc.status, '')}"
         error = _error_class(exc.status or 500)(message)
@@ -82,13 +87,13 @@ def cluster_error(exc: BaseException, about: str) -> ClusterError | ConfigError:
 
 
 def _expired(exc: BaseException) -> str:
-    """Return what `Transport` has noted of credentials that are refused, and the remedy; empty without."""
+    """Return the notes that `Transport` added about expired credentials, with a remedy; empty if there are none."""
     notes = getattr(exc, "__notes__", ())
     return f"; {', '.join(notes)}: renew it, or log in again" if notes else ""
 
 
 def event_error(status: Mapping[str, Any], about: str) -> ClusterError:
-    """Return the error that a watch's ERROR event carries; one without a code is a failure of the server."""
+    """Return the error for the Status of a watch's ERROR event; a Status without a code counts as a server failure."""
     code = status.get("code")
     code = code if isinstance(code, int) else 500
     return _error_class(code)(f"{about}: {code}: {status.get('message') or 'no message'}")
@@ -99,7 +104,7 @@ def _error_class(status: int) -> type[ClusterError]:
 
 
 def _message(body: str) -> str:
-    """Return the message of a Status, or the beginning of a proxy's answer in its place."""
+    """Return the message of a Status; if the body is not a Status, the start of the body."""
     try:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -1,7 +1,7 @@
-"""Keeps a copy of a collection up to date: lists it once, then watches, for ever.
+"""Keeps a local copy of a collection up to date: lists it once, then watches it until cancelled.
 
-Reads continue where they broke off; only when the server no longer keeps that version is everything listed
-again. Objects are trimmed before they are kept, which is what bounds a process's memory.
+After an interruption the watch resumes at the last version; everything is listed again only if the server no longer
+has that version. Objects are trimmed before they are stored, which limits the memory of the process.
 """
 
 from __future__ import annotations
@@ -25,27 +25,33 @@ log = get_logger(__name__)
 
 
 RELISTS: Final = Backoff(first_s=0.2, limit_s=10.0)
-"""Real seconds. Chosen: a server that restarts is asked at once, one that is away six times a minute."""
+"""Pauses between attempts, in wall-clock seconds. Chosen: a server that restarts is tried again at once, one that is
+unavailable six times a minute."""
 
 STREAM_S: Final = (300, 600)
-"""Chosen: the server ends each watch after a time drawn from here, so that clients spread over its replicas."""
+"""Range in seconds from which the duration of each watch is drawn; the server then ends it. Chosen, so that clients
+spread over the API server's replicas."""
 
 SETTLED_S: Final = 5.0
-"""Chosen: a stream that lived this long was a good one; the next may start at once."""
+"""Minimum seconds that a watch must have lasted to count as successful, so that the next one starts without a longer
+pause. Chosen."""
 
 ObjectKey = tuple[str, str]
+"""Namespace and name of an object; the namespace is empty for cluster-scoped kinds."""
 Trim = Callable[[dict[str, Any]], dict[str, Any]]
+"""Function that returns the part of an object to store."""
 OnChange = Callable[[str, dict[str, Any]], None]
+"""Function that is called with ADDED, MODIFIED or DELETED and the trimmed object."""
 
 
 def without_managed_fields(obj: dict[str, Any]) -> dict[str, Any]:
-    """Drop the field owners, often half of an object; the default trim."""
+    """Remove ``metadata.managedFields``, often half of an object, in place, and return the object; the default trim."""
     obj.get("metadata", {}).pop("managedFields", None)
     return obj
 
 
 def key_of(obj: Mapping[str, Any]) -> ObjectKey:
-    """Return ``(namespace, name)``; the namespace is empty for kinds that live in none."""
+    """Return ``(namespace, name)`` of an object; the namespace is empty for cluster-scoped kinds."""
     metadata = obj["metadata"]
     return metadata.get("namespace", ""), metadata["name"]
 
@@ -54,10 +60,10 @@ class Informer:
     """A live copy of one collection.
 
     Attributes:
-        objects: By ``(namespace, name)``, trimmed; a live view, do not change what it holds.
-        synced: Set once the first list is in.
-        problem: Why the copy may be out of date, or None.
-        resource_version: Version of the collection that `objects` shows; empty before the first list.
+        objects: Trimmed objects by ``(namespace, name)``; a live view whose content must not be changed.
+        synced: Event that is set after the first complete list.
+        problem: Reason why the copy may be outdated; None if there is none.
+        resource_version: Resource version of the collection in `objects`; empty before the first list.
     """
 
     def __init__(
@@ -73,12 +79,13 @@ class Informer:
         """Prepare; nothing is read yet.
 
         Args:
-            client: Of the API server.
-            kind: Kind to keep.
-            namespace: None keeps all namespaces.
-            labels: That objects must carry, or a selector in Kubernetes' own syntax.
-            trim: Returns what is kept of an object; may change its argument.
-            on_change: Called with ADDED, MODIFIED or DELETED and the trimmed object, after `objects` changed.
+            client: Client of the Kubernetes API.
+            kind: Kind of the objects.
+            namespace: Namespace to watch; None means all.
+            labels: Labels that the objects must have, or a label selector in Kubernetes' syntax; None means any
+                objects.
+            trim: Returns the part of an object to store; it is allowed to change its argument.
+            on_change: Called with ADDED, MODIFIED or DELETED and the trimmed object, after `objects` has changed.
         """
         self._client = client
         self._kind = kind
@@ -94,7 +101,7 @@ class Informer:
         self.resource_version = ""
 
     async def run(self) -> None:
-        """List and watch until cancelled; failures are waited out with growing pauses."""
+        """List and watch until cancelled; after failures it retries with growing pauses."""
         while True:
             await self._list_and_watch()
 
@@ -113,7 +120,7 @@ class Informer:
         if time.monotonic() - started_s >= SETTLED_S:
             self._failures = 0
         self._failures += 1
-        # From the upper half of the range, so that clients spread.
+        # Random jitter, so that clients do not retry at the same moment.
         await asyncio.sleep(RELISTS.pause_s(self._failures) * self._client.rng.uniform(0.5, 1.0))
 
     async def _list(self) -> None:
@@ -131,7 +138,7 @@ class Informer:
         self.synced.set()
 
     async def _watch(self) -> None:
-        """Follow one stream to its end."""
+        """Follow one watch until it ends."""
         params = {
             "allowWatchBookmarks": "true",
             "resourceVersion": self.resource_version,
@@ -184,7 +191,7 @@ class Informer:
             return
         try:
             self._on_change(what, obj)
-        except Exception:  # whatever the listener does: one bad object must not end the view of all others
+        except Exception:  # an error about one object must not end the view of all others
             log.exception(
                 "change not handled", kind=self._kind.plural, key="/".join(key_of(obj)), change=what
             )

@@ -1,4 +1,4 @@
-"""The kinds of object that Penstock reads or writes, and their paths on the API server. Pure."""
+"""Kinds of Kubernetes objects that Penstock reads or writes, and their paths on the API server. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from penstock.core.errors import InvalidObjectError
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of object: group and version (``v1`` for the core's), its name in manifests and in paths."""
+    """One kind of object.
+
+    Attributes:
+        api_version: Group and version, such as ``apps/v1``; ``v1`` for the core group.
+        kind: Name of the kind in manifests.
+        plural: Name of the kind in paths.
+        namespaced: Whether its objects are in namespaces.
+    """
 
     api_version: str
     kind: str
@@ -21,19 +28,22 @@ class Kind:
 
     @property
     def group(self) -> str:
-        """Return the kind's API group; empty for the core's."""
+        """API group of the kind; empty for the core group."""
         return self.api_version.rpartition("/")[0]
 
     def of(self, metadata: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
-        """Return an object of this kind."""
+        """Return an object of this kind with the metadata and other top-level fields."""
         return {"apiVersion": self.api_version, "kind": self.kind, "metadata": metadata, **fields}
 
     def path(
         self, namespace: str | None = None, name: str | None = None, *, subresource: str | None = None
     ) -> str:
-        """Return the path of the collection, of one object or of its subresource (``status``, ``scale`` and the like).
+        """Return the API path of the collection, of one object or of its subresource.
 
-        A namespace of None stands for all; kinds that live in none ignore it.
+        Args:
+            namespace: Namespace; None means all. Ignored for cluster-scoped kinds.
+            name: Name of the object; None means the collection.
+            subresource: Subresource of the object, such as ``status`` or ``scale``; None means the object.
         """
         base = "/apis/" if "/" in self.api_version else "/api/"
         parts = [base + self.api_version]
@@ -85,11 +95,15 @@ SUBJECT_REVIEW: Final = Kind(
 KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
     {each.kind: each for each in tuple(globals().values()) if isinstance(each, Kind)}
 )
-"""All of them by their name in manifests."""
+"""All kinds, by their name in manifests."""
 
 
 def kind_of(obj: Mapping[str, Any]) -> Kind:
-    """Return an object's kind in the version that it names; InvalidObjectError for one that Penstock does not know."""
+    """Return the kind of an object, in the API version that the object names.
+
+    Raises:
+        InvalidObjectError: Penstock does not know the kind.
+    """
     name, version = obj.get("kind"), obj.get("apiVersion")
     known = KINDS.get(name) if isinstance(name, str) else None
     if known is None or not isinstance(version, str):

@@ -1,7 +1,8 @@
-"""Leader election by a Lease: one of several processes works, another takes over when it is gone.
+"""Leader election with a Lease: one of several processes works, and another takes over when it has ended.
 
-No clocks are compared: a candidate counts the term from when it saw the lease change last, a leader from
-before it sent its last successful renewal. So a leader knows that it has lost before anybody can win.
+No clocks are compared. A candidate measures the lease duration from the time at which it last saw the Lease change; a
+leader measures from before it sent its last successful renewal. So a leader knows that it has lost the Lease before
+any other process can acquire it.
 """
 
 from __future__ import annotations
@@ -28,34 +29,39 @@ log = get_logger(__name__)
 FIELD_MANAGER: Final = "penstock-lease"
 
 RENEWALS: Final = 5
-"""Renewals per term; with 15 s that is every 3 s, so that seven seconds are left for tries after a renewal that failed."""
+"""Renewals per lease duration. With 15 s that is one every 3 s, which leaves seven seconds for retries after a failed
+renewal."""
 
 HELD_FRACTION: Final = 2 / 3
-"""Part of the term after which a leader without a renewal stops; the rest is for its work to end. client-go: 10 of 15 s."""
+"""Fraction of the lease duration after which a leader without a renewal stops; the rest is for its work to end.
+client-go uses 10 of 15 s."""
 
 TRIES: Final = 7.5
-"""Tries per term of a candidate; client-go: each 2 of 15 s."""
+"""Attempts per lease duration of a candidate; client-go tries every 2 of 15 s."""
 
 REPEATS: Final = 30
-"""Tries per term after a write that failed, of a leader and of a candidate that may have the Lease: every half second of
-15 s, or after the pause that the API server asks for. Chosen: an API server that refuses seven of ten calls then costs
-leadership once in hundreds of terms."""
+"""Attempts per lease duration after a failed write, for a leader and for a candidate that may have the Lease: every
+half second for 15 s, or after the pause that the API server requests. Chosen: an API server that refuses seven of
+ten calls then costs the leadership once in hundreds of lease durations."""
 
 STOP_S: Final = 20.0
-"""Longest wait for the work's end at SIGTERM; chosen: more than a term of the Lease, behind which another process works
-anyway."""
+"""Maximum seconds to wait for the work's end after SIGTERM. Chosen: longer than a lease duration, after which another
+process works anyway."""
 
 RELEASE_S: Final = 2.0
-"""Chosen: longest wait to give the lease back at the end; otherwise it runs out by itself."""
+"""Maximum seconds to release the Lease at the end; otherwise it expires by itself. Chosen."""
 
 
 class Election:
-    """One candidate.
+    """One candidate of a leader election.
 
     Attributes:
-        holder: Identity of the leader as last seen; empty when there is none or before the first look.
-        problem: Why the lease cannot be read or written, or None.
-        overdue: Why only a restart of this process helps: its leadership is over, the work is not. None: all is well.
+        identity: Unique name of this candidate.
+        duration_s: Lease duration in seconds.
+        holder: Identity of the leader that was seen last; empty if there is none, or before the first read.
+        problem: Reason why the Lease cannot be read or written; None if there is none.
+        overdue: Reason why only a restart of this process helps, since its leadership is over but its work has not
+            ended; None if all is well.
     """
 
     def __init__(
@@ -71,10 +77,17 @@ class Election:
     ) -> None:
         """Prepare; nothing is read yet.
 
-        The Lease is created when absent, and carries the labels and, while this process holds it, the owner (see
-        `own_pod`). An identity is unique among candidates and across restarts; a term has at least a second.
+        Args:
+            client: Client of the Kubernetes API.
+            name: Name of the Lease, which is created if it does not exist.
+            namespace: Namespace of the Lease.
+            identity: Name of this candidate, which must be unique among candidates and across restarts.
+            duration_s: Lease duration in seconds, at least 1.
+            labels: Labels of the Lease.
+            owner: Owner reference of the Lease while this process holds it, such as from `own_pod`; None means no
+                owner.
         """
-        # A renewal behind a hundred slow writes would come too late.
+        # A renewal that waits behind a hundred slow writes would be too late.
         self._client = client.urgent()
         self._name = name
         self._namespace = namespace
@@ -94,14 +107,14 @@ class Election:
 
     @property
     def is_leading(self) -> bool:
-        """Whether this process may act now; false at once when its term is over, even before it notices."""
+        """Whether this process can act now; False as soon as its lease has expired, even before it has noticed that."""
         return self._held_until_s is not None and time.monotonic() < self._held_until_s
 
     async def lead(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run ``work`` while leading; cancel it when leadership is lost, and stand again.
+        """Run ``work`` while leading; cancel it when leadership is lost, and become a candidate again.
 
-        Returns when ``work`` does, and raises what it raises; the lease is then given back, as it is when
-        this call is cancelled.
+        Returns when ``work`` returns, and raises any exception that ``work`` raises. The Lease is released then, and
+        also if this call is cancelled.
         """
         while True:
             await self._win()
@@ -120,7 +133,7 @@ class Election:
             await asyncio.sleep(pause_s * self._client.rng.uniform(0.8, 1.2))
 
     async def _work_while_leading(self, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
-        """Run the work and renew alongside it; return whether the work came to its end by itself."""
+        """Run the work and the renewals concurrently; return whether the work ended by itself."""
         task = asyncio.create_task(work(), name=f"leading {self._name}")
         renewals = asyncio.create_task(self._renew(), name=f"renewing {self._name}")
         try:
@@ -135,9 +148,9 @@ class Election:
         return is_done
 
     async def _end(self, task: asyncio.Task[None]) -> None:
-        """Cancel the work and wait for its end, however long that takes: two workers are worse than none.
+        """Cancel the work and wait until it has ended, however long that takes: two active processes are worse than none.
 
-        Meanwhile `overdue` says so, for the liveness probe: a restart is the only other way out.
+        Meanwhile `overdue` reports the problem to the liveness probe, since a restart is the only other way out.
         """
         task.cancel()
         left_s = self.duration_s * (1 - HELD_FRACTION)
@@ -152,31 +165,31 @@ class Election:
             self.overdue = None
 
     async def _renew(self) -> None:
-        """Renew until leadership is lost."""
+        """Renew the Lease until leadership is lost."""
         pause_s = self.duration_s / RENEWALS
         while (left_s := self._left_s()) > 0:
             await asyncio.sleep(min(pause_s, left_s))
-            # One that gets no answer must leave time for another.
+            # An attempt that gets no answer must leave time for another.
             is_renewed = await self._try(min(self._left_s(), self.duration_s / RENEWALS))
             pause_s = self.duration_s / RENEWALS if is_renewed else self._repeat_s()
 
     def _repeat_s(self) -> float:
-        """Return the pause after a call that failed; the API server's own wish comes first."""
+        """Return the pause after a failed call; a pause that the API server requested takes precedence."""
         return self.duration_s / REPEATS if self._pause_s is None else self._pause_s
 
     def _left_s(self) -> float:
         return 0.0 if self._held_until_s is None else max(0.0, self._held_until_s - time.monotonic())
 
     async def _try(self, limit_s: float) -> bool:
-        """Take or renew the lease if that is allowed; return whether it was done."""
+        """Acquire or renew the Lease if that is allowed; return whether this process now holds it."""
         self._pause_s = None
         try:
             async with asyncio.timeout(limit_s):
                 is_ours = await self._take()
         except ConflictError:
             self._written = None
-            return False  # another was first; the next look shows who
-        except (ClusterError, ConfigError, TimeoutError) as exc:  # a credential plugin may fail for a while
+            return False  # another candidate was first; the next read shows which
+        except (ClusterError, ConfigError, TimeoutError) as exc:  # a credential plugin may fail temporarily
             problem = str(exc) or f"no answer within {limit_s:.1f} s"
             if problem != self.problem:
                 log.warning("lease not usable", lease=self._name, problem=problem)
@@ -187,7 +200,7 @@ class Election:
         return is_ours
 
     async def _take(self) -> bool:
-        """Write the lease, which a leader knows and need not read; each call is sent once."""
+        """Write the Lease, which a leader need not read first; return whether this process holds it. Each call is sent only once."""
         lease = self._written
         try:
             lease = lease or await self._client.get(LEASE, self._name, namespace=self._namespace)
@@ -195,7 +208,7 @@ class Election:
             if self._written is None and not self._may_take(lease["metadata"], spec):
                 self._held_until_s = None
                 return False
-            # Counted from before the write is sent: others see the renewal later than this.
+            # Measured from before the write is sent: other candidates see the renewal later than this.
             started_s = time.monotonic()
             self._written = await self._patch(lease["metadata"], self._taken(spec))
         except NotFoundError:
@@ -228,7 +241,7 @@ class Election:
         return LEASE.of(metadata, spec=self._taken({"holderIdentity": None, "leaseTransitions": -1}))
 
     async def _patch(self, metadata: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
-        # The version makes it fail if anybody else was first.
+        # With the resource version the write fails if another candidate was first.
         patch = {
             "metadata": {"resourceVersion": metadata["resourceVersion"], **self._metadata},
             "spec": spec,
@@ -238,7 +251,7 @@ class Election:
         )
 
     async def _release(self) -> None:
-        """Give the lease back if it is still ours, so that the next leader need not wait."""
+        """Release the Lease if this process still holds it, so that the next leader does not have to wait."""
         with suppress(ClusterError, ConfigError, TimeoutError):
             async with asyncio.timeout(RELEASE_S):
                 lease = await self._client.get(LEASE, self._name, namespace=self._namespace)
@@ -254,7 +267,15 @@ class Election:
 def election_of(
     client: KubeClient, component: str, *, namespace: str, name: str, operator_class: str
 ) -> Election:
-    """Return this process's candidacy for a Lease of an installation; the component is ``operator`` or ``planner``."""
+    """Return a candidate for an installation's Lease, with this process's identity.
+
+    Args:
+        client: Client of the Kubernetes API.
+        component: ``operator`` or ``planner``.
+        namespace: Namespace of the Lease.
+        name: Name of the Lease.
+        operator_class: Operator class of the installation, for a label.
+    """
     return Election(
         client,
         name=name,
@@ -266,16 +287,17 @@ def election_of(
 
 
 def instance() -> str:
-    """Return this process's name: the pod's, or the host's."""
+    """Return the name of this process: its pod's name, or else its host's."""
     return os.environ.get("POD_NAME") or socket.gethostname()
 
 
 def own_pod(environment: Mapping[str, str], namespace: str) -> dict[str, Any] | None:
-    """Return this process's pod as the owner of a Lease; None outside a pod or for another namespace's Lease.
+    """Return an owner reference to this process's pod, for a Lease; None outside a pod or if the Lease is in another namespace.
 
-    The Lease then goes with the pod of its holder: `helm uninstall` takes the rights away before the process could
-    give the Lease back, and would leave it with a holder that is gone. The next holder puts its own pod there.
-    The chart sets ``POD_NAME``, ``POD_NAMESPACE`` and ``POD_UID`` in the environment.
+    Kubernetes then deletes the Lease together with the pod of its holder. Otherwise `helm uninstall` would remove the
+    rights before the process can release the Lease, which would keep a holder that no longer exists. The next holder
+    replaces the owner by its own pod. The chart sets ``POD_NAME``, ``POD_NAMESPACE`` and ``POD_UID`` in the
+    environment.
     """
     name, uid = environment.get("POD_NAME"), environment.get("POD_UID")
     if not name or not uid or environment.get("POD_NAMESPACE") != namespace:

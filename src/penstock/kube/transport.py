@@ -1,7 +1,7 @@
-"""Sends calls with the official client, and adds what it lacks: tries for every verb, renewed credentials, a fence.
+"""Sends calls with the official client, and adds retries for every verb, renewal of credentials, and fencing.
 
-`KubeClient` is its only caller.
-Where the API server is and how to be let in the official client reads: kubeconfig or a pod's service account.
+The official client reads the API server's address and the credentials from a kubeconfig or a pod's service account.
+Used only by `KubeClient`.
 """
 
 from __future__ import annotations
@@ -36,18 +36,25 @@ from penstock.kube.failures import FOREIGN, NOT_SENT, cluster_error, penstock_er
 log = get_logger(__name__)
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where kubelet mounts a pod's own credentials."""
+"""Folder in which the kubelet mounts a pod's own credentials."""
 
 KUBECONFIG: Final = "~/.kube/config"
-"""kubectl's own file."""
+"""Default path of the kubeconfig, as in kubectl."""
 
 PLUGIN_TIMEOUT_S: Final = 60.0
-"""Chosen: longest wait for a kubeconfig's credential plugin; some ask a cloud."""
+"""Maximum seconds to wait for a kubeconfig's credential plugin. Chosen: some plugins call a cloud API."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What one client presents: the official client's configuration, the namespace that it lives in, and what may expire."""
+    """Credentials of one client.
+
+    Attributes:
+        configuration: Configuration of the official client.
+        namespace: Namespace of the service account or of the kubeconfig's context.
+        token_name: Description of the token's source, for messages.
+        certificate: Expiry of the client certificate; None if there is none.
+    """
 
     configuration: Configuration
     namespace: str
@@ -55,8 +62,8 @@ class Credentials:
     certificate: Expiry | None = None
 
     def note_expired(self, exc: BaseException) -> bool:
-        """Note on a failure what has expired, which may be its reason; returns whether anything has."""
-        # The token as the configuration has it now: a pod's is read again.
+        """Add a note to ``exc`` for each credential that has expired, as a possible cause; return whether any has."""
+        # Use the token that is now in the configuration, since a pod's token is reloaded.
         token = Expiry(self.token_name, token_expiry(self.configuration.api_key.get("BearerToken", "")))
         now = dt.datetime.now(dt.UTC)
         problems = [each.problem(now) for each in (token, self.certificate) if each is not None]
@@ -69,7 +76,7 @@ async def read_credentials(*, kubeconfig: Path | None, context: str | None) -> C
     """Read the credentials; arguments as in `KubeClient.connect`.
 
     Raises:
-        ConfigError: there are none, or they cannot be used.
+        ConfigError: There are none, or they are unusable.
     """
     if kubeconfig is not None and not os.path.isfile(kubeconfig):  # noqa: ASYNC240, PTH113 - rarely, and local
         raise ConfigError(f"--kubeconfig: {kubeconfig}: no such file")
@@ -82,7 +89,7 @@ async def read_credentials(*, kubeconfig: Path | None, context: str | None) -> C
     except ConfigError:
         raise
     except Exception as exc:
-        # The package hands on whatever a malformed kubeconfig provokes: KeyError, TypeError, YAML errors...
+        # The package does not wrap the errors of a malformed kubeconfig: KeyError, TypeError, YAML errors...
         raise ConfigError(
             f"Kubernetes credentials: {paths}: {type(exc).__name__}: {exc}; give --kubeconfig or KUBECONFIG, "
             "or run in a pod with a service account"
@@ -121,7 +128,7 @@ async def _read(paths: str, context: str | None) -> Credentials:
     whose = f"of user {chosen.get('user')} in {paths}"
     certificate = None
     if configuration.cert_file:
-        # Read now, as an inline one's copy is removed once it is used.
+        # Read now, since the temporary copy of an inline certificate is deleted after its first use.
         text = Path(configuration.cert_file).read_text(encoding="utf-8", errors="replace")  # noqa: ASYNC240 - as above
         certificate = Expiry(_name(user, _CERTIFICATES, whose), certificate_expiry(text))
     namespace = chosen.get("namespace") or "default"
@@ -133,7 +140,7 @@ _CERTIFICATES: Final = ("client-certificate-data", "client-certificate")
 
 
 def _name(user: Mapping[str, Any], keys: tuple[str, str], whose: str) -> str:
-    """Return the name of a credential: its key, the first of two that is set, and the file that the key names."""
+    """Return a description of a credential: its kubeconfig key (the first of two that is set) and the file that the key names."""
     inline, file = keys
     if inline in user or file not in user:
         return f"{inline if inline in user else keys[0] + ' of the plugin'} {whose}"
@@ -141,59 +148,69 @@ def _name(user: Mapping[str, Any], keys: tuple[str, str], whose: str) -> str:
 
 
 class _RaisedErrors(logging.Handler):
-    """Raises what the package only logs: why a credential plugin gave nothing."""
+    """Raises errors that the package only logs: the reason why a credential plugin returned nothing."""
 
     def emit(self, record: logging.LogRecord) -> None:
         raise kube_config.ConfigException(record.getMessage())
 
 
 CONNECT_S: Final = 5.0
-"""Chosen: longest wait for a connection with TLS; within a cluster it takes milliseconds."""
+"""Maximum seconds to connect, including TLS. Chosen: within a cluster it takes milliseconds."""
 
 ANSWER_S: Final = 20.0
-"""Chosen: longest silence of the server within one call. It gives up itself after 60 s (--request-timeout)."""
+"""Maximum seconds without data from the server within one call. Chosen. The server itself times out after 60 s
+(--request-timeout)."""
 
 BUDGET_S: Final = 30.0
-"""Chosen: after this long no call is tried again; callers have their own, slower backoff."""
+"""Seconds after which a call is not retried any more. Chosen: callers have their own, slower backoff."""
 
 RETRIES: Final = Backoff(steps=12, duration=0.2, factor=1.5, jitter=0.5)
-"""Chosen: pauses of 0.2 to 12 s between the tries of one call, 34 s in all without the jitter."""
+"""Pauses between the attempts of one call: 0.2 to 12 s, 34 s in total without jitter. Chosen."""
 
 SILENCE_S: Final = 100.0
-"""Longest silence of a watch: the server sends a bookmark every 60 to 75 s, so the connection is dead after this."""
+"""Maximum seconds without data on a watch. The server sends a bookmark every 60 to 75 s, so the connection is dead
+after this time."""
 
 MAX_CALLS: Final = 32
-"""Chosen: calls under way at once; more would only queue in the server, which takes 400 reads and 200 writes."""
+"""Maximum number of concurrent calls. Chosen: more would only queue in the server, which accepts 400 reads and 200
+writes."""
 
 IDLE_S: Final = 60.0
-"""Chosen: how long an unused connection is kept; the server closes it after 90 s."""
+"""Seconds for which an unused connection is kept open. Chosen: the server closes it after 90 s."""
 
 _KEEPALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-    # A peer that vanished without a word is given up after 30 s even while bytes are in flight.
+    # A peer that disappeared without closing the connection times out after 30 s even with data in flight.
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
 )
 
 RETIRED_S: Final = 2 * (CONNECT_S + ANSWER_S)
-"""Age at which connections with replaced credentials carry no call any more; a watch is opened again."""
+"""Seconds after which no call uses connections with replaced credentials any more; watches are reopened."""
 
 USER_AGENT: Final = "penstock"
 
 _WARNINGS_KEPT: Final = 100
-"""Chosen: different warnings of the server that are logged once each."""
+"""Maximum number of different API server warnings that are logged, once each. Chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class KubeCall:
-    """One request; a body is sent as JSON.
+    """One request to the API server.
 
     Attributes:
-        is_repeatable: A second execution changes nothing more, so lost answers may be asked for again.
-        refusal: Asked right before sending, after every wait: why it may not be sent; returns None if it may.
+        method: HTTP method.
+        path: Path of the URL.
+        params: Query parameters.
+        body: Body, sent as JSON; None means no body.
+        content_type: Content type of the body.
+        is_repeatable: Whether repeating the request has no further effect, so that it can be retried if its answer is
+            lost.
+        refusal: Called directly before sending, after every wait; returns why the request must not be sent, or None
+            if it can. None means no such check.
     """
 
     method: str
@@ -208,18 +225,24 @@ class KubeCall:
         return f"{self.method} {self.path}"
 
     def check(self) -> None:
-        """Raise ClusterError if the call may not be sent any more."""
+        """Raise ClusterError if the call must not be sent any more."""
         why = None if self.refusal is None else self.refusal()
         if why is not None:
             raise ClusterError(f"{self}: not sent: {why}")
 
 
 _sending: ContextVar[KubeCall] = ContextVar("_sending")
-"""The call that this task is sending, for `_check_fence`."""
+"""The call that the current task is sending, for `_check_fence`."""
 
 
 class Transport:
-    """Sends calls; one per client, with the credentials as read last; their version grows when they are read again."""
+    """Sends the calls of one client.
+
+    Attributes:
+        credentials: The credentials that were read last.
+        version: Number that increases each time the credentials are read again.
+        rng: Random generator for jitter.
+    """
 
     def __init__(
         self, credentials: Credentials, rng: random.Random, kubeconfig: Path | None, context: str | None
@@ -236,12 +259,12 @@ class Transport:
         self._warned: set[str] = set()
 
     def session(self) -> aiohttp.ClientSession:
-        """Return a session of its own for a library that makes its own calls; the caller closes it.
+        """Return a separate HTTP session for a library (kopf) that makes its own calls; the caller closes it.
 
-        Every request carries the token of that moment. A server's certificate that is not of the session's authority closes it, and the library
-        asks for another. As many
-        requests as this transport has of its own wait for an answer at once, a watch until it begins: kopf would open a
-        connection for each of a thousand graphs, and a busy machine would finish the handshake of none within its time.
+        Every request has the current token. If the server's certificate is not signed by the session's CA, the
+        session is closed and the library requests a new one. At most `MAX_CALLS` requests wait for an answer at the
+        same time (a watch only until it begins): kopf would otherwise open a connection for each of a thousand
+        graphs, and a busy machine would complete none of the TLS handshakes in time.
         """
         configuration, slots = self.credentials.configuration, asyncio.Semaphore(MAX_CALLS)
 
@@ -263,16 +286,20 @@ class Transport:
         return made
 
     async def close(self) -> None:
-        """Close all connections; calls under way fail."""
+        """Close all connections; calls in progress fail."""
         await self._api.close()
         for _, api in self._retired:
             await api.close()
 
     async def send(self, call: KubeCall, *, is_urgent: bool = False) -> aiohttp.ClientResponse:
-        """Send a call and return the answer, its body read.
+        """Send a call and return the response, whose body has been read.
 
-        Too many requests and failures of the server are tried again with growing pauses, or after the pause that the
-        server asks for; other errors are not. Urgent calls do not wait for others to end, and are sent once.
+        Status 429 and server failures are retried with growing pauses, or after the pause that the server requests;
+        other errors are not.
+
+        Args:
+            call: The call.
+            is_urgent: Whether the call is sent without waiting for a free slot, and is not retried.
         """
         until_s = time.monotonic() + BUDGET_S
 
@@ -291,7 +318,7 @@ class Transport:
             return left_s > 0 and _may_repeat(call, exc)
 
         async def pause(grown_s: float) -> None:
-            # A server that says when to come again is not down: pauses need not grow.
+            # A server that sends Retry-After is not down, so the pauses need not grow.
             spread = self.rng.uniform(1.0, 1.5)
             await asyncio.sleep(grown_s if asked_s is None else max(asked_s, RETRIES.duration) * spread)
 
@@ -308,16 +335,16 @@ class Transport:
 
     @asynccontextmanager
     async def stream(self, call: KubeCall) -> AsyncIterator[aiohttp.StreamReader]:
-        """Open a watch and give its body as it arrives; never tried again."""
+        """Open a watch and yield its body as a stream; it is not retried."""
         with penstock_errors(str(call)):
             async with await self._attempt(call, SILENCE_S) as response:
                 yield response.content
 
     async def renew(self, seen: int) -> None:
-        """Read the credentials again, once for all calls that failed by version ``seen``, and use new connections.
+        """Read the credentials again and use new connections; does nothing if they have been renewed since version ``seen``.
 
         Raises:
-            ConfigError: what is there now cannot be used.
+            ConfigError: The current credentials are unusable.
         """
         async with self._lock:
             if self.version != seen:
@@ -329,7 +356,7 @@ class Transport:
             credentials = await read_credentials(kubeconfig=self._kubeconfig, context=self._context)
             fresh = _api_client(credentials.configuration)
             now_s = time.monotonic()
-            # Calls under way end on the old connections.
+            # Calls in progress finish on the old connections.
             self._retired.append((now_s, self._api))
             self._api, self.credentials = fresh, credentials
             self.version += 1
@@ -337,14 +364,14 @@ class Transport:
                 await self._retired.pop(0)[1].close()
 
     async def _attempt(self, call: KubeCall, read_s: float) -> aiohttp.ClientResponse:
-        """Send a call; credentials that are refused, or no longer fit the server's certificate, are renewed once."""
+        """Send a call; credentials that are rejected, or that do not fit the server's certificate, are renewed once."""
         seen = self.version
         try:
             return await self._request(call, read_s)
         except (UnauthorizedError, aiohttp.ClientConnectorCertificateError):
             await self.renew(seen)
         except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as exc:
-            # A proxy that takes no expired certificate breaks off; the next try has what there is now.
+            # A proxy closes the connection if the certificate has expired; the next attempt uses renewed credentials.
             is_reached = not isinstance(
                 getattr(exc, "os_error", None), ConnectionRefusedError | socket.gaierror
             )
@@ -382,10 +409,10 @@ class Transport:
 
 
 def _may_repeat(call: KubeCall, exc: Exception) -> bool:
-    """Return whether a call that failed may succeed when it is repeated, and changes nothing twice."""
+    """Return whether a failed call may succeed if it is repeated, without being executed twice."""
     if not isinstance(exc, FOREIGN) or not isinstance(cluster_error(exc, str(call)), UnavailableError):
         return False
-    # 429 says that nothing was done; after other failures that is not known.
+    # After 429 the request was certainly not executed; after other failures that is unknown.
     return call.is_repeatable or isinstance(exc, NOT_SENT) or getattr(exc, "status", None) == 429
 
 
@@ -395,7 +422,7 @@ def _api_client(configuration: Configuration) -> ApiClient:
     except OSError as exc:
         raise ConfigError(f"kubeconfig: certificate or key not usable: {exc}") from exc
     finally:
-        # It copied inline keys into files, and would keep those until the process ends.
+        # The package copied inline keys into temporary files and would delete them only when the process ends.
         kube_config._cleanup_temp_files()  # noqa: SLF001 - there is no public way
     api.user_agent = USER_AGENT
     fence = aiohttp.TraceConfig()
@@ -407,12 +434,13 @@ def _api_client(configuration: Configuration) -> ApiClient:
 def _session(api: ApiClient, **options: Any) -> aiohttp.ClientSession:
     connector = aiohttp.TCPConnector(
         ssl=api.rest_client.ssl_context,
-        limit=0,  # calls are bounded by the transport's own slots, watches by their number
+        limit=0,  # calls are limited by the transport's own slots, watches by their number
         keepalive_timeout=IDLE_S,
         socket_factory=_socket,
     )
-    # Unlike the package's own session it heeds no HTTPS_PROXY: NO_PROXY of a pod names ranges, which Python does
-    # not understand. The buffer is the package's, for watches: a line may be twice as long, etcd holds 1.5 MiB.
+    # Unlike the package's own session, this one ignores HTTPS_PROXY: a pod's NO_PROXY has address ranges, which
+    # Python does not support. The buffer size is the package's, for watches: a line can be twice as long, and an
+    # object in etcd has up to 1.5 MiB.
     return aiohttp.ClientSession(
         connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -423,12 +451,12 @@ def _session(api: ApiClient, **options: Any) -> aiohttp.ClientSession:
 
 
 async def _check_fence(*_: object) -> None:
-    """Hold a request back, before its first byte, if it may not be sent any more: connecting takes time, too."""
+    """Abort a request before its first byte if it must not be sent any more, since connecting takes time too."""
     _sending.get().check()
 
 
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    """Return a socket for a connection that is about to be made."""
+    """Return a socket with keepalive options for a new connection."""
     family, kind, protocol, _, _ = address
     made = socket.socket(family, kind, protocol)
     for option in _KEEPALIVE:

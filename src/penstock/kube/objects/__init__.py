@@ -1,4 +1,4 @@
-"""Text of Kubernetes objects: labels, names, reasons and the keys of pod templates that several parts read alike.
+"""Constants and parsers for Kubernetes objects that several packages share: labels, names, reasons, and pod template fields.
 
-Pure: no client, no I/O but the packaged table of pod keys. Imports nothing of Penstock.
+Pure: no client and no I/O except reading the packaged table of pod fields. Imports no other Penstock package.
 """

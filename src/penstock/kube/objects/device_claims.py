@@ -1,6 +1,6 @@
-"""What a ResourceClaimTemplate asks of device classes (DRA). Pure.
+"""Counts the devices that a ResourceClaimTemplate requests (DRA). Pure.
 
-Source: resource.k8s.io/v1 and v1beta2 (``exactly``, ``firstAvailable``), v1beta1 (the request's own fields).
+Source: resource.k8s.io/v1 and v1beta2 (``exactly``, ``firstAvailable``), v1beta1 (fields of the request itself).
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ from typing import Any
 
 
 def claimed_devices(template: Mapping[str, Any], is_counted: Callable[[str], bool]) -> int | None:
-    """Return how many devices of counted classes a claim of the template holds; None: unknown.
+    """Return the number of devices of counted classes that one claim of the template gets; None if it is unknown.
 
-    That is so where all devices of a node are asked for, or one of several alternatives of different numbers.
+    It is unknown if the template requests all devices of a node, or alternatives with different numbers.
+
+    Args:
+        template: The ResourceClaimTemplate.
+        is_counted: Returns whether devices of the class with this name are counted.
     """
     spec: Any = template
     for key in ("spec", "spec", "devices"):

@@ -1,9 +1,10 @@
-"""Which keys a Kubernetes pod template has, so that a misspelt one is refused before it is lost in silence.
+"""Fields of Kubernetes pod templates, so that a misspelt key is refused instead of being lost silently.
 
-Pure. An API server drops unknown keys of a pod that is created, and refuses them in one that is applied.
+Pure. The API server drops unknown keys of a created pod, and refuses them in an applied one.
 
-Source: ``pod_template.json`` holds type, field and field's type of PodTemplateSpec as Kubernetes 1.34 serves them at
-/openapi/v3/api/v1, ``[]`` before that of a list; a field without a type of its own (text, quantity, labels) has null.
+Source: ``pod_template.json`` has the fields of PodTemplateSpec and of its types as Kubernetes 1.34 serves them at
+/openapi/v3/api/v1. Each field has the name of its type, with ``[]`` before it for a list, or null if it has no type
+of its own (text, quantity, labels).
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ FieldPath = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class UnknownField:
-    """One key that no pod template has: its path, Kubernetes' name of the type, and the key that was probably meant."""
+    """A key that pod templates do not have.
+
+    Attributes:
+        path: Path of the key in the template.
+        kind: Kubernetes' name of the type that lacks the key.
+        meant: Known key that was probably meant; None if none is similar.
+    """
 
     path: FieldPath
     kind: str
@@ -32,9 +39,9 @@ class UnknownField:
 
 
 def unknown_fields(template: Mapping[str, Any]) -> Iterator[UnknownField]:
-    """Yield the keys of a podTemplate that no pod template has, each with its path within the template.
+    """Yield the keys of a podTemplate that pod templates do not have.
 
-    Directives such as ``$patch`` are left to the overlay, which knows them.
+    Directives such as ``$patch`` are ignored here; the overlay checks them.
     """
     yield from _unknown(template, _ROOT, ())
 
@@ -56,12 +63,12 @@ def _unknown(value: Any, kind: str, path: FieldPath) -> Iterator[UnknownField]:
 
 
 def overlay_schema() -> dict[str, Any]:
-    """Return the structural schema of an overlay on a pod template: its keys, which null deletes.
+    """Return the structural schema of a podTemplate, in which null deletes a key.
 
-    Other keys pass, for ``$patch`` cannot be named: Helm upgrades a definition by a strategic merge patch, in which a map
-    with that key is a directive, and the API server then drops the map, here all keys of a pod. The operator and
-    `penstock validate` refuse misspelt keys. What is below a key without a type of its own is left to Kubernetes, which
-    judges the pod.
+    Unknown keys are accepted, because ``$patch`` cannot be declared: Helm upgrades a CustomResourceDefinition by a
+    strategic merge patch, in which a map with that key is a directive, and the API server would then drop the map,
+    here all keys of a pod. The operator and `penstock validate` refuse misspelt keys. Content below a key without a
+    type of its own is checked by Kubernetes when it validates the pod.
     """
     return _schema(_ROOT)
 

@@ -1,4 +1,4 @@
-"""Kubernetes' quantities as numbers. Pure."""
+"""Parses Kubernetes quantities. Pure."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _FORM: Final = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,3})|([nu
 
 
 def quantity(value: object) -> Fraction | None:
-    """Return ``value`` (a number, or text such as ``500m``, ``0.5Gi``, ``1e3``) exactly; None if it is none.
+    """Return the exact number of a quantity (a number, or text such as ``500m``, ``0.5Gi``, ``1e3``); None if it is not a quantity.
 
-    Digits beyond nano are rounded up, as the API server does.
+    Digits below nano are rounded up, as the API server does.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None

@@ -1,9 +1,9 @@
-"""Why the API server did not take a write, as one word and as text, with the remedy.
+"""Classifies why the API server refused a write, with a message and a remedy.
 
-Pure. Every refusal of every write of the operator is classified here and nowhere else, and so are those of a
-workload's pods, which the workload's controller repeats in its status.
+Pure. Every refusal of every write of the operator is classified only here, and so are refusals of a workload's pods,
+which the workload's controller repeats in its status.
 
-Source of the words: k8s.io/apiserver (admission plugins policy/validating, webhook and resourcequota;
+Source of the messages: k8s.io/apiserver (admission plugins policy/validating, webhook and resourcequota;
 pkg/endpoints/handlers/patch.go) and k8s.io/pod-security-admission of v1.34.
 """
 
@@ -27,7 +27,17 @@ from penstock.core.errors import (
 
 
 class RefusalKind(StrEnum):
-    """What refused a write, gravest first; names are a contract (condition reasons, Events)."""
+    """Kinds of refused writes, the most serious first; the values are a public interface (condition reasons, Events).
+
+    Attributes:
+        NAMESPACE_GOING: The namespace is being deleted.
+        RIGHTS: The operator's account lacks a right.
+        ADMISSION: An admission policy, webhook, pod security level or LimitRange refused it.
+        QUOTA: A ResourceQuota is exceeded, or requires resources that the pod does not name.
+        REJECTED: The API server refused it for another reason.
+        CONFLICT: Another writer was first.
+        GONE: The object no longer exists in the expected form, so the write is not needed any more.
+    """
 
     NAMESPACE_GOING = "NamespaceTerminating"
     RIGHTS = "Forbidden"
@@ -39,7 +49,7 @@ class RefusalKind(StrEnum):
 
     @property
     def is_lasting(self) -> bool:
-        """Whether a person has to act; a conflict passes, and what is gone needs no write any more."""
+        """Whether a person has to act; False for a conflict, which passes, and for GONE, which needs no write any more."""
         return self not in {RefusalKind.CONFLICT, RefusalKind.GONE}
 
 
@@ -87,23 +97,24 @@ _WORDS: Final = (
         "grant the operator's account that right: upgrade the chart, and see penstock doctor",
     ),
 )
-"""Words of the API server, the kind, and the remedy; the first row that is found counts."""
+"""Patterns in the API server's message, each with the kind and the remedy; the first match applies."""
 
 _STALE: Final = re.compile(r"rejected our request due to an error in our request|UID in precondition")
-"""Said where a JSON patch's test fails, or another object has the name now."""
+"""Matches the message if a test of a JSON patch failed, or if another object now has the name."""
 
 _NO_ANSWER: Final = "does not answer"
 
 
 @dataclass(frozen=True, slots=True)
 class WriteRefusal:
-    """One write that the API server did not take.
+    """One write that the API server refused.
 
     Attributes:
-        write: What was to be written, such as ``Service g-decode``.
-        step: What the operator was doing, one word for an Event's action.
-        words: The server's own.
-        remedy: What a person can do; empty where the server's words say it.
+        kind: Kind of the refusal.
+        write: Object or part that was to be written, such as ``Service g-decode``.
+        step: Step of the operator, one word, used as an Event's action.
+        words: The API server's message.
+        remedy: Action that a user can take; empty if the message already names it.
     """
 
     kind: RefusalKind
@@ -117,10 +128,10 @@ class WriteRefusal:
 
 
 def refusal_of(error: ClusterError, write: str, step: str) -> WriteRefusal | None:
-    """Return what a failed write means for that write alone.
+    """Return the refusal that a failed write means for this write alone.
 
     Returns:
-        None where the failure is not about the write: the server does not answer, or this process may not write.
+        None if the failure does not concern the write: the server does not answer, or this process must not write.
     """
     text = str(error)
     if isinstance(error, UnavailableError) and _NO_ANSWER in text:
@@ -142,7 +153,7 @@ def refusal_of(error: ClusterError, write: str, step: str) -> WriteRefusal | Non
 
 
 def kind_of_words(words: str) -> tuple[RefusalKind | None, str]:
-    """Return the kind that a refusal's words name, with its remedy; None and empty where they name none."""
+    """Return the kind of refusal that a message names, with its remedy; ``(None, "")`` if it names none."""
     for pattern, kind, remedy in _WORDS:
         match = re.search(pattern, words)
         if match is not None:
@@ -152,11 +163,11 @@ def kind_of_words(words: str) -> tuple[RefusalKind | None, str]:
 
 @dataclass(slots=True)
 class Attempt:
-    """One write under way.
+    """State of one write.
 
     Attributes:
-        refusal: Once it was refused.
-        may_have_happened: Whether the server failed in a way that leaves that open.
+        refusal: The refusal; None if the write was not refused.
+        may_have_happened: Whether the server failed in a way that leaves open whether the write was executed.
     """
 
     refusal: WriteRefusal | None = None
@@ -165,20 +176,24 @@ class Attempt:
 
 @dataclass(slots=True)
 class Refusals:
-    """The writes of one reconcile that were refused, so that each step continues without them.
+    """Collects the writes of one reconcile that were refused, so that each step continues without them.
 
     Attributes:
-        found: In the order of the writes, without those that are not needed any more.
+        found: Refusals in the order of the writes, without those of kind GONE.
     """
 
     found: list[WriteRefusal] = field(default_factory=list)
 
     @contextmanager
     def of(self, write: str, step: str) -> Iterator[Attempt]:
-        """Run a write; keep why it was refused in place of raising it.
+        """Context manager for one write: records a refusal instead of raising it.
+
+        Args:
+            write: Object or part that is written, for messages.
+            step: Step of the operator, one word.
 
         Raises:
-            ClusterError: the failure is not about this write, see `refusal_of`.
+            ClusterError: The failure does not concern this write; see `refusal_of`.
         """
         attempt = Attempt()
         try:
@@ -195,6 +210,6 @@ class Refusals:
 
     @property
     def lasting(self) -> Sequence[WriteRefusal]:
-        """Return those that a person has to do something about, the gravest kind first."""
+        """Refusals that a person has to act on, the most serious kind first."""
         kept = [each for each in self.found if each.kind.is_lasting]
         return sorted(kept, key=lambda each: (_SEVERITY[each.kind], each.write))

@@ -1,9 +1,9 @@
-"""Which edit of a graph is carried out, kept in its status, so that a later edit that is refused stops nothing.
+"""Stores in a graph's status which specification is carried out, so that a later edit that is refused stops nothing.
 
-Pure. The API server checks most of a graph and the operator the rest: what a podTemplate makes of a pod, say. While the
-newest edit is refused, budget, drains, scaling and repairs continue by the last one that was not. It is kept as the text of
-its specification in the graph's status, in the write that says what was observed, so that an operator that is
-restarted finds it, and so that the planner scales what is carried out.
+Pure. The API server validates most of a graph, and the operator the rest, for example the pod that results from a
+podTemplate. While the newest edit is refused, budget, drains, scaling and repairs continue with the last
+specification that was valid. It is stored as text in the graph's status, in the same write as the observed state. So
+an operator that is restarted finds it, and the planner scales the specification that is carried out.
 """
 
 from __future__ import annotations
@@ -15,27 +15,33 @@ from typing import Any, Final
 import orjson
 
 MAX_BYTES: Final = 256 * 1024
-"""Longest specification that is kept. Chosen: with the graph itself well within etcd's 1.5 MiB for an object; the
-largest sample takes 3 kB. A longer one is carried out as well, until the operator restarts."""
+"""Maximum length in bytes of a stored specification. Chosen: together with the graph itself it is well below etcd's
+1.5 MiB per object, and the largest sample has 3 kB. A longer specification is carried out too, but is lost when
+the operator restarts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedSpec:
-    """The edit that is carried out: its generation and its specification as JSON; empty: too long to be kept."""
+    """The specification of a graph that is carried out.
+
+    Attributes:
+        generation: ``metadata.generation`` of the graph with this specification.
+        text: The specification as JSON; empty if it is too long to be stored.
+    """
 
     generation: int
     text: str
 
 
 def current_spec(graph: Mapping[str, Any]) -> ServedSpec:
-    """Return a graph's newest edit."""
+    """Return a graph's newest specification."""
     text = orjson.dumps(graph["spec"], option=orjson.OPT_SORT_KEYS)
     kept = text.decode() if len(text) <= MAX_BYTES else ""
     return ServedSpec(graph["metadata"].get("generation", 0), kept)
 
 
 def kept_spec(graph: Mapping[str, Any]) -> ServedSpec | None:
-    """Return the edit that a graph's status keeps; None: it keeps none that can be read."""
+    """Return the specification that is stored in a graph's status; None if there is none or it is unreadable."""
     status = graph.get("status") or {}
     text, generation = status.get("servedSpec"), status.get("servedGeneration")
     if not isinstance(text, str) or not isinstance(generation, int):
@@ -48,5 +54,5 @@ def kept_spec(graph: Mapping[str, Any]) -> ServedSpec | None:
 
 
 def with_spec(graph: Mapping[str, Any], served: ServedSpec) -> dict[str, Any]:
-    """Return a graph as that edit, whose text is kept, made it."""
+    """Return a graph with ``served`` as its specification; ``served.text`` must not be empty."""
     return {**graph, "spec": orjson.loads(served.text)}
