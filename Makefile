@@ -145,7 +145,7 @@ lock: $(VENV)/.dev ## Pin the image's dependencies with their hashes into requir
 
 # The version is only what the chart is rendered for; nothing in it depends on a newer one.
 RENDER = $(HELM) template penstock charts/penstock --namespace penstock-system --kube-version 1.34.0 \
-	--skip-tests --set clusterWide=true --set createNamespace=true --set rbac.leaderWorkerSets=true --set rbac.inferencePools=true --set rbac.dynamo=true
+	--skip-tests --set uninstall.drainTimeoutSeconds=0 --set clusterWide=true --set createNamespace=true --set rbac.leaderWorkerSets=true --set rbac.inferencePools=true --set rbac.dynamo=true
 
 manifests: ## Render manifests/install.yaml from the chart
 	$(RENDER) > manifests/install.yaml.new && mv manifests/install.yaml.new manifests/install.yaml || { rm -f manifests/install.yaml.new; exit 1; }

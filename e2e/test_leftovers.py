@@ -28,3 +28,20 @@ def test_a_new_installation_takes_up_what_the_old_one_left(kube, deploy, install
     assert outcome.lost == []
     assert outcome.answered > 8
     assert before <= {pod["metadata"]["uid"] for pod in kept.pods("router,prefill,decode")}
+
+
+@pytest.mark.nightly
+def test_an_uninstallation_right_after_a_deletion_leaves_no_finalizer(kube, deploy, install):
+    """`kubectl delete --wait=false` and at once `helm uninstall`: Helm waits until the streams are finished and the graph is gone."""
+    doomed = deploy(model={"contextTokens": 4096}, engine={"streamIntervalTokens": 8})
+    load = Load(doomed, "load", concurrency=8, max_tokens=600)
+    load.finish()
+    kube.kubectl("delete", "gd", doomed.name, *doomed.scope, "--wait=false")
+
+    said = kube.helm("uninstall", "penstock", "--namespace", SYSTEM, "--wait")
+
+    assert not kube.get("gd", *doomed.scope)
+    assert "no graph is left" in said
+    wait_for("nothing is left of the deleted graph", lambda: not doomed.remains(), 120)
+    assert load.stop().lost == []
+    install()

@@ -1,19 +1,37 @@
-"""Releases the graphs in the operator's own namespace if that namespace is being deleted.
+"""Removes finalizers of graphs whose operator will not return, so that no graph or namespace stays in Terminating forever.
 
-Kubernetes deletes the operator's pod together with the namespace. The graphs would keep the finalizer that only the
-operator removes, and the namespace would stay in Terminating forever. Kubernetes deletes their pods, which finish
+Two cases:
+
+- The operator's own namespace is deleted. Kubernetes deletes the operator's pod together with the namespace, so
+  `release_graphs`, the operator's last act, removes the finalizer that only an operator removes.
+- The release is uninstalled. The chart's pre-delete hook runs `finish_drains` while the operator still works.
+
+A graph without its finalizer is deleted at once together with its children. Kubernetes deletes their pods, which finish
 their requests after SIGTERM.
 """
 
 from __future__ import annotations
 
-from penstock.core.errors import ClusterError
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from penstock.core.errors import ClusterError, ConflictError, NotFoundError
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, NAMESPACE
-from penstock.kube.objects.names import OPERATOR
+from penstock.kube.objects.names import OPERATOR, drain_finalizer, is_of_class
 
 log = get_logger(__name__)
+
+LOOK_S: Final = 2.0
+"""Chosen: pause between two readings of the graphs, seconds."""
+
+ATTEMPTS: Final = 5
+"""Chosen: tries to remove one finalizer while the operator and others write the graph's status."""
+
+Graph = dict[str, Any]
 
 
 async def release_graphs(client: KubeClient, namespace: str, *, finalizer: str) -> int:
@@ -31,23 +49,104 @@ async def release_graphs(client: KubeClient, namespace: str, *, finalizer: str) 
     except ClusterError as exc:
         log.warning("own namespace not looked at", namespace=namespace, error=str(exc))
         return 0
-    released = 0
-    for graph in graphs:
-        metadata = graph["metadata"]
-        finalizers = metadata.get("finalizers", [])
-        if finalizer not in finalizers:
-            continue
-        left = [each for each in finalizers if each != finalizer]
-        patch = {"metadata": {"finalizers": left, "resourceVersion": metadata["resourceVersion"]}}
-        name = metadata["name"]
+    held = [each for each in graphs if finalizer in each["metadata"].get("finalizers", ())]
+    return sum([await _release(client, each, finalizer) for each in held])
+
+
+async def finish_drains(
+    client: KubeClient,
+    namespaces: Sequence[str | None],
+    *,
+    operator_class: str,
+    limit_s: float,
+    say: Callable[[str], None],
+) -> bool:
+    """Wait until no graph of the class is being deleted, then report the graphs that stay; return whether no drain is pending.
+
+    Args:
+        client: May list and patch graphs.
+        namespaces: Where the installation's graphs are; None: in every namespace.
+        operator_class: Class of the graphs.
+        limit_s: Longest wait, real seconds; the drains that are pending then are given up.
+        say: Receives one line for each thing that the user should know.
+    """
+    finalizer = drain_finalizer(operator_class)
+    end_s, reported = time.monotonic() + limit_s, ""
+    while True:
+        graphs = await _graphs(client, namespaces, operator_class)
+        pending = [each for each in graphs if _is_drained_by(each, finalizer)]
+        if not pending or time.monotonic() >= end_s:
+            break
+        text = f"waiting up to {limit_s:g} s for the drain of {_names(pending)}"
+        if text != reported:
+            say(text)
+            reported = text
+        await asyncio.sleep(min(LOOK_S, max(0.0, end_s - time.monotonic())))
+    done = [await _release(client, each, finalizer) for each in pending]
+    if pending:
+        say(
+            f"{_names(pending)}: not drained after {limit_s:g} s; the drain is given up, and the pods finish"
+            " their requests within their terminationGracePeriodSeconds"
+        )
+    stay = [each for each in graphs if not each["metadata"].get("deletionTimestamp")]
+    if stay:
+        say(
+            f"{_names(stay)}: not deleted; they continue to serve, and without an operator nothing scales, repairs"
+            " or drains them. Install Penstock again before you delete them"
+        )
+    elif all(done):
+        say("no graph is left")
+    return all(done)
+
+
+async def _graphs(client: KubeClient, namespaces: Sequence[str | None], operator_class: str) -> list[Graph]:
+    """Return the graphs of a class in namespaces; none where the cluster does not have the kind."""
+    found: list[Graph] = []
+    for namespace in namespaces:
         try:
-            await client.patch(GRAPH_DEPLOYMENT, name, patch, namespace=namespace, field_manager=OPERATOR)
-        except ClusterError as exc:
-            remedy = f"""kubectl patch gd {name} -n {namespace} --type merge --patch '{{"metadata":{{"finalizers":null}}}}'"""
-            log.warning("graph not released", namespace=namespace, name=name, error=str(exc), remedy=remedy)
-        else:
-            released += 1
-            log.warning(
-                "graph released: the operator's namespace is being deleted", namespace=namespace, name=name
-            )
-    return released
+            found += (await client.list(GRAPH_DEPLOYMENT, namespace=namespace)).items
+        except NotFoundError:  # the CRDs are deleted
+            return []
+    return [each for each in found if is_of_class(each.get("spec", {}), operator_class)]
+
+
+def _is_drained_by(graph: Graph, finalizer: str) -> bool:
+    metadata = graph["metadata"]
+    return bool(metadata.get("deletionTimestamp")) and finalizer in metadata.get("finalizers", ())
+
+
+def _names(graphs: Sequence[Graph]) -> str:
+    named = ", ".join(f"{each['metadata']['namespace']}/{each['metadata']['name']}" for each in graphs)
+    return f"GraphDeployment{'' if len(graphs) == 1 else 's'} {named}"
+
+
+async def _release(client: KubeClient, graph: Graph, finalizer: str) -> bool:
+    """Remove the finalizer from a graph; return whether the graph is without it."""
+    name, namespace = graph["metadata"]["name"], graph["metadata"]["namespace"]
+    try:
+        for _ in range(ATTEMPTS):
+            if await _is_patched(client, graph["metadata"], finalizer):
+                log.warning("graph released: its operator goes", namespace=namespace, name=name)
+                return True
+            graph = await client.get(GRAPH_DEPLOYMENT, name, namespace=namespace)
+        error = "others write it all the time"
+    except NotFoundError:
+        return True
+    except ClusterError as exc:
+        error = str(exc)
+    remedy = f"""kubectl patch gd {name} -n {namespace} --type merge --patch '{{"metadata":{{"finalizers":null}}}}'"""
+    log.warning("graph not released", namespace=namespace, name=name, error=error, remedy=remedy)
+    return False
+
+
+async def _is_patched(client: KubeClient, metadata: Mapping[str, Any], finalizer: str) -> bool:
+    """Remove the finalizer from the graph as it was read; return False if another write was first."""
+    left = [each for each in metadata.get("finalizers", ()) if each != finalizer]
+    patch = {"metadata": {"finalizers": left, "resourceVersion": metadata["resourceVersion"]}}
+    try:
+        await client.patch(
+            GRAPH_DEPLOYMENT, metadata["name"], patch, namespace=metadata["namespace"], field_manager=OPERATOR
+        )
+    except ConflictError:
+        return False
+    return True

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
+import sys
 from contextlib import asynccontextmanager
 
 import pytest
@@ -117,3 +119,33 @@ async def test_an_operator_that_ends_elsewise_keeps_its_finalizers(crds, client,
         operator.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(operator.wait, 30) == 0
     assert await finalizers() == before
+
+
+def finish_drains(crds, namespace, limit_s):
+    """Run what the chart's pre-delete hook runs; return what it printed."""
+    command = [sys.executable, "-m", "penstock.cli", "operator", "finish-drains", "--namespace", namespace]
+    command += ["--kubeconfig", str(crds.kubeconfig), "--timeout", str(limit_s)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+async def test_finish_drains_waits_for_the_operator_and_then_gives_a_drain_up(
+    crds, make_node, client, namespace
+):
+    """A drain that the operator ends is waited for. The next one, which no operator carries out, is given up."""
+    make_node(gpus=8)
+    await client.create(graph(namespace), field_manager="test")
+    async with running(client, namespace):
+        await until(is_ready(client, namespace), "readiness")
+        await client.delete(GRAPH_DEPLOYMENT, "g", namespace=namespace)
+        said = await asyncio.to_thread(finish_drains, crds, namespace, 90)
+    assert said.splitlines()[-1] == "no graph is left"
+    assert "given up" not in said
+
+    await client.create(graph(namespace, "left"), field_manager="test")
+    finalizer = {"metadata": {"finalizers": ["penstock.dev/drain"]}}
+    await client.patch(GRAPH_DEPLOYMENT, "left", finalizer, namespace=namespace, field_manager="test")
+    await client.delete(GRAPH_DEPLOYMENT, "left", namespace=namespace)
+    said = await asyncio.to_thread(finish_drains, crds, namespace, 0.5)
+    assert f"GraphDeployment {namespace}/left: not drained after 0.5 s; the drain is given up" in said
+    with pytest.raises(NotFoundError):
+        await client.get(GRAPH_DEPLOYMENT, "left", namespace=namespace)

@@ -181,7 +181,8 @@ def test_every_object_is_named_once_and_labelled(name):
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_pod_keeps_to_restricted_pod_security(name):
     """Non-root, read-only root with an own /tmp, no capabilities, seccomp's default; and memory is bounded."""
-    for deployment in of_kind(rendered(name), "Deployment").values():
+    objects = rendered(name)
+    for deployment in (*of_kind(objects, "Deployment").values(), *of_kind(objects, "Job").values()):
         pod = deployment["spec"]["template"]["spec"]
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["runAsUser"] == 1000
@@ -271,6 +272,37 @@ def test_helm_test_asks_what_was_installed_whether_it_is_ready(setting, asked):
     assert urls == [f"http://penstock-{each}.serving.svc:8080/healthz" for each in asked]
     assert {f"penstock-{each}" for each in asked} <= set(of_kind(objects, "Service"))
     compile(container["args"][0], "helm test", "exec")
+
+
+@pytest.mark.parametrize(
+    ("setting", "where", "account"),
+    [
+        ("default", ["--namespace=serving"], "penstock-operator"),
+        ("cluster-wide", ["--all-namespaces"], "penstock-operator"),
+        ("two namespaces", ["--namespace=serving", "--namespace=research"], "penstock-operator"),
+        ("nothing optional", ["--namespace=serving"], "mine"),
+    ],
+)
+def test_an_uninstallation_waits_for_drains_where_the_operator_looks(setting, where, account):
+    """By a Job with the operator's rights that Helm runs before it deletes anything, and in less than Helm's 5 minutes."""
+    [job] = of_kind(rendered(setting), "Job").values()
+    assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-delete"
+    assert 240 < job["spec"]["activeDeadlineSeconds"] < 300
+    pod = job["spec"]["template"]["spec"]
+    assert pod["serviceAccountName"] == account
+    [container] = pod["containers"]
+    assert container["args"] == [
+        "operator", "finish-drains", *where, "--operator-class=penstock", "--timeout=240",
+    ]  # fmt: skip
+
+
+def test_without_a_limit_an_uninstallation_does_not_wait():
+    """`uninstall.drainTimeoutSeconds: 0` leaves the Job out, and its NetworkPolicy."""
+    values = {"uninstall": {"drainTimeoutSeconds": 0}}
+    result = run_helm("template", "penstock", str(CHART), "--kube-version", KUBE_VERSION, values=values)
+    assert result.returncode == 0, result.stderr
+    assert "finish-drains" not in result.stdout
+    assert "penstock-uninstall" not in result.stdout
 
 
 @pytest.mark.parametrize("component", ["operator", "planner"])
@@ -435,7 +467,7 @@ def test_the_plain_manifests_are_the_charts():
         "template", "penstock", str(CHART), "--namespace", "penstock-system", "--kube-version", KUBE_VERSION,
         "--set", "clusterWide=true", "--set", "createNamespace=true",
         "--set", "rbac.leaderWorkerSets=true", "--set", "rbac.inferencePools=true", "--set", "rbac.dynamo=true",
-        "--skip-tests",
+        "--set", "uninstall.drainTimeoutSeconds=0", "--skip-tests",
     )  # fmt: skip
 
     assert result.stdout == (ROOT / "manifests" / "install.yaml").read_text()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import dataclass, field
 from typing import Any
 
 import click
 from pydantic.fields import FieldInfo
 
-from penstock.cli import option
-from penstock.cli.cluster import require_packages
-from penstock.cli.say import say_json
-from penstock.core.flags import flag_of
+from penstock.cli import fields, option
+from penstock.cli.cluster import Connection, require_packages
+from penstock.cli.say import say, say_json
+from penstock.core.errors import ClusterError, ConfigError
+from penstock.core.flags import flag, flag_of
 from penstock.core.http import loop
+from penstock.kube.objects.names import OPERATOR_CLASS
 from penstock_operator.settings import OperatorSettings, settings_of
 
 _SWITCHES = {
@@ -55,3 +59,45 @@ def run(*, dry_run: bool, **given: Any) -> None:
     from penstock_operator.service import OperatorService  # noqa: PLC0415 - imports the Kubernetes client
 
     loop.run(OperatorService(settings).run)
+
+
+@dataclass(frozen=True, slots=True)
+class FinishOptions:
+    """Which drains are waited for, and for how long."""
+
+    namespace: tuple[str, ...] = flag("Namespace with graphs.", short=("-n",), metavar="NAME", default=())
+    all_namespaces: bool = flag("Look at the graphs of every namespace.", short=("-A",), default=False)
+    operator_class: str = flag(
+        "Look at the graphs with this spec.operatorClass.", metavar="NAME", default=OPERATOR_CLASS
+    )
+    timeout: float = flag(
+        "Longest wait, in seconds; the drains that are pending then are given up.", default=240.0, ge=0
+    )
+    connection: Connection = field(default_factory=Connection)
+
+
+@operator.command(name="finish-drains")
+@fields.options(FinishOptions)
+def finish(**given: Any) -> None:
+    """Wait until deleted graphs are drained, before the operator is uninstalled; then remove the finalizers that are left.
+
+    The chart runs it as a pre-delete hook, while the operator still works.
+    """
+    said = fields.take(FinishOptions, given)
+    if said.all_namespaces == bool(said.namespace):
+        raise ConfigError("give either --namespace, once or several times, or --all-namespaces")
+    require_packages("penstock operator", "kopf", "kubernetes")
+    from penstock_operator.departure import finish_drains  # noqa: PLC0415 - imports the Kubernetes client
+
+    async def finished() -> bool:
+        async with said.connection.open() as client:
+            return await finish_drains(
+                client,
+                said.namespace or (None,),
+                operator_class=said.operator_class,
+                limit_s=said.timeout,
+                say=say,
+            )
+
+    if not asyncio.run(finished()):
+        raise ClusterError("finalizers are left; the log names the command that removes each")
