@@ -1,6 +1,7 @@
-"""Modes ``adaptive`` and ``sla``: one policy, which knows a profile and targets or learns what workers do; and their memories.
+"""Modes ``adaptive`` and ``sla``: one policy that scales on demand at the frontend, and the learned state of both modes.
 
-It follows the interval's pulls, then proposes one change per role.
+Mode sla looks up in a performance profile what a worker can do and compares it with targets; mode adaptive learns it
+from observations. Both update their learned state with each pull of the interval, then propose one change per role.
 """
 
 from __future__ import annotations
@@ -48,17 +49,23 @@ from penstock_planner.decide.sla.limits import Projection, limited
 from penstock_planner.decide.sla.workers import ProfiledWorkers
 
 MOST_AT_ONCE = 64
-"""Bound: more replicas than this are never added by one decision, regardless of `max_step`."""
+"""Maximum number of replicas that one decision adds, regardless of `max_step`."""
 
 GIVES_AFTER_S = signals.RATE_TAU_S
-"""A role that has just grown keeps what it got until the average of its load shows it."""
+"""Seconds after a scale-up during which a role gives no worker to the other role: until the average of its load
+reflects the scale-up."""
 
 
 def by_demand(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
-    """Return what demand at the frontend, supply over time and restraint ask for; one pull at least.
+    """Return the proposal that follows from demand at the frontend, the supply of replicas over time, and the rules against oscillation.
 
-    What workers can do is read off ``config.performance``, corrected by what is observed, and held against
-    the targets; without a profile it is learnt.
+    With ``config.performance``, a worker's throughput is looked up in that profile, corrected by observations, and
+    compared with the targets. Without it, the throughput is learned.
+
+    Args:
+        window: Pulls of the interval, at least one.
+        state: State left by the last decision.
+        config: Targets, bounds, budget and, for mode sla, the profile.
     """
     known = remembered(state.memory, config)
     profile = config.performance
@@ -97,15 +104,15 @@ def by_demand(window: Window, state: PlannerState, config: DecideConfig) -> Prop
 
 
 def remembered(known: Memory, config: DecideConfig) -> Memory:
-    """Return the memory, or nothing where it was learnt from another model, engine, profile or time scale."""
+    """Return the learned state, or an empty one if it was learned from another model, engine, profile or time scale."""
     return known if AdaptiveMemory.read(known).is_of(config.learns_from) else {}
 
 
 def by_targets(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
-    """Return what `by_demand` asks for by targets and profile.
+    """Return the proposal of mode sla: `by_demand` with a profile.
 
     Raises:
-        ConfigError: no profile is given.
+        ConfigError: The configuration has no profile.
     """
     if config.performance is None:
         raise ConfigError(
@@ -116,7 +123,7 @@ def by_targets(window: Window, state: PlannerState, config: DecideConfig) -> Pro
 
 
 def _projection(window: Window, shared: AdaptiveMemory, workers: ProfiledWorkers) -> Projection | None:
-    """Return what the demand at the horizon needs; None while the demand is not known."""
+    """Return the demand expected when a new replica could be ready, on the profile's workers. None if the demand is unknown."""
     pull = window.pulls[-1]
     speed, service_s = workers.tokens_per_s(shared.work), workers.service_s
     if pull.demand is None or speed is None or service_s is None:
@@ -134,13 +141,13 @@ def _proposed(
     workers: ObservedWorkers,
     config: DecideConfig,
 ) -> Proposal:
-    """Return one change per role.
+    """Return the proposal with one change per role.
 
     Args:
-        window: With one pull at least.
-        state: What the last decision left.
-        memory: With all pulls of the window followed.
-        workers: What they are taken to be able to do.
+        window: Pulls of the interval, at least one.
+        state: State left by the last decision.
+        memory: Learned state in which all pulls of the window are already included.
+        workers: What the workers are assumed to be able to do.
         config: Targets, bounds and budget.
     """
     pools = window.pulls[-1].pools
@@ -166,7 +173,7 @@ def _proposed(
 
 
 def _followed(memory: AdaptiveMemory, pull: Pull, config: DecideConfig) -> AdaptiveMemory:
-    """Return the memory after one pull; what the pull does not know leaves its part as it was."""
+    """Return the learned state after one pull. Parts for which the pull has no value stay unchanged."""
     roles = {role: memory.of(role).followed(pool, pull.at_s) for role, pool in pull.pools.items()}
     dt_s = 0.0 if memory.pulled_s is None else pull.at_s - memory.pulled_s
     holder, demand = kv_role(pull.pools), pull.demand
@@ -199,14 +206,14 @@ def _followed(memory: AdaptiveMemory, pull: Pull, config: DecideConfig) -> Adapt
 def _cases(
     window: Window, memory: AdaptiveMemory, workers: ObservedWorkers, config: DecideConfig
 ) -> dict[Role, rules.Case]:
-    """Return the input of the rules, for each role whose newest pull is complete."""
+    """Return the input of the rules for each role whose newest pull is complete."""
     pull = window.pulls[-1]
     known = [role for role in pull.pools if pull.demand is not None and not _unknown(role, pull)]
     return {role: _case(role, window, memory, workers, config) for role in known}
 
 
 def _advice(memory: AdaptiveMemory, role: Role, workers: ObservedWorkers) -> Hindsight | None:
-    """Return the hindsight of a role; where another rule has the waits, only how long its replicas have idled."""
+    """Return the hindsight of a role. If the queueing formula handles waits, the result only tells how long replicas were idle."""
     known = memory.hindsight.get(role)
     return known if known is None or workers.has_shadows else replace(known, floor=0, growth=Growth.PROMPT)
 
@@ -250,7 +257,7 @@ def _explained(
     pull: Pull,
     config: DecideConfig,
 ) -> RoleProposal:
-    """Return a proposal that changes nothing with what holds it, where that is not demand itself."""
+    """Return a proposal that changes nothing with an explanation of what holds it, unless demand itself does."""
     if proposal.reason is not Reason.WITHIN_CAPACITY:
         return proposal
     for found in lacking:
@@ -268,7 +275,7 @@ def _at_most(replicas: int, config: DecideConfig) -> int:
 
 
 def _spared(blank: RoleProposal, case: rules.Case, window: Window, memory: AdaptiveMemory) -> RoleProposal:
-    """Return the proposal for one fewer if every condition allows it, else held by the first that does not."""
+    """Return the proposal for one replica fewer if every condition allows it; else the proposal held by the first that does not."""
     pull, pool, role = window.pulls[-1], blank.pool, blank.role
     findings = rules.spares(case)
     proposal = replace(blank, steps=(*blank.steps, *(found.step for found in findings)))
@@ -300,7 +307,7 @@ def _spared(blank: RoleProposal, case: rules.Case, window: Window, memory: Adapt
 
 
 def _yields(blank: RoleProposal, case: rules.Case, window: Window, memory: AdaptiveMemory) -> str:
-    """Return why one replica fewer would do except for the trial that keeps it; empty: more keeps it, or none is on trial."""
+    """Return why one replica fewer would be enough without the trial that keeps one. Empty if demand needs it, or none is on trial."""
     if case.trial is None or case.pool.replicas > case.trial.floor:
         return ""
     untried = _spared(blank, replace(case, trial=None), window, memory)
@@ -308,10 +315,10 @@ def _yields(blank: RoleProposal, case: rules.Case, window: Window, memory: Adapt
 
 
 def _gives(case: rules.Case, window: Window, memory: AdaptiveMemory) -> str:
-    """Return why the role could do with one fewer if it may have it back without a start; empty: it could not.
+    """Return why the role can spare a worker that it could get back without a start-up. Empty if it cannot.
 
-    That asks for no hold-down and no floor of hindsight, which are reckoned with a start-up, only that what
-    the role has just got is used first.
+    So neither hold-down nor the learned floor count, because both assume a start-up. But a role that has just grown
+    first uses what it got.
     """
     pull, role = window.pulls[-1], case.role
     grown_s = memory.of(role).grown_s
@@ -330,7 +337,7 @@ def _gives(case: rules.Case, window: Window, memory: AdaptiveMemory) -> str:
 def _case(
     role: Role, window: Window, memory: AdaptiveMemory, workers: ObservedWorkers, config: DecideConfig
 ) -> rules.Case:
-    """Return the input of a role's rules; the newest pull knows the demand."""
+    """Return the input of a role's rules. The newest pull must have a known demand."""
     pull = window.pulls[-1]
     at_s, demand = pull.at_s, pull.demand
     assert demand is not None  # noqa: S101 - the caller's
@@ -381,20 +388,26 @@ def _case(
 
 
 def _served_wait_s(demand: Demand, memory: AdaptiveMemory, at_s: float) -> float | None:
-    """Return the longest wait at the frontend while every role had a ready replica: for the first, more would not help."""
+    """Return the longest wait at the frontend while every role had a ready replica. None if no request waits.
+
+    Waiting for the first replica of a role is left out, because more replicas would not have shortened it.
+    """
     wait_s = demand.oldest_wait_s
     return wait_s if wait_s is None or memory.unserved_s is None else min(wait_s, at_s - memory.unserved_s)
 
 
 def _waiting(role: Role, pull: Pull) -> float:
-    """Return the requests that wait for the role: in the routers before prefill, in the workers otherwise."""
+    """Return the number of requests that wait for the role.
+
+    They wait in the routers for prefill, in the workers for decode, and in both for aggregated.
+    """
     frontend = pull.demand.waiting if pull.demand is not None else 0.0
     inside = pull.worker_waiting.total if pull.worker_waiting is not None else 0.0
     return {Role.PREFILL: frontend, Role.DECODE: inside}.get(role, frontend + inside)
 
 
 def _unknown(role: Role, pull: Pull) -> str:
-    """Return what of a role a pull does not know, empty when it knows all."""
+    """Return what a pull does not know about a role, in words; empty if it knows everything."""
     if pull.demand is None:
         return "demand unknown"
     if role is Role.PREFILL:
@@ -408,9 +421,9 @@ def _unknown(role: Role, pull: Pull) -> str:
 def _within_budget(
     proposals: list[RoleProposal], pools: Mapping[Role, PoolCounts], config: DecideConfig
 ) -> list[RoleProposal]:
-    """Shrink one role while the replicas that stay hold more GPUs than a lowered budget allows.
+    """Shrink one role while the remaining replicas hold more GPUs than a lowered budget allows.
 
-    The role is the one with most replicas above its floor; the drain is waited for, so nothing running is lost.
+    It is the role with the most replicas above its minimum. It shrinks by draining, so no running request is lost.
     """
     if config.max_gpu_budget is None:
         return proposals
@@ -437,22 +450,22 @@ MEMORIES: Final[Mapping[str, type[AdaptiveMemory | SlaMemory]]] = {
     "adaptive": AdaptiveMemory,
     "sla": SlaMemory,
 }
-"""What is behind the keys of a state's memory."""
+"""Classes of the learned state, by the key under which `PlannerState.memory` has them."""
 
 
 def carried(known: Memory) -> Memory:
-    """Return what another graph's planner starts from; another autoscaler's memory is left out."""
+    """Return the part of the learned state with which another graph's planner can start. Other policies' state is dropped."""
     return {key: kind.read(known).carried() for key, kind in MEMORIES.items() if key in known}
 
 
 def resumed(state: PlannerState, by_s: float, now_s: float) -> PlannerState:
-    """Return the state of a planner after a restart, its times moved to another clock.
+    """Return the state of a planner after a restart, with its times converted to another clock.
 
     Args:
-        state: As the ledger has it.
-        by_s: How much more the clock shows than the ledger's; another autoscaler's memory, whose times are not known,
-            is forgotten unless it is 0.
-        now_s: No remembered time is after it.
+        state: State as read from the ledger.
+        by_s: Seconds to add to a time of the ledger's clock to get a time of the current clock. Unless it is 0, the
+            learned state of other policies is dropped, because it is unknown which of their values are times.
+        now_s: Current time. No converted time is later than this.
     """
     memory = state.memory
     moved = {key: kind.read(memory).resumed(by_s, now_s) for key, kind in MEMORIES.items() if key in memory}

@@ -1,5 +1,6 @@
-"""Mode ``adaptive``: scales on demand at the frontend and on what workers are seen to do; needs no profile.
+"""Mode ``adaptive``: scales on demand at the frontend and on the observed throughput of workers. It needs no profile.
 
-`policy.adaptive` follows every pull of the interval (`supply`, `work`, `kv`), then proposes one change per role
-(`rules`). What it learns lives in `memory` and goes into the recorded state, so replay is bit for bit.
+`by_demand` updates the learned state with each pull of the interval (`memory`, `signals`), then proposes one change
+per role (`rules`). The learned state is part of the recorded planner state, so that replay gives the same result bit
+for bit.
 """

@@ -1,4 +1,4 @@
-"""What keeps replicas that demand alone does not need, since when, and until when at most. Pure."""
+"""Explanations of why a role has more replicas than demand needs: since when, and until when at most. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from penstock_planner.decide.observation import Pull
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Names simulated times as people read them: by the wall clock where a pull knows it, else as a time from now.
+    """Formats simulated times for people: as wall clock time if a pull knows it, else relative to now.
 
     Attributes:
-        now_s: Simulated seconds.
-        wall_s: The same time in real seconds since 1970; None: unknown.
+        now_s: Present time, in simulated seconds.
+        wall_s: Present time as Unix time; None if unknown.
+        speed: Simulated seconds per real second.
+        time_zone: IANA name of the time zone to show.
     """
 
     now_s: float
@@ -31,15 +33,15 @@ class Clock:
 
     @classmethod
     def of(cls, pull: Pull, config: DecideConfig) -> Clock:
-        """Return the clock at a pull."""
+        """Return the clock at the time of a pull."""
         return cls(pull.at_s, pull.wall_s, config.speed, config.time_zone)
 
     def past(self, at_s: float) -> str:
-        """Return "at 02:10", or "20 min ago"."""
+        """Return a past simulated time as "at 02:10", or as "20 min ago" if the wall clock is unknown."""
         return self._shown(at_s, "at") or f"{_duration(self.now_s - at_s)} ago"
 
     def until(self, at_s: float) -> str:
-        """Return "until 03:10", or "for 40 min"."""
+        """Return a future simulated time as "until 03:10", or as "for 40 min" if the wall clock is unknown."""
         return self._shown(at_s, "until") or f"for {_duration(at_s - self.now_s)}"
 
     def _shown(self, at_s: float, word: str) -> str:
@@ -50,13 +52,14 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class KeptBy:
-    """One rule that keeps replicas.
+    """Explanation by one rule that keeps replicas.
 
     Attributes:
-        rule: Its name.
-        why: In words, with when it began.
-        ends: What else ends it, in words; empty: nothing does.
-        since_s, until_s: As of `Kept`.
+        rule: Name of the rule.
+        why: Reason in words, with the time at which it began.
+        ends: Words that follow the end time in the sentence, such as " unless demand returns"; can be empty.
+        since_s: Time at which the reason began, in simulated seconds; None if unknown.
+        until_s: Time at which it ends at the latest, in simulated seconds; None if it has no end.
     """
 
     rule: str
@@ -66,17 +69,22 @@ class KeptBy:
     until_s: float | None = None
 
     def in_words(self, needs: int, clock: Clock) -> str:
-        """Return it as the sentence of a decision has it, after the number of replicas."""
+        """Return the explanation for the sentence of a decision, which shows the number of replicas before it.
+
+        Args:
+            needs: Number of replicas that demand alone needs.
+            clock: Clock that formats the times.
+        """
         kept = "" if self.until_s is None else f"; kept {clock.until(self.until_s)}{self.ends}"
         return f"{self.why}{kept}; demand needs {needs}"
 
     def kept(self, needs: int) -> Kept:
-        """Return it as the record has it."""
+        """Return the explanation for the record of a decision; ``needs`` is the number of replicas that demand alone needs."""
         return Kept(needs, self.since_s, self.until_s)
 
 
 def kept_by(case: Case, clock: Clock) -> KeptBy | None:
-    """Return what keeps the newest replica, the rule that does so longest; None: none of these rules does."""
+    """Return the explanation of why the newest replica is kept, by the rule that keeps it longest. None if no rule of this module does."""
     found = [] if case.hindsight is None else list(_by_hindsight(case, case.hindsight, clock))
     if case.trial is not None and case.pool.replicas <= case.trial.floor:
         found.append(_by_trial(case.trial, clock))

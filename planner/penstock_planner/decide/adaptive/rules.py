@@ -1,6 +1,6 @@
-"""The rules of one role: does it lack workers, and could it do with one fewer?
+"""The rules of one role: whether it lacks workers, and whether one replica fewer would be enough.
 
-Each rule gives a finding with its numbers, whether it applies or not, so that `explain` shows all of them.
+Each rule returns a finding with its numbers whether it applies or not, so that ``planner explain`` shows all of them.
 """
 
 from __future__ import annotations
@@ -27,18 +27,21 @@ from penstock_planner.decide.decision import Reason, Step, count_of
 from penstock_planner.decide.observation import PoolCounts
 
 LASTS = "a replica starts only once demand has lasted for a start-up"
+"""Explanation of a rule whose condition is met but which waits for the demand to last."""
 ALONE = "no requests overlap, so what a worker could compute is not known to be too little"
+"""Explanation of a rule whose condition is met while no two requests overlap."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleFinding:
-    """What one rule found.
+    """Result of one rule.
 
     Attributes:
-        reason: For the decision, if it applies.
-        detail: In words and numbers.
-        step: For the record.
-        waits_for: What keeps a rule whose condition holds from applying, in words; empty: nothing does.
+        reason: Reason code of the decision if the rule applies.
+        detail: Result in words and numbers.
+        step: Record of the rule.
+        waits_for: Explanation of what keeps the rule from applying although its condition is met. Empty if nothing
+            does.
     """
 
     reason: Reason
@@ -48,12 +51,12 @@ class RoleFinding:
 
     @property
     def applies(self) -> bool:
-        """Whether the rule asks for the change."""
+        """Whether the rule asks for the change: to grow for a rule of `lacks`, to shrink for a rule of `spares`."""
         return self.step.outcome.startswith(("grow", "shrink"))
 
 
 def grows(applies: bool) -> str:  # noqa: FBT001 - a word for a truth
-    """Return the outcome of a rule for growing."""
+    """Return the outcome of a growing rule's step: "grow" if it applies, else "pass"."""
     return "grow" if applies else "pass"
 
 
@@ -62,23 +65,25 @@ class Case:
     """Input of one role's rules.
 
     Attributes:
-        role: prefill, decode or aggregated.
-        pool: Counts at the newest pull.
-        slo_s: TTFT that counts as in time.
-        horizon_s: When a replica asked for now would be ready.
-        hold_s: How long an idle replica is kept.
-        arrivals_s: When each of those that start will be, in seconds from now.
+        role: Prefill, decode or aggregated.
+        pool: Replica counts at the newest pull.
+        slo_s: TTFT target, in seconds.
+        horizon_s: Seconds from now until a replica requested now would be ready.
+        hold_s: Seconds for which an idle replica is kept.
+        arrivals_s: Seconds from now until each starting replica is expected to be ready.
         work: Prefill work; None for decode.
         kv: KV usage; None for prefill.
-        gaps: Gaps between tokens; None for prefill, and where there is no target.
-        oldest_wait_s: In the routers, while every role had a ready replica; None when nothing waits there.
-        rejected: Requests refused or timed out in the interval for lack of the role's workers.
-        workers: What they are taken to be able to do.
-        hindsight: Which floor would have been best; None where the mode does not ask for it.
-        served: What first tokens say of that; None for roles that requests do not reach first.
-        trial: What is late for no reason that the model knows; None where the mode does not ask for it.
-        allowed: Share of requests that may be late.
-        price_gpu_s: GPU-seconds that one late request may cost.
+        gaps: Expected ITL; None for prefill, and if there is no ITL target.
+        oldest_wait_s: Longest wait of a request in the routers while every role had a ready replica, in seconds. None
+            if none waits.
+        rejected: Number of requests rejected or timed out in the interval for lack of this role's workers.
+        workers: What the workers are assumed to be able to do.
+        hindsight: Costs of the possible floors; None if the mode does not use them.
+        served: Comparison of the shadow fleets' model with the observed first tokens. None for roles that requests do
+            not reach first, and if the mode does not use the model.
+        trial: Requests that were late for reasons that the model does not explain; None if the mode does not use it.
+        allowed: Fraction of requests that are allowed to be late.
+        price_gpu_s: GPU-seconds that avoiding one late request is worth.
     """
 
     role: Role
@@ -101,7 +106,7 @@ class Case:
 
     @property
     def is_early(self) -> bool:
-        """Whether hindsight has it that present demand is not a reason to start a replica."""
+        """Whether present demand is not yet a reason to start a replica, because in hindsight waiting for it to last is cheaper."""
         known = self.hindsight
         if known is None or known.growth is Growth.PROMPT:
             return False
@@ -109,7 +114,7 @@ class Case:
 
 
 def lacks(case: Case) -> list[RoleFinding]:
-    """Return every rule for growing; one that applies is enough."""
+    """Return the findings of all growing rules. The role grows if any of them applies."""
     found = []
     if case.work is not None:
         found.append(_demand(case, case.work))
@@ -125,7 +130,10 @@ def lacks(case: Case) -> list[RoleFinding]:
 
 
 def missing(case: Case, most: int) -> int:
-    """Return how many replicas to add, 1 to ``most``: until no rule needs another, each counted as starting."""
+    """Return the number of replicas to add, 1 to ``most``.
+
+    Replicas are added one by one, each counted as starting, until no growing rule applies.
+    """
     count = 1
     while count < most:
         pool = replace(case.pool, starting=case.pool.starting + 1)
@@ -137,7 +145,7 @@ def missing(case: Case, most: int) -> int:
 
 
 def spares(case: Case) -> list[RoleFinding]:
-    """Return every condition for shrinking by one; all must apply."""
+    """Return the findings of all conditions for one replica fewer. The role shrinks only if all of them apply."""
     found = [] if case.hindsight is None else [_floor_after(case, case.hindsight)]
     if case.trial is not None:
         found.append(_trial_after(case, case.trial))
@@ -151,7 +159,10 @@ def spares(case: Case) -> list[RoleFinding]:
 
 
 def grows_at(case: Case) -> float | None:
-    """Return the workers' worth that demand asks for; None: what a worker can do is not known."""
+    """Return the number of workers that the expected demand needs, as a fraction such as 2.4; a smaller pool must grow.
+
+    Returns None if a worker's throughput is unknown or no worker is ready.
+    """
     if case.work is not None:
         speed = case.work.tokens_per_s
         most = case.workers.busy_most(case.role, max(1, case.pool.replicas))
@@ -166,14 +177,17 @@ def grows_at(case: Case) -> float | None:
 
 
 def held(case: Case) -> float:
-    """Return the workers that present answers fill; 0 where that is not known."""
+    """Return the number of workers, as a fraction, whose KV cache the running answers fill. 0 if it is unknown."""
     if case.kv is None or not case.pool.ready:
         return 0.0
     return case.pool.ready * light_of(case.kv.load / case.pool.ready) / light_of(FULL)
 
 
 def shrinks_at(case: Case) -> float:
-    """Return the workers' worth that demand asks to keep, where `grows_at` is known."""
+    """Return the number of workers, as a fraction, that demand needs for the pool not to grow again soon; a larger pool can shrink.
+
+    Must be called only if `grows_at` is not None.
+    """
     kept = case.workers.restraint
     if case.work is not None:
         able = case.workers.busy_after(case.role, max(2, case.pool.replicas - 1)) * (
@@ -186,9 +200,9 @@ def shrinks_at(case: Case) -> float:
 
 
 def _floor(case: Case, known: Hindsight) -> RoleFinding:
-    """Grow to the floor that would have been best.
+    """Grow to the learned floor, the number of replicas that would have been best in hindsight.
 
-    Not in the calm after what asked for it, in which GPUs come free for others.
+    It does not grow in the calm after the demand that needed the floor, so that GPUs become free for other roles.
     """
     words = hindsight.in_words(known, case.pool.gpus or 1)
     if words and case.served is not None:
@@ -213,7 +227,7 @@ def _floor(case: Case, known: Hindsight) -> RoleFinding:
 
 
 def _floor_after(case: Case, known: Hindsight) -> RoleFinding:
-    """Keep the floor that would have been best, and above it the recent need."""
+    """Keep the learned floor, and above it the replicas that were needed recently."""
     workers = case.pool.replicas
     is_idle = known.is_idle(workers, case.hold_s)
     applies = workers > known.floor_now and is_idle
@@ -225,10 +239,10 @@ def _floor_after(case: Case, known: Hindsight) -> RoleFinding:
 
 
 def _served_late(case: Case, trial: Trial) -> RoleFinding:
-    """Grow by one, whatever the model says, where what it does not explain is dearer than a replica; not while one starts.
+    """Grow by one replica on trial, regardless of the model, if the unexplained late requests cost more than a replica.
 
-    Nor once nothing is late any more: a replica that is tried in calm would seem to help, and keep its GPUs
-    from another role.
+    It does not apply while a replica starts, nor after requests have stopped being late: a replica tried in calm
+    would seem to help, and would keep its GPUs from another role.
     """
     gpus = case.pool.gpus or 1
     is_dear = trial.late * case.price_gpu_s > gpus * trial.seen_s
@@ -252,7 +266,7 @@ def _served_late(case: Case, trial: Trial) -> RoleFinding:
 
 
 def _trial_after(case: Case, trial: Trial) -> RoleFinding:
-    """Keep a replica that was tried, until it is known whether it helps, and where it does."""
+    """Keep a replica on trial until it is known whether it helps, and afterwards if it does."""
     workers = case.pool.replicas
     applies = workers > trial.floor
     step = Step("tried", {"workers": workers}, trial.floor, "shrink" if applies else "hold")
@@ -261,7 +275,7 @@ def _trial_after(case: Case, trial: Trial) -> RoleFinding:
 
 
 def _demand(case: Case, work: WorkView) -> RoleFinding:
-    """Compare what may arrive per second with what the fleet, starting replicas included, can compute."""
+    """Compare the forecast demand per second with what the workers, starting ones included, can compute."""
     workers = case.pool.replicas
     expected = _expected(case, work)
     able = workers * (work.tokens_per_s or 0.0)
@@ -293,7 +307,11 @@ def _demand(case: Case, work: WorkView) -> RoleFinding:
 
 
 def _expected(case: Case, work: WorkView) -> float:
-    """Return the uncached tokens/s to be ready for: with a margin along the trend, or at once if they jumped."""
+    """Return the uncached tokens/s for which the pool must have capacity.
+
+    It is the largest of three forecasts: along the trend with a margin, the present rate if it has jumped, and the
+    rate learned for this time of the week.
+    """
     along = work.rate.ahead + case.workers.sigmas_ahead * work.rate.error
     return max(along, _jump(work), work.recalled)
 
@@ -303,12 +321,23 @@ def _jump(work: WorkView) -> float:
 
 
 def arriving_per_s(work: WorkView) -> float:
-    """Return the uncached tokens/s expected to arrive: along the trend, at once if they jumped, or as the week has it."""
+    """Return the uncached tokens/s expected to arrive when a new replica could be ready.
+
+    It is the largest of three forecasts: along the trend, the present rate if it has jumped, and the rate learned for
+    this time of the week.
+    """
     return max(work.rate.ahead, _jump(work), work.recalled)
 
 
 def left_tokens(work: WorkView, pool: PoolCounts, arrivals_s: Sequence[float], horizon_s: float) -> float:
-    """Return the tokens that ready and starting workers will not have computed at the horizon."""
+    """Return the uncached prompt tokens that will still be queued at the horizon, after what ready and starting workers compute until then.
+
+    Args:
+        work: Prefill work: backlog, arrival rate and a worker's throughput.
+        pool: Replica counts now.
+        arrivals_s: Seconds from now until each starting worker is ready.
+        horizon_s: Seconds from now to the horizon.
+    """
     worked_s = pool.ready * horizon_s + sum(max(0.0, horizon_s - at_s) for at_s in arrivals_s)
     arrived = work.backlog_tokens + work.level.now * horizon_s
     return max(0.0, arrived - worked_s * (work.tokens_per_s or 0.0))
@@ -317,9 +346,17 @@ def left_tokens(work: WorkView, pool: PoolCounts, arrivals_s: Sequence[float], h
 def prefilled_per_s(
     work: WorkView, pool: PoolCounts, arrivals_s: Sequence[float], *, horizon_s: float, slo_s: float
 ) -> float:
-    """Return the tokens/s whose prefill is expected to end at the horizon, which decode then has to hold.
+    """Return the uncached tokens/s whose prefill is expected to end at the horizon, and which decode must then take.
 
-    That is what arrives; while a backlog is cleared, within the SLO, as much more as its workers can do.
+    It is the arrival rate. While a backlog is being cleared within the SLO, it is higher, but at most what the
+    workers can compute.
+
+    Args:
+        work: Prefill work.
+        pool: Replica counts of the role that computes prompts.
+        arrivals_s: Seconds from now until each starting worker is ready.
+        horizon_s: Seconds from now to the horizon.
+        slo_s: TTFT target, in seconds.
     """
     arriving = arriving_per_s(work)
     left = left_tokens(work, pool, arrivals_s, horizon_s)
@@ -328,9 +365,10 @@ def prefilled_per_s(
 
 
 def _backlog(case: Case, work: WorkView) -> RoleFinding:
-    """Compare the time to clear what is left at the horizon with the SLO, or with a start-up where that is longer.
+    """Compare the time to clear the backlog left at the horizon with the SLO, or with the start-up time if that is longer.
 
-    For less a replica holds its GPUs longer than it serves, and hindsight has the floor for what that makes late.
+    For a shorter backlog a replica would hold its GPUs longer than it serves; the learned floor covers the requests
+    that this makes late.
     """
     if work.tokens_per_s is None:
         return _first_wait(case)
@@ -359,7 +397,7 @@ def _backlog(case: Case, work: WorkView) -> RoleFinding:
 
 
 def _first_wait(case: Case) -> RoleFinding:
-    """Grow by the wait alone while no worker's throughput is known, one replica at a time."""
+    """Grow by one replica if a request waits too long, while no worker's throughput is known yet."""
     waits_s = case.oldest_wait_s or 0.0
     applies = waits_s > case.slo_s / 2 and not case.pool.starting
     inputs = {"oldest_wait_s": case.oldest_wait_s, "starting": case.pool.starting}
@@ -368,7 +406,7 @@ def _first_wait(case: Case) -> RoleFinding:
 
 
 def _rejected(case: Case) -> RoleFinding:
-    """Grow once for rejected requests; while a replica starts, demand and backlog say whether more is needed."""
+    """Grow by one replica for rejected requests. While a replica starts, the rules for demand and backlog decide about more."""
     applies = case.rejected > 0 and not case.pool.starting
     step = Step("rejected", {"requests": case.rejected}, 0, grows(applies))
     requests = count_of(round(case.rejected), "request")
@@ -395,7 +433,7 @@ def _kv(case: Case, kv: KvView) -> RoleFinding:
 
 
 def _usage_in_words(usage: float) -> str:
-    """Return a mean KV usage; above 1 it is an estimate of what waits, which ends at a bound, so no number is given."""
+    """Return a mean KV usage in words. Above 1 it is a capped estimate that includes waiting requests, so no number is given."""
     return "more than full" if usage > 1.0 else f"{usage:.2f}"
 
 
@@ -409,7 +447,7 @@ def _kept_rate(work: WorkView, sigmas: float) -> float:
 
 
 def is_enough(case: Case, workers: int) -> bool:
-    """Return whether this many workers, fewer than there are, are all that demand alone asks to keep."""
+    """Return whether demand alone needs no more than ``workers`` replicas, which must be fewer than the present ones."""
     if case.work is not None:
         busy, most = _busy_with(case, case.work, workers)
         if busy > most:
@@ -420,7 +458,7 @@ def is_enough(case: Case, workers: int) -> bool:
 
 
 def needed(case: Case) -> int:
-    """Return the replicas that demand alone asks to keep, 1 to those that there are."""
+    """Return the number of replicas that demand alone needs, from 1 to the present number."""
     replicas = case.pool.replicas
     if not is_enough(case, replicas - 1):
         return replicas
@@ -428,7 +466,7 @@ def needed(case: Case) -> int:
 
 
 def _busy_with(case: Case, work: WorkView, workers: int) -> tuple[float, float]:
-    """Return how busy this many workers, fewer than there are, would be, and how busy they may be."""
+    """Return the utilisation of this many workers, fewer than the present ones, and its maximum."""
     rate = _kept_rate(work, case.workers.restraint.sigmas)
     able = workers * (work.tokens_per_s or 0.0)
     busy = rate / able if able else (math.inf if rate > 0 or work.backlog_tokens > 0 else 0.0)
@@ -438,7 +476,7 @@ def _busy_with(case: Case, work: WorkView, workers: int) -> tuple[float, float]:
 
 
 def _kv_with(case: Case, kv: KvView, workers: int) -> float:
-    """Return the mean KV usage of this many workers, fewer than there are."""
+    """Return the mean KV usage of this many workers, fewer than the present ones."""
     load = kv.moved(case.pool.ready, workers)
     return max(load, kv.decoding.load_on(workers)) / workers if workers else math.inf
 
@@ -478,7 +516,7 @@ def _kv_after(case: Case, kv: KvView) -> RoleFinding:
 
 
 def _itl(gaps: GapsView, workers: int) -> RoleFinding:
-    """Return whether ``workers`` miss the target."""
+    """Return the finding whether ``workers`` exceed the ITL target."""
     itl_s = gaps.itl_with(workers)
     inputs = {"itl_s_ahead": itl_s if math.isfinite(itl_s) else None, "workers": workers}
     step = Step("itl", inputs, gaps.target_s, grows(itl_s > gaps.target_s))
@@ -486,7 +524,7 @@ def _itl(gaps: GapsView, workers: int) -> RoleFinding:
 
 
 def _itl_after(gaps: GapsView, workers: int) -> RoleFinding:
-    """Return whether ``workers``, one fewer than there are, would hold the target."""
+    """Return the finding whether ``workers``, one fewer than at present, would keep within the ITL target."""
     itl_s = gaps.itl_with(workers) if workers else float("inf")
     most_s = gaps.after_s
     inputs = {"workers_after": workers, "itl_s_after": itl_s if math.isfinite(itl_s) else None}

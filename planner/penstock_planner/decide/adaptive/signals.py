@@ -1,6 +1,7 @@
-"""What a planner follows from pull to pull: arrivals and prefill work, KV cache in use, and how both continue.
+"""Signals that a planner follows from pull to pull: arrivals, prefill work and KV usage, with their trends.
 
-Requests per second are followed fast and their tokens slowly: half of the noise of tokens/s is the spread of lengths.
+Requests per second are averaged over a short time and their tokens over a longer one, because half of the noise of
+tokens/s is the spread of prompt lengths.
 """
 
 from __future__ import annotations
@@ -14,27 +15,32 @@ from penstock.api import Role
 from penstock_planner.decide.observation import Demand, Pull
 
 STARTUP_S = 30.0
-"""Chosen: the start-up assumed until one has been seen: a process with its model on a local disk. The least
-that can be prepared for."""
+"""Start-up time in seconds that is assumed until one has been observed.
+
+Chosen: a process that loads its model from a local disk. It is also the shortest time that can be prepared for."""
 
 SPAN_S = 300.0
-"""Chosen: five minutes of requests tell what lasts from a moment's: late ones (with ten *drifting-prompts*
-was 95.9% in time, with five 97.8%), and the most that came within a quarter of an hour; noise is averaged as
-long, as a variance needs more samples than a mean."""
+"""Seconds over which persistent effects are distinguished from momentary ones: five minutes.
+
+Used for late requests, for the peak of a quarter of an hour, and for averaging noise. Chosen: with ten minutes for
+late requests *drifting-prompts* was 95.9% on time, with five 97.8%. Noise needs this long because a variance needs
+more samples than a mean."""
 
 CHANCE_SIGMAS = 2.0
-"""Chosen: what is within this many standard errors may be chance and starts nothing: a jump of arrivals
-within seconds (step went from 86 to 98% in time, and poisson stayed), late requests alongside those allowed."""
+"""Number of standard errors up to which a deviation counts as chance and starts no replica.
+
+Used for a jump of arrivals within seconds (with it *step* went from 86 to 98% on time and *poisson* did not change),
+and for late requests compared with the allowed fraction."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrendForecast:
-    """What a trend predicts.
+    """Forecast of a value along its trend.
 
     Attributes:
-        now: Value now, without the averages' lag.
-        ahead: Value at the horizon, along the slope.
-        error: Standard error of ``ahead``, from the noise of the samples.
+        now: Present value, without the lag of the averages.
+        ahead: Predicted value at the horizon, along the slope.
+        error: Standard error of ``ahead``, estimated from the noise of the samples.
     """
 
     now: float
@@ -42,19 +48,20 @@ class TrendForecast:
     error: float
 
     def times(self, factor: float) -> TrendForecast:
-        """Return the forecast of this many times the value."""
+        """Return the forecast of ``factor`` times the value."""
         return TrendForecast(self.now * factor, self.ahead * factor, self.error * factor)
 
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """A level, a slope and their noise from irregular samples: Brown's double exponential smoothing.
+    """Level, slope and noise of a value, from samples at irregular times. Brown's double exponential smoothing.
 
     Attributes:
         first: Exponential average of the values.
         second: Exponential average of ``first``.
-        noise: Average of the squared deviations from ``first``, each times the seconds that it lasted.
-        seen_s: Seconds followed so far.
+        noise: Average over the samples of the squared deviation from ``first`` times the sample's duration in
+            seconds.
+        seen_s: Seconds observed so far.
     """
 
     first: float = 0.0
@@ -63,11 +70,16 @@ class Trend:
     seen_s: float = 0.0
 
     def followed(self, value: float, dt_s: float, tau_s: float, *, lasts_s: float = 0.0) -> Trend:
-        """Return the trend after a value that held for ``dt_s``, averaged over ``tau_s``.
+        """Return the trend after one more sample.
 
-        Until ``tau_s`` has passed the averages are plain ones, so that the first values do not linger. A sum
-        of things that last for ``lasts_s`` repeats itself within twice that: its values there are no more
-        than one, for the noise.
+        Until ``tau_s`` has passed the averages are plain means, so that the first values do not dominate.
+
+        Args:
+            value: Value of the sample.
+            dt_s: Duration for which the value was measured, in seconds.
+            tau_s: Time constant of the averages, in seconds.
+            lasts_s: For a sum of things that each last this many seconds, such as requests in flight: samples within
+                twice this time are correlated and count as one sample for the noise. 0 if samples are independent.
         """
         seen_s = self.seen_s + dt_s
         weight = max(dt_s / seen_s, 1.0 - math.exp(-dt_s / tau_s))
@@ -81,19 +93,23 @@ class Trend:
         return Trend(first, second, noise, min(seen_s, 100.0 * tau_s))
 
     def forecast(self, horizon_s: float, tau_s: float) -> TrendForecast:
-        """Return value, prediction and its error; values are at least 0.
+        """Return present value, prediction and standard error; both values are at least 0.
 
-        The slope is followed for the average's span and for as long as the values were, at most; then it
-        stays. Followed for 6 spans, a sine of ten minutes asked for workers that came after its crest: 99.6%
-        in time for 2.86 in place of 2.56 GPU-hours.
+        The slope is extrapolated at most over ``tau_s`` and at most over the time observed so far; after that the
+        prediction stays constant. When it was extrapolated over six times ``tau_s``, a sine of ten minutes requested
+        workers that became ready only after its peak: 99.6% on time for 2.86 instead of 2.56 GPU-hours.
 
-        With a = 1/tau and k = horizon/tau the prediction weighs a sample of age t by
-        a ((2 + k) exp(-a t) - (1 + k) a t exp(-a t)), so for white noise of density S its variance is
-        S a ((2 + k)^2 / 2 - (2 + k)(1 + k) / 2 + (1 + k)^2 / 4). Of a prediction of nothing only the error
-        of the present is left: a slope that ends at 0 goes nowhere.
+        With a = 1/tau and k = horizon/tau the prediction weighs a sample of age t by a ((2 + k) exp(-a t) - (1 + k) a
+        t exp(-a t)), so for white noise of density S its variance is S a ((2 + k)^2 / 2 - (2 + k)(1 + k) / 2 + (1 +
+        k)^2 / 4). If the prediction is 0, the error is that of the present value, because a slope that ends at 0 goes
+        no further.
 
-        Example: tau 60 s, horizon 30 s, 2.4 requests/s of 8,000 +- 8,000 tokens: S = 2.4 x 2 x 8,000^2 =
-        3.07e8, error 3,045 tokens/s on a mean of 19,200.
+        Example: tau 60 s, horizon 30 s, 2.4 requests/s of 8,000 +- 8,000 tokens: S = 2.4 x 2 x 8,000^2 = 3.07e8,
+        error 3,045 tokens/s on a mean of 19,200.
+
+        Args:
+            horizon_s: Seconds from now to the predicted time.
+            tau_s: Time constant of the averages, as in `followed`.
         """
         k = min(horizon_s, self.seen_s, tau_s) / tau_s
         slope = (self.first - self.second) / tau_s
@@ -106,59 +122,77 @@ class Trend:
 
 
 RATE_TAU_S = 40.0
-"""Chosen: longer lags behind a rise of ten minutes, shorter is noise; at 2 requests/s the prediction's error
-is some 15%. KV usage, a sum over many requests, and a worker's throughput, by its time of computing, are
-averaged as long: of 30 and 60 s nothing was better by half a point (TRIED.md)."""
+"""Time constant of the averages of requests/s, of KV usage, and of a worker's throughput, in seconds.
+
+Chosen: a longer one lags behind a rise of ten minutes, and a shorter one follows noise; at 2 requests/s the
+prediction's error is about 15%. KV usage is a sum over many requests, and throughput is averaged over computing time.
+Neither 30 nor 60 s was better by half a percentage point (TRIED.md)."""
 
 LEVEL_TAU_S = 6.0
-"""Chosen: a jump of arrivals is known within seconds. Of 15, 10, 6 and 4 s, flash was 73.8, 74.8, 76.8 and
-76.8% in time, step 96.1, 96.3, 97.9 and 98.3%, and 4 s cost 2% more GPU-hours on bursts."""
+"""Time constant in seconds of the average that detects jumps of arrivals.
+
+Chosen: with 15, 10, 6 and 4 s, *flash* was 73.8, 74.8, 76.8 and 76.8% on time and *step* 96.1, 96.3, 97.9 and 98.3%,
+but 4 s cost 2% more GPU-hours on *bursts*."""
 
 WORK_TAU_S = 120.0
-"""Chosen: prompt lengths, whose spread is most of the noise of tokens/s, and the KV that a token costs change
-more slowly than arrivals."""
+"""Time constant in seconds of the averages of prompt lengths and of KV per token.
+
+Chosen: both change more slowly than arrivals, and the spread of prompt lengths is most of the noise of tokens/s."""
 
 LEAST_BUSY_S = LEVEL_TAU_S
-"""Worker-seconds of computing; less is not a measure of throughput. At 2 s the first prompts of a start asked
-for two workers too many."""
+"""Worker-seconds of computing from which on a throughput counts as measured.
+
+With 2 s, the first prompts after a start requested two workers too many."""
 
 SIZE_QUANTILES = (-1.534, -0.887, -0.489, -0.157, 0.157, 0.489, 0.887, 1.534)
-"""The middles of eight equal parts of a normal distribution, in standard deviations; prompts are log-normal
-between traces' two humps and a constant."""
+"""Midpoints of eight equally likely parts of a normal distribution, in standard deviations.
+
+They are used for log-normal prompt lengths, which are between the extremes of traces with two peaks and constant
+lengths."""
 
 ASSUMED_REQUESTS = 10.0
-"""Chosen: this many requests are assumed alongside those seen: prompts of a CV of 1, as chat has it, and first
-tokens in time while nothing waited."""
+"""Number of assumed requests that are added to the observed ones.
+
+Chosen: the assumed prompts have a coefficient of variation of 1, as in chat, and their first tokens were on time
+while no request waited."""
 
 SLACK_SHARE = 0.8
-"""Chosen: of the slack that the size of a prompt leaves what it may wait; the worker's present prompt, the
-transfer of KV and the first step of decode take the rest. At the whole the model predicted half of what was
-late (TRIED.md)."""
+"""Fraction of a prompt's slack (SLO minus computing time) that it is allowed to wait.
+
+Chosen: the rest is for the prompt that the worker is computing, the KV transfer and the first decode step. With the
+full slack, the model predicted only half of the late requests (TRIED.md)."""
 
 MEMORY_S = 6 * 3600.0
-"""Chosen: after six hours what was seen weighs half, or a third of it, so that a night forgets the day and a
-morning's bursts are known at noon. What a deployment decides, as the order of a queue, is remembered as
-long."""
+"""Seconds after which old observations weigh half (counts, which are halved) or a third (exponential averages) of new
+ones.
+
+Chosen: with six hours, the day is forgotten during the night, and a morning's bursts are known at noon. Properties of
+the deployment, such as the order of its queue, are remembered equally long."""
 
 SHARED_LEAST = 1.0 / RATE_TAU_S
-"""The share that one worker-second adds. At nine tenths of what it can do a pool is at some 0.7."""
+"""Fraction of computing time with overlapping requests below which requests count as never overlapping: what one
+worker-second adds.
+
+A pool at nine tenths of its throughput has a fraction of about 0.7."""
 
 HUNG_TIMES = 4.0
-"""Bound: a pool that finishes no prompt for this many times as long as its prompts should take, and as a
-first token may take, hangs or compiles; what comes on top is not computing time."""
+"""Multiple of the expected computing time after which a pool without any finished prompt counts as hung or compiling.
+
+The time must also exceed the TTFT target. From then on it does not count as computing time."""
 
 
 def may_wait_s(sizes: Sequence[float], tokens_per_s: float, slo_s: float) -> float:
-    """Return how long a second of work may wait and its prompt be in time: each prompt's own slack, weighed by its work.
+    """Return how long work may wait in the queue with its prompt still on time, in seconds.
 
-    Long prompts have the least slack and are most of a queue. Those that take longer than the SLO by
-    themselves are left out, and where almost all do, the share that no queue may take is what they wait:
-    another fleet would not have them in time either.
+    The result is the mean of each prompt's slack (SLO minus its computing time), weighted by computing time, times
+    `SLACK_SHARE`. Long prompts have the least slack and are most of a queue. Prompts that alone take longer than the
+    SLO are left out; if almost all do, the result is at least 1 - `SLACK_SHARE` of the SLO, because another number of
+    workers would not serve them on time either.
 
     Args:
-        sizes: Uncached tokens of prompts, each as frequent as another.
-        tokens_per_s: Of one worker, > 0.
-        slo_s: TTFT in time.
+        sizes: Uncached tokens of prompts, each value equally frequent.
+        tokens_per_s: Prompt tokens that one worker computes per second, > 0.
+        slo_s: TTFT target, in seconds.
     """
     fit = [(size, slo_s - size / tokens_per_s) for size in sizes if size < slo_s * tokens_per_s]
     work = sum(size for size, _ in fit)
@@ -168,22 +202,24 @@ def may_wait_s(sizes: Sequence[float], tokens_per_s: float, slo_s: float) -> flo
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Prefill work at the frontend.
+    """Prefill work at the frontend, as averages over the pulls so far.
 
     Attributes:
-        rate: Of requests/s arriving.
+        rate: Trend of the arriving requests/s.
         level: Requests/s over the last seconds, without a slope.
-        sized: Requests, decayed over minutes.
-        sized_tokens: Their uncached tokens, decayed alike.
-        sized_squares: Of the tokens of each pull beyond the mean's, squared, decayed alike.
-        done_tokens: Tokens whose prefill ended, decayed over busy time.
+        sized: Number of requests, decayed over minutes.
+        sized_tokens: Uncached tokens of those requests, decayed alike.
+        sized_squares: Sum over the pulls of the squared difference between the pull's uncached tokens and those
+            expected from the mean, decayed alike.
+        done_tokens: Tokens whose prefill ended, decayed over computing time.
         busy_s: Worker-seconds in which a prompt was being computed, decayed alike.
-        shared: Share of that time in which requests met: more were there than workers had a prompt; averaged
-            over computing.
+        shared: Fraction of computing time in which requests overlapped, that is, there were more requests than
+            workers with a prompt. Averaged over computing time.
         unfinished_s: Worker-seconds of computing since the last prompt was finished.
-        overdue: First tokens that came while a request had waited longer than the SLO, decayed over hours.
-        overdue_in_time: Those of them that were in time, decayed alike: none where the first to arrive is
-            always next.
+        overdue: Number of first tokens that were sent while a request had waited longer than the SLO, decayed over
+            hours.
+        overdue_in_time: Number of those that were on time themselves, decayed alike. It is 0 if requests are served
+            in order of arrival.
     """
 
     rate: Trend = Trend()
@@ -200,29 +236,29 @@ class Work:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Return what one worker is seen to do while it computes; None until it has been seen enough."""
+        """Return the observed prompt tokens/s of one worker while it computes. None until `LEAST_BUSY_S` has been observed."""
         return (
             self.done_tokens / self.busy_s if self.busy_s >= LEAST_BUSY_S and self.done_tokens > 0 else None
         )
 
     @property
     def is_alone(self) -> bool:
-        """Whether no request has lately met another: what was done then is what was asked for, not what workers can do."""
+        """Whether hardly any requests overlapped recently. Then the observed throughput shows the demand, not what workers can do."""
         return self.shared < SHARED_LEAST
 
     @property
     def serves_in_time_first(self) -> bool:
-        """Whether requests that can still meet their deadline were seen to be served before those that cannot."""
+        """Whether requests that can still meet their deadline were observed to be served before those that cannot."""
         return 2.0 * self.overdue_in_time > self.overdue
 
     @property
     def size(self) -> float:
-        """Return the mean uncached tokens of a request; 0 before the first."""
+        """Return the mean uncached tokens of a request; 0 before the first one."""
         return self.sized_tokens / self.sized if self.sized > 0 else 0.0
 
     @property
     def sizes(self) -> tuple[float, ...]:
-        """Return the uncached tokens of requests at `SIZE_QUANTILES`."""
+        """Return the uncached tokens of requests at `SIZE_QUANTILES`, from a log-normal distribution with the observed mean and variance."""
         mean = self.size
         assumed = ASSUMED_REQUESTS * mean * mean
         squares = (self.sized_squares + assumed) / (self.sized + ASSUMED_REQUESTS)
@@ -231,26 +267,25 @@ class Work:
 
     @property
     def lately(self) -> TrendForecast:
-        """Return the requests/s of the last seconds, taken to stay."""
-        # Arrivals as random as Poisson's; a mean over less than the average's span is as sure as its span is long.
+        """Return the requests/s of the last seconds as a forecast that stays constant."""
+        # Standard error of a Poisson rate. Until the average's full span has passed, only the observed time counts.
         seen_s = self.rate.seen_s
         error = math.sqrt(self.level / min(2.0 * LEVEL_TAU_S, seen_s)) if seen_s > 0 else 0.0
         return TrendForecast(self.level, self.level, error)
 
     def arriving(self, ahead_s: float) -> TrendForecast:
-        """Return the requests/s along the trend."""
+        """Return the forecast of requests/s along the trend, ``ahead_s`` seconds from now."""
         return self.rate.forecast(ahead_s, RATE_TAU_S)
 
     def followed(self, demand: Demand, slo_s: float, entry: Role) -> Work:
-        """Return the work after one pull's demand.
+        """Return the work after one pull.
 
-        Throughput is tokens done per worker-second in which a worker had a prompt: a worker that idles half
-        of the time is not taken for one that does half as much, nor one that hangs or compiles for a slow
-        one.
+        Throughput is tokens computed per worker-second in which a worker had a prompt. So a worker that is idle half
+        of the time does not count as half as fast, and one that hangs or compiles does not count as slow.
 
         Args:
-            demand: Of the pull.
-            slo_s: TTFT that counts as in time.
+            demand: Requests at the frontend in this pull.
+            slo_s: TTFT target, in seconds.
             entry: Role that requests reach first.
         """
         dt_s = demand.period_s
@@ -263,7 +298,7 @@ class Work:
         unfinished_s = 0.0 if demand.prefilled_tokens > 0 else self.unfinished_s + computing_s
         if unfinished_s > self._longest_s(demand, slo_s):
             computing_s = 0.0
-        # Of n prompts the sum differs from n means by n variances, squared.
+        # The squared difference between the sum of n prompts and n times the mean is n variances on average.
         beyond = demand.uncached_tokens - demand.arrivals * self.size if self.sized > 0 else 0.0
         kept, sized_kept = math.exp(-computing_s / RATE_TAU_S), math.exp(-dt_s / WORK_TAU_S)
         rate = self.rate.followed(demand.arrivals / dt_s, dt_s, RATE_TAU_S)
@@ -283,7 +318,7 @@ class Work:
         )
 
     def _longest_s(self, demand: Demand, slo_s: float) -> float:
-        """Return the worker-seconds within which workers finish a prompt; infinite while their throughput is unknown."""
+        """Return the worker-seconds within which workers should finish a prompt; infinite while their throughput is unknown."""
         speed = self.tokens_per_s
         if speed is None:
             return math.inf
@@ -292,20 +327,22 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class WorkView:
-    """What is known of prefill work at a decision.
+    """Prefill work as a decision sees it.
 
     Attributes:
-        tokens_per_s: Of one worker; None until one has been seen to work.
-        is_alone: No request has lately met another one, so that the workers can do more than that, and nothing waits.
-        rate: Uncached tokens/s arriving, now and when a new replica could be ready.
-        level: Uncached tokens/s arriving over the last seconds; ``ahead`` is the same.
-        far_rate: The same when a replica removed now could have been started again.
-        backlog_tokens: Waiting and in flight, not computed.
-        sizes: Uncached tokens of requests, a few quantiles.
-        recalled: Uncached tokens/s that the week's record expects until a new replica could be ready; 0: no
-            more than there are.
-        far_recalled: The same until a replica removed now could have been started again.
-        belief: Share of the jumps it told that came.
+        tokens_per_s: Prompt tokens/s that one worker can compute; None until it is known.
+        rate: Forecast of the arriving uncached tokens/s; ``ahead`` is for the time when a new replica could be ready.
+        level: Uncached tokens/s that arrived over the last seconds; ``ahead`` is the same as ``now``.
+        far_rate: Forecast of the arriving uncached tokens/s for the time when a replica removed now could have been
+            started again.
+        backlog_tokens: Uncached tokens of the requests that are queued or being computed.
+        sizes: Uncached tokens of requests at a few quantiles.
+        is_alone: Whether hardly any requests overlapped recently, so that workers can do more than ``tokens_per_s``
+            shows and nothing waits.
+        recalled: Uncached tokens/s that the weekly record forecasts until a new replica could be ready. 0 if it
+            forecasts no more than the present rate, or is not trusted.
+        far_recalled: The same forecast until a replica removed now could have been started again.
+        belief: Confidence in the weekly record: fraction of its predicted jumps that occurred.
     """
 
     tokens_per_s: float | None
@@ -321,37 +358,45 @@ class WorkView:
 
 
 FULL = 0.9
-"""KV usage above which a worker counts as full: the planner document's threshold for growing."""
+"""KV usage fraction above which a worker counts as full. The planner document's threshold for growing."""
 
 SLOWDOWN = 3.0
-"""By how much longer a worker with a full KV cache takes for a token than an idle one, against the idle one's
-time: 2.9, 3.3 and 7.3 in the shipped profiles of H100 70B, A100 8B and H200 8B. Without it ten times the load
-held thirty times the KV, and a flash crowd found its decode workers a start-up late."""
+"""Slowdown of decoding with a full KV cache: the extra time per token divided by an idle worker's time per token.
+
+It is 2.9, 3.3 and 7.3 in the shipped profiles of H100 70B, A100 8B and H200 8B. Without it, ten times the load used
+thirty times the KV, and in a flash crowd new decode workers were one start-up time too late."""
 
 LOAD_MOST = 2.0
-"""Bound: an overloaded worker counts as two full ones at most; beyond that the excess is unknown."""
+"""Maximum KV load of one worker: an overloaded worker counts as at most two full ones, because the excess is unknown."""
 
 WAITING_SHARE = 0.02
-"""KV of a waiting request where running ones give no figure: the planner document's own figure."""
+"""KV usage of a waiting request, as a fraction of one worker, if no request is running to measure it. The planner
+document's figure."""
 
 
 def light_of(usage: float) -> float:
-    """Return the KV usage that a worker's answers would have if it stayed as fast as an idle one, below 1 / `SLOWDOWN`.
+    """Return the KV usage that a worker would have if it decoded as fast as an idle one, given its real KV usage.
 
-    This, not usage, adds up over workers: of two at 0.22 one alone would be more than full.
+    The result is below 1 / `SLOWDOWN`. These values, unlike KV usages, can be added over workers: the load of two
+    workers at a usage of 0.22 would more than fill one worker.
     """
     return usage / (1.0 + SLOWDOWN * usage)
 
 
 def usage_of(light: float) -> float:
-    """Return the KV usage of a worker whose answers would have ``light`` on an idle one; the inverse of `light_of`."""
+    """Return the real KV usage of a worker from its value of `light_of`; the inverse function."""
     return light / (1.0 - SLOWDOWN * light)
 
 
 def kv_load_of(pull: Pull, role: Role) -> float | None:
-    """Return the pull's KV load in workers' worth, unknown workers counted as empty; None when nothing is known.
+    """Return the pull's KV load: KV usage summed over the workers, plus that of waiting requests. 1.0 is one full worker.
 
-    A waiting request weighs what a running one holds on average, and `WAITING_SHARE` where nothing runs.
+    Unknown workers count as empty. A waiting request counts as much as a running one on average, or `WAITING_SHARE`
+    if none is running. Returns None if no worker's usage is known.
+
+    Args:
+        pull: Pull with the KV usage of the workers.
+        role: Role of those workers, decode or aggregated.
     """
     if not pull.kv.fresh:
         return None
@@ -364,11 +409,12 @@ def kv_load_of(pull: Pull, role: Role) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class KvLoad:
-    """KV cache in use, in workers' worth.
+    """KV cache in use, in units of one full worker, as averages over the pulls so far.
 
     Attributes:
-        load: Of KV usage summed over workers, waiting requests' share included.
-        light_s: Worker-seconds of KV over some minutes, as if every worker had decoded as fast as an idle one.
+        load: Trend of the KV load as in `kv_load_of`.
+        light_s: Worker-seconds of KV usage, decayed over minutes, as if every worker had decoded as fast as an idle
+            one.
         done_tokens: Uncached tokens whose prefill ended, decayed alike.
     """
 
@@ -380,11 +426,12 @@ class KvLoad:
         """Return the KV load after one pull.
 
         Args:
-            load: Of the pull, held for ``dt_s``.
-            tokens: Uncached tokens whose prefill ended meanwhile.
-            ready: Workers that hold it.
-            dt_s: Since the pull before, > 0.
-            lasts_s: How long a request holds it; longer than the average's span is a change, not noise.
+            load: KV load of the pull, as in `kv_load_of`.
+            tokens: Uncached tokens whose prefill ended since the previous pull.
+            ready: Number of ready workers with this load.
+            dt_s: Seconds since the previous pull, > 0.
+            lasts_s: Seconds for which a request holds its KV, for estimating the noise. Values above the time
+                constant of the average count as that constant, because slower changes are real ones.
         """
         kept = math.exp(-dt_s / WORK_TAU_S)
         usage = min(1.0, load / ready) if ready else 1.0
@@ -396,28 +443,31 @@ class KvLoad:
 
 
 class Decoding(Protocol):
-    """Expected answers, and what they hold of a pool's KV cache."""
+    """Model of the expected answers' KV usage."""
 
     def load_on(self, workers: int) -> float:
-        """Return the KV load of that many workers, in workers' worth; all of it where there are none."""
+        """Return the KV load, in units of one full worker, if the answers are spread over ``workers``.
+
+        With 0 workers it returns the load that idle workers would have.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LightDecoding:
-    """Answers that hold as much KV per token as the last minutes' did.
+    """Model in which answers need as much KV per token as those of the last minutes.
 
     Attributes:
-        light: KV load on workers that stay as fast as idle ones, in workers' worth.
+        light: KV load in units of one full worker, on workers that stay as fast as idle ones.
     """
 
     light: float
 
     def load_on(self, workers: int) -> float:
-        """Return the KV load on ``workers``, at most `LOAD_MOST` of each.
+        """Return the KV load if the answers are spread over ``workers``, at most `LOAD_MOST` for each.
 
-        A worker at usage u decodes `SLOWDOWN` x u longer than an idle one, and holds the KV as much longer:
-        u = h (1 + s u), where h is what it would hold if it stayed fast. Hence u = h / (1 - s h).
+        A worker at usage u takes 1 + `SLOWDOWN` x u times as long per token as an idle one, and holds the KV longer
+        by the same factor: u = h (1 + s u), where h is its usage if it stayed fast. Hence u = h / (1 - s h).
         """
         if workers < 1:
             return self.light
@@ -428,12 +478,12 @@ class LightDecoding:
 
 @dataclass(frozen=True, slots=True)
 class KvView:
-    """What is known of KV usage at a decision.
+    """KV usage as a decision sees it.
 
     Attributes:
-        load: Workers' worth of KV in use or waited for. It is taken to stay: a filling cache rises fast, then
-            levels off.
-        decoding: What holds the KV of the arrivals expected when a new replica could be ready.
+        load: KV load in units of one full worker, waiting requests included. It is assumed to stay constant: a
+            filling cache rises fast, then levels off.
+        decoding: Model of the KV usage of the arrivals expected when a new replica could be ready.
         error: Standard error of ``load``.
     """
 
@@ -443,10 +493,13 @@ class KvView:
 
     @property
     def kept_load(self) -> float:
-        """Return the load to keep room for, with its standard error."""
+        """Return the KV load to keep room for: ``load`` plus its standard error."""
         return self.load + self.error
 
     def moved(self, ready: int, workers: int) -> float:
-        """Return the load that what ``ready`` workers hold, `kept_load`, would be on ``workers``."""
+        """Return `kept_load` as it would be if the answers of ``ready`` workers ran on ``workers`` instead.
+
+        With fewer workers each of them is slower, so the load increases.
+        """
         load = self.kept_load
         return LightDecoding(ready * light_of(load / ready)).load_on(workers) if ready else load
