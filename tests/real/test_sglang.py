@@ -62,6 +62,7 @@ class Graph:
         }
         kind = {"apiVersion": "penstock.dev/v1alpha1", "kind": "GraphDeployment", "metadata": {"name": name}}
         self.folder, self.name = folder, name
+        self._clients = []
         (folder / "graph.json").write_bytes(orjson.dumps({**kind, "spec": spec}))
         self.run("up", "graph.json", "--port", str(reserved_port()))
         self.url = next(each["url"] for each in self.state().values() if each.get("role") == "router")
@@ -88,8 +89,20 @@ class Graph:
         return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(name))
 
     def client(self):
-        """The official client before the router."""
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=600)
+        """The official client before the router; `close_clients` closes it."""
+        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=600)
+        self._clients.append(client)
+        return client
+
+    def close_clients(self):
+        """Close the connections of all clients."""
+        for client in self._clients:
+            client.close()
+
+    def down(self):
+        """End the graph once its clients' connections are closed."""
+        self.close_clients()
+        self.run("down", "--namespace", self.name)
 
     def texts(self, **body):
         """The text of a whole and a streamed answer."""
@@ -105,7 +118,7 @@ def aggregated(sglang, tmp_path_factory):
     router = {"kvEventsPort": reserved_port()}
     graph = Graph(tmp_path_factory.mktemp("one"), sglang, "one", router, aggregated=1)
     yield graph
-    graph.run("down", "--namespace", "one")
+    graph.down()
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +126,7 @@ def pair(sglang, tmp_path_factory):
     """A prefill server and two decode servers."""
     graph = Graph(tmp_path_factory.mktemp("pair"), sglang, "pair", prefill=1, decode=2)
     yield graph
-    graph.run("down", "--namespace", "pair")
+    graph.down()
 
 
 def test_prefill_and_decode_say_what_one_server_says(aggregated, pair):
@@ -142,7 +155,7 @@ def test_the_router_follows_what_the_cache_holds(aggregated):
 
 def test_what_decode_cannot_compute_is_refused(pair):
     """Rather than wait for a prefill that never comes."""
-    with pytest.raises(openai.BadRequestError, match="one prompt and one answer"):
+    with pytest.raises(openai.BadRequestError, match="one prompt for one answer"):
         pair.client().completions.create(prompt=["a", "b"], **GREEDY)
 
 
@@ -198,5 +211,6 @@ def test_down_waits_for_streams(sglang, tmp_path):
     down.start()
     said = [event for event in events if event.choices]
     down.join(300)
+    graph.close_clients()
 
     assert said[-1].choices[0].finish_reason == "length"

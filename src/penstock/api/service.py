@@ -110,7 +110,7 @@ class ServiceSpec(SpecModel):
     """One service: equal replicas of one role.
 
     ``image`` and ``profile`` are per-service overrides, for graphs that mix GPU models;
-    ``startupSeconds`` models a cold start and ``startupTimeoutSeconds`` bounds a real one.
+    ``startupSeconds`` is the expected time of a start, and ``startupTimeoutSeconds`` its limit.
     """
 
     role: Role = Field(description="router, prefill, decode or aggregated; immutable.")
@@ -140,7 +140,9 @@ class ServiceSpec(SpecModel):
         None, "Bounds for autoscaling; null: the number of replicas is fixed."
     )
     startup_seconds: Annotated[Number, Field(ge=0, le=86400)] = entry(
-        0, "Seconds that a simulated worker takes to load its model."
+        0,
+        "Seconds that a replica takes to load its model. Simulated workers take this long; for real engines it is the "
+        "estimate that the planner uses until it has observed a start. 0: unknown.",
     )
     startup_timeout_seconds: WholeSeconds = entry(
         600, "Seconds that a replica may take to answer its first health check."

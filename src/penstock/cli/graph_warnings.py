@@ -19,6 +19,7 @@ from penstock.core.errors import ConfigError, ManifestProblem
 from penstock.router.gateway.ignored_keys import ignored_keys
 from penstock.router.policy.busy import BusyThresholds
 from penstock.runtimes.build import connector_warnings, missing_extras
+from penstock_planner.decide.adaptive.signals import STARTUP_S
 from penstock_planner.decide.config import ADAPTIVE_INTERVAL_S
 from penstock_planner.decide.policy import parameters_of
 from penstock_planner.options import modes_of
@@ -36,6 +37,7 @@ def warnings_of(
         found += missing_extras(graph)
         found += connector_warnings(graph)
         found += _without_scaling(graph)
+        found += _unstated_startups(graph, mode or graph.spec.planner.mode)
         found += _unusual_targets(graph.spec, mode or graph.spec.planner.mode)
         found += _behind_gateway(graph)
         found += _switched_off(graph.spec.router)
@@ -77,6 +79,20 @@ def _without_scaling(graph: GraphDeployment) -> Iterator[ManifestProblem]:
             "planner.enabled: false"
         )
         yield ManifestProblem("spec.planner", message)
+
+
+def _unstated_startups(graph: GraphDeployment, mode: str) -> Iterator[ManifestProblem]:
+    """Yield services of real engines whose start-up time the planner has to guess until it has observed one."""
+    if not graph.spec.planner.enabled or mode != PlannerMode.ADAPTIVE or graph.spec.models_gpus:
+        return
+    for name, service in graph.spec.workers.items():
+        fewest, most = service.replica_bounds
+        if fewest < most and not service.startup_seconds and not service.is_external:
+            message = (
+                f"not set, so the planner assumes {STARTUP_S:g} s until it has observed a start, and may remove replicas "
+                "too early; write how long a replica takes to load its model, such as 120"
+            )
+            yield ManifestProblem(f"spec.services.{name}.startupSeconds", message)
 
 
 def _unusual_targets(spec: GraphSpec, mode: str) -> Iterator[ManifestProblem]:

@@ -120,6 +120,21 @@ def test_keys_of_another_mode_are_reported(run, tmp_path):
     ]
 
 
+def test_real_engines_are_asked_for_their_start_up(run, tmp_path):
+    """Until the planner has observed a start it would take 30 s for it; a stated one, or another mode, ends the warning."""
+    file = tmp_path / "graph.yaml"
+    graph = yaml.safe_load((SAMPLES / "vllm-disaggregated.yaml").read_text())
+    del graph["spec"]["services"]["decode"]["startupSeconds"]
+    file.write_text(yaml.safe_dump(graph))
+    status, _, err = run("validate", file)
+    assert status == 0
+    assert "spec.services.decode.startupSeconds: not set, so the planner assumes 30 s" in err
+    assert "services.prefill" not in err
+    graph["spec"]["planner"]["mode"] = "load"
+    file.write_text(yaml.safe_dump(graph))
+    assert "startupSeconds" not in run("validate", file)[2]
+
+
 def test_targets_that_are_probably_in_another_unit_are_reported(run, tmp_path):
     """The file stays valid; so does mode sla without an ITL, which validate names too."""
     file = tmp_path / "graph.yaml"
