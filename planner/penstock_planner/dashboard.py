@@ -1,7 +1,7 @@
-"""TensorBoard dashboard: signals with their thresholds, demand with its forecast, latencies with their targets, decisions.
+"""TensorBoard dashboard: signals with thresholds, demand with its forecast, latencies with targets, and decisions.
 
-Steps are simulated seconds since the planner first started; wall times are real. A disk that cannot be written ends the
-drawing with one warning, and the planner continues.
+Steps are simulated seconds since the planner first started; wall times are real. If the disk cannot be written, the dashboard stops
+with one warning, and the planner continues.
 """
 
 from __future__ import annotations
@@ -39,10 +39,13 @@ from penstock_planner.series import EXPECTED, points
 from penstock_planner.stats import PlannerStats
 
 POINTS_PER_INTERVAL = 15
-"""Chosen: enough to see a ramp within one interval, few enough for a day's run to open quickly."""
+"""Number of points drawn per adjustment interval. Chosen: enough to see a ramp within one interval; a day's run still opens quickly."""
 
 NEWEST = 20
-"""Decisions in the text tab. TensorBoard keeps a sample of a long text's steps, and always the last: that one names them all."""
+"""Number of decisions in the text tab.
+
+TensorBoard keeps only a sample of a text's steps, but always the last one; therefore each text lists all these decisions.
+"""
 
 Charts = dict[str, list[Any]]
 Draw = Callable[[Callable[[], object]], object]
@@ -51,7 +54,7 @@ log = get_logger(__name__)
 
 
 class Dashboard:
-    """An observer that draws in ``folder``, TensorBoard's ``--logdir``, which is made with the first point."""
+    """Observer that draws a planner's TensorBoard dashboard; its folder is created with the first point."""
 
     def __init__(
         self,
@@ -61,7 +64,14 @@ class Dashboard:
         *,
         draw: Draw | None = None,
     ) -> None:
-        """Prepare; ``draw`` runs what computes a picture, without a disk, now or later; None: it runs at once."""
+        """Prepare the dashboard without writing.
+
+        Args:
+            folder: Folder of the event files.
+            config: Configuration of the planner.
+            graph: Graph whose manifest the text tab shows; None shows none.
+            draw: Function that runs the computation of a picture, now or later, for example in a thread; None runs it immediately.
+        """
         self._run_drawing = draw or _run_now
         self._drawn: SimpleQueue[tuple[str, bytes, View]] = SimpleQueue()
         self._is_drawing = self._has_last = False
@@ -85,11 +95,17 @@ class Dashboard:
         is_chosen: bool,
         draw: Draw | None = None,
     ) -> Dashboard | None:
-        """Return the dashboard of a planner that keeps its ledger in a folder; None: it has none.
+        """Return the dashboard of a planner, or None if it has none.
 
-        A planner that only observes is run for its dashboard, so it has one in any case: in the folder that the
-        user has chosen, else in a folder of this run below it, ``runs/2026-11-22_07-30-00``. Its text tab shows the
-        manifest of ``graph``, where that is known.
+        It is in ``log_folder`` if the user chose that folder. Otherwise only a planner in no-operation mode has a dashboard, since it is
+        run to be observed: in a subfolder for this run, such as ``runs/2026-11-22_07-30-00``.
+
+        Args:
+            log_folder: Folder of the ledger.
+            config: Configuration of the planner.
+            graph: Graph whose manifest the text tab shows; None shows none.
+            is_chosen: Whether the user chose ``log_folder``.
+            draw: Function that runs the computation of a picture; None runs it immediately.
         """
         if not is_chosen and not config.no_operation:
             log.info("no --log-dir: no dashboard", ledger=str(log_folder))
@@ -100,7 +116,7 @@ class Dashboard:
         return cls(folder, config, graph, draw=draw)
 
     def tick(self, view: View) -> None:
-        """Draw the newest numbers, a few times per adjustment interval."""
+        """Draw the newest values, `POINTS_PER_INTERVAL` times per adjustment interval, and a picture every `PICTURE_S`."""
         self._stats.tick(view)
         is_moment = self._history.tick(view)
         self._write(self._write_pictures)
@@ -115,12 +131,12 @@ class Dashboard:
         if is_first:
             self._write(lambda: self._begin(view))
         self._write(lambda: self._draw(found, view))
-        # The expected value for a time is drawn next to the actual one.
+        # A forecast is drawn at the time that it is for, so that it is next to the observed value.
         for at_s, tokens_per_s in self._stats.due(view.at_s):
             self._write(partial(self._draw, {EXPECTED: tokens_per_s}, view, at_s=at_s))
 
     def decided(self, decision: Decision, view: View) -> None:
-        """Write the newest decisions as text, the last one first, and the latencies of the interval before it."""
+        """Write the newest decisions as text, the last one first, and draw the latencies of the interval before it."""
         self._stats.decided(decision, view)
         self._history.decided(decision, view)
         step = _step(view)
@@ -133,7 +149,13 @@ class Dashboard:
             self._write(lambda: self._write_memory(view))
 
     def fill(self, former: FormerRuns, changes: Sequence[FormerChange], view: View) -> None:
-        """Take over former runs, with their changes, oldest first: the text and the pictures of this one begin with them."""
+        """Show the history of earlier runs in the text and the pictures of this run. Call this before the first `tick`.
+
+        Args:
+            former: Ledger of the earlier runs.
+            changes: Their replica changes, oldest first.
+            view: State at the start of this run.
+        """
         for pull in former.pulls(view.origin_s, former_gap_s):
             self._history.pulled(pull, view.origin_s, existing_gpus(pull.pools, self._config))
         for each in changes:
@@ -146,13 +168,13 @@ class Dashboard:
                 self._newest.appendleft(_text_of(each.decision, "on an earlier timeline"))
 
     def draw_last(self) -> None:
-        """Draw what the last picture lacks; `close` follows."""
+        """Start drawing a final picture; does nothing if it was drawn already. Call `close` when it is done."""
         if self._view is not None and not self._has_last:
             self._has_last = True
             self._draw_pictures(self._view)
 
     def close(self) -> None:
-        """Write what was drawn last, and close the files."""
+        """Write the pictures and the learned state that are not written yet, and close the files."""
         self.draw_last()
         view = self._view
         if view is not None:
@@ -162,7 +184,7 @@ class Dashboard:
         self._runs.close()
 
     def _begin(self, view: View) -> None:
-        """Write what TensorBoard needs once: how charts are arranged, the settings, the row of the HParams table."""
+        """Write what TensorBoard needs only once: the layout of the charts, the settings, and the row of the HParams table."""
         config = self._config
         roles, in_pool = set(view.pools), view.grant is not None
         curves = curves_of(roles, config.mode, has_schedule=bool(config.schedule), in_pool=in_pool)
@@ -185,7 +207,7 @@ class Dashboard:
         self._runs.begin_session(settings, tuple(_COMPARED.values()), wall_s=view.wall_s)
 
     def _write_memory(self, view: View) -> None:
-        """Write what was learnt, as `penstock planner memory show` says it; a mode that learns nothing has no such text."""
+        """Write the learned state, in the words of `penstock planner memory show`; does nothing if the mode learns nothing."""
         if not view.memory:
             return
         self._remembered_s = view.wall_s
@@ -194,7 +216,7 @@ class Dashboard:
         self._runs.write_text("memory", text, wall_s=view.wall_s, step=_step(view))
 
     def _draw_pictures(self, view: View) -> None:
-        """Have the pictures drawn of what is known now; `_write_pictures` writes them once they are."""
+        """Start drawing pictures of the current history; `_write_pictures` writes them when they are drawn."""
         found = [
             (name, *self._history.of(last_s)) for name, last_s in (("last hour", HOUR_S), ("last day", DAY_S))
         ]
@@ -248,9 +270,14 @@ def _step(view: View, at_s: float | None = None) -> int:
 
 
 def layout_of(roles: Collection[Role], mode: str, *, in_pool: bool) -> dict[str, Charts]:
-    """Return the custom-scalars layout: categories of charts, each scalar in exactly one of them.
+    """Return TensorBoard's custom-scalars layout: charts by category, with each scalar in exactly one of them.
 
-    What the mode decides by comes first; thresholds are there in the one mode that compares with them.
+    The signals by which the mode decides come first. The chart of thresholds is only included in mode load.
+
+    Args:
+        roles: Roles of the graph's workers.
+        mode: Mode of the planner.
+        in_pool: Whether the graph is in a GPU pool.
     """
     kinds = [role.value for role in (Role.PREFILL, Role.DECODE, Role.AGGREGATED) if role in roles]
     load = {"KV usage, fraction": "kv/usage_fraction"}
@@ -296,7 +323,7 @@ _COMPARED = {
     ("p99", "ttft/seconds"): "compared/TTFT p99, s",
     ("rejected", "demand/requests_per_second"): "compared/rejected per second",
 }
-"""Points that the HParams table shows the last of, and under which tag: of the folder's own run, the table's row."""
+"""Curves whose last points the HParams table shows, with the tags under which the folder's own run repeats them."""
 
 _CURVES = (
     (NOTES, "oldest", "prefill", "desired", "served", "scheduled most", "starting"),
@@ -305,11 +332,18 @@ _CURVES = (
     ("itl", "completed", "expected", "arriving", "up threshold", "down threshold", "needed"),
     ("predicted", "budget", "rejected", "in use", "granted", "guaranteed", "wanted"),
 )
-"""All curves, each line in the order of TensorBoard's seven colours, so that no chart has one colour twice."""
+"""All curves; each line is in the order of TensorBoard's seven colours, so that no chart uses one colour twice."""
 
 
 def curves_of(roles: Collection[Role], mode: str, *, has_schedule: bool, in_pool: bool) -> list[str]:
-    """Return the curves that a mode draws, in an order by which those of one chart differ in colour."""
+    """Return the curves that a planner draws, ordered so that the curves of one chart have different colours.
+
+    Args:
+        roles: Roles of the graph's workers.
+        mode: Mode of the planner.
+        has_schedule: Whether the planner has a schedule.
+        in_pool: Whether the graph is in a GPU pool.
+    """
     kinds = {role.value for role in Role if role.is_worker}
     absent = kinds - {role.value for role in roles}
     if mode != Mode.LOAD:

@@ -1,6 +1,6 @@
-"""An overview in one picture, which TensorBoard's charts cannot be: replicas over demand, waits, GPUs, and each change with its reason.
+"""Draws the dashboard's overview picture: replicas over demand, waits, GPUs, and each change with its reason, on one time axis.
 
-Needs matplotlib (``penstock[plots]``); without it there are charts alone.
+TensorBoard's charts cannot show this. Needs matplotlib (``penstock[plots]``); without it the dashboard has only the charts.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ DAY_S: Final = 86_400.0
 HOUR_S: Final = 3_600.0
 
 PICTURE_S: Final = 60.0
-"""Real seconds between two pictures. Chosen: one takes half a second of a processor."""
+"""Real seconds between two pictures. Chosen: one takes half a second of processor time."""
 
 MOMENT_S: Final = 10.0
 MOMENTS: Final = 8_640
-"""Simulated seconds between two moments, and how many are kept: a day. Chosen: a ramp of a minute is seen."""
+"""Maximum number of moments kept, one every `MOMENT_S` simulated seconds: one day. Chosen: a ramp of a minute is visible."""
 
 CHANGES: Final = 200
 LISTED: Final = 8
-"""Changes that are kept, and that are written below a picture. Chosen: what fits and is read."""
+"""Maximum number of changes listed below a picture; `CHANGES` is the number kept. Chosen: what fits and can be read."""
 
 _COLOURS: Final = {"prefill": "#4c78a8", "decode": "#f58518", "aggregated": "#54a24b"}
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What the picture shows of one time.
+    """Values that the picture shows for one time.
 
     Attributes:
         at_s: Simulated seconds since the planner first started.
-        ready: Replicas that serve, by role.
-        gpus: Of existing workers.
-        gpu_s: GPU-seconds since the process began.
-        arrivals_per_s: Requests, mean since the moment before; None: unknown.
-        oldest_wait_s: Longest wait in the routers' queues since then; None: unknown.
-        scheduled: Entries of the schedule that hold, as text.
+        ready: Number of ready replicas by role.
+        gpus: GPUs of existing workers.
+        gpu_s: Cumulative GPU-seconds since the process started.
+        arrivals_per_s: Mean arrival rate since the previous moment, requests/s; None if unknown.
+        oldest_wait_s: Longest wait in the routers' queues since the previous moment, seconds; None if unknown.
+        scheduled: Active entries of the schedule, as text.
     """
 
     at_s: float
@@ -65,7 +65,13 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A decision that changed something: when, and its sentences."""
+    """A decision that changed replicas.
+
+    Attributes:
+        at_s: Time of the decision, simulated seconds since the planner first started.
+        decision_id: Id of the decision.
+        words: Sentences of the changed roles.
+    """
 
     at_s: float
     decision_id: str
@@ -73,7 +79,7 @@ class Change:
 
 
 class History:
-    """The last day of one planner, as pictures show it."""
+    """The last day of one planner, as shown in pictures."""
 
     def __init__(self) -> None:
         self._moments: deque[Moment] = deque(maxlen=MOMENTS)
@@ -83,12 +89,18 @@ class History:
         self._gpu_s = 0.0
 
     def tick(self, view: View) -> bool:
-        """Take a tick; return whether it became a moment."""
+        """Record a tick; return True if it became a moment, which happens every `MOMENT_S`."""
         demand = None if view.pull is None else view.pull.demand
         return self._take(view.at_s - view.origin_s, view.pools, view.gpus, demand, view.scheduled)
 
     def pulled(self, pull: Pull, origin_s: float, gpus: int) -> None:
-        """Take a pull of a former run."""
+        """Record a metrics scrape of an earlier run.
+
+        Args:
+            pull: The scrape, as in the ledger.
+            origin_s: Time at which the planner first started.
+            gpus: GPUs of existing workers at that time.
+        """
         self._take(pull.at_s - origin_s, pull.pools, gpus, pull.demand, ())
 
     def _take(
@@ -122,17 +134,17 @@ class History:
         return True
 
     def decided(self, decision: Decision, view: View) -> None:
-        """Keep a decision that changes a number."""
+        """Record a decision that changes replicas; ignores others."""
         self.fill(decision, view.at_s - view.origin_s)
 
     def fill(self, decision: Decision, at_s: float) -> None:
-        """Keep a decision of that time, simulated seconds from the origin, if it changes a number."""
+        """Record a decision made at ``at_s`` (simulated seconds since the planner first started), if it changes replicas."""
         words = [role.sentence for role in decision.roles if role.desired != role.current]
         if words:
             self._changes.append(Change(at_s, decision.id, "; ".join(words)))
 
     def of(self, last_s: float) -> tuple[list[Moment], list[Change]]:
-        """Return what the last simulated seconds hold, oldest first."""
+        """Return the moments and changes of the last ``last_s`` simulated seconds, oldest first."""
         since_s = self._moments[-1].at_s - last_s if self._moments else 0.0
         return (
             [each for each in self._moments if each.at_s >= since_s],
@@ -141,10 +153,10 @@ class History:
 
 
 def former_gap_s(age_s: float) -> float:
-    """Return the least seconds between two pulls of former runs, by the age of the later one; infinite beyond a day.
+    """Return the minimum seconds between two scrapes of earlier runs that are read, by the age of the later one.
 
-    The last hour is drawn as finely as that of this run, the day before by a thousand moments, which take a tenth of a second
-    to read.
+    The last hour is read at the resolution of this run. The rest of the day is read as a thousand moments, which takes a tenth of a second.
+    Returns infinity for ages of a day or more, which are not read.
     """
     if age_s >= DAY_S:
         return inf
@@ -157,13 +169,13 @@ def can_draw() -> bool:
 
 
 def picture(moments: Sequence[Moment], changes: Sequence[Change], title: str, slo_s: float | None) -> bytes:
-    """Return a PNG of some moments, at least one, with their changes numbered.
+    """Return a PNG that shows moments and the numbered changes among them.
 
     Args:
-        moments: Oldest first, at least one.
-        changes: Within them, oldest first.
-        title: Of the picture.
-        slo_s: A line for the wait, seconds; None: none.
+        moments: Moments, oldest first; at least one.
+        changes: Changes in the same time range, oldest first; the last `LISTED` are shown.
+        title: Title of the picture.
+        slo_s: TTFT target in seconds, drawn as a line over the waits; None draws none.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - an extra, and 0.3 s
     from matplotlib.figure import Figure  # noqa: PLC0415
@@ -209,7 +221,7 @@ def _draw_replicas(axes: Axes, times: Sequence[float], moments: Sequence[Moment]
 
 
 def _shade_schedule(axes: Axes, times: Sequence[float], moments: Sequence[Moment]) -> None:
-    """Shade what entries of the schedule bound, each stretch of the same entries with their words."""
+    """Shade the times at which entries of the schedule were active, and annotate each with its entries."""
     for entries, group in groupby(range(len(moments)), key=lambda place: moments[place].scheduled):
         places = list(group)
         if entries:
@@ -237,7 +249,7 @@ def _number(upper: Axes, lower: Axes, listed: Sequence[Change], unit_s: float) -
         at = change.at_s / unit_s
         for axes in (upper, lower):
             axes.axvline(at, color="#999999", linewidth=0.6, linestyle=":")
-        # Numbers of changes that are close stand one above the other.
+        # The numbers of changes that are close together are drawn at different heights.
         upper.annotate(
             str(number),
             (at, top),

@@ -19,11 +19,11 @@ FLUSH_S = 5.0
 """Real seconds between two flushes of the files. Chosen: TensorBoard reads them every 30 s."""
 
 NOTES = "planner"
-"""The run of texts, pictures and the arrangement of the charts."""
+"""Name of the run that holds texts, pictures and the layout of the charts."""
 
 
 class Runs:
-    """The runs below one folder, each made with its first point. Methods raise `OSError` where the disk does."""
+    """Event files of the runs in one folder. A run's file is created with its first point. Methods raise `OSError` if the disk fails."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -31,7 +31,7 @@ class Runs:
         self._flushed_s = float("-inf")
 
     def put(self, run: str, content: Summary, *, wall_s: float, step: int) -> None:
-        """Write one event of a run; the empty name is the folder itself."""
+        """Write one event of a run; an empty ``run`` is the folder's own run."""
         writer = self._writers.get(run)
         if writer is None:
             folder = self._folder / run
@@ -44,9 +44,9 @@ class Runs:
                 each.flush()
 
     def create(self, runs: Sequence[str], *, wall_s: float) -> None:
-        """Begin runs in this order: TensorBoard sorts them by the time of their first value, and colours them in turn.
+        """Create the runs in this order, since TensorBoard sorts and colours runs by the time of their first value.
 
-        The value is of a plug-in that TensorBoard lacks, so that no tab shows it.
+        That first value belongs to a plugin that TensorBoard does not have, so no tab shows it.
         """
         data = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="penstock"))
         tensor = TensorProto(dtype="DT_STRING", string_val=[b""], tensor_shape=TensorShapeProto())
@@ -55,7 +55,7 @@ class Runs:
             self.put(run, Summary(value=[first]), wall_s=wall_s - ahead / 1000, step=0)
 
     def draw(self, found: Mapping[tuple[str, str], float], *, wall_s: float, step: int) -> None:
-        """Write points, by curve and chart, at one step."""
+        """Write one point for each (curve, chart tag), all at the same step."""
         by_run: dict[str, list[Summary.Value]] = {}
         for (curve, tag), value in found.items():
             by_run.setdefault(curve, []).append(Summary.Value(tag=tag, simple_value=value))
@@ -63,21 +63,27 @@ class Runs:
             self.put(run, Summary(value=values), wall_s=wall_s, step=step)
 
     def write_text(self, tag: str, text: str, *, wall_s: float, step: int) -> None:
-        """Write Markdown for the text tab."""
+        """Write a Markdown text for the text tab."""
         self.put(NOTES, summary.text(tag, text), wall_s=wall_s, step=step)
 
     def write_picture(self, tag: str, png: bytes, *, wall_s: float, step: int) -> None:
         """Write a PNG for the images tab."""
         width, height = (
             int.from_bytes(png[at : at + 4]) for at in (16, 20)
-        )  # of the header chunk, PNG 11.2.2
+        )  # fields of the header chunk, see PNG specification 11.2.2
         image = Summary.Image(height=height, width=width, colorspace=4, encoded_image_string=png)
         self.put(NOTES, Summary(value=[Summary.Value(tag=tag, image=image)]), wall_s=wall_s, step=step)
 
     def begin_session(
         self, settings: Mapping[str, str | float], metrics: Sequence[str], *, wall_s: float
     ) -> None:
-        """Write a row of the HParams table: settings, and the tags of the folder's own run whose last points it shows."""
+        """Write a row of the HParams table.
+
+        Args:
+            settings: Settings shown in the row.
+            metrics: Tags in the folder's own run whose last points the row shows.
+            wall_s: Start of the session, real seconds since 1970.
+        """
         infos = [
             HParamInfo(
                 name=name,
@@ -97,12 +103,12 @@ class Runs:
         self._put_session("session_start_info", HParamsPluginData(session_start_info=start), wall_s)
 
     def end_session(self, *, wall_s: float) -> None:
-        """Mark the row of the HParams table complete."""
+        """Mark the row of the HParams table as complete."""
         end = SessionEndInfo(status=Status.Value("STATUS_SUCCESS"), end_time_secs=wall_s)
         self._put_session("session_end_info", HParamsPluginData(session_end_info=end), wall_s)
 
     def close(self) -> None:
-        """Flush and close the files."""
+        """Flush and close the files; disk errors are ignored."""
         for writer in self._writers.values():
             with contextlib.suppress(OSError):
                 writer.close()

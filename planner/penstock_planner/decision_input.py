@@ -1,4 +1,4 @@
-"""Reads a decision's input from a file people write: pulls with plain numbers, options by their names."""
+"""Reads the input of a decision from a file that a user has written, with metrics as plain numbers and options by their names."""
 
 from __future__ import annotations
 
@@ -29,23 +29,29 @@ _POOLS = (
     frozenset({Role.DECODE}),
     frozenset({Role.AGGREGATED}),
 )
-"""Roles that a planner scales together."""
+"""Sets of roles that a planner scales together."""
 
 MAX_AGE_S = 10.0
-"""Simulated seconds; the default of --metrics-max-age."""
+"""Age in simulated seconds above which a reading is stale; the default of --metrics-max-age."""
 
 
 ReadProfile = Callable[[str], PerformanceProfile]
-"""Reads the performance profile of a name or path; raises `ConfigError`."""
+"""Function that reads the performance profile with a name or path; it raises `ConfigError` if it cannot."""
 
 
 def parse(
     text: str, *, name: str, read: ReadProfile, profile: str | None = None
 ) -> tuple[Window, PlannerState, DecideConfig]:
-    """Return a decision's inputs from YAML or JSON in the form of the files in ``examples``, or from a ledger's decision record.
+    """Return the inputs of a decision: metrics window, planner state and configuration.
 
-    The record may be the one of a list. A ``profile`` named next to the file overrides the file's own. Raises
-    `ConfigError` where it cannot be read; the message, about the input called ``name``, names the key.
+    Args:
+        text: YAML or JSON in the form of the files in ``examples``, or a ledger's decision record, also as a list of one.
+        name: Name of the input for error messages.
+        read: Function that reads a performance profile.
+        profile: Name or path of a performance profile that replaces the one in the file; None keeps that.
+
+    Raises:
+        ConfigError: the input is invalid; the message names ``name`` and the key.
     """
     data = _loaded(text, name)
     try:
@@ -85,7 +91,7 @@ def _loaded(text: str, name: str) -> Mapping[str, Any]:
 
 
 def _recorded(config: DecideConfig, named: str | None, read: ReadProfile) -> DecideConfig:
-    """Return a record's configuration with the profile, which a ledger holds in the header before."""
+    """Return a record's configuration with its profile; a ledger stores the profile in the header, not in each record."""
     if named is not None:
         _refuse_profile_beside(config.mode)
         return replace(config, performance=read(named))
@@ -101,7 +107,7 @@ def _recorded(config: DecideConfig, named: str | None, read: ReadProfile) -> Dec
 def _config(
     data: Mapping[str, Any], pools: Collection[Role], profile: str | None, read: ReadProfile
 ) -> DecideConfig:
-    # Thresholds need no demand at the frontend, so that the shortest file is one of mode load.
+    # The default is mode load, which needs no demand at the frontend and therefore the shortest file.
     options = PlannerOptions.model_validate({"mode": Mode.LOAD.value, **(data.get("config") or {})})
     refuse_contradictions(options, is_aggregated=Role.AGGREGATED in pools)
     named, inline = profile or options.profile, data.get("performance")
@@ -129,7 +135,11 @@ def _refuse_profile_beside(mode: str) -> None:
 
 
 def _checked(window: Window) -> Window:
-    """Return a window that a running planner could have seen; raises `ValueError` otherwise."""
+    """Return the window if a running planner could have observed it.
+
+    Raises:
+        ValueError: its times are not in order, or its roles or counts are not possible.
+    """
     at_s = window.start_s
     for pull in window.pulls:
         if not (math.isfinite(pull.at_s) and pull.at_s > at_s):
@@ -167,7 +177,7 @@ def _pull(data: Mapping[str, Any]) -> Pull:
 
 
 def _demand(data: Mapping[str, Any]) -> Demand:
-    """Return what came; every number counts something."""
+    """Return the demand at the frontend; every number in it must be finite and at least 0."""
     demand = from_plain(Demand, data)
     numbers = dataclasses.asdict(demand)
     for key in ("in_flight", "turned_away"):

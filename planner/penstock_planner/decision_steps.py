@@ -1,7 +1,6 @@
-"""The demand that a recorded decision expected, and its profile values: for explanations, dashboards and reports.
+"""Extracts the forecast demand and the profile values from a recorded decision, for explanations, dashboards and reports.
 
-Read from the steps of a decision, live or out of a ledger; a mode that forecasts nothing, or has no profile, has no such
-step. Pure.
+They are in the steps of a decision, live or from a ledger. A mode without a forecast, or without a profile, has no such step. Pure.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ _EDGES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class DemandForecast:
-    """Prompt tokens that a role's workers were expected to be given, and what they could compute.
+    """Forecast of the prompt tokens that arrive for a role, and the throughput of its workers.
 
     Attributes:
-        horizon_s: How far ahead of the decision, simulated seconds, >= 0.
-        tokens_per_s: Uncached tokens/s expected to arrive then, >= 0.
-        workers: Replicas by then, those that start included, >= 0.
-        supply_tokens_per_s: What those compute, tokens/s; None before any throughput was seen.
+        horizon_s: Simulated seconds from the decision until the forecast time, >= 0.
+        tokens_per_s: Forecast rate of uncached prompt tokens, tokens/s, >= 0.
+        workers: Number of replicas that are ready by then, starting ones included, >= 0.
+        supply_tokens_per_s: Throughput of those replicas, tokens/s; None before any throughput was observed.
     """
 
     horizon_s: float
@@ -49,7 +48,10 @@ class DemandForecast:
 
 
 def forecast_of(steps: Iterable[tuple[str, Mapping[str, Any]]]) -> DemandForecast | None:
-    """Return the forecast among a role's steps; None where the rule did not run or lacked data."""
+    """Return the forecast in a role's steps; None if the forecast rule did not run or lacked data.
+
+    ``steps`` are (name, inputs) pairs.
+    """
     for name, inputs in steps:
         horizon_s, ahead = inputs.get("horizon_s"), inputs.get("tokens_per_s_ahead")
         workers, speed = inputs.get("workers"), inputs.get("worker_tokens_per_s")
@@ -62,14 +64,14 @@ def forecast_of(steps: Iterable[tuple[str, Mapping[str, Any]]]) -> DemandForecas
 
 @dataclass(frozen=True, slots=True)
 class ProfileReading:
-    """One role's part of a decision.
+    """Profile values in one role's part of a decision.
 
     Attributes:
-        factors: Seconds observed over seconds by the profile, > 0, by name: ``prefill``, ``ttft``, ``itl``.
-        is_outside: Prompts or contexts lay outside the profile, so that its edge held.
-        needed: Replicas that profile and targets ask for, >= 1; None while too little was seen to look it up.
-        had: Replicas there were, those that start included; None likewise.
-        worker_tokens_per_s: Prompt tokens that one worker computes by the corrected profile, > 0; None likewise.
+        factors: Observed time as a multiple of the profile's, > 0, for ``prefill``, ``ttft`` and ``itl``.
+        is_outside: Whether prompts or contexts were outside the profile's range, so that values at its edge were used.
+        needed: Number of replicas that the latency targets need according to the profile, >= 1; None if too little was observed.
+        had: Number of replicas at that time, starting ones included; None if too little was observed.
+        worker_tokens_per_s: Prompt throughput of one worker by the corrected profile, tokens/s, > 0; None if too little was observed.
     """
 
     factors: Mapping[str, float]
@@ -80,7 +82,7 @@ class ProfileReading:
 
 
 def profile_reading(steps: Iterable[tuple[str, Mapping[str, Any]]]) -> ProfileReading | None:
-    """Return the profile values in a role's steps; None where none did."""
+    """Return the profile values in a role's steps; None if no step used a profile. ``steps`` are (name, inputs) pairs."""
     inputs = dict(steps)
     profile, needed = inputs.get(_PROFILE), inputs.get(_NEEDED, {})
     if profile is None:

@@ -1,4 +1,4 @@
-"""A ledger's decisions as text."""
+"""Formats a ledger's decisions as text."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from penstock_planner.ledger import LedgerFile
 
 _LEAST_SHOWN: Final = 0.0001
 _FIRST_GROUPED: Final = 1000.0
-"""Smaller and larger numbers than these would be written with an exponent."""
+"""Numbers below `_LEAST_SHOWN` and from this one on would otherwise be printed with an exponent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Wall-clock times between which decisions are shown, real seconds since 1970, both inclusive."""
+    """Wall-clock range in which decisions are shown, in real seconds since 1970, both ends inclusive."""
 
     since_s: float = -math.inf
     until_s: float = math.inf
 
     def holds(self, record: Record) -> bool:
-        """Return whether a decision was made within it."""
+        """Return whether a decision record was made within the range."""
         return self.since_s <= float(record.get("wall_s", 0.0)) <= self.until_s
 
 
 def span_of(ledger: LedgerFile, since: str | None, until: str | None) -> Span:
-    """Return the span between two times as people write them: ``02:00``, ``02:00:30`` or ``2026-01-05 02:00``.
+    """Return the range between two times such as ``02:00``, ``02:00:30`` or ``2026-01-05 02:00``; None leaves that end open.
 
-    A time without a date is the newest one before the ledger's end; an end without a date is the first after the begin.
-    Times are in the planner's time zone, where none is written.
+    A start without a date is the last such time before the newest decision; an end without a date is the first after the start. Times
+    without a time zone are in the planner's time zone. Returns an unlimited range if the ledger holds no decision.
 
     Raises:
-        ConfigError: one is not a time, or the end is before the begin.
+        ConfigError: a text is not a time, or the end is before the start.
     """
     decisions = [record for record in ledger.records if record["type"] == "decision"]
     if not decisions:
@@ -57,7 +57,7 @@ def span_of(ledger: LedgerFile, since: str | None, until: str | None) -> Span:
 
 
 def _wall_time(flag: str, text: str, newest: datetime, latest: datetime) -> datetime:
-    """Return a time in the zone of ``newest``; one without a date is the last that is not after ``latest``."""
+    """Return the time in the zone of ``newest``; a time without a date is the last one that is not after ``latest``."""
     try:
         if ":" in text[:3]:
             found = datetime.combine(latest.date(), time.fromisoformat(text), newest.tzinfo)
@@ -73,7 +73,7 @@ def _zone(record: Record) -> ZoneInfo:
 
 
 def _clock(record: Record) -> str:
-    """Return when a decision was made by the wall clock; empty where the record does not say."""
+    """Return the wall-clock time of a decision for display; empty if the record has none."""
     wall_s = record.get("wall_s")
     if wall_s is None:
         return ""
@@ -89,11 +89,20 @@ def select(
     with_unchanged: bool = True,
     span: Span | None = None,
 ) -> list[Record]:
-    """Return the wanted decision records, oldest first, each with its ``actuations`` and complete ``config``.
+    """Return the chosen decision records, oldest first, each with its ``actuations`` and its complete ``config``.
 
-    The newest ``last`` of them (None: all), or the one of an id. Decisions that changed nothing count only
-    ``with_unchanged``, and without a ``span`` the newest of them where no decision changed anything. In a ledger the
-    performance profile of mode sla is in the header before a decision. Raises `ConfigError` for an unknown id.
+    A ledger stores the performance profile of mode sla only in headers; it is added to each record's ``config``.
+
+    Args:
+        ledger: The ledger.
+        last: Maximum number of records, the newest ones; None returns all.
+        decision_id: Id of the only record to return; None applies the other filters.
+        with_unchanged: Whether decisions that change nothing are included. If not, and no decision changed anything, the newest decision
+            is returned unless there is a ``span``.
+        span: Wall-clock range of the decisions; None for all.
+
+    Raises:
+        ConfigError: the id is unknown.
     """
     outcomes: dict[str, list[Record]] = {}
     for record in ledger.records:
@@ -139,12 +148,15 @@ def _sequence(record: Record) -> int:
 
 
 def held_in_words(ledger: LedgerFile) -> str:
-    """Return what followed the newest change: the count of decisions without one, and the newest sentences; may be empty."""
+    """Return a sentence about the decisions after the newest change: their number, and the reasons in the newest one.
+
+    Returns an empty string if the newest decision is a change, or if there are no decisions.
+    """
     decisions = [record for record in ledger.records if record["type"] == "decision"]
     if not decisions or is_change(newest := decisions[-1]):
         return ""
     changes = [record for record in decisions if is_change(record)]
-    # By their numbers: the ledger only counts most of those that change nothing.
+    # Counted by their ids, since the ledger has no record of most decisions that change nothing.
     since = _sequence(changes[-1]) if changes else _sequence(decisions[0]) - 1
     count = _sequence(newest) - since
     sentences = "; ".join(role["sentence"] for role in newest["decision"]["roles"])
@@ -153,7 +165,7 @@ def held_in_words(ledger: LedgerFile) -> str:
 
 
 def in_words(record: Record) -> str:
-    """Return one decision record as text."""
+    """Return one decision record, as returned by `select`, as text."""
     record = printable(record)
     decision = record["decision"]
     budget = "no ceiling" if decision["max_gpu_budget"] is None else f"budget {decision['max_gpu_budget']}"
@@ -180,7 +192,7 @@ def in_words(record: Record) -> str:
 
 
 def _gpus(record: Record) -> str:
-    """Return the GPUs in use before and after a decision, and how many are in use once what it shrinks has drained."""
+    """Return the GPUs in use before and after a decision, and those in use when all draining workers are gone."""
     decision = record["decision"]
     before, after = decision["gpus"], decision["gpus_after"]
     words = f"GPUs {before}" if before == after else f"GPUs {before} -> {after}"
@@ -189,7 +201,7 @@ def _gpus(record: Record) -> str:
 
 
 def _drained_gpus(record: Record) -> int | None:
-    """Return the GPUs in use once no worker drains any more; None where the record has no replica counts."""
+    """Return the GPUs in use when no worker drains any more; None if the record has no replica counts."""
     pulls = record.get("window", {}).get("pulls") or [each for each in (record.get("pull"),) if each]
     if not pulls or not record.get("config"):
         return None
@@ -203,7 +215,7 @@ def _drained_gpus(record: Record) -> int | None:
 
 
 def _grant(record: Record) -> str:
-    """Return what a GPU pool lets the graph hold, and who holds what it lacks there; empty for a graph in none."""
+    """Return the grant of the GPU pool, and the graphs holding GPUs that this one lacks; empty if the graph is in no pool."""
     config = record.get("config", {})
     if config.get("grant") is None:
         return ""
@@ -212,7 +224,7 @@ def _grant(record: Record) -> str:
 
 
 def _demand(record: Record) -> str:
-    """Return what reached the frontend in the interval, and what waited at its end; empty where there is no window."""
+    """Return the requests that reached the frontend in the interval, and those waiting at its end; empty if there is no window."""
     pulls = record.get("window", {}).get("pulls", ())
     known = [pull["demand"] for pull in pulls if pull.get("demand") is not None]
     if not pulls:
@@ -233,7 +245,7 @@ def _demand(record: Record) -> str:
 
 
 def _supply(record: Record) -> str:
-    """Return the replicas at the interval's end, and for how long those that start have been starting."""
+    """Return the replicas at the end of the interval, and for how long the starting ones have been starting."""
     pulls = record.get("window", {}).get("pulls", ())
     if not pulls:
         return ""
@@ -257,13 +269,13 @@ _SHRINK_CHECKS = frozenset({"idle", "tried", "projected_work", "projected_kv", "
 
 
 def _outcome(step: dict[str, Any]) -> str:
-    """Return a step's outcome; one of these checks can only allow a role to shrink, because all must agree to that."""
+    """Return a step's outcome. For checks that all must agree before a role shrinks, the outcome is shown as a permission."""
     outcome: str = step["outcome"]
     return f"allows {outcome}" if outcome == "shrink" and step["name"] in _SHRINK_CHECKS else outcome
 
 
 def _input(key: str, value: Any) -> str:
-    """Return an input as shown; requests are counted with a decay, and shown as a whole number."""
+    """Return an input for display; the decayed request count is shown as a whole number."""
     is_count = key == "requests" and isinstance(value, float) and value >= 1
     return f"{value:,.0f}" if is_count else _number(value)
 

@@ -1,7 +1,7 @@
-"""The files that show the planner: ``state.json`` and the dashboard, written by a separate thread.
+"""The files that display the planner: ``state.json`` and the dashboard, written by a separate thread.
 
-A disk that hangs delays no decision for them. The planner decides by none of them. Ticks may be dropped where writing is slow;
-a decision that changes something never is. After a restart both are filled again from the ledger.
+The planner does not read them, and a disk that hangs delays no decision. If writing is slow, ticks can be dropped; a decision that
+changes replicas is never dropped. After a restart, both files are filled from the ledger.
 """
 
 from __future__ import annotations
@@ -33,50 +33,53 @@ if TYPE_CHECKING:
     from penstock_planner.dashboard import Dashboard
 
 SHOWN_CHANGES = 20
-"""Chosen: what a live page has room for; the ledger has them all."""
+"""Maximum number of changes in ``state.json``. Chosen: what fits on a live page; the ledger has them all."""
 
 MIN_PERIOD_S = 0.2
-"""Real seconds between two writes. Chosen: faster than people read, slow against a disk."""
+"""Minimum real seconds between two writes of ``state.json``. Chosen: faster than people read, slow enough for a disk."""
 
 QUEUED = 30
-"""Ticks that wait to be shown. Chosen: half a minute of one graph's; those that a slower disk misses are counted and shown."""
+"""Maximum number of queued ticks. Chosen: half a minute of one graph. Further ticks are dropped, and their number is shown."""
 
 DROPPED_SHOWN_S: Final = 60.0
-"""Real seconds for which dropped ticks are shown as a problem. Chosen: as long as the live page's minute."""
+"""Real seconds for which dropped ticks are shown as a problem. Chosen: the live page covers one minute."""
 
 _SHOWN = ("action", "reason", "current", "desired", "sentence")
 
 LATE_S = 2.0
-"""Real seconds after which a write is late, at the end of a process. Chosen: a busy disk takes some of it, one that hangs takes
-all."""
+"""Real seconds without progress after which the file thread counts as hanging at shutdown. Chosen: a busy disk makes some progress within
+that time, one that hangs makes none.
+"""
 
 CLOSE_S = 20.0
-"""Real seconds that a process waits at its end for what is queued, and again for what was drawn meanwhile, where writes are not
-late. Chosen: below the 30 s that Kubernetes gives a process by default."""
+"""Maximum real seconds that a process waits at shutdown for queued writes, and again for pictures drawn meanwhile.
+
+Chosen: below the 30 s that Kubernetes gives a process by default.
+"""
 
 log = get_logger(__name__)
 
 
 class FileThread:
-    """Runs file operations in order; one for all graphs of a process. Pictures are drawn by another thread, and delay none."""
+    """Runs file operations in order in one thread, for all graphs of a process. A second thread draws pictures, so they delay no write."""
 
     def __init__(self) -> None:
         self._works: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._drawings: deque[Callable[[], object]] = deque()
-        # A thread that a disk holds must not hold the process: it is left in a call of the operating system.
+        # A daemon thread, so that a system call which hangs on the disk does not prevent the process from exiting.
         self._thread = threading.Thread(target=self._run, name="planner files", daemon=True)
         self._thread.start()
-        # One that computes in a library must not be left: the interpreter's end would abort the process. So the interpreter
-        # waits for it, and it ends where there is nothing to draw.
+        # The drawing thread is not a daemon: exiting while it computes in a library would abort the process. The interpreter
+        # waits for it, and it ends when there is nothing to draw.
         self._artist: threading.Thread | None = None
         self._lock = threading.Lock()
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Run it after all earlier ones."""
+        """Queue a file operation; it runs after all earlier ones."""
         self._works.put(work)
 
     def draw(self, work: Callable[[], object]) -> None:
-        """Run what computes and touches no disk, after all earlier drawings."""
+        """Queue a computation that does not touch the disk, such as drawing a picture; it runs after all earlier ones."""
         with self._lock:
             self._drawings.append(work)
             if self._artist is None:
@@ -84,7 +87,7 @@ class FileThread:
                 self._artist.start()
 
     def close(self) -> None:
-        """Wait until everything is drawn and written, and not for a disk that does not answer."""
+        """Wait until everything queued is drawn and written, but at most about twice `CLOSE_S`, and not for a disk that hangs."""
         if not self._thread.is_alive():
             return
         is_written = self._wait()
@@ -97,9 +100,9 @@ class FileThread:
             self._thread.join(LATE_S)
 
     def _wait(self) -> bool:
-        """Return whether all that was submitted is done; False, and a warning, where that takes longer than `CLOSE_S`.
+        """Return True when all submitted operations are done; False, with a warning, after `CLOSE_S` or if the disk hangs.
 
-        A thread that uses no processor time at all, while this one runs, is in a call of the operating system.
+        The disk hangs if the thread uses no processor time for `LATE_S`, which means that it is blocked in a system call.
         """
         ident = self._thread.ident
         assert ident is not None  # noqa: S101 - it was started
@@ -141,7 +144,7 @@ def _run(work: Callable[[], object]) -> None:
 
 
 class FileObservers:
-    """Shows one planner in its files; ticks that a slow disk dropped are counted in ``stats``."""
+    """Observer that shows one planner in its files. The number of dropped ticks is counted in ``stats``."""
 
     def __init__(
         self,
@@ -151,6 +154,15 @@ class FileObservers:
         thread: FileThread,
         stats: PlannerStats,
     ) -> None:
+        """Prepare the files without writing.
+
+        Args:
+            folder: Folder of the ledger and of ``state.json``.
+            config: Configuration of the planner.
+            dashboard: Dashboard to draw; None if there is none.
+            thread: Thread that writes.
+            stats: Statistics in which dropped ticks are counted.
+        """
         self._dashboard = dashboard
         self._snapshots = SnapshotWriter(folder, config, now_s=time.monotonic, stats=stats)
         written = [] if dashboard is None else [dashboard]
@@ -158,18 +170,18 @@ class FileObservers:
         self._thread = thread
         self._stats = stats
         self._slots = threading.Semaphore(QUEUED)
-        # Up to here: what this run adds comes by `decided`.
+        # The ledger up to this point; decisions of this run are passed to `decided`.
         self._former: FormerRuns | None = FormerRuns.before_now(folder)
 
     def tick(self, view: View) -> None:
-        """Show a tick, unless many wait."""
+        """Queue a tick, or drop it if `QUEUED` ticks are waiting."""
         if self._slots.acquire(blocking=False):
             self._submit(lambda: self._observers.tick(view), view, is_tick=True)
         else:
             self._stats.dropped_updates += 1
 
     def decided(self, decision: Decision, view: View) -> None:
-        """Show a decision; one that changes nothing may be dropped, as a tick."""
+        """Queue a decision. Only one that changes no replicas can be dropped, like a tick."""
         if any(role.desired != role.current for role in decision.roles):
             self._submit(lambda: self._observers.decided(decision, view), view, is_tick=False)
         elif self._slots.acquire(blocking=False):
@@ -178,7 +190,7 @@ class FileObservers:
             self._stats.dropped_updates += 1
 
     def close(self) -> None:
-        """Close the dashboard after all earlier writes, with a last picture."""
+        """Queue a last picture and the closing of the dashboard, after all earlier writes."""
         dashboard, thread = self._dashboard, self._thread
         if dashboard is not None:
 
@@ -200,7 +212,7 @@ class FileObservers:
         self._thread.submit(write)
 
     def _fill(self, view: View) -> None:
-        """Show, before anything else, what runs before this one have changed."""
+        """Show the changes of earlier runs, before the first write of this run."""
         former, self._former = self._former, None
         if former is None:
             return
@@ -211,7 +223,7 @@ class FileObservers:
 
 
 class SnapshotWriter:
-    """Replaces ``state.json``, atomically, at ticks and decisions."""
+    """Observer that atomically replaces ``state.json`` at ticks and decisions."""
 
     def __init__(
         self,
@@ -221,7 +233,14 @@ class SnapshotWriter:
         now_s: Callable[[], float],
         stats: PlannerStats | None = None,
     ) -> None:
-        """Prepare; ``stats`` count the ticks that were dropped, None: none are."""
+        """Prepare the file without writing.
+
+        Args:
+            folder: Folder of ``state.json``.
+            config: Configuration of the planner.
+            now_s: Monotonic clock, real seconds.
+            stats: Statistics that count dropped ticks; None if no ticks are dropped.
+        """
         self._stats = stats
         self._drops = deque([(now_s(), 0 if stats is None else stats.dropped_updates)])
         self._path = folder / PLANNER_STATE_FILE
@@ -243,7 +262,7 @@ class SnapshotWriter:
         self._newest: dict[str, Any] | None = None
 
     def fill(self, changes: Sequence[FormerChange], view: View) -> None:
-        """Take over the changes of former runs, oldest first; on another timeline nothing says how long ago they were."""
+        """Add the changes of earlier runs, oldest first. Changes from another timeline have no ``at_s``, since their age is unknown."""
         self._origin_s = view.origin_s
         for each in changes:
             is_same = each.origin_s == view.origin_s
@@ -252,13 +271,13 @@ class SnapshotWriter:
         del self._changes[:-SHOWN_CHANGES]
 
     def tick(self, view: View) -> None:
-        """Write, unless the last write is too recent."""
+        """Write the state, unless the last write was less than `MIN_PERIOD_S` ago."""
         self._problems = self._tracker.after(view)
         if self._now_s() - self._written_s >= MIN_PERIOD_S:
             self._write(view)
 
     def decided(self, decision: Decision, view: View) -> None:
-        """Keep the decision, for long if it changes replicas, and write at once."""
+        """Write the state with this decision as the newest; one that changes replicas is also added to the list of changes."""
         self._newest = _shown(decision, decision.at_s - view.origin_s, view.wall_s)
         if decision.changes:
             self._changes.append(self._newest)
@@ -267,9 +286,7 @@ class SnapshotWriter:
 
     def _write(self, view: View) -> None:
         self._written_s = self._now_s()
-        if (
-            view.origin_s != self._origin_s
-        ):  # another timeline: nothing says how long ago earlier changes were
+        if view.origin_s != self._origin_s:  # on another timeline the age of earlier changes is unknown
             self._origin_s = view.origin_s
             for each in self._changes:
                 each["at_s"] = each["at_s"] if each is self._newest else None
@@ -282,7 +299,7 @@ class SnapshotWriter:
         temporary.replace(self._path)
 
     def _dropped(self) -> list[str]:
-        """Return in words what the last minute's view lacks."""
+        """Return a sentence about the ticks dropped in the last minute; empty if there were none."""
         if self._stats is None:
             return []
         now_s, total = self._now_s(), self._stats.dropped_updates

@@ -1,4 +1,4 @@
-"""What a planner has learnt: read from its ledger, shown, exported to another graph, reset."""
+"""A planner's learned state: reads it from the ledger, shows it, exports it for another graph, and resets it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from penstock_planner.ledger import FILE_NAME, Ledger, read_ledger
 from penstock_planner.options import PlannerOptions
 
 VERSION: Final = 3
-"""Raised when a reader of the old version would misunderstand the file."""
+"""Version of the export's format; raised when a reader of the previous version would misunderstand the file."""
 
 LEARNING: Final = READ_IN_MODES["memory"]
-"""Modes that learn; in any other a memory to start from is not read."""
+"""Modes that learn; in other modes, learned state to start from is ignored."""
 
 log = get_logger(__name__)
 
@@ -48,14 +48,14 @@ class _Memories(BaseModel):
 
 
 class Learnt(BaseModel):
-    """The exported file.
+    """An export of learned state, as a file.
 
     Attributes:
-        version: Of the file.
-        model: Served by the workers that it was learnt from.
-        profile: Model of the performance profile that mode sla planned by; empty without.
-        gpus: Of one worker, by role.
-        memory: Times are seconds after the ledger's newest decision, so none is above 0.
+        version: Version of the format.
+        model: Name of the served model.
+        profile: Model of the performance profile used in mode sla; empty in other modes.
+        gpus: Number of GPUs per worker by role.
+        memory: The learned state. Its times are in seconds relative to the ledger's newest decision, so none is above 0.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -68,11 +68,11 @@ class Learnt(BaseModel):
 
 
 def learnt(folder: Path) -> Learnt:
-    """Return what the planner of a ledger's folder has learnt.
+    """Return the learned state of the planner whose ledger is in ``folder``.
 
     Raises:
         LedgerError: the ledger cannot be read.
-        ConfigError: its planner remembers nothing.
+        ConfigError: the ledger has no record, or its planner has learned nothing.
     """
     records = read_ledger(folder, newest=1).records
     header = _newest_header(records, folder)
@@ -116,12 +116,17 @@ def _newest_header(records: tuple[Record, ...], folder: Path) -> Record:
 
 
 def in_words(known: Learnt) -> str:
-    """Return what was learnt, a line for each role."""
+    """Return learned state as text, with one line per role."""
     return "\n".join([f"model {known.model}", *memory_in_words(known.memory, known.gpus)])
 
 
 def memory_in_words(remembered: Memory, gpus_of: Mapping[Role, int]) -> list[str]:
-    """Return what modes adaptive and sla remember, a line for each role; ``gpus_of`` one worker, by role."""
+    """Return learned state as lines of text, one per role; in mode sla, one more for the observed times relative to the profile's.
+
+    Args:
+        remembered: Learned state of mode adaptive or sla.
+        gpus_of: Number of GPUs per worker by role.
+    """
     memory, lines = AdaptiveMemory.read(remembered), []
     entry = Role.PREFILL if Role.PREFILL in gpus_of else Role.AGGREGATED
     for role, gpus in gpus_of.items():
@@ -144,7 +149,10 @@ def memory_in_words(remembered: Memory, gpus_of: Mapping[Role, int]) -> list[str
 
 
 def former_run(folder: Path, learns_from: str) -> Remembered | None:
-    """Return what a planner that starts with a ledger's folder would find of a former run; None: nothing, or nothing readable."""
+    """Return the learned state that a planner would find in a ledger's folder; None if there is none or it cannot be read.
+
+    ``learns_from`` is the new planner's `DecideConfig.learns_from`; the result's ``is_taken`` tells whether it uses the state.
+    """
     try:
         records = read_ledger(folder, newest=1).records
         newest = next((record for record in reversed(records) if "state" in record), None)
@@ -160,7 +168,13 @@ def former_run(folder: Path, learns_from: str) -> Remembered | None:
 
 
 def former_run_in_words(left: Remembered, folder: str | Path, now_s: float) -> str:
-    """Return what becomes of what a former run left, in one line; ``now_s`` is real seconds since 1970."""
+    """Return one line that says whether the planner uses the learned state of an earlier run, and why not or how to reset it.
+
+    Args:
+        left: Result of `former_run`.
+        folder: Folder of the ledger.
+        now_s: Current time, real seconds since 1970.
+    """
     age = "" if left.until_wall_s is None else f" until {_duration(max(0.0, now_s - left.until_wall_s))} ago"
     what = f"what it learnt{age} ({left.seen_s / 3600:.1f} h of demand"
     what += f"; {left.learnt_from})" if left.learnt_from else ")"
@@ -172,7 +186,7 @@ def former_run_in_words(left: Remembered, folder: str | Path, now_s: float) -> s
 
 
 def _differing(now: str, then: str) -> str:
-    """Return what differs between two origins, as `DecideConfig.learns_from` lists them; empty where either is unknown."""
+    """Return the differences between two values of `DecideConfig.learns_from` as text; empty if either is unknown."""
     if not now or not then:
         return ""
     ours, theirs = ({part.partition(" ")[0]: part for part in origin.split(", ")} for origin in (now, then))
@@ -189,39 +203,39 @@ def _duration(real_s: float) -> str:
 
 
 def as_json(known: Learnt) -> bytes:
-    """Return the file's text."""
+    """Return the content of an export file."""
     return orjson.dumps(known.model_dump(mode="json"), option=orjson.OPT_INDENT_2) + b"\n"
 
 
 def start_from(options: PlannerOptions, graph: GraphDeployment | None) -> Memory:
-    """Return what the planner starts from where its ledger has no memory: nothing without ``--memory``.
+    """Return the learned state of ``--memory`` with which the planner starts if its ledger holds none; empty without the option.
+
+    If a ledger exists, a missing file is only logged.
 
     Raises:
-        ConfigError: the file cannot be read, or was learnt from another model or other workers.
+        ConfigError: the file cannot be read, or was learned from another model or other workers.
     """
     if options.memory is None or options.mode not in LEARNING:
         return {}
     path = Path(options.memory).expanduser()
     if not path.exists() and (options.log_folder() / FILE_NAME).exists():
-        # A planner that restarts must not end for a file that it took up long ago.
+        # A restart must not fail because of a file that an earlier start has read.
         log.warning("--memory does not exist: only the ledger is used", path=str(path))
         return {}
     return memory_in(read_text(path), f"--memory: {path}", options, graph)
 
 
 def memory_in(text: str, origin: str, options: PlannerOptions, graph: GraphDeployment | None) -> Memory:
-    """Return what a planner starts from by an export.
-
-    What another graph's replicas and requests were doing is left out.
+    """Return the learned state in an export, without the state of the other graph's replicas and requests.
 
     Args:
-        text: Exported.
-        origin: Of the text, for messages.
-        options: Of the planner that starts.
-        graph: Its graph; None: unknown.
+        text: Content of the export file.
+        origin: Name of the source for error messages.
+        options: Options of the planner that starts.
+        graph: Graph of that planner; None if it is unknown, so that its workers are not compared.
 
     Raises:
-        ConfigError: the text is not an export, or was learnt from another model or other workers.
+        ConfigError: the text is not an export, or was learned from another model or other workers.
     """
     known = _parsed(text, origin)
     if known.model != options.served_model_name:
@@ -264,7 +278,7 @@ def _parsed(text: str, origin: str) -> Learnt:
     except (
         TypeError,
         RecursionError,
-    ) as exc:  # orjson's own limit of what it writes is lower than of what it reads
+    ) as exc:  # orjson writes less deeply nested values than it reads
         raise ConfigError(f"{origin}: nested too deeply ({exc}); export it again") from exc
     for role, past in memories.adaptive.hindsight.items():
         is_complete = past.fleets.keys() == set(Growth) and past.floor <= past.sizes
@@ -295,11 +309,11 @@ def _numbers(plain: Any) -> Iterator[float]:
 
 
 def reset(folder: Path) -> None:
-    """Let the planner of a ledger's folder start without memory; the ledger keeps its records.
+    """Discard the learned state of the planner whose ledger is in ``folder``, so that it starts without it. All records are kept.
 
     Raises:
         LedgerError: the ledger cannot be read or written.
-        ConfigError: a planner runs with it, or it has no record.
+        ConfigError: a planner is running with the ledger, or the ledger has no record.
     """
     header = _newest_header(read_ledger(folder, newest=1).records, folder)
     ledger = Ledger(folder / FILE_NAME if folder.is_dir() else folder)

@@ -1,10 +1,10 @@
-"""The planner's ledger: one JSON object a line, append-only, enough to explain and to replay every decision.
+"""The planner's ledger: an append-only file with one JSON object per line that can explain and replay every decision.
 
-Records (key ``type``): ``header`` at each start, ``pull``, ``decision`` (input, state before and after),
-``actuation``, ``settled`` when an adjustment is over. Decisions are on the disk (fsync) before they are
-acted on; those that change nothing and say what the last one said are only counted, and readers make them again from
-the pulls. Readers drop a torn last line, which a kill or a full disk leaves behind, and name the number of
-any other line that cannot be read.
+Record types (key ``type``): ``header`` at each start, ``pull`` (a metrics scrape), ``decision`` (input, state before and after),
+``actuation`` (outcome of a replica change) and ``settled`` (an adjustment has ended). A decision is on disk (fsync) before it is
+carried out. A decision that changes nothing and is the same as the previous one is only counted; readers recompute it from the
+pulls. Readers drop an incomplete last line, which a kill or a full disk leaves behind, and report the number of any other line that
+cannot be read.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LedgerFile:
-    """What a reader found.
+    """Records read from a ledger.
 
     Attributes:
-        records: In file order, those of the file before the last rotation first; a decision that the ledger only counts
-            is behind the pull that it was made from.
-        lines: 1-based line number of each record, or of that pull; over both files.
-        notes: What was dropped, as text.
+        records: Records in file order, those of the file before the last rotation first. A recomputed decision follows the pull from which
+            it was made.
+        lines: Line number of each record, from 1, in its own file; for a recomputed decision, that of its pull.
+        notes: Sentences about dropped data.
     """
 
     records: tuple[Record, ...]
@@ -60,11 +60,12 @@ class LedgerFile:
 
 @dataclass(frozen=True, slots=True)
 class FormerChange:
-    """A decision of a former run that changes something.
+    """A decision of an earlier run that changed replicas.
 
     Attributes:
-        origin_s: When the first run of its timeline began, simulated seconds.
-        wall_s: When it was recorded, real seconds since 1970; None in a ledger of an older version.
+        decision: The decision.
+        origin_s: Time at which the first run of its timeline began, simulated seconds.
+        wall_s: Time at which it was recorded, real seconds since 1970; None in ledgers of an older version.
     """
 
     decision: Decision
@@ -74,14 +75,19 @@ class FormerChange:
 
 @dataclass(frozen=True, slots=True)
 class FormerRuns:
-    """Where former runs stand: in a ledger up to some bytes, and in the file before its last rotation."""
+    """The records of earlier runs in a ledger: the file before its last rotation, and the current file up to a byte position.
+
+    Attributes:
+        path: Path of the current ledger file.
+        end: Number of bytes of that file that belong to earlier runs.
+    """
 
     path: Path
     end: int
 
     @classmethod
     def before_now(cls, folder: Path) -> FormerRuns:
-        """Return the place of what is recorded so far."""
+        """Return the records that the ledger in ``folder`` holds now; later ones are not read through the result."""
         path = folder / FILE_NAME
         try:
             return cls(path, path.stat().st_size)
@@ -89,16 +95,19 @@ class FormerRuns:
             return cls(path, 0)
 
     def changes(self, newest: int) -> list[FormerChange]:
-        """Return the newest changes, oldest first; what cannot be read is left out."""
+        """Return up to ``newest`` of the newest changes, oldest first. Lines that cannot be read are left out."""
         found = (_change_of(line) for line in self._lines())
         return list(islice((each for each in found if each is not None), newest))[::-1]
 
     def pulls(self, origin_s: float, gap_s: Callable[[float], float]) -> list[Pull]:
-        """Return pulls of a timeline, oldest first, some time apart; those of a run that has another origin end it.
+        """Return metrics scrapes of one timeline at minimum distances, oldest first.
+
+        Reading goes backwards from the newest record, and ends at the first run with another origin.
 
         Args:
-            origin_s: When the timeline's first run began, simulated seconds.
-            gap_s: Least seconds between two pulls, by how long before the newest the later one was; infinite: no more.
+            origin_s: Time at which the first run of the timeline began, simulated seconds.
+            gap_s: Function that returns the minimum seconds between a scrape and the one before it. Its argument is the age of the later
+                one relative to the newest, in seconds. It returns infinity to end the reading.
         """
         found: list[Pull] = []
         accepted, newest_s, due_s = 0, None, inf
@@ -123,7 +132,7 @@ class FormerRuns:
         return found[:accepted][::-1]
 
     def _lines(self) -> Iterator[bytes]:
-        """Return the lines, the newest first, as far as they can be read."""
+        """Yield the lines, the newest first, as far as they can be read."""
         for path, end in ((self.path, self.end), (self.path.with_name(OLDER_NAME), None)):
             try:
                 with open_file(path) as file:
@@ -134,7 +143,7 @@ class FormerRuns:
 
 
 def _origin_of(line: bytes) -> float | None:
-    """Return the origin of a header's timeline; None: it cannot be read."""
+    """Return the origin of the timeline in a header line; None if it cannot be read."""
     try:
         return float(orjson.loads(line)["origin_s"])
     except MALFORMED:
@@ -149,7 +158,7 @@ def _pull_of(line: bytes) -> Pull | None:
 
 
 def _change_of(line: bytes) -> FormerChange | None:
-    """Return the change that a line records; None: it records none, or cannot be read."""
+    """Return the change that a line records; None if it records no change or cannot be read."""
     if not line.startswith(_DECISION):
         return None
     try:
@@ -165,19 +174,19 @@ def _change_of(line: bytes) -> FormerChange | None:
 _DECISION: Final = b'{"type":"decision"'
 _HEADER: Final = b'{"type":"header"'
 _PULL: Final = re.compile(rb'\{"type":"pull","at_s":([-0-9.e+]+),')
-"""How records begin: most lines are not needed, and parsing them all would take seconds."""
+"""Prefixes of records, since most lines are not needed and parsing them all would take seconds."""
 
 
 def read_ledger(path: Path, *, newest: int | None = None) -> LedgerFile:
-    """Return all records of a ledger, or of the ``ledger.jsonl`` in a folder, and of the file before its last rotation.
+    """Return all records of a ledger, including those of the file before its last rotation.
 
     Args:
-        path: Of the file or the folder.
-        newest: How many decisions are needed, from the end: of those before, some that the ledger only counts are left
-            out, because making them again takes half a millisecond each. None: all.
+        path: Path of the ledger file, or of the folder that contains ``ledger.jsonl``.
+        newest: Number of newest decisions that the caller needs. Older decisions that are only counted may then be left out, since
+            recomputing one takes half a millisecond. None recomputes all.
 
     Raises:
-        LedgerError: no such file, an unknown schema, or a line other than a file's last that cannot be read.
+        LedgerError: the file does not exist, has an unknown schema, or has an unreadable line other than the last one.
     """
     if path.is_dir():
         path /= FILE_NAME
@@ -197,9 +206,9 @@ def read_ledger(path: Path, *, newest: int | None = None) -> LedgerFile:
 
 
 def _opened(path: Path, files: contextlib.ExitStack) -> list[tuple[Path, BinaryIO]]:
-    """Return the files of a ledger, the one before the last rotation first.
+    """Return the open files of a ledger, the one before the last rotation first.
 
-    The newer is opened first: a rotation between the two then makes both the same file, and no line is read twice.
+    The newer file is opened first. If a rotation happens between the two opens, both are the same file, and it is read only once.
     """
     try:
         found: list[tuple[Path, BinaryIO]] = [(path, files.enter_context(open_file(path)))]
@@ -216,10 +225,10 @@ def _opened(path: Path, files: contextlib.ExitStack) -> list[tuple[Path, BinaryI
 
 
 def _anchor_before(records: Sequence[Record], decisions: int) -> int:
-    """Return the index of an anchor with that many decisions after it; 0 if there is none."""
+    """Return the index of an anchor record with at least that many decisions after it; 0 if there is none."""
     for index in range(len(records) - 1, -1, -1):
         record = records[index]
-        # The current interval at a resumed header began before it.
+        # A resumed header is in the middle of an interval, so it is not an anchor.
         if decisions <= 0 and record["type"] in ANCHORS and not record.get("resumed", False):
             return index
         if record["type"] == "decision":
@@ -228,13 +237,13 @@ def _anchor_before(records: Sequence[Record], decisions: int) -> int:
 
 
 def _completed(records: Sequence[Record], first: int) -> list[tuple[int, Record]]:
-    """Return the records by their line, with the decisions that the ledger only counts replayed in their places."""
+    """Return the records with their line numbers, with the decisions that are only counted recomputed and inserted."""
     found: list[tuple[int, Record]] = []
     made: list[int] = []
     follower = LedgerFollower(DecideConfig())
     for number, record in enumerate(records, start=1):
         if record["type"] in ANCHORS:
-            # A decision after the last one counted in the ledger has its own record, or was never made.
+            # Recomputed decisions after the last one that the ledger counts have their own records or were never made.
             last = (record.get("before") or record.get("state") or {}).get("sequence", 0)
             for index in reversed(made):
                 if found[index][1]["state"]["sequence"] > last:
@@ -246,7 +255,7 @@ def _completed(records: Sequence[Record], first: int) -> list[tuple[int, Record]
         try:
             held = follower.follow(record)
         except (*MALFORMED, PenstockError):
-            # The reader of the record reports what is missing; nothing can be replayed before the next header.
+            # The reader of the record reports the error; nothing can be recomputed before the next header.
             follower = LedgerFollower(DecideConfig())
             continue
         if held is not None:
@@ -286,14 +295,15 @@ def _parse(line: bytes, path: Path, number: int) -> Record:
 
 
 class Ledger:
-    """The one writer of a ledger file.
+    """The writer of a ledger file; only one process can have it open, since the file is locked.
 
-    Opening is put off to the first record and tried again after a failure, so a full or read-only disk
-    costs decisions, never the process. The file is locked while open.
+    The file is opened at the first record. A failed open or write is retried with the next record, so a full or read-only disk prevents
+    decisions, but does not end the process.
 
     Attributes:
-        errors: Records that could not be written.
-        problem: Why the newest could not; empty if it was written.
+        path: Path of the file.
+        errors: Number of records that could not be written.
+        problem: Error of the newest record; empty if it was written.
     """
 
     def __init__(self, path: Path, *, rotate_bytes: int | None = None) -> None:
@@ -307,10 +317,15 @@ class Ledger:
         self._is_failing = False
 
     def append(self, record: Mapping[str, Any], *, durable: bool = False) -> None:
-        """Append one record, of plain values, dataclasses or enums; ``durable``: return only once it is on the disk.
+        """Append one record of plain values, dataclasses or enums.
 
-        Raises `LedgerError` where it cannot be written, and the file ends with the last complete record;
-        `ConfigError` where another planner holds the file.
+        Args:
+            record: The record.
+            durable: Whether to return only after the record is on disk (fsync).
+
+        Raises:
+            LedgerError: the record could not be written; the file then ends with the last complete record.
+            ConfigError: another planner has locked the file.
         """
         try:
             line = _line(record)
@@ -326,14 +341,14 @@ class Ledger:
         self._is_failing = False
 
     def begin(self, header: Mapping[str, Any]) -> None:
-        """Write the header of this run now, or in front of the first record that can be written."""
+        """Write the header of this run. If that fails, it is written together with the first record that can be written."""
         self._header = None
         self.try_append(header)
         if self._is_failing:
             self._header = _line(header)
 
     def try_append(self, record: Mapping[str, Any]) -> None:
-        """Write a record that may be lost; the first failure of a row is logged."""
+        """Write a record that may be lost; only the first of several consecutive failures is logged."""
         try:
             self.append(record)
         except LedgerError as exc:
@@ -342,14 +357,14 @@ class Ledger:
             self._is_failing = True
 
     def tail(self) -> list[Record]:
-        """Return the records from the last anchor on, in file order.
+        """Return the records from the last anchor on, in file order; empty if there is no file or no anchor.
 
-        A header of a resumed run is not an anchor. Empty when there is no file or no anchor. A torn last
-        line is cut off.
+        An anchor is a record from which the planner's state can be restored; the header of a resumed run is not one. An incomplete last
+        line is removed from the file.
 
         Raises:
-            LedgerError: a line on the way cannot be read; the message says which.
-            ConfigError: another planner holds the file.
+            LedgerError: a line after the anchor cannot be read; the message gives its number.
+            ConfigError: another planner has locked the file.
         """
         try:
             descriptor = self._open()
@@ -373,11 +388,11 @@ class Ledger:
 
     @property
     def is_long(self) -> bool:
-        """Return whether the file should be rotated at the next chance."""
+        """Whether the file has reached the size at which it should be rotated."""
         return self._rotate_bytes is not None and self._end >= self._rotate_bytes
 
     def rotate(self, header: Mapping[str, Any]) -> None:
-        """Continue in a new file that begins with ``header``; the old one is kept as `OLDER_NAME`.
+        """Continue in a new file that starts with ``header``, and keep the old one as `OLDER_NAME`.
 
         A complete ledger exists at every instant. A failure is logged and changes nothing.
         """
@@ -397,7 +412,7 @@ class Ledger:
             log.warning("ledger not rotated", path=str(self.path), error=exc.strerror)
 
     def set_aside(self) -> Path:
-        """Rename a ledger that cannot be read, so that a new one can begin; return its new name."""
+        """Rename a ledger that cannot be read, so that a new one can be started; return the new path."""
         self.close()
         number = 1
         while (aside := self.path.with_name(f"{self.path.name}.unreadable-{number}")).exists():
@@ -406,7 +421,7 @@ class Ledger:
         return aside
 
     def close(self) -> None:
-        """Release the file."""
+        """Unlock and close the file; does nothing if it is not open."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -449,7 +464,7 @@ class Ledger:
             if durable:
                 os.fsync(descriptor)
         except OSError as exc:
-            # Anything after the last complete record is cut now, or before the next write.
+            # Bytes after the last complete record are removed now or, if that fails, before the next write.
             if exc.errno != errno.EROFS:
                 _cut(descriptor, self._end)
             raise
@@ -457,7 +472,7 @@ class Ledger:
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
-    # Roles are keys of mappings; orjson takes only exact strings without the option.
+    # Roles are keys of mappings; without this option orjson accepts only exact strings as keys.
     return orjson.dumps(record, option=orjson.OPT_NON_STR_KEYS) + b"\n"
 
 

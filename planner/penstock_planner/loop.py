@@ -1,4 +1,4 @@
-"""Drives the planner's core in real time: clock, backend, metrics, ledger and observers. Decides nothing itself."""
+"""Drives the planner's core in real time: clock, backend, metrics, ledger and observers. It makes no decisions itself."""
 
 from __future__ import annotations
 
@@ -52,19 +52,25 @@ from penstock_planner.sources.base import (
 from penstock_planner.targets.base import Target, TargetState
 
 LAG_TICKS = 300
-"""Chosen: five minutes of pulls; a percentile is computed at every tick."""
+"""Number of ticks from which the lag percentile is computed, at every tick. Chosen: five minutes of ticks."""
 
 HELD_MOST = 150
-"""Chosen: this many decisions in a row are only counted, five minutes of mode adaptive; a restart makes them again."""
+"""Maximum number of consecutive decisions that are only counted in the ledger.
+
+Chosen: five minutes of mode adaptive; a restart recomputes them.
+"""
 
 TARGET_TIMEOUT_S = 30.0
-"""Real seconds for one call of the backend. Chosen: beyond the local statefile's 5 s lock and a busy API server."""
+"""Timeout for one call of the backend, real seconds.
+
+Chosen: above the local statefile's lock timeout of 5 s, and enough for a busy API server.
+"""
 
 log = get_logger(__name__)
 
 
 class PlannerClock:
-    """The host's clock times the time scale."""
+    """The host's clock, scaled by the time factor."""
 
     __slots__ = ("_clock",)
 
@@ -72,22 +78,23 @@ class PlannerClock:
         self._clock = clock
 
     def now_s(self) -> float:
-        """Return simulated seconds."""
+        """Return the current simulated time in seconds; only differences have a meaning."""
         return self._clock.now_s()
 
     def wall_s(self) -> float:
-        """Return real seconds since 1970."""
+        """Return the current time in real seconds since 1970."""
         return time.time()
 
     def to_simulated_s(self, real_s: float) -> float:
-        """Return how many simulated seconds pass in ``real_s`` real ones."""
+        """Convert a duration from real to simulated seconds."""
         return self._clock.to_simulated_s(real_s)
 
     async def sleep_until(self, at_s: float, stop: asyncio.Event) -> None:
-        """Return at ``at_s`` simulated seconds, or as soon as ``stop`` is set."""
+        """Wait until ``at_s`` (simulated seconds), or until ``stop`` is set. Returns after one event-loop cycle if the time has passed."""
         real_s = self._clock.to_real_s(at_s - self._clock.now_s())
         if real_s <= 0:
-            # A loop behind its schedule must not keep the event loop from its other work.
+            # Even a loop that is late must let the other tasks of the event loop run.
+
             await asyncio.sleep(0)
             return
         with contextlib.suppress(TimeoutError):
@@ -95,7 +102,11 @@ class PlannerClock:
 
 
 class PlannerLoop:
-    """One planner of one graph."""
+    """The planner of one graph.
+
+    Attributes:
+        lag: Lateness of the last ticks.
+    """
 
     def __init__(
         self,
@@ -107,6 +118,16 @@ class PlannerLoop:
         time: PlannerClock,
         observers: Observers,
     ) -> None:
+        """Create a planner; `run` starts it.
+
+        Args:
+            settings: Settings of the planner.
+            target: Backend that runs the workers.
+            source: Source of metrics.
+            ledger: Ledger of the planner.
+            time: Clock of the planner.
+            observers: Observers of ticks and decisions.
+        """
         self._settings = settings
         self._target = target
         self._source = source
@@ -120,13 +141,13 @@ class PlannerLoop:
         self._readings: Readings | None = None
         self._pulled: Pull | None = None
         self._counted: dict[str, Buckets] = {}
-        # The last recorded decision, and how often writing had failed by then: pulls lost since would be
-        # missed by a replay.
+        # The last recorded decision, and the number of write errors at that time. If pulls were lost since then, a
+        # replay could not recompute the following decisions.
         self._written: tuple[list[tuple[Role, int, Reason, str]], int] | None = None
         self._held = 0
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Plan until ``stop`` is set."""
+        """Plan until ``stop`` is set; continues from the ledger if it holds an earlier run."""
         history = self._read_history()
         effects = self._core.start(
             self._time.now_s(),
@@ -143,7 +164,7 @@ class PlannerLoop:
                 self._observers.tick(self._view())
 
     async def _advance(self, effects: tuple[Effect, ...]) -> float:
-        """Carry effects out until the tick ends; return when the next one is due."""
+        """Carry out effects until the tick ends; return the time of the next tick."""
         while True:
             answer: Answer
             for effect in effects[:-1]:
@@ -171,7 +192,7 @@ class PlannerLoop:
             effects = self._core.answer(answer, self._time.now_s())
 
     def _carry_out(self, effect: Effect) -> None:
-        """Carry out an effect that returns nothing."""
+        """Carry out an effect that needs no answer."""
         match effect:
             case Append() | AppendPull():
                 self._ledger.try_append({**effect.record, "wall_s": round(self._time.wall_s(), 3)})
@@ -199,7 +220,7 @@ class PlannerLoop:
             return None
 
     def _gone_s(self, history: LedgerHistory | None) -> float:
-        """Return the simulated seconds since the newest record; 0 if it is unknown, or the wall clock was set back."""
+        """Return the simulated seconds since the newest record; 0 if unknown or if the wall clock was set back."""
         if history is None or history.wall_s is None:
             return 0.0
         return max(0.0, self._time.to_simulated_s(self._time.wall_s() - history.wall_s))
@@ -208,7 +229,7 @@ class PlannerLoop:
         return {**header, "wall_s": self._time.wall_s(), **self._settings.about}
 
     def _record(self, asked: RecordDecision) -> bool:
-        """Write a decision to the disk, or count it if the ledger's pulls imply it; return whether it is there."""
+        """Write a decision to disk, or only count it if it can be recomputed from the pulls; return whether it is recorded."""
         decision = asked.decision
         says = [(role.role, role.desired, role.reason, role.rule) for role in decision.roles]
         written = self._written
@@ -262,7 +283,7 @@ class PlannerLoop:
         return pulled
 
     def _with_late(self, readings: Readings) -> Demand | None:
-        """Return the demand with the first tokens and the gaps that were late since the pull before that knew them."""
+        """Return the demand with the numbers of late first tokens and late gaps since the previous scrape that had histograms."""
         config, demand = self._settings.config, readings.demand
         if demand is None:
             return None
@@ -281,7 +302,7 @@ class PlannerLoop:
         )
 
     async def _asked(self, request: Awaitable[None]) -> str | None:
-        """Ask the backend for a change; return why it refused, None if it accepted."""
+        """Request a change from the backend; return the reason if it was refused, None if it was accepted."""
         try:
             async with asyncio.timeout(TARGET_TIMEOUT_S):
                 await request
@@ -323,7 +344,7 @@ class PlannerLoop:
         )
 
     def _left_to(self) -> dict[Role, str]:
-        """Return the roles that other writers own, with the writers."""
+        """Return the name of the other writer by role, for roles whose replicas another writer sets."""
         writers = self._observed.writers if self._observed is not None else {}
         config, decided = self._settings.config, self._core.decided
         named = {role: owner(role, decided.of(role), config, writers) for role in self._pools}

@@ -1,4 +1,4 @@
-"""The planner's own /metrics: what it sees, what it decided and why it held, by namespace and graph."""
+"""The planner's own /metrics page: its observations, decisions and their reasons, by namespace and graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GRAPH = ("namespace", "graph")
 
 
 class PlannerMetrics(Collector):
-    """All graphs of one process, and the handler that prints them."""
+    """Statistics of all graphs of one process, and their metrics page."""
 
     def __init__(self) -> None:
         self._graphs: dict[tuple[str, str], PlannerStats] = {}
@@ -26,19 +26,19 @@ class PlannerMetrics(Collector):
         self._registry.register(self)
 
     def of(self, namespace: str, graph: str) -> PlannerStats:
-        """Return a graph's listener; the same one for the same graph."""
+        """Return the statistics of a graph, which are created at the first call."""
         return self._graphs.setdefault((namespace, graph), PlannerStats())
 
     def all(self) -> list[PlannerStats]:
-        """Return every graph's listener."""
+        """Return the statistics of every graph."""
         return list(self._graphs.values())
 
     def forget(self, namespace: str, graph: str) -> None:
-        """Leave a graph out from now on."""
+        """Remove a graph from the page. Does nothing if it is unknown."""
         self._graphs.pop((namespace, graph), None)
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """Yield every family; called by the registry."""
+        """Yield every metric family; called by the Prometheus registry."""
         found: dict[str, list[tuple[tuple[str, ...], float | None]]] = {}
         for graph, stats in self._graphs.items():
             for name, labels, value in samples(stats):
@@ -54,7 +54,7 @@ class PlannerMetrics(Collector):
             yield family
 
     def page(self) -> bytes:
-        """Return the exposition."""
+        """Return the metrics page in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
@@ -66,17 +66,17 @@ async def serve(
     unready: Callable[[], str | None],
     fault: Callable[[], str | None] = lambda: None,
 ) -> HttpServer:
-    """Answer /metrics, /readyz and /healthz (also as /health); port 0 takes a free one.
+    """Serve /metrics, /readyz and /healthz (also as /health), and return the server.
 
     Args:
-        metrics: Of all graphs.
+        metrics: Metrics of all graphs.
         host: Address to listen on.
-        port: Its port.
-        unready: Says why the process neither plans nor stands by; None: it does.
-        fault: Says why only a restart helps; None: all is well.
+        port: Port to listen on; 0 chooses a free one.
+        unready: Function that returns the reason for which the process is not ready, or None if it is ready.
+        fault: Function that returns the reason for which the process must be restarted, or None if it is healthy.
 
     Raises:
-        PortInUseError: the port is taken.
+        PortInUseError: the port is in use.
     """
     states = {
         "/readyz": (unready, "not_ready"),

@@ -1,4 +1,4 @@
-"""What the planner shows of each tick and decision, and to whom: metrics, state.json, the dashboard, statuses."""
+"""Observers of the planner's ticks and decisions, and the view that they receive: metrics, state.json, dashboard, statuses."""
 
 from __future__ import annotations
 
@@ -19,26 +19,34 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The planner at one tick. Times in simulated seconds.
+    """State of the planner at one tick. Times and durations are in simulated seconds unless stated otherwise.
 
     Attributes:
-        origin_s: When the planner first started.
-        wall_s: Real seconds since 1970.
-        phase: observing; adjusting (pulls and decisions blocked); target_unavailable (the backend cannot be read).
-        pull: Of this tick, the one that a decision was taken on included; None where nothing was pulled.
-        next_decision_s: When the interval ends; None while adjusting.
-        lag_p99_s: How late ticks start; None before the first.
-        ledger_errors: Records that could not be written.
-        ledger_problem: Why the newest could not; empty if it was written.
-        gone_sources: Why sources that this pull needed gave nothing, by name.
-        overdue: An adjustment that never ended is being ignored.
-        startup_s: How long the newest replica of each role took from its decision to ready, by role.
-        failures: The newest reason of a replica that was given up, by role.
-        remembered: What a former run left in the ledger; None: nothing.
-        scheduled: Entries of the schedule that hold, and until when, as text.
-        memory: What the policy remembers after its newest decision.
-        grant: GPUs that a pool lets the graph hold; None: it is in no pool.
-        guaranteed: Of those, what it gets whenever it wants them; None likewise.
+        at_s: Time of the tick.
+        origin_s: Time at which the planner first started.
+        wall_s: Wall-clock time, real seconds since 1970.
+        phase: Phase of the planner: observing; adjusting (a replica change is in progress, no decisions); or target_unavailable (the
+            backend cannot be read).
+        pools: Replica counts by role; empty if the backend cannot be read.
+        desired: Desired number of replicas by role.
+        gpus: GPUs of existing workers, draining ones included.
+        max_gpu_budget: GPU budget, limited by the grant of a GPU pool; None if there is no limit.
+        pull: Metrics scraped at this tick; None if none were.
+        latency: Cumulative latency histograms by name (``ttft``, ``itl``, ``dispatched_ttft``).
+        next_decision_s: Time of the next decision; None while adjusting.
+        lag_p99_s: 99th percentile of the lateness of ticks; None before the first tick.
+        ledger_errors: Number of ledger records that could not be written.
+        overdue: Whether the planner ignores an adjustment because it did not end within its deadline.
+        startup_s: Time from decision to ready of the newest replica, by role.
+        left_to: Name of the other writer by role, for roles whose replicas another writer sets.
+        failures: Newest reason for which a replica was rolled back, by role.
+        ledger_problem: Error of the newest ledger record; empty if it was written.
+        gone_sources: Error of each metrics source that this scrape needed and that did not answer, by name.
+        remembered: Learned state that an earlier run left in the ledger; None if there is none.
+        scheduled: Active entries of the schedule with their end times, as text.
+        memory: Learned state after the newest decision.
+        grant: GPUs that a GPU pool grants to the graph; None if it is in no pool.
+        guaranteed: GPUs that the pool guarantees to the graph; None if it is in no pool or the guarantee is unknown.
     """
 
     at_s: float
@@ -68,30 +76,30 @@ class View:
 
 
 class Observer(Protocol):
-    """Is notified of what the planner does. Neither method may block."""
+    """Is notified of the planner's ticks and decisions. Its methods must not block."""
 
     def tick(self, view: View) -> None:
         """Handle a tick."""
         ...
 
     def decided(self, decision: Decision, view: View) -> None:
-        """Handle a recorded decision, before it is carried out."""
+        """Handle a decision that was recorded in the ledger and is not carried out yet."""
         ...
 
 
 class Observers:
-    """All observers; one that fails is logged once and never stops the planner."""
+    """Notifies several observers. The first error of an observer is logged; no error stops the planner or the other observers."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = tuple(observers)
         self._failed: set[int] = set()
 
     def tick(self, view: View) -> None:
-        """Notify all of a tick."""
+        """Notify all observers of a tick."""
         self._notify(lambda observer: observer.tick(view))
 
     def decided(self, decision: Decision, view: View) -> None:
-        """Notify all of a decision."""
+        """Notify all observers of a decision."""
         self._notify(lambda observer: observer.decided(decision, view))
 
     def _notify(self, call: Callable[[Observer], None]) -> None:

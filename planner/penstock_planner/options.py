@@ -1,7 +1,7 @@
-"""The planner's options: the document's fifteen by their names, and a few more.
+"""The planner's options: the fifteen of the planner document by their names, and a few more.
 
-Precedence: flag > environment (``PENSTOCK_PLANNER_…``) > ``--config`` file > ``--graph`` > default. The
-command line gathers the first two; this module joins and checks all of them.
+Precedence: flag > environment (``PENSTOCK_PLANNER_…``) > ``--config`` file > ``--graph`` > default. The command line collects flags and
+environment; this module combines and validates all layers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from penstock_planner.decide.policy import parameters_of
 from penstock_planner.decide.schedule import ScheduledBounds
 
 SECTION = "Planner"
-"""Top-level key of the document's configuration file; other sections belong to other components."""
+"""Top-level key of the planner in the document's configuration file; its other sections belong to other components."""
 
 
 def _kebab(name: str) -> str:
@@ -57,11 +57,11 @@ def _none_word(value: Any) -> Any:
 
 
 class DeclaredOption(NamedTuple):
-    """Where one option is declared and what it becomes.
+    """Declaration of an option in ``spec.planner``, and its use.
 
     Attributes:
-        key: Dotted attribute path below ``spec.planner`` that declares bounds, default and help.
-        decides: Field of `DecideConfig`; None: the decision does not read it.
+        key: Dotted attribute path below ``spec.planner`` of the field with the bounds, default and help.
+        decides: Field of `DecideConfig` that receives the option; None if decisions do not depend on it.
     """
 
     key: str
@@ -69,7 +69,7 @@ class DeclaredOption(NamedTuple):
 
 
 def _declared(key: str, decides: str | None = None, **overrides: Any) -> Any:
-    """Return a field with the bounds, default and help of ``spec.planner``'s, except for ``overrides``."""
+    """Return a field with the bounds, default and help of the field ``key`` in ``spec.planner``, except for ``overrides``."""
     *sections, last = key.split(".")
     model: Any = PlannerConfig
     for section in sections:
@@ -87,9 +87,10 @@ def _meaning(target: str) -> str:
 
 
 class PlannerOptions(BaseModel):
-    """Settings of one planner; those in ``spec.planner`` too take their bounds, default and help from there.
+    """Settings of one planner.
 
-    Defaults of the first fifteen are the planner document's.
+    Options that are also in ``spec.planner`` take their bounds, default and help from there. The defaults of the first fifteen options are
+    those of the planner document.
     """
 
     model_config = ConfigDict(
@@ -173,7 +174,7 @@ class PlannerOptions(BaseModel):
 
     @property
     def slo(self) -> SloConfig:
-        """The targets."""
+        """Latency targets and the fraction of requests that must meet them."""
         return _SLO.model_copy(
             update={
                 "ttft_seconds": self.ttft_slo,
@@ -189,7 +190,13 @@ class PlannerOptions(BaseModel):
         *,
         speed: float = 1.0,
     ) -> DecideConfig:
-        """Return the rules' configuration; replica bounds come from the graph where there is one."""
+        """Return the configuration of the decisions.
+
+        Args:
+            graph: Graph whose replica bounds and services are used; None uses defaults.
+            performance: Performance profile; ignored except in mode sla.
+            speed: Time factor, simulated seconds per real second.
+        """
         is_sla = self.mode == PlannerMode.SLA
         services = list(graph.spec.workers.values()) if graph is not None else []
         rules = graph.spec.planner if graph is not None else PlannerConfig()
@@ -230,7 +237,7 @@ class PlannerOptions(BaseModel):
         return ", ".join([*words, f"speed {speed:g}"])
 
     def log_folder(self) -> Path:
-        """Return the folder of ledger and state: ``log_dir``, or one next to the statefile."""
+        """Return the folder of the ledger and the state file: ``log_dir``, or a folder next to the statefile."""
         if self.log_dir is not None:
             return Path(self.log_dir).expanduser()
         return state_dir() / f"{self.namespace}-planner"
@@ -241,20 +248,20 @@ SETTINGS: Mapping[str, DeclaredOption] = {
     for name, field in PlannerOptions.model_fields.items()
     if field.json_schema_extra
 }
-"""The options that ``spec.planner`` declares, by attribute."""
+"""Declarations of the options that are also in ``spec.planner``, by attribute name."""
 
 TARGETS: Mapping[str, tuple[str, ...]] = {
     "ttft_slo": ("ttft_slo_s",),
     "itl_slo": ("itl_slo_s",),
     "attainment": ("attainment", "in_time"),
 }
-"""The options of ``spec.slo``, each with the fields of `DecideConfig` that it fills."""
+"""Fields of `DecideConfig` that each option of ``spec.slo`` fills, by attribute name."""
 
 _DEMAND_MODES = (PlannerMode.ADAPTIVE, PlannerMode.SLA)
 
 
 def modes_of(name: str) -> tuple[PlannerMode, ...]:
-    """Return the modes that decide by an option, named without dashes in front; empty: every mode does."""
+    """Return the modes that use an option, named without leading dashes; empty if every mode does or the option is unknown."""
     attribute = name.replace("-", "_")
     if attribute in TARGETS:
         return _DEMAND_MODES
@@ -265,22 +272,27 @@ def modes_of(name: str) -> tuple[PlannerMode, ...]:
 
 
 FLAGS = tuple(_kebab(name) for name in PlannerOptions.model_fields)
-"""Every option's name, without dashes in front; the document's fifteen first."""
+"""Name of every option without leading dashes; the fifteen of the planner document come first."""
 
 
 def join(
     *, given: Mapping[str, Any], file: Path | None = None, graph: GraphDeployment | None = None
 ) -> PlannerOptions:
-    """Return the options from all layers: flags and environment, by kebab-case name, over ``--config`` over ``--graph``.
+    """Return the options combined from all layers, validated.
+
+    Args:
+        given: Flags and environment by kebab-case name; they override all others.
+        file: File of ``--config``; None if there is none.
+        graph: Graph of ``--graph``, with the lowest precedence above the defaults; None if there is none.
 
     Raises:
-        InvalidSpecError: with every problem found.
+        InvalidSpecError: options are invalid or contradict each other; it lists all problems found.
     """
     said = {**(_from_file(file) if file is not None else {}), **given}
     layers = {**_from_graph(graph), **said}
     options = _checked(layers, given, file)
     zero_after_s = options.scale_to_zero_after
-    # Elsewhere a graph's routers would refuse the request that wakes it.
+    # Without the key in the graph, its routers would refuse requests while it is scaled to zero.
     if zero_after_s is not None and (graph is None or graph.spec.planner.scale_to_zero_after_seconds is None):
         message = (
             f"{zero_after_s:g} s, but no graph sets planner.scaleToZeroAfterSeconds, which its router "
@@ -292,10 +304,10 @@ def join(
 
 
 def refuse_contradictions(options: PlannerOptions, *, is_aggregated: bool) -> None:
-    """Refuse options that are valid alone and conflict with each other, in a graph of one pool or of two.
+    """Check options that are valid on their own but may contradict each other; ``is_aggregated`` means that the graph has one pool.
 
     Raises:
-        InvalidSpecError: with every problem found.
+        InvalidSpecError: options contradict each other; it lists all problems found.
     """
     problems = _contradictions(options, is_aggregated=is_aggregated)
     if problems:
@@ -303,10 +315,14 @@ def refuse_contradictions(options: PlannerOptions, *, is_aggregated: bool) -> No
 
 
 def stated(*, given: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
-    """Return the explicit options: flags and environment over ``--config``, by kebab-case name.
+    """Return only the explicitly set options: flags and environment over ``--config``, by kebab-case name.
+
+    Args:
+        given: Flags and environment by kebab-case name.
+        file: File of ``--config``; None if there is none.
 
     Raises:
-        InvalidSpecError: with every value that cannot be an option's, whatever the others are.
+        InvalidSpecError: values are invalid on their own; it lists all of them.
     """
     layers = {**(_from_file(file) if file is not None else {}), **given}
     checked = _checked(layers, given, file).model_dump(mode="json", by_alias=True)
@@ -380,7 +396,7 @@ def _contradictions(options: PlannerOptions, *, is_aggregated: bool) -> list[tup
 
 
 def _broken_rules(options: PlannerOptions) -> list[tuple[str, str]]:
-    """Return the rules of ``spec.planner`` that the options break: the option to blame, and what is wrong."""
+    """Return the rules of ``spec.planner`` that the options break, each as (option at fault, message)."""
     plain: dict[str, Any] = {}
     for name, setting in SETTINGS.items():
         *sections, key = setting.key.split(".")
@@ -401,7 +417,7 @@ def _broken_rules(options: PlannerOptions) -> list[tuple[str, str]]:
 
 
 def _as_option(violation: Violation, section: tuple[int | str, ...]) -> tuple[str, str]:
-    """Return a broken rule of ``spec.planner`` in the words of the command line."""
+    """Return a broken rule of ``spec.planner`` with manifest keys replaced by flags."""
     flags = {_camel(setting.key.split(".")): _kebab(name) for name, setting in SETTINGS.items()}
     message = violation.message
     for path in violation.related:

@@ -1,6 +1,6 @@
-"""What keeps a planner from scaling, as text: signals that are unknown, sources that are gone, a ledger without room. Pure.
+"""Reasons that prevent a planner from scaling, as text: unknown signals, unavailable sources, a ledger that cannot be written. Pure.
 
-``state.json`` shows them to `penstock status`, `penstock doctor --local` and ``/ui``; on Kubernetes the first is a condition.
+`penstock status`, `penstock doctor --local` and ``/ui`` read them from ``state.json``; on Kubernetes the first one is a condition.
 """
 
 from __future__ import annotations
@@ -13,26 +13,28 @@ from penstock_planner.core.phase import PlannerPhase
 from penstock_planner.observers import View
 
 MISSING_S: Final = 10.0
-"""Simulated seconds without a usable metric, or with a dead source, before it is said; the default of
-metrics.maxAgeSeconds."""
+"""Simulated seconds for which a metric or source must be unavailable before it is reported; the default of metrics.maxAgeSeconds."""
 
 
 class UnknownSignals:
-    """Follows ticks, and says which signals have been unknown for `MISSING_S`."""
+    """Tracks ticks, and reports signals that have been unknown for `MISSING_S`."""
 
     def __init__(self, *, needs_demand: bool) -> None:
-        """Say whether the mode decides by demand."""
+        """Start with all signals known; ``needs_demand`` tells whether the mode decides by the demand at the routers."""
         self._needs_demand = needs_demand
         self._known_s: float | None = None
         self._said = ""
 
     def after(self, view: View) -> str:
-        """Return why nothing can be scaled well after one more tick, as text that stays the same; empty: all is known."""
+        """Process a tick; return a sentence about the unknown signals, or an empty string if none has been unknown for `MISSING_S`.
+
+        The sentence stays the same while the same signals are unknown.
+        """
         if view.phase is PlannerPhase.ADJUSTING:
             self._known_s, self._said = None, ""
             return ""
         if view.pull is None:
-            return self._said  # an interval begins; nothing new is known yet
+            return self._said  # an interval starts, and no metrics were scraped yet
         unknown = self._unknown(view)
         if not unknown or self._known_s is None:
             self._known_s = view.at_s
@@ -57,7 +59,7 @@ class UnknownSignals:
 
 
 def _asked(view: View) -> str:
-    """Return which sources failed; their reasons vary from pull to pull, except for names that no page has."""
+    """Return the names of the failed sources; their error messages change too often, except for metric names missing on a page."""
     if view.pull is None:
         return ""
     kv, queue = view.pull.kv, view.pull.queue
@@ -70,16 +72,16 @@ def _asked(view: View) -> str:
 
 
 class ProblemTracker:
-    """Follows ticks, and says all that is wrong."""
+    """Tracks ticks, and reports all problems."""
 
     def __init__(self, *, needs_demand: bool) -> None:
-        """Say whether the mode decides by demand."""
+        """Start without problems; ``needs_demand`` tells whether the mode decides by the demand at the routers."""
         self._signals = UnknownSignals(needs_demand=needs_demand)
         self._gone_since_s: dict[str, float] = {}
         self._gone: dict[str, str] = {}
 
     def after(self, view: View) -> tuple[str, ...]:
-        """Return what is wrong after one more tick."""
+        """Process a tick, and return all current problems as sentences."""
         if view.pull is not None:
             self._gone = dict(view.gone_sources)
             self._gone_since_s = {name: self._gone_since_s.get(name, view.at_s) for name in self._gone}

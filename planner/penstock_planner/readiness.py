@@ -1,7 +1,7 @@
-"""Whether a planner's process is ready: its loops tick, and their backend can be read.
+"""Readiness of a planner process: it is ready while its loops tick and their backend can be read.
 
-Metrics that are missing are not its fault: it holds the last decision, says so in the graph's status, and stays ready. A loop
-that fails is reported there, too, and started again. What is left is a loop that hangs, which nothing else shows.
+Missing metrics do not make it unready: the planner keeps its last decision and reports them in the graph's status. A failed loop is
+also reported there, and restarted. What remains is a loop that hangs, which only readiness detects.
 """
 
 from __future__ import annotations
@@ -17,13 +17,22 @@ from penstock_planner.loop import TARGET_TIMEOUT_S
 from penstock_planner.observers import View
 
 LATE_S: Final = 5 * TARGET_TIMEOUT_S
-"""Real seconds beyond its interval after which a loop hangs. Chosen: a tick reads metrics and makes up to four calls of its
-backend, and each call is given up in time."""
+"""Real seconds beyond a loop's interval after which the loop counts as hanging.
+
+Chosen: a tick scrapes metrics and makes up to four calls of its backend, each with a timeout.
+"""
 
 
 @dataclass(slots=True)
 class LoopTicks:
-    """An `Observer` that records when one loop ticked last; times of the readiness's own clock."""
+    """Observer that records the last tick of one loop.
+
+    Attributes:
+        now_s: Monotonic clock, real seconds.
+        interval_s: Real seconds between two ticks.
+        ticked_s: Time of the last tick, by ``now_s``.
+        can_read: Whether the backend could be read at the last tick.
+    """
 
     now_s: Callable[[], float]
     interval_s: float
@@ -36,23 +45,23 @@ class LoopTicks:
         self.can_read = view.phase is not PlannerPhase.TARGET_UNAVAILABLE
 
     def decided(self, decision: Decision, view: View) -> None:
-        """Leave it at the tick."""
+        """Do nothing; decisions do not affect readiness."""
 
 
 class Readiness:
-    """The loops of one process."""
+    """Tracks the loops of one process."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
-        """Prepare; ``now_s`` returns real seconds."""
+        """Start without loops; ``now_s`` is a monotonic clock in real seconds."""
         self._now_s = now_s
         self._loops: dict[tuple[str, str], LoopTicks] = {}
 
     def begin(self, namespace: str, graph: str, *, interval_s: float) -> LoopTicks:
-        """Return what observes a loop that begins now.
+        """Start tracking a loop, and return the observer that the loop must notify.
 
         Args:
-            namespace: Of the graph.
-            graph: Its name.
+            namespace: Namespace of the graph.
+            graph: Name of the graph.
             interval_s: Real seconds between two ticks, > 0.
         """
         loop = LoopTicks(self._now_s, interval_s, self._now_s())
@@ -60,11 +69,11 @@ class Readiness:
         return loop
 
     def end(self, namespace: str, graph: str) -> None:
-        """Forget a loop that has ended."""
+        """Stop tracking a loop that has ended. Does nothing if it is unknown."""
         self._loops.pop((namespace, graph), None)
 
     def problem(self) -> str | None:
-        """Return why the process is not ready: a loop hangs, or no loop can read its backend; None: it is ready."""
+        """Return the reason for which the process is not ready: a loop hangs, or no loop can read its backend. None if it is ready."""
         now_s = self._now_s()
         for (namespace, graph), loop in self._loops.items():
             silent_s = now_s - loop.ticked_s

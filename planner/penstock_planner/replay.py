@@ -1,4 +1,4 @@
-"""Makes a ledger's decisions again: bit for bit to check it, with other settings to ask what would differ."""
+"""Recomputes a ledger's decisions: exactly, to verify it, or with other settings, to show what would differ."""
 
 from __future__ import annotations
 
@@ -34,19 +34,23 @@ SETTABLE: Mapping[str, tuple[str, ...]] = {
     "decode-engine-num-gpu": ("decode_gpus",),
     "prefill-engine-num-gpu": ("prefill_gpus",),
 }
-"""Options that a what-if may change, and their fields in the decision's configuration."""
+"""Options that a what-if can change, with the fields of the decision's configuration that they fill."""
 
 
 OnRecord = Callable[[int], None]
-"""Is called with the number of the record that is looked at, from 1."""
+"""Callback that receives the number of each record, from 1, before the record is processed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayDifference:
-    """One decision that differs.
+    """A recorded decision that differs from its recomputation.
 
     Attributes:
-        what: ``decision``, ``state`` or ``chain`` (the state before is not the one the last record left).
+        line: Line number in the ledger.
+        id: Id of the decision.
+        what: Part that differs: ``decision``, ``state`` (after the decision), or ``chain`` (the state before the decision is not the state
+            after the previous record).
+        recorded, recomputed: The two values of that part, as plain data.
     """
 
     line: int
@@ -58,7 +62,13 @@ class ReplayDifference:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What replay found: how many decisions were made again, withdrawals included, and those that differ, in file order."""
+    """Result of a replay.
+
+    Attributes:
+        decisions: Number of recomputed decisions, roll-backs of scale-ups included.
+        differences: Differences in file order.
+        notes: Sentences about dropped data.
+    """
 
     decisions: int
     differences: tuple[ReplayDifference, ...]
@@ -66,14 +76,14 @@ class ReplayResult:
 
 
 def replay(ledger: LedgerFile, on_record: OnRecord = lambda _number: None) -> ReplayResult:
-    """Return how the recorded decisions compare with those replayed from their recorded inputs.
+    """Recompute every decision from its recorded input, and return the differences from the recorded decisions.
 
     Args:
-        ledger: Its records, in file order.
-        on_record: Is called with the number of each record, from 1, before it is replayed.
+        ledger: Ledger to verify.
+        on_record: Callback that receives the number of each record, from 1, before the record is replayed.
 
     Raises:
-        LedgerError: a decision record lacks its inputs; the message names the line.
+        LedgerError: a decision record lacks its inputs; the message gives the line.
     """
     differences: list[ReplayDifference] = []
     decisions = 0
@@ -112,10 +122,10 @@ def replay(ledger: LedgerFile, on_record: OnRecord = lambda _number: None) -> Re
 
 
 def _decided(decision: Decision) -> Any:
-    """Return a decision without its explanations, whose wording may change between versions; reasons and numbers stay.
+    """Return a decision without its explanations, whose wording can change between versions; reasons and numbers are kept.
 
-    Explanations are the sentences of the roles, the rules that they name and what those keep, which older ledgers lack, and
-    what follows the first ``:`` or ``;`` of a step's outcome.
+    Explanations are the sentences of the roles, the names of the rules (which older ledgers lack), and everything after the first ``:`` or
+    ``;`` of a step's outcome.
     """
     return to_plain(
         replace(
@@ -135,7 +145,7 @@ def _without_explanation(step: Step) -> Step:
 
 
 def _plain(state: PlannerState) -> Any:
-    """Return a state whose memories have the keys that this version writes: keys added since have their defaults."""
+    """Return a state as plain data in which the learned state has the keys of this version; missing keys have their defaults."""
     known = {key: kind.read(state.memory) for key, kind in MEMORIES.items() if key in state.memory}
     return to_plain(replace(state, memory={**state.memory, **known}))
 
@@ -143,10 +153,18 @@ def _plain(state: PlannerState) -> Any:
 def what_if(
     ledger: LedgerFile, changes: Mapping[str, Any], on_record: OnRecord = lambda _number: None
 ) -> tuple[int, list[tuple[Record, Decision]]]:
-    """Return how many adjustments there are, and those that would differ with other settings.
+    """Return the number of recorded adjustment decisions, and those that would differ with other settings.
 
-    Each is made from its recorded window and state, so this answers "what would it have decided then", not
-    how the load would have gone on after a different decision.
+    Each decision is recomputed from its recorded metrics and state. The result therefore tells what the planner would have decided at that
+    time, not how the load would have developed after another decision.
+
+    Args:
+        ledger: Ledger to read.
+        changes: Values by field of `DecideConfig`, see `settings`.
+        on_record: Callback that receives the number of each record, from 1, before it is processed.
+
+    Returns:
+        The number of decisions, and for each that differs its record and the new decision.
     """
     different: list[tuple[Record, Decision]] = []
     total = 0
@@ -167,10 +185,10 @@ def what_if(
 
 
 def settings(pairs: Sequence[str]) -> dict[str, Any]:
-    """Return fields of the decision's configuration from ``key=value`` texts.
+    """Return fields of `DecideConfig` from ``key=value`` texts with option names as keys.
 
     Raises:
-        ConfigError: not ``key=value``, an unknown key, or a value out of bounds.
+        ConfigError: a text is not ``key=value``, its key cannot be changed, or its value is out of bounds.
     """
     found: dict[str, Any] = {}
     for pair in pairs:
@@ -188,9 +206,12 @@ def settings(pairs: Sequence[str]) -> dict[str, Any]:
 def remake(
     record: Record, performance: PerformanceProfile | None, **changes: Any
 ) -> tuple[Decision, PlannerState]:
-    """Return what a decision record's inputs give, under other settings if there are ``changes``.
+    """Return the decision and the following state, recomputed from a decision record.
 
-    The header before the record holds the profile.
+    Args:
+        record: The decision record.
+        performance: Performance profile from the last header before the record; None in modes without one.
+        changes: Values that replace fields of the recorded `DecideConfig`.
     """
     config = replace(config_from(record["config"]), performance=performance, **changes)
     before = from_plain(PlannerState, record["before"])
@@ -201,14 +222,14 @@ def remake(
 
 
 class _Chain:
-    """Follows the state through the records."""
+    """Tracks the planner's state through the records."""
 
     def __init__(self) -> None:
         self._state: PlannerState | None = None
         self._waiting: set[tuple[str, Role]] = set()
 
     def follow(self, record: Record) -> Any:
-        """Follow one record; return the expected state before a decision, None for other records."""
+        """Process a record; return the state that is expected before a decision record, and None for other records."""
         expected = _plain(self._state) if record["type"] == "decision" and self._state is not None else None
         if record["type"] == "actuation":
             change = (record["id"], Role(record["role"]))

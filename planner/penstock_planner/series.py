@@ -1,6 +1,6 @@
-"""The planner's series: one table of names and helps, and how they are read, for the metrics page and the dashboard alike.
+"""The planner's time series: one table of names and help texts, and their values, for both the metrics page and the dashboard.
 
-Names spell their units. What is unknown is NaN or absent, never zero.
+Names contain their units. Unknown values are NaN or absent, never zero.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from penstock_planner.decide.schedule import in_force, lowered_ceilings, raised_
 from penstock_planner.stats import PlannerStats
 
 Sample = tuple[str, tuple[str, ...], float | None]
-"""Key in `SERIES`, values of the labels, and the number; None: unknown."""
+"""Key in `SERIES`, values of the labels, and the number, which is None if unknown."""
 
 
 class Series(NamedTuple):
-    """Declares one quantity of the metrics page and the dashboard.
+    """Declaration of one quantity of the metrics page and the dashboard.
 
     Attributes:
-        metric: Its name on the metrics page; None: not there.
-        text: The page's help.
+        metric: Name on the metrics page; None if it is not on the page.
+        text: Help text on the page.
         labels: Names of its labels.
-        tag: TensorBoard's chart that shows it, with labels in braces; None: not drawn.
-        curve: The run that draws it, likewise: TensorBoard colours and names curves by run.
-        is_counter: It only grows.
-        is_nan: An unknown value is shown as NaN on the page, else left out.
-        is_decided: It changes with decisions and is drawn then.
+        tag: TensorBoard chart that shows it, with label names in braces; None if it is not drawn.
+        curve: TensorBoard run that draws it, with label names in braces; TensorBoard colours and names curves by run.
+        is_counter: Whether it is a counter, which never decreases.
+        is_nan: Whether an unknown value is NaN on the page; otherwise it is left out.
+        is_decided: Whether it changes with decisions, and is only drawn after one.
     """
 
     metric: str | None = None
@@ -219,11 +219,16 @@ SERIES: Final[Mapping[str, Series]] = {
 
 
 EXPECTED: Final = ("expected", "prefill/tokens_per_second")
-"""Curve and chart of what an earlier decision expected for a time; drawn when that time comes."""
+"""Curve and chart of the demand that an earlier decision forecast for a time; drawn when that time is reached."""
 
 
 def points(stats: PlannerStats, *, is_decided: bool) -> dict[tuple[str, str], float]:
-    """Return the dashboard's known and finite numbers by curve and chart."""
+    """Return the dashboard's finite values by (curve, chart).
+
+    Args:
+        stats: Statistics of the planner.
+        is_decided: True returns only the series that change with decisions, False only the others.
+    """
     found = {}
     for key, labels, value in samples(stats):
         series = SERIES[key]
@@ -235,7 +240,7 @@ def points(stats: PlannerStats, *, is_decided: bool) -> dict[tuple[str, str], fl
 
 
 def samples(stats: PlannerStats) -> Iterator[Sample]:
-    """Return every series' samples."""
+    """Yield the samples of every series that has a value."""
     return chain(
         _counts(stats),
         _of_view(stats),
@@ -298,7 +303,7 @@ def _of_pull(stats: PlannerStats) -> Iterator[Sample]:
 
 
 def _of_demand(stats: PlannerStats) -> Iterator[Sample]:
-    """Yield requests or tokens over seconds, not means of rates."""
+    """Yield rates as total requests or tokens over total seconds, not as means of rates."""
     demands = stats.demands
     if not demands:
         if stats.pull is not None:
@@ -352,7 +357,7 @@ def _of_decision(stats: PlannerStats) -> Iterator[Sample]:
         yield "needed", (role,), each.needed
     speeds = (each.worker_tokens_per_s for each in readings.values())
     yield "worker_tokens", (), next((speed for speed in speeds if speed is not None), None)
-    # Every role's reading is of the same profile and of the same corrections.
+    # All roles have the same profile and the same corrections.
     for name, value in next((each.factors for each in readings.values()), {}).items():
         yield "correction", (name,), value
     yield "pool_wanted", (), stats.wanted_gpus

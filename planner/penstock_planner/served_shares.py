@@ -1,6 +1,6 @@
-"""The share of requests that was served in time alongside the share that the planner's model predicts for the same fleet.
+"""Fraction of requests served on time, as observed and as the planner's model predicts it for the same workers.
 
-Read from the steps of decisions, live, simulated or out of a ledger; for statuses, dashboards, reports and the scoreboard. Pure.
+Extracted from the steps of decisions (live, simulated or from a ledger) for statuses, dashboards, reports and the scoreboard. Pure.
 """
 
 from __future__ import annotations
@@ -12,27 +12,28 @@ from typing import Any, Final
 from penstock_planner.decide.decision import Decision
 
 WINDOW_S: Final = 600.0
-"""Chosen: ten minutes, over which served and predicted share are compared."""
+"""Seconds over which the observed and the predicted fraction are compared: ten minutes. Chosen."""
 
 AGREE_WITHIN: Final = 0.01
-"""Chosen: one point."""
+"""Maximum difference at which the two fractions agree: one percentage point. Chosen."""
 
 LEAST_REQUESTS: Final = 100.0
-"""Minimum requests in a window: with fewer a single late one moves the share by more than the point allowed, which says nothing of a model."""
+"""Minimum number of requests in a window. With fewer, a single late request moves the fraction by more than `AGREE_WITHIN`."""
 
 _HINDSIGHT: Final = "hindsight"
 
 
 @dataclass(frozen=True, slots=True)
 class ServedShares:
-    """What one decision knew.
+    """Observed and predicted fractions on time in one decision.
 
     Attributes:
-        served, predicted: Shares of about the last half hour's requests.
-        requests: First tokens and requests turned away since the decision before.
-        late: Those of them that were late.
-        arrivals: Requests that came since then.
-        predicted_late: Those of them that the model has late.
+        served: Observed fraction, 0-1, of about the last half hour's requests.
+        predicted: Fraction that the model predicts for the same requests and workers.
+        requests: Number of first tokens and rejected requests since the previous decision.
+        late: Number of those that were late.
+        arrivals: Number of requests that arrived since the previous decision.
+        predicted_late: Number of those that the model predicts to be late.
     """
 
     served: float
@@ -44,7 +45,10 @@ class ServedShares:
 
 
 def served_of(steps: Iterable[tuple[str, Mapping[str, Any]]]) -> ServedShares | None:
-    """Return both shares by a role's steps; None where they are not known, or the role is not the one that requests reach first."""
+    """Return the fractions in a role's steps, given as (name, inputs) pairs.
+
+    Returns None if they are unknown, or if the role is not the one that requests reach first.
+    """
     for name, inputs in steps:
         served, predicted = inputs.get("served_in_time"), inputs.get("predicted_in_time")
         if name == _HINDSIGHT and served is not None and predicted is not None:
@@ -54,19 +58,19 @@ def served_of(steps: Iterable[tuple[str, Mapping[str, Any]]]) -> ServedShares | 
 
 
 def shares_of(decision: Decision) -> ServedShares | None:
-    """Return both shares by a decision's steps; None where no role's are known."""
+    """Return the fractions in a decision; None if no role has them."""
     found = (served_of((step.name, step.inputs) for step in role.steps) for role in decision.roles)
     return next((shares for shares in found if shares is not None), None)
 
 
 @dataclass(frozen=True, slots=True)
 class ShareWindow:
-    """Ten minutes.
+    """Observed and predicted fractions on time in one window of `WINDOW_S`.
 
     Attributes:
-        at_s: Their begin.
-        requests: First tokens and requests turned away.
-        served, predicted: Shares in time, in [0, 1].
+        at_s: Start of the window, seconds.
+        requests: Number of first tokens and rejected requests.
+        served, predicted: Observed and predicted fraction on time, 0-1.
     """
 
     at_s: float
@@ -76,15 +80,14 @@ class ShareWindow:
 
     @property
     def agrees(self) -> bool:
-        """Whether both shares differ by one point at most."""
+        """Whether the two fractions differ by at most one percentage point."""
         return abs(self.served - self.predicted) <= AGREE_WITHIN + 1e-9
 
 
 def share_windows(found: Iterable[tuple[float, ServedShares]]) -> tuple[ShareWindow, ...]:
-    """Return the windows of `WINDOW_S` from time 0 on that hold `LEAST_REQUESTS` at least.
+    """Return the windows of `WINDOW_S` from time 0 on that have at least `LEAST_REQUESTS` requests.
 
-    Args:
-        found: (time in seconds, what the decision then knew).
+    ``found`` are pairs of a decision's time in seconds and its fractions.
     """
     sums: dict[int, list[float]] = {}
     for at_s, each in found:
@@ -99,6 +102,6 @@ def share_windows(found: Iterable[tuple[float, ServedShares]]) -> tuple[ShareWin
 
 
 def agreement(windows: Iterable[ShareWindow]) -> float | None:
-    """Return the share of windows in which predicted and served share agree; None without any."""
+    """Return the fraction of windows in which the observed and predicted fractions agree; None if there are no windows."""
     agreed = [each.agrees for each in windows]
     return sum(agreed) / len(agreed) if agreed else None

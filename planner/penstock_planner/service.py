@@ -1,4 +1,4 @@
-"""One planner process: builds sources, ledger, dashboard and metrics endpoint around the loop and runs it."""
+"""A planner process outside Kubernetes: creates sources, ledger, dashboard and metrics endpoint for one loop, and runs it."""
 
 from __future__ import annotations
 
@@ -36,17 +36,19 @@ from penstock_planner.stats import PlannerStats
 from penstock_planner.targets.base import Target
 
 MIN_MAX_AGE_S = 1.0
-"""Real seconds below which no metric counts as stale: the router polls a worker every 0.1 s or more, so
-at a high speed a young value is many simulated seconds old."""
+"""Minimum of the metrics' maximum age, in real seconds.
+
+The router polls workers at intervals of 0.1 s or more, so with a large time factor even a recent value is many simulated seconds old.
+"""
 
 MIN_DEADLINE_S = 30.0
-"""Real seconds below which no new replica is withdrawn: a process takes seconds to start at any speed."""
+"""Minimum of the deadline for a new replica, in real seconds, since a process takes seconds to start at any time factor."""
 
 LEDGER_BYTES = 32 << 20
-"""Chosen: half a day of mode adaptive at speed 1; as much again is kept in the file before."""
+"""Size at which the ledger is rotated. Chosen: half a day of mode adaptive in real time; the previous file holds as much again."""
 
 CLOSE_GRACE_S = 1.0
-"""Real seconds for the last scrape of the planner's own metrics."""
+"""Real seconds for which the metrics endpoint still serves a last scrape at shutdown."""
 
 log = get_logger(__name__)
 
@@ -56,9 +58,14 @@ class PlannerService:
     """Settings of one planner process.
 
     Attributes:
-        graph_file: Of ``--graph``, for the ledger, so that its readers find the graph.
-        performance: What mode sla plans by; None in every other mode.
-        memory: Of another graph's planner, to start from where the ledger has none.
+        options: Options of the planner.
+        graph: Graph to plan; None if none was named.
+        speed: Time factor, simulated seconds per real second.
+        host: Address on which metrics are served.
+        metrics_port: Port on which metrics are served; 0 serves none.
+        graph_file: Path given as ``--graph``, recorded in the ledger so that its readers find the graph; None if there is none.
+        performance: Performance profile of mode sla; None in other modes.
+        memory: Learned state of another graph's planner, used if the ledger holds none.
     """
 
     options: PlannerOptions
@@ -71,7 +78,7 @@ class PlannerService:
     memory: Memory = field(default_factory=dict)
 
     def settings(self) -> PlannerSettings:
-        """Return the loop's settings."""
+        """Return the settings of the planner loop."""
         clock = SimulatedClock(self.speed)
         options = self.options
         return PlannerSettings(
@@ -98,10 +105,17 @@ async def run_until_stopped(
     *,
     observer: Observer | None = None,
 ) -> None:
-    """Plan until ``stop`` is set; ``observer`` is notified of decisions, too.
+    """Run the planner until ``stop`` is set.
 
-    Raises `ConfigError` where the log folder cannot be made, another planner holds its ledger, or the metrics port
-    is taken.
+    Args:
+        service: Settings of the process.
+        target: Backend that runs the workers.
+        router_url: Base URL of the router; None if there is no router.
+        stop: Event that ends the planner.
+        observer: Additional observer of ticks and decisions; None for none.
+
+    Raises:
+        ConfigError: the log folder cannot be created, another planner has locked its ledger, or the metrics port is in use.
     """
     options = service.options
     folder = made_folder(options.log_folder())
@@ -149,7 +163,7 @@ async def run_until_stopped(
 def _sources(
     service: PlannerService, pool: ConnectionPool, router_url: str | None, clock: SimulatedClock
 ) -> SourceChain:
-    """Return the preferred source first; the others back it up, Prometheus only if its URL is known."""
+    """Return the chain of metrics sources: the preferred one first, then the others as backups; Prometheus only if its URL is set."""
     pages = MetricsPages(pool, real_now_s=time.monotonic)
     urls = at(router_url or "")
     frontend = FrontendMetrics(pages, urls, ScrapeSource(pages), clock)
@@ -169,9 +183,16 @@ def recording(
     is_chosen: bool,
     rotate_bytes: int,
 ) -> Iterator[tuple[Ledger, FileObservers]]:
-    """Yield the ledger of a folder, and what shows the planner in the folder's files, for one loop.
+    """Open the ledger of a folder and the observer that writes the folder's files, for one loop; close both on exit.
 
-    ``graph`` and ``is_chosen`` as of `Dashboard.of`, ``rotate_bytes`` as of `Ledger`; ``stats`` follow the loop.
+    Args:
+        folder: Folder of the ledger.
+        config: Configuration of the planner.
+        stats: Statistics of the loop.
+        thread: Thread that writes files.
+        graph: Graph whose manifest the dashboard shows; None shows none.
+        is_chosen: Whether the user chose the folder, see `Dashboard.of`.
+        rotate_bytes: Size at which the ledger is rotated.
     """
     stats.begin(config)
     dashboard = Dashboard.of(folder, config, graph, is_chosen=is_chosen, draw=thread.draw)
@@ -186,7 +207,11 @@ def recording(
 
 
 def made_folder(folder: Path) -> Path:
-    """Return the folder, made if it was not there; raises `ConfigError` where it cannot be made."""
+    """Create the folder if it does not exist, and return it.
+
+    Raises:
+        ConfigError: it cannot be created.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
@@ -195,7 +220,10 @@ def made_folder(folder: Path) -> Path:
 
 
 def boot_id() -> str:
-    """Return an identifier of this boot of the host: its monotonic clock restarts with each boot."""
+    """Return an identifier of the host's current boot, since its monotonic clock restarts with each boot.
+
+    Returns ``boot`` if the system provides none.
+    """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()[:8]
     except OSError:

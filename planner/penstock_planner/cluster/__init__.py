@@ -1,5 +1,5 @@
-"""One process plans every graph of a namespace, or of the cluster, while it holds the Lease.
+"""Planner for Kubernetes: one process plans every graph of a namespace, or of the cluster, while it holds the leader Lease.
 
-`watch` keeps copies of graphs, adapters and pods; `fleet` runs one loop per graph that wants a planner;
-`status` shows users what it does. Needs the extra ``penstock[kubernetes]``.
+`watch` keeps copies of graphs, ScalingAdapters and pods. `fleet` runs one loop per graph that has a planner. `status` reports each
+planner's state to users. Needs the extra ``penstock[kubernetes]``.
 """

@@ -1,7 +1,7 @@
-"""Runs one planner loop per graph: starts it, restarts it when what it depends on changes, ends it.
+"""Runs one planner loop per graph: starts it, restarts it when its inputs change, and stops it.
 
-Each graph has a task of its own; a failure in one is logged, reported in its status and retried
-with growing pauses, and affects no other.
+Each graph has its own task. A failure in one task is logged, reported in the graph's status and retried with exponential backoff. It
+does not affect other graphs.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ from penstock_planner.targets.kubernetes import ScaledService, services_of
 
 @dataclass(frozen=True, slots=True)
 class GraphPlan:
-    """Everything that a loop depends on: two equal plans need no restart.
+    """Everything that a graph's planner loop depends on. A loop needs no restart as long as its plan stays equal.
 
     Attributes:
-        disabled: Why there is no planner; empty if there is one.
-        paused: Why it decides and does not act; empty if it acts.
-        unused: Keys of the graph without effect on a cluster, as text; empty: none.
+        options: Options of the planner, from the graph and the command line.
+        config: Configuration of the decisions, derived from the options.
+        services: Scaled services by role.
+        disabled: Reason for which the graph has no planner; empty if it has one.
+        paused: Reason for which the planner decides without acting; empty if it acts.
+        unused: Sentence about keys of the graph that have no effect on a cluster; empty if there are none.
     """
 
     options: PlannerOptions
@@ -45,10 +48,10 @@ class GraphPlan:
 
 
 def parse(obj: Mapping[str, Any]) -> GraphDeployment:
-    """Return a watched graph as the model, which says whether it draws from a GPU pool.
+    """Return the model of a watched graph, with a flag for whether it belongs to a GPU pool.
 
     Raises:
-        InvalidSpecError: this version does not understand it.
+        InvalidSpecError: the graph is invalid for this version.
     """
     keys = ("apiVersion", "kind", "metadata", "spec")
     problems, graph = validate(GraphDeployment, {key: obj[key] for key in keys})
@@ -64,7 +67,7 @@ def parse(obj: Mapping[str, Any]) -> GraphDeployment:
 
 
 def draws(obj: Mapping[str, Any]) -> bool:
-    """Return whether a watched graph draws from a GPU pool, by what the operator says of it."""
+    """Return whether a watched graph takes its GPUs from a GPU pool, according to its status, which the operator writes."""
     return pool_drawn_from(obj) is not None
 
 
@@ -79,14 +82,14 @@ def plan_of(
     """Return a graph's plan.
 
     Args:
-        graph: As of `parse`.
-        overrides: By kebab-case name, win over the graph's own options.
-        performance: Its profile.
-        paused: What pauses it, or empty.
-        is_drawing: It draws from a GPU pool.
+        graph: Graph as returned by `parse`.
+        overrides: Options by kebab-case name that replace the graph's own.
+        performance: Performance profile for mode sla; None in other modes.
+        paused: Reason for which the graph is paused; empty if it is not.
+        is_drawing: Whether the graph takes its GPUs from a GPU pool.
 
     Raises:
-        ConfigError: its planner cannot run with it.
+        ConfigError: the planner cannot run with these options.
     """
     disabled = why_disabled(graph)
     given = {**overrides, "no-operation": True} if paused else overrides
@@ -101,13 +104,17 @@ def plan_of(
 
 
 def may_switch(graph: GraphDeployment, *, has_gates: bool) -> bool:
-    """Return whether a pod may take another one's place: that waits at the budget's gate, and both are pods of Deployments."""
+    """Return whether workers of the graph can switch roles, which saves the start of a new pod.
+
+    This needs pods whose scheduling gate the budget controls (``has_gates``), so that a switched worker can replace a gated pod, and
+    replicas of exactly one pod.
+    """
     nodes = {each.nodes_per_replica for each in graph.spec.workers.values()}
     return has_gates and nodes == {1}
 
 
 def why_disabled(graph: GraphDeployment) -> str:
-    """Return why a graph has no planner; empty if it has one."""
+    """Return the reason for which a graph has no planner; empty if it has one."""
     planner = graph.spec.planner
     if not planner.enabled:
         return "spec.planner.enabled is false"
@@ -117,18 +124,27 @@ def why_disabled(graph: GraphDeployment) -> str:
 
 
 PAUSES: Final = Backoff(first_s=1.0, limit_s=60.0)
-"""Real seconds before a graph's planner that failed is started again, doubling. Chosen: a ledger that the last
-leader still holds is free within seconds; a bug should not fill the log."""
+"""Backoff, in real seconds, before a failed planner of a graph is restarted.
+
+Chosen: the ledger lock of the previous leader is released within seconds, and a bug must not fill the log.
+"""
 
 STEADY_S: Final = 120.0
-"""Real seconds after which a planner that ran counts as healthy: the next failure waits only briefly."""
+"""Real seconds after which a running planner counts as healthy; after its next failure the backoff starts from the shortest pause."""
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerJob:
-    """One run of one graph's planner; ``live`` is the object as watched."""
+    """One run of one graph's planner.
+
+    Attributes:
+        key: Namespace and name of the graph.
+        graph: The parsed graph.
+        plan: Its plan.
+        live: The watched object from which both were made.
+    """
 
     key: Key
     graph: GraphDeployment
@@ -137,15 +153,15 @@ class PlannerJob:
 
 
 Work = Callable[[PlannerJob, asyncio.Event], Coroutine[Any, Any, None]]
-"""Plans one graph until the event is set."""
+"""Function that plans one graph until the event is set."""
 
 
 class Fleet:
-    """All planners of one process.
+    """Runs the planners of all graphs of one process.
 
     Attributes:
-        poll_s: Real seconds between two looks at a profile.
-        pauses: Real seconds between two tries of a graph's planner that fails.
+        poll_s: Real seconds between two reads of a graph's profile.
+        pauses: Backoff, in real seconds, after failures of a graph's planner.
     """
 
     def __init__(
@@ -160,6 +176,18 @@ class Fleet:
         poll_s: float = POLL_S,
         pauses: Backoff = PAUSES,
     ) -> None:
+        """Create a fleet without planners; `run` starts them.
+
+        Args:
+            graphs: Copies of the watched graphs.
+            overrides: Options by kebab-case name that replace each graph's own.
+            profiles: Reader of the graphs' performance profiles.
+            work: Function that plans one graph.
+            say: Callback that receives the report for a graph's status.
+            forget: Callback that is called when a graph's task ends, because the graph was deleted.
+            poll_s: Real seconds between two reads of a graph's profile.
+            pauses: Backoff after failures of a graph's planner.
+        """
         self.poll_s = poll_s
         self.pauses = pauses
         self._graphs = graphs
@@ -173,12 +201,12 @@ class Fleet:
         self._changed: dict[Key, asyncio.Event] = {}
 
     def enqueue(self, key: Key) -> None:
-        """Enqueue a graph: it was added, changed or deleted."""
+        """Have a graph's planner started, restarted or stopped as needed, since the graph was added, changed or deleted."""
         self._queued[key] = None
         self._wake.set()
 
     async def run(self) -> None:
-        """Keep every graph's planner running until cancelled."""
+        """Keep the planners of all graphs running until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
                 await self._wake.wait()
@@ -211,7 +239,7 @@ class Fleet:
                 self.enqueue(key)
 
     async def _attempt(self, key: Key, live: Object) -> bool:
-        """Run a graph's planner until it has to change; False if it failed."""
+        """Run a graph's planner until its plan changes or the graph is deleted; return False if it failed."""
         try:
             graph = parse(live)
             plan = await self._plan_of(key, live, graph)
@@ -254,13 +282,18 @@ class Fleet:
             await asyncio.wait({worker, watcher})
 
     async def _plan_of(self, key: Key, live: Object, graph: GraphDeployment) -> GraphPlan:
-        """Return a graph's plan with what it is planned by; raises `ConfigError`, or `ClusterError` while its profile cannot be read."""
+        """Return a graph's plan, with its profile.
+
+        Raises:
+            ConfigError: the planner cannot run.
+            ClusterError: the profile cannot be read.
+        """
         is_planned = not why_disabled(graph)
         performance = await self._profiles.read(key, graph) if is_planned else None
         return plan_of(graph, self._overrides, performance, paused=paused_by(live), is_drawing=draws(live))
 
     async def _until_other(self, key: Key, live: Object, plan: GraphPlan | None) -> None:
-        """Return when the graph is deleted or its plan changes; without a plan, at any change."""
+        """Wait until the graph is deleted or its plan changes; without a plan, until the graph changes in any way."""
         planned, uid = _version(live), live["metadata"].get("uid")
         polled = plan is not None and self._profiles.is_read_again(parse(live))
         while True:
@@ -292,12 +325,18 @@ class Fleet:
 
 
 def _version(live: Object) -> tuple[int | None, str, bool]:
-    """Return what changes with everything that a plan depends on, except for the profile."""
+    """Return a value that changes whenever the graph's plan can change, except for a change of its profile."""
     return live["metadata"].get("generation"), paused_by(live), draws(live)
 
 
 def last_report(live: Object, reason: PlannerReason, message: str) -> Report:
-    """Return a report that keeps the decisions in the graph's status."""
+    """Return a report with a new reason and message that keeps the decisions from the graph's current status.
+
+    Args:
+        live: The watched graph.
+        reason: Reason of the condition.
+        message: Message of the condition; cut after 1000 characters.
+    """
     said = (live.get("status") or {}).get("planner") or {}
     return Report(
         reason=reason,

@@ -1,6 +1,6 @@
-"""The ConfigMaps that a graph is planned by: mode sla's ``planner.sla.profile``, and ``planner.memory`` to start from.
+"""Reads the ConfigMaps that a graph's planner uses: ``planner.sla.profile`` in mode sla, and ``planner.memory`` with learned state.
 
-Read by name, not watched: the planner may get ConfigMaps and needs to list none.
+They are read by name and not watched, so that the planner needs permission to get ConfigMaps, but not to list them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from penstock_planner.learnt import LEARNING, memory_in
 from penstock_planner.options import PlannerOptions
 
 POLL_S: Final = 15.0
-"""Real seconds between two reads of a ConfigMap; chosen: a new profile counts within that, for four small reads a minute
-and graph of mode sla."""
+"""Real seconds between two reads of a ConfigMap. Chosen: a new profile takes effect within 15 s, at four small reads a minute per graph."""
 
 READ_S: Final = 10.0
-"""Real seconds for one read. Chosen: a busy API server answers within."""
+"""Timeout for one read, real seconds. Chosen: a busy API server answers within it."""
 
 MEMORY_KEY: Final = "memory.json"
-"""Key of a ConfigMap that a planner starts from."""
+"""Key of the learned state in the ConfigMap of ``planner.memory``."""
 
 _HOW_TO_EXPORT: Final = (
     "create it with `kubectl create configmap NAME --from-file=memory.json`; the file holds the output "
@@ -39,16 +38,16 @@ _HOW_TO_EXPORT: Final = (
 )
 
 EngineProfile = Callable[[GraphSpec], PerformanceProfile]
-"""Reads the profile off a simulated engine; raises ConfigError."""
+"""Function that computes the profile of a graph with simulated engines; it raises ConfigError if there is none."""
 
 log = get_logger(__name__)
 
 
 class ProfileError(ConfigError):
-    """A graph of mode sla has no profile to plan by; its replicas stay as they are.
+    """The profile of a graph in mode sla is missing or invalid. Its replicas are not changed.
 
     Attributes:
-        reason: For the condition.
+        reason: Reason for the graph's condition.
     """
 
     def __init__(self, reason: PlannerReason, message: str) -> None:
@@ -57,26 +56,33 @@ class ProfileError(ConfigError):
 
 
 class ConfigMapProfiles:
-    """The profiles of one process's graphs."""
+    """Reads the performance profiles of all graphs of one process."""
 
     def __init__(
         self, client: KubeClient, *, overrides: Mapping[str, Any], engine_profile: EngineProfile
     ) -> None:
+        """Create a reader.
+
+        Args:
+            client: Kubernetes client.
+            overrides: Options that replace each graph's own; ``mode`` and ``profile`` are used.
+            engine_profile: Function for graphs with simulated engines that name no ConfigMap.
+        """
         self._client = client
         self._mode = overrides.get("mode")
         self._named = overrides.get("profile")
         self._engine_profile = engine_profile
 
     def is_read_again(self, graph: GraphDeployment) -> bool:
-        """Return whether a graph's profile may change though the graph does not."""
+        """Return whether the graph's profile is in a ConfigMap, so that it can change without a change of the graph."""
         return self._plans_by_profile(graph.spec) and self._name_of(graph.spec) is not None
 
     async def read(self, key: Key, graph: GraphDeployment) -> PerformanceProfile | None:
-        """Return the profile that a graph is planned by now; None in a mode that needs none.
+        """Return the graph's current profile, or None if its mode needs none.
 
         Raises:
-            ProfileError: there is none, or it cannot be used.
-            ClusterError: the API server refused, failed or did not answer.
+            ProfileError: the profile is missing or invalid.
+            ClusterError: the API server refused the read, failed or did not answer.
         """
         spec = graph.spec
         if not self._plans_by_profile(spec):
@@ -122,11 +128,18 @@ class ConfigMapProfiles:
 async def memory_of(
     client: KubeClient, namespace: str, options: PlannerOptions, graph: GraphDeployment, *, has_ledger: bool
 ) -> Memory:
-    """Return what a graph's planner starts from where its ledger remembers nothing: nothing without ``planner.memory``.
+    """Return the learned state with which a graph's planner starts if its ledger holds none; empty without ``planner.memory``.
 
-    With a ledger the planner continues, so that a ConfigMap deleted since is only logged. Raises `ConfigError`
-    where there is no such ConfigMap, or what it holds is not an export or not of such a graph; `ClusterError` where it
-    cannot be read.
+    Args:
+        client: Kubernetes client.
+        namespace: Namespace of the graph.
+        options: Options of the planner.
+        graph: The graph.
+        has_ledger: Whether a ledger exists. The planner then continues from it, and a missing ConfigMap is only logged.
+
+    Raises:
+        ConfigError: the ConfigMap does not exist, or does not hold an export of a graph with the same model and workers.
+        ClusterError: the ConfigMap cannot be read.
     """
     name = options.memory
     if name is None or options.mode not in LEARNING:
@@ -153,7 +166,7 @@ async def _config_map(client: KubeClient, namespace: str, name: str) -> Mapping[
 
 
 def _fitting(profile: PerformanceProfile, spec: GraphSpec, name: str) -> PerformanceProfile:
-    """Return the profile if it was measured of what the graph runs; the graph may change while the ConfigMap does not."""
+    """Return the profile if its model and GPU sizes are those of the graph; the graph may have changed since it was measured."""
     sizes = spec.engine_gpus
     if sizes is None:
         return profile

@@ -1,4 +1,4 @@
-"""The planner process on Kubernetes: election, watches, and per graph sources, ledger, dashboard and loop."""
+"""The planner process on Kubernetes: leader election, watches, and for each graph its metrics sources, ledger, dashboard and loop."""
 
 from __future__ import annotations
 
@@ -53,17 +53,22 @@ from penstock_planner.sources.scrape import MetricsPages, ScrapeSource
 from penstock_planner.targets.kubernetes import UNSCHEDULABLE_S, KubernetesTarget
 
 SPREAD_S: Final = 2.0
-"""Real seconds over which the loops' starts are spread, so that their pulls and decisions do not come at once.
-Chosen: two pulls; a graph keeps its place after a restart, because it is drawn from its name."""
+"""Real seconds over which the starts of the loops are spread, so that they do not scrape and decide all at the same time.
+
+Chosen: two scrape intervals. A graph's offset is computed from its name, so it is the same after a restart.
+"""
 
 LEDGER_BYTES: Final = 8 << 20
-"""Chosen: four hours at the default intervals, and as much again in the file before; 200 graphs fit into 4 GB."""
+"""Size at which a ledger file is rotated.
+
+Chosen: it holds four hours at the default intervals, and the previous file as much again; the ledgers of 200 graphs fit into 4 GB.
+"""
 
 CLOSE_GRACE_S: Final = 1.0
-"""Real seconds for the last scrape of the planner's own metrics."""
+"""Real seconds for which the metrics endpoint still serves a last scrape at shutdown."""
 
 SPEED: Final = 1.0
-"""Simulated seconds per real second; pods live in real time."""
+"""Simulated seconds per real second; 1, since pods run in real time."""
 
 log = get_logger(__name__)
 
@@ -73,12 +78,18 @@ class ClusterService:
     """Settings of one planner process.
 
     Attributes:
-        overrides: Options that win over every graph's own, by kebab-case name.
-        namespace: To watch; None: the client's own.
-        log_dir: Folder of ledgers and dashboards, NAMESPACE/GRAPH below it; None: no dashboards, and the
-            ledgers are in Penstock's state folder.
-        unschedulable_s: Seconds after which an unschedulable pod is given up.
-        profile_poll_s: Real seconds between two looks at a graph's profile.
+        overrides: Options by kebab-case name that replace every graph's own.
+        engine_profile: Function that computes the profile of a graph with simulated engines.
+        namespace: Namespace to watch; None uses the client's own.
+        all_namespaces: Whether all namespaces are watched.
+        graph: Name of the only graph to plan; None plans all.
+        operator_class: Installation whose graphs are planned, as in ``spec.operatorClass``.
+        log_dir: Folder of ledgers and dashboards, in NAMESPACE/GRAPH below it. None disables dashboards and puts the ledgers into
+            Penstock's state folder.
+        host: Address on which metrics are served.
+        metrics_port: Port on which metrics are served; 0 serves none.
+        unschedulable_s: Seconds after which an unschedulable pod counts as failed.
+        profile_poll_s: Real seconds between two reads of a graph's profile.
     """
 
     overrides: Mapping[str, Any]
@@ -94,13 +105,17 @@ class ClusterService:
     profile_poll_s: float = POLL_S
 
     def folder(self, key: Key) -> Path:
-        """Return the folder of one graph's ledger, state and dashboard."""
+        """Return the folder of one graph's ledger, state file and dashboard."""
         base = self.log_dir if self.log_dir is not None else state_dir() / "planner"
         return base / key[0] / key[1]
 
 
 async def run_until_stopped(service: ClusterService, client: KubeClient, stop: asyncio.Event) -> None:
-    """Plan while this process holds the Lease, until ``stop`` is set; raises `ConfigError` where the metrics port is taken."""
+    """Run the planner whenever this process holds the Lease, until ``stop`` is set.
+
+    Raises:
+        ConfigError: the metrics port is in use.
+    """
     namespace = client.namespace if service.all_namespaces else service.namespace or client.namespace
     lease = lease_name(
         PLANNER,
@@ -138,7 +153,7 @@ async def run_until_stopped(service: ClusterService, client: KubeClient, stop: a
 
 
 class _Candidate:
-    """This process, which leads or stands by."""
+    """This process as a candidate of the leader election: leader or standby."""
 
     def __init__(
         self, service: ClusterService, client: KubeClient, election: Election, metrics: PlannerMetrics
@@ -147,7 +162,7 @@ class _Candidate:
         self._session: LeaderSession | None = None
 
     async def run(self) -> None:
-        """Lead until cancelled."""
+        """Plan as the leader until cancelled."""
         session = LeaderSession(self._service, self._client, self._election, metrics=self._metrics)
         self._session = session
         try:
@@ -156,12 +171,17 @@ class _Candidate:
             self._session = None
 
     def unready(self) -> str | None:
-        """Return why this process neither plans nor stands by; None if it does."""
+        """Return the reason for which this process is neither a working leader nor a working standby; None if it is one."""
         return self._election.problem if self._session is None else self._session.problem()
 
 
 class LeaderSession:
-    """One term of leadership: all state is rebuilt, so that none is stale."""
+    """One term of leadership. All state is created at its start, so that none is stale.
+
+    Attributes:
+        status: Writer of the graphs' statuses.
+        fleet: Planner loops of the graphs.
+    """
 
     def __init__(
         self,
@@ -200,7 +220,7 @@ class LeaderSession:
         self._watch.subscribe(self.fleet.enqueue)
 
     def problem(self) -> str | None:
-        """Return why this leader does not plan; None if it does, for graphs without metrics, too."""
+        """Return the reason for which this leader cannot plan, or None. A graph without metrics is not a reason."""
         return self._watch.problem() or self._readiness.problem()
 
     async def run(self) -> None:
@@ -287,7 +307,7 @@ class LeaderSession:
         )
 
     def _newest_sequence(self, job: PlannerJob) -> int:
-        """Return the number of the newest decision that the cluster remembers; the ledger may be lost."""
+        """Return the number of the newest decision that the cluster's objects name, in case the ledger was lost."""
         ids = [last_report(job.live, PlannerReason.OBSERVING, "").decision_id]
         for service in job.plan.services.values():
             adapter = self._watch.of(job.key).adapter(service.name)
@@ -308,7 +328,7 @@ class LeaderSession:
 
     @asynccontextmanager
     async def _pages_of(self, job: PlannerJob) -> AsyncIterator[MetricsPages]:
-        """Yield what reads a graph's processes; workers that speak https prove themselves by the graph's own authorities."""
+        """Yield the metrics reader for a graph's processes; it verifies https workers by the CAs in the graph's ``engine.tls``."""
         tls = job.graph.spec.engine.tls
         if tls is None:
             yield self._pages

@@ -1,7 +1,7 @@
-"""What users see of a graph's planner: ``status.planner``, the condition PlannerActive, and an Event of every decision.
+"""Reports a graph's planner to users: ``status.planner``, the condition PlannerActive, and an Event for each decision.
 
-The status is written by server-side apply, and only when it differs from what is there. Listeners may not block, so Events
-wait in a short queue for one task that writes them.
+The status is written with server-side apply, only if it differs from the live object. Observers of the loop must not block, so reports
+and Events are queued, and separate tasks write them.
 """
 
 from __future__ import annotations
@@ -32,23 +32,25 @@ from penstock_planner.problems import UnknownSignals
 from penstock_planner.served_shares import shares_of
 
 STEADY_S: Final = 60.0
-"""Simulated seconds for which a report stays valid. Chosen: figures that change with every decision would be a write each."""
+"""Simulated seconds between two updates of figures that change with every decision. Chosen: each update is one API write."""
 
 WRITE_TIMEOUT_S: Final = 10.0
-"""Real seconds for one status or Event. Chosen: a busy API server answers within; others wait for it."""
+"""Timeout for writing one status or Event, real seconds. Chosen: a busy API server answers within it; other writes wait meanwhile."""
 
 RETRY_S: Final = 5.0
-"""Real seconds before what could not be written is tried again. Chosen: a status may be that old."""
+"""Real seconds after which a failed write is retried. Chosen: a status may be this old."""
 
 TRUST_S: Final = 30.0
-"""Real seconds for which the last write is believed although the watch does not show it yet. Chosen: watches
-lag by milliseconds; after that another writer has overwritten it."""
+"""Real seconds for which a written status is assumed to be in place although the watch does not show it yet.
+
+Chosen: watches lag by milliseconds; if the status still differs after this time, another writer has overwritten it.
+"""
 
 log = get_logger(__name__)
 
 
 class PlannerReason(StrEnum):
-    """The condition's reason; closed set."""
+    """Reason of the condition PlannerActive; a closed set."""
 
     OBSERVING = "Observing"
     ADJUSTING = "Adjusting"
@@ -71,11 +73,11 @@ _TRUTH = {
     PlannerReason.NO_OPERATION: "True",
     PlannerReason.TARGET_UNAVAILABLE: "Unknown",
 }
-"""The condition's status by reason; False if absent."""
+"""Status of the condition by reason; False for reasons that are not listed."""
 
 
 _SHOWN_EARLIER: Final = 9
-"""Chosen: ten lines with the last one; a status is read by every list of graphs."""
+"""Maximum number of earlier decisions in a status. Chosen: ten with the newest one, since every list of graphs includes the status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +85,19 @@ class Report:
     """The planner's part of a graph's status.
 
     Attributes:
-        message: One sentence; the same text for the same state.
-        decision_time: When it was decided, as Kubernetes writes times.
-        earlier: Those before it, newest first, as the status has them: `_SHOWN_EARLIER` at most.
-        served_in_time: Share of the last half hour's requests, ``99.2%``; empty: not known.
-        predicted_in_time: What the planner's model predicts for the same fleet, likewise.
-        budget: GPUs allowed; None: no ceiling.
-        wants: Replicas by role that it bids for in a GPU pool; empty: it makes no bid.
-        wants_time: When that was said, to the minute; empty: not yet by this process.
+        reason: Reason of the condition.
+        message: One sentence that explains the reason; it stays the same while the state is the same.
+        generation: Generation of the graph that the planner uses.
+        last_decision: Sentence of the newest decision that changed replicas; empty if there is none.
+        decision_id: Id of that decision.
+        decision_time: Time of that decision (RFC 3339).
+        earlier: Earlier such decisions, newest first, as in the status; at most `_SHOWN_EARLIER`.
+        served_in_time: Observed percentage of the last half hour's requests on time, such as ``99.2%``; empty if unknown.
+        predicted_in_time: The percentage that the planner's model predicts for the same workers; empty if unknown.
+        gpus: GPUs of existing workers.
+        budget: GPU budget; None if there is no limit.
+        wants: Number of replicas by role for which the planner bids in a GPU pool; empty if it does not bid.
+        wants_time: Time of the bid, to the minute (RFC 3339); empty if this process has not bid yet.
     """
 
     reason: PlannerReason
@@ -109,7 +116,7 @@ class Report:
 
     @property
     def condition(self) -> dict[str, Any]:
-        """Return the condition without its time."""
+        """Condition PlannerActive as in the status, without ``lastTransitionTime``."""
         return {
             "type": PLANNER_CONDITION,
             "status": _TRUTH.get(self.reason, "False"),
@@ -120,7 +127,7 @@ class Report:
 
     @property
     def planner(self) -> dict[str, Any]:
-        """Return ``status.planner``."""
+        """Content of ``status.planner``."""
         decided = {"lastDecision": self.last_decision, "decisionId": self.decision_id}
         timed = {"decisionTime": self.decision_time} if self.decision_time else {}
         before = {"earlier": list(self.earlier)} if self.earlier else {}
@@ -135,7 +142,7 @@ class Report:
         return found if self.budget is None else {**found, "budget": self.budget}
 
     def after(self, sentence: str, decision_id: str, decision_time: str) -> Report:
-        """Return a report of a newer decision, before which this one's stands."""
+        """Return the report with a newer decision; the report's own decision becomes the first of ``earlier``."""
         timed = {"decisionTime": self.decision_time} if self.decision_time else {}
         last = {"decisionId": self.decision_id, **timed, "sentence": self.last_decision}
         return replace(
@@ -148,7 +155,7 @@ class Report:
 
 
 def is_said(report: Report, status: Mapping[str, Any]) -> bool:
-    """Return whether a live status already matches a report."""
+    """Return whether the live status already contains the report."""
     condition = report.condition
     return dict(status.get("planner") or {}) == report.planner and any(
         {key: each.get(key) for key in condition} == condition for each in status.get("conditions") or ()
@@ -156,7 +163,7 @@ def is_said(report: Report, status: Mapping[str, Any]) -> bool:
 
 
 class StatusListener:
-    """Turns one loop's ticks and decisions into reports."""
+    """Observer of one loop that turns its ticks and decisions into reports."""
 
     def __init__(
         self,
@@ -167,11 +174,20 @@ class StatusListener:
         paused: str = "",
         unused: str = "",
     ) -> None:
+        """Start with a report.
+
+        Args:
+            first: Report whose decisions are kept.
+            config: Configuration of the planner.
+            say: Callback that receives each new report.
+            paused: Reason for which the planner is paused; empty if it is not.
+            unused: Sentence about keys of the graph without effect; empty if there are none.
+        """
         self._unused = unused
         self._report = first
         self._say = say
         self._signals = UnknownSignals(needs_demand=config.policy.follows_demand)
-        # What binds by role and what to expect, as text; since when it is said, and when a limit last did bind.
+        # The limits that restrict roles, as text; the time since which it is shown, and the last time that a limit applied.
         self._limits = ""
         self._binding: tuple[object, ...] = ()
         self._limits_since_s = self._limited_s = 0.0
@@ -189,7 +205,7 @@ class StatusListener:
             self._calm = (PlannerReason.OBSERVING, f"decides every {config.interval_s:g} s")
 
     def tick(self, view: View) -> None:
-        """Set what the loop does now."""
+        """Report the loop's current state."""
         reason, message = self._reason(view)
         self._is_edited = self._is_edited or self._is_left(view)
         if view.phase is PlannerPhase.TARGET_UNAVAILABLE:
@@ -206,7 +222,10 @@ class StatusListener:
         self._say(self._report)
 
     def decided(self, decision: Decision, view: View) -> None:
-        """Keep the sentences of a decision that changes something or is the first after an edit, and which limits bind."""
+        """Report the limits, attainment, bid and failures in a decision; also its sentences if it changes replicas.
+
+        The sentences are reported, too, for the first decision after another writer's change of the replicas has ended.
+        """
         self._follow_limits(decision)
         self._follow_shares(decision)
         self._follow_bid(decision)
@@ -221,7 +240,7 @@ class StatusListener:
             self._say(self._report)
 
     def _is_left(self, view: View) -> bool:
-        """Return whether a role that the planner owns is left to another writer for now."""
+        """Return whether the planner currently leaves one of its own roles to another writer."""
         return bool(view.left_to.keys() - set(self._external))
 
     def _follow_limits(self, decision: Decision) -> None:
@@ -238,7 +257,7 @@ class StatusListener:
             self._binding, self._limits_since_s = binding, decision.at_s
 
     def _follow_shares(self, decision: Decision) -> None:
-        """Take the share served and the one predicted, not more often than `STEADY_S`; they are written with the next tick."""
+        """Take the observed and predicted fractions on time, at most once per `STEADY_S`; the next tick reports them."""
         shares = shares_of(decision)
         if shares is not None and decision.at_s - self._shares_s >= STEADY_S:
             self._shares_s = decision.at_s
@@ -249,14 +268,14 @@ class StatusListener:
             )
 
     def _follow_bid(self, decision: Decision) -> None:
-        """Take what a decision that is carried out bids for; it is written with the next tick, the one before stands until then."""
+        """Take the decision's bid, if the decision is carried out; the next tick reports it, and the previous bid stays until then."""
         bids = bids_in(decision)
         if bids and not decision.no_operation:
             wants = {role.value: bid.replicas for role, bid in sorted(bids.items())}
             self._report = replace(self._report, wants=wants)
 
     def _follow_failure(self, role: RoleDecision, view: View) -> None:
-        """Keep why a role's last scale-up failed for as long as it requests another one."""
+        """Keep the reason of a role's failed scale-up while the role requests another one."""
         if role.reason in {Reason.NEVER_READY, Reason.WITHDRAWAL_BACKOFF}:
             before = self._failed.get(role.role, "its last scale-up never became ready")
             self._failed[role.role] = view.failures.get(role.role, before)
@@ -285,7 +304,7 @@ class StatusListener:
         return held[0][1], "; ".join(words)
 
     def _acting(self, view: View, unknown: str) -> tuple[PlannerReason, str]:
-        """Return what the planner does with the roles that it may scale."""
+        """Return the reason and message for the roles that the planner is allowed to scale."""
         if view.phase is PlannerPhase.ADJUSTING:
             return PlannerReason.ADJUSTING, "waiting until replicas have started or drained"
         if unknown:
@@ -298,7 +317,7 @@ class StatusListener:
         return reason, "; ".join(filter(None, (message, *external, *scheduled, self._limits, self._unused)))
 
     def _held(self, view: View) -> list[tuple[frozenset[Role], PlannerReason, str]]:
-        """Return the roles that the planner owns and does not act on, with the reason and its sentence."""
+        """Return the roles that the planner owns and does not scale now, each with the reason and its sentence."""
         found = []
         left = {role: who for role, who in view.left_to.items() if role not in self._external}
         if left:
@@ -317,7 +336,11 @@ class StatusListener:
 
 
 class StatusWriter:
-    """Writes the newest report of each graph whose status differs."""
+    """Writes the newest report of each graph to its status, if they differ.
+
+    Attributes:
+        writes: Number of successful writes.
+    """
 
     def __init__(
         self,
@@ -327,6 +350,14 @@ class StatusWriter:
         now_s: Callable[[], float] = time.time,
         retry_s: float = RETRY_S,
     ) -> None:
+        """Create a writer; `run` writes.
+
+        Args:
+            client: Kubernetes client.
+            live: Function that returns a watched graph, or None if it does not exist.
+            now_s: Clock, real seconds since 1970.
+            retry_s: Real seconds after which failed writes are retried.
+        """
         self._client = client
         self._live = live
         self._now_s = now_s
@@ -337,7 +368,7 @@ class StatusWriter:
         self.writes = 0
 
     def say(self, key: Key, report: Report) -> None:
-        """Enqueue a report unless the status has it already."""
+        """Queue a report, in place of a queued older one, unless the status already contains it."""
         if self._is_news(key, report):
             self._wanted[key] = report
             self._wake.set()
@@ -345,12 +376,12 @@ class StatusWriter:
             self._wanted.pop(key, None)
 
     def forget(self, key: Key) -> None:
-        """Stop writing about a graph."""
+        """Discard the queued report of a graph that was deleted."""
         self._wanted.pop(key, None)
         self._written.pop(key, None)
 
     async def run(self) -> None:
-        """Write until cancelled; failed writes are retried."""
+        """Write queued reports until cancelled; failed writes are retried."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -402,7 +433,7 @@ class StatusWriter:
         return True
 
     def _since(self, report: Report, graph: Mapping[str, Any]) -> str:
-        """Return when the condition's status last changed."""
+        """Return the time at which the condition's status last changed, which is now if this report changes it."""
         for each in (graph.get("status") or {}).get("conditions") or ():
             if each.get("status") == report.condition["status"] and each.get("lastTransitionTime"):
                 return str(each["lastTransitionTime"])
@@ -410,14 +441,14 @@ class StatusWriter:
 
 
 MAX_WAITING: Final = 1000
-"""Chosen: several decisions of every graph of a large cluster; more are dropped."""
+"""Maximum number of queued Events; more are dropped. Chosen: several decisions of every graph of a large cluster."""
 
 
 class DecisionEventWriter:
-    """The one writer of a process's Events.
+    """Queues and writes the Events of one process.
 
     Attributes:
-        dropped: Events that could not be written.
+        dropped: Number of Events that could not be queued or written.
     """
 
     def __init__(
@@ -433,14 +464,14 @@ class DecisionEventWriter:
         self.dropped = 0
 
     def emit(self, regarding: Mapping[str, Any], message: EventMessage) -> None:
-        """Queue an Event about an object with apiVersion, kind and metadata."""
+        """Queue an Event about the object ``regarding``, which has apiVersion, kind and metadata. Drops the Event if the queue is full."""
         try:
             self._waiting.put_nowait((regarding, message))
         except asyncio.QueueFull:
             self._drop()
 
     async def run(self) -> None:
-        """Write posted Events until cancelled."""
+        """Write queued Events until cancelled."""
         while True:
             regarding, message = await self._waiting.get()
             try:
@@ -452,7 +483,7 @@ class DecisionEventWriter:
                 self._waiting.task_done()
 
     async def written(self) -> None:
-        """Wait until nothing waits."""
+        """Wait until the queue is empty and its last Event is written."""
         await self._waiting.join()
 
     def _drop(self) -> None:
@@ -461,16 +492,16 @@ class DecisionEventWriter:
 
 
 class EventListener:
-    """Posts every change that a decision makes."""
+    """Observer of one loop that emits an Event for every replica change."""
 
     def __init__(self, emit: Callable[[EventMessage], None]) -> None:
         self._emit = emit
 
     def tick(self, view: View) -> None:
-        """Take no note of a tick."""
+        """Do nothing; ticks cause no Events."""
 
     def decided(self, decision: Decision, view: View) -> None:  # noqa: ARG002 - the listener's shape
-        """Emit one Event per role that changes or has failed to."""
+        """Emit one Event for each role that changes or whose scale-up failed. Does nothing in no-operation mode."""
         for role in decision.roles:
             if not decision.no_operation and (
                 role.action is not Action.HOLD or role.reason is Reason.NEVER_READY

@@ -1,7 +1,7 @@
-"""What the planner sees of the cluster: graphs, their adapters and their pods, from three watches.
+"""The planner's copies of cluster objects: graphs, their ScalingAdapters and their pods, kept by three watches.
 
-All graphs share the watches. Objects are trimmed to what is read here, and pods are parsed once when they
-change, so that a look at a graph costs no more than its pods.
+All graphs share the watches. Objects are reduced to the fields that the planner reads, and pods are parsed once when they change, so
+that reading a graph costs no more than iterating over its pods.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ PLANNER_CONDITION: Final = "PlannerActive"
 
 HPA: Final = "hpa (kube-controller-manager)"
 _HPA_MANAGER: Final = "kube-controller-manager"
-"""Field manager of Kubernetes' HorizontalPodAutoscalers, KEDA's included: no other writes an adapter's /scale there."""
+"""Field manager of Kubernetes' HorizontalPodAutoscalers, also those of KEDA; nothing else uses it to write /scale of an adapter."""
 
 Key = tuple[str, str]
-"""Namespace and name of a graph."""
+"""Namespace and name of a graph or adapter."""
 
 Object = dict[str, Any]
 
@@ -49,7 +49,7 @@ _METADATA = (
 
 
 class Watch:
-    """Copies of everything that the planner reads; `run` keeps them fresh."""
+    """Copies of all objects that the planner reads; `run` keeps them current."""
 
     def __init__(
         self,
@@ -59,6 +59,14 @@ class Watch:
         graph: str | None = None,
         operator_class: str = OPERATOR_CLASS,
     ) -> None:
+        """Create a watch without copies.
+
+        Args:
+            client: Kubernetes client.
+            namespace: Namespace to watch; None watches all.
+            graph: Name of the only graph that is planned; None for all.
+            operator_class: Installation whose graphs are planned.
+        """
         self._only = graph
         self._operator_class = operator_class
         self._on_graph: Callable[[Key], None] = lambda _key: None
@@ -74,22 +82,22 @@ class Watch:
         self._informers = {"graphs": self._graphs, "adapters": self._adapters, "pods": self._pod_informer}
 
     def subscribe(self, on_graph: Callable[[Key], None]) -> None:
-        """Call ``on_graph`` when a graph was added, changed or deleted; before `run`."""
+        """Call ``on_graph`` with a graph's key when the graph was added, changed or deleted. Call this before `run`."""
         self._on_graph = on_graph
 
     async def run(self) -> None:
-        """Keep the copies fresh until cancelled."""
+        """Keep the copies current until cancelled."""
         async with asyncio.TaskGroup() as group:
             for informer in self._informers.values():
                 group.create_task(informer.run())
 
     async def synced(self) -> None:
-        """Wait until everything was listed once."""
+        """Wait until all objects were listed for the first time."""
         for informer in self._informers.values():
             await informer.synced.wait()
 
     def problem(self) -> str | None:
-        """Return why the copies may be old; None while all watches work."""
+        """Return the reason for which the copies may be outdated; None while all watches work."""
         for name, informer in self._informers.items():
             if informer.problem is not None:
                 return f"{name}: {informer.problem}"
@@ -98,26 +106,26 @@ class Watch:
         return None
 
     def graph(self, key: Key) -> Object | None:
-        """Return a graph; None if there is none, it is being deleted, or another planner owns it."""
+        """Return the graph, or None if it does not exist, is being deleted, or belongs to another planner."""
         found = self._graphs.objects.get(key)
         if found is None or "deletionTimestamp" in found["metadata"] or not self._is_ours(found):
             return None
         return found
 
     def live(self, key: Key) -> Object | None:
-        """Return a graph even while it is being deleted."""
+        """Return the graph, even if it is being deleted; None if it does not exist."""
         return self._graphs.objects.get(key)
 
     def of(self, key: Key) -> GraphWatch:
-        """Return the view of one graph."""
+        """Return the view of one graph's objects."""
         return GraphWatch(self, key)
 
     def adapter(self, key: Key) -> Object | None:
-        """Return a ScalingAdapter by namespace and name."""
+        """Return the ScalingAdapter with this namespace and name, or None."""
         return self._adapters.objects.get(key)
 
     def pods(self, key: Key) -> Mapping[str, PodFacts]:
-        """Return a graph's pods by name; a live view."""
+        """Return a graph's pods by name, as a live view that must not be changed; empty if there are none."""
         return self._pods.get(key, {})
 
     def _graph_changed(self, _what: str, obj: Object) -> None:
@@ -140,36 +148,36 @@ class Watch:
 
 
 class GraphWatch:
-    """One graph's part of a `Watch`; the newest state of the informers, shared and not to be changed."""
+    """View of one graph's objects in a `Watch`. The returned objects are shared and must not be changed."""
 
     def __init__(self, watch: Watch, key: Key) -> None:
         self._watch = watch
         self._key = key
 
     def problem(self) -> str | None:
-        """Return why the view may be old; None while all watches work."""
+        """Return the reason for which the view may be outdated; None while all watches work."""
         return self._watch.problem()
 
     def adapter(self, service: str) -> Object | None:
-        """Return a service's ScalingAdapter.
+        """Return the ScalingAdapter of a service, or None.
 
-        Alongside its fields: ``owner``, the manager of its number of replicas, and ``refused``, why the API server
-        creates no further pod of the service; empty if it refuses none.
+        The object has two additional keys: ``owner``, the field manager that set the number of replicas last, and ``refused``, the reason
+        for which the API server creates no further pods of the service (empty if it creates them).
         """
         return self._watch.adapter((self._key[0], child_name(self._key[1], service)))
 
     def grant(self) -> int | None:
-        """Return the GPUs that the graph's pool lets it hold; None: it is in none, or the operator has said nothing of it yet."""
+        """Return the GPUs that the graph's pool grants; None if the graph is in no pool, or the operator has not reported a grant yet."""
         pool = self._pool()
         return None if pool is None else int(pool["grantedGpus"])
 
     def guaranteed(self) -> int | None:
-        """Return the GPUs that the pool guarantees the graph; None likewise, or from an operator that does not say."""
+        """Return the GPUs that the pool guarantees; None if the graph is in no pool or the operator does not report the guarantee."""
         guaranteed = (self._pool() or {}).get("guaranteedGpus")
         return None if guaranteed is None else int(guaranteed)
 
     def grant_note(self) -> str:
-        """Return which pool grants that, and what the operator says of it; empty: the graph is in none."""
+        """Return the name of the pool with the operator's message about the grant; empty if the graph is in no pool."""
         pool = self._pool()
         if pool is None:
             return ""
@@ -186,7 +194,7 @@ class GraphWatch:
         return self._watch.pods(self._key)
 
     def routers(self) -> list[str]:
-        """Return the base URLs of the ready routers, sorted."""
+        """Return the sorted base URLs of the graph's ready routers."""
         return sorted(
             pod.url
             for pod in self.pods().values()
@@ -195,9 +203,9 @@ class GraphWatch:
 
 
 def _trim_graph(obj: Object) -> Object:
-    """Keep the edit that is carried out, the planner's own part of the status, and what a GPU pool grants.
+    """Return the graph's active spec, the planner's own part of its status, and its grant from a GPU pool.
 
-    That is the newest one unless the operator keeps an earlier one, because it refuses the newest or has not seen it.
+    The active spec is the newest one, unless the operator still serves an earlier one because it refuses the newest or has not seen it.
     """
     status = obj.get("status") or {}
     conditions = [each for each in status.get("conditions") or () if each.get("type") == PLANNER_CONDITION]
@@ -206,7 +214,7 @@ def _trim_graph(obj: Object) -> Object:
     spec = newest
     if status.get("servedGeneration") != metadata.get("generation") and (kept := kept_spec(obj)) is not None:
         metadata["generation"] = kept.generation
-        # Which installation has a graph is for the newest edit to say: the old one carries out none of it.
+        # The newest spec decides which installation owns the graph.
         owner = {"operatorClass": newest.get("operatorClass", OPERATOR_CLASS)}
         spec = with_spec(obj, kept)["spec"] | owner
     return {
@@ -223,13 +231,13 @@ def _trim_graph(obj: Object) -> Object:
 
 
 def _trim_adapter(obj: Object) -> Object:
-    """Keep the number of replicas, who set it, and why the API server refuses pods of it."""
+    """Return the number of replicas, the manager that set it, and the reason for which the API server refuses pods."""
     metadata = {key: obj["metadata"][key] for key in _METADATA if key in obj["metadata"]}
     return {"metadata": metadata, "spec": obj["spec"], "owner": _owner(obj), "refused": _refused(obj)}
 
 
 def _refused(obj: Object) -> str:
-    """Return the operator's reason why no further pod can be created; empty if none is refused."""
+    """Return the operator's reason for which no further pod can be created; empty if pods are created."""
     for each in (obj.get("status") or {}).get("conditions") or ():
         if each.get("type") == REPLICA_FAILURE and each.get("status") == "True":
             return str(each.get("message") or each.get("reason") or "the API server rejects its pods")
@@ -237,7 +245,7 @@ def _refused(obj: Object) -> str:
 
 
 def _owner(obj: Object) -> str:
-    """Return the manager that set the number last; empty if unknown."""
+    """Return the field manager that set the number of replicas last; empty if unknown."""
     owners = [
         each
         for each in obj["metadata"].get("managedFields") or ()
@@ -250,7 +258,7 @@ def _owner(obj: Object) -> str:
 
 
 def _trim_pod(obj: Object) -> Object:
-    """Keep what the planner reads; the label says which graph it belongs to."""
+    """Return the fields of a pod that the planner reads, with the graph that its label names."""
     metadata = obj["metadata"]
     graph = (metadata.get("labels") or {}).get(GRAPH_LABEL, "")
     return {

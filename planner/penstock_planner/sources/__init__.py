@@ -1,1 +1,1 @@
-"""Where metrics come from: the router, the workers themselves, Prometheus, and a chain of them."""
+"""Sources of metrics: the router, the workers themselves, Prometheus, and a chain of these."""

@@ -1,8 +1,8 @@
-"""What every source gives: readings of workers and prefill queue, demand, latency histograms; and the chain of sources.
+"""The interface of metrics sources (worker and queue readings, demand, latency histograms), and a chain of sources.
 
-The chain asks each source only for what the earlier ones could not provide. A reading that came from a backup says so
-in its ``source``; a queue from a backup that sees only the workers' own queues is a lower bound. When none answers, the
-last fresh value is kept with its growing age until it is too old.
+The chain queries each source only for values that the earlier ones could not provide. A value from a backup names both sources in its
+``source``. A queue from a backup that sees only the workers' own queues is a lower bound. If no source answers, the last fresh value is
+repeated with its increasing age until it is too old.
 """
 
 from __future__ import annotations
@@ -24,46 +24,53 @@ from penstock_planner.decide.reading import RANK, Quality, Reading, assess, miss
 from penstock_planner.targets.base import Endpoint
 
 Urls = Callable[[], Sequence[str]]
-"""Base URLs of the graph's ready routers now, without a trailing slash."""
+"""Function that returns the base URLs of the graph's ready routers, without a trailing slash."""
 
 Buckets = tuple[tuple[float, float], ...]
-"""Cumulative histogram: (upper bound in simulated seconds, count), bounds rising, the last infinite."""
+"""Cumulative histogram: (upper bound in simulated seconds, count), in increasing order of bounds; the last bound is infinite."""
 
 PAUSES = Backoff(first_s=1.0, limit_s=30.0)
-"""Real seconds without asking what failed, doubling. Chosen: what hangs costs its time-out once per pause
-instead of once per pull, and one that is back is noticed within half a minute."""
+"""Backoff, in real seconds, before a failed source is queried again.
+
+Chosen: a source that hangs costs its timeout only once per pause, and its recovery is noticed within half a minute.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What to read: of ready workers, as old as ``max_age_s`` simulated seconds at most."""
+    """Values to read.
+
+    Attributes:
+        endpoints: Ready workers.
+        max_age_s: Age above which a value counts as stale, simulated seconds.
+    """
 
     endpoints: tuple[Endpoint, ...]
     max_age_s: float
 
     @property
     def kv_workers(self) -> tuple[Endpoint, ...]:
-        """Return the workers whose KV usage counts: aggregated and decode ones."""
+        """Workers whose KV usage is read: decode and aggregated workers."""
         return tuple(e for e in self.endpoints if e.role in (Role.DECODE, Role.AGGREGATED))
 
     @property
     def prefill_workers(self) -> tuple[Endpoint, ...]:
-        """Return the prefill workers."""
+        """Prefill workers."""
         return tuple(e for e in self.endpoints if e.role is Role.PREFILL)
 
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """Readings of one source.
+    """Values from one source or chain.
 
     Attributes:
-        kv: KV usage fraction by worker name; exactly the query's KV workers.
-        queue: Requests waiting for prefill.
-        queue_is_complete: The queue includes what a router holds back; a source that asks only the workers
-            cannot know.
-        demand: At the routers' frontends since the last pull; None where it is unknown or the source cannot know.
-        worker_waiting: Requests that wait inside each KV worker, by its name; None if the source does not say.
-        gone: Of a chain: why sources gave nothing at all, by name.
+        kv: KV usage, 0-1, by worker name; it has exactly the query's KV workers.
+        queue: Number of requests that wait for prefill.
+        queue_is_complete: Whether the queue includes requests that wait in routers, which a source that reads only workers does not see.
+        demand: Demand at the routers since the last read; None if unknown, or if the source cannot know it.
+        worker_waiting: Number of requests that wait inside each KV worker, by its name; None if the source does not provide it.
+        latency: Cumulative latency histograms by name (`TTFT`, `ITL`, `DISPATCHED_TTFT`); empty if the source has none.
+        gone: In a chain, the error of each source that did not answer, by name.
     """
 
     kv: Mapping[str, Reading]
@@ -76,51 +83,61 @@ class Readings:
 
 
 class ReadingSource(Protocol):
-    """One place to read metrics from; ``counts_demand``: whether it can know the demand."""
+    """A source of metrics.
+
+    Attributes:
+        counts_demand: Whether the source can provide the demand.
+    """
 
     counts_demand: bool
 
     @property
     def name(self) -> str:
-        """Return the word that readings carry."""
+        """Name of the source, which its readings carry."""
         ...
 
     async def read(self, query: Query) -> Readings:
-        """Return one reading for everything requested.
+        """Return a reading for each value in the query, a missing one for values that are not available.
 
         Raises:
-            ObservationError: the entire source gave nothing.
+            ObservationError: the source provided no value at all.
         """
         ...
 
 
 @dataclass(slots=True)
 class PullBackoff:
-    """One source's or one page's failures in a row; not asked before ``retry_at_s``, real monotonic seconds."""
+    """Backoff of one source or page.
+
+    Attributes:
+        failures: Number of consecutive failures.
+        retry_at_s: Time of the next try, real monotonic seconds.
+        why: Error of the last failure.
+    """
 
     failures: int = 0
     retry_at_s: float = 0.0
     why: str = ""
 
     def is_pausing(self, now_s: float) -> bool:
-        """Return whether it is too early to query it again."""
+        """Return whether ``now_s`` is before the next try."""
         return now_s < self.retry_at_s
 
     def failed(self, why: str, now_s: float) -> None:
-        """Count a failure and begin the next pause."""
+        """Count a failure at ``now_s``, and start the next, longer pause."""
         self.failures += 1
         self.retry_at_s = now_s + PAUSES.pause_s(self.failures)
         self.why = why
 
     def succeeded(self) -> None:
-        """Forget the failures."""
+        """Reset the failures."""
         self.failures, self.retry_at_s = 0, 0.0
 
 
 def total_of(readings: Sequence[Reading]) -> Reading:
-    """Return the sum of readings, one at least, as old as the oldest of them.
+    """Return the sum of the readings, with the age of the oldest one. There must be at least one.
 
-    The first one without a value is returned if there is one: the sum of a part would be too small.
+    If a reading has no value, the first such reading is returned instead, since a partial sum would be too small.
     """
     unknown = next((reading for reading in readings if reading.value is None), None)
     if unknown is not None:
@@ -130,12 +147,12 @@ def total_of(readings: Sequence[Reading]) -> Reading:
 
 
 def address(url: str) -> str:
-    """Return ``host:port`` of a URL, Prometheus' ``instance``."""
+    """Return ``host:port`` of a URL, which is the label ``instance`` in Prometheus."""
     return urlsplit(url).netloc
 
 
 def in_short(exc: PenstockError) -> str:
-    """Return an error's first line, bounded, for a reading's ``why``."""
+    """Return the first line of an error, at most 160 characters."""
     lines = str(exc).splitlines()
     return lines[0][:160] if lines else type(exc).__name__
 
@@ -143,18 +160,23 @@ def in_short(exc: PenstockError) -> str:
 TTFT: Final = "ttft"
 ITL: Final = "itl"
 DISPATCHED_TTFT: Final = "dispatched_ttft"
-"""From a prompt's dispatch to its first token."""
+"""Histogram of the seconds from the dispatch of a prompt to its first token."""
 
 
 class LatencyTotals:
-    """Histograms of several frontends as one that never falls, though frontends restart and leave."""
+    """Sums the histograms of several frontends into counts that never decrease, although frontends restart and leave."""
 
     def __init__(self) -> None:
         self._before: dict[str, Mapping[str, Buckets]] = {}
         self._total: dict[str, dict[float, float]] = {key: {} for key in (TTFT, ITL, DISPATCHED_TTFT)}
 
     def add(self, pages: Mapping[str, Mapping[str, Buckets]], urls: Sequence[str]) -> Mapping[str, Buckets]:
-        """Return the sums after what each router counted since the last read."""
+        """Add the counts that each frontend gained since the last call, and return the totals by name.
+
+        Args:
+            pages: Histograms by name, by URL of the frontends that could be read.
+            urls: URLs of all current frontends.
+        """
         for url, latency in pages.items():
             before = self._before.get(url, {})
             for key, buckets in latency.items():
@@ -180,13 +202,13 @@ def buckets_of(samples: Sequence[Sample]) -> Buckets:
 
 
 _bound = lru_cache(1024)(float)
-"""The same few bounds come with every page."""
+"""Parses a bucket bound; cached, since the same few bounds occur on every page."""
 
 
 def gained(before: Buckets, after: Buckets) -> Buckets:
     """Return the cumulative counts gained since ``before``.
 
-    A counter that fell (its process restarted) counts from 0, as in Prometheus.
+    If a count decreased, because the process restarted, the counts of ``after`` are returned, as in Prometheus.
     """
     earlier = dict(before)
     if any(count < earlier.get(bound, 0.0) for bound, count in after):
@@ -195,13 +217,13 @@ def gained(before: Buckets, after: Buckets) -> Buckets:
 
 
 def later_than(buckets: Buckets, bound_s: float) -> float:
-    """Return how many of a histogram's samples are beyond a bound; those of the bucket around it are taken as spread evenly."""
+    """Return the number of a histogram's samples above ``bound_s``, interpolating linearly within the bucket that contains it."""
     share = share_within(buckets, bound_s)
     return 0.0 if share is None else (1.0 - share) * buckets[-1][1]
 
 
 Key = tuple[str, str]
-"""What a reading is of, and which worker's."""
+"""Kind of a reading, and the name of its worker (empty for the queue)."""
 
 _KV, _WAITING = "kv", "waiting"
 _QUEUE: Key = ("queue", "")
@@ -210,7 +232,7 @@ log = get_logger(__name__)
 
 
 class SourceChain:
-    """Sources by preference."""
+    """Metrics sources in order of preference."""
 
     name = "chain"
     counts_demand = True
@@ -218,6 +240,13 @@ class SourceChain:
     def __init__(
         self, sources: Sequence[ReadingSource], *, now_s: Callable[[], float], real_now_s: Callable[[], float]
     ) -> None:
+        """Create a chain.
+
+        Args:
+            sources: Sources, the preferred one first; at least one.
+            now_s: Simulated clock, for the age of values.
+            real_now_s: Monotonic clock in real seconds, for the backoff.
+        """
         self._sources = tuple(sources)
         self._now_s = now_s
         self._real_now_s = real_now_s
@@ -226,9 +255,9 @@ class SourceChain:
         self._serving = sources[0].name
 
     async def read(self, query: Query) -> Readings:
-        """Return one reading for everything requested; never raises for a source's failure.
+        """Return a reading for each value in the query; never raises because a source failed.
 
-        The demand is the first source's that knows it; a source that cannot is not asked for it.
+        The demand is that of the first source which knows it. Sources that cannot provide demand are not queried only for it.
         """
         workers = [worker.name for worker in query.kv_workers]
         wanted: list[Key] = [(_KV, name) for name in workers]
@@ -266,7 +295,7 @@ class SourceChain:
         )
 
     async def _ask(self, source: ReadingSource, query: Query) -> Readings | str:
-        """Return the source's readings, or why it has none."""
+        """Return the source's readings, or its error as text."""
         health = self._health[source.name]
         if health.is_pausing(self._real_now_s()):
             return health.why
@@ -305,7 +334,7 @@ class SourceChain:
 
 
 def _by_key(answer: Readings, *, is_backup: bool) -> dict[Key, Reading]:
-    # A router that is too busy to answer may hold a long queue that no worker knows of.
+    # A router that is too busy to answer may have a long queue that no worker sees.
     is_part = answer.queue.at_least or (is_backup and not answer.queue_is_complete)
     waiting = answer.worker_waiting or {}
     return {
@@ -316,7 +345,7 @@ def _by_key(answer: Readings, *, is_backup: bool) -> dict[Key, Reading]:
 
 
 def _merge(found: dict[Key, Reading], readings: Mapping[Key, Reading], *, is_backup: bool) -> None:
-    """Take over what is better than what is there: fresh over stale over missing, reasons joined."""
+    """Replace readings by better ones: fresh before stale before missing. The reasons of missing ones are joined."""
     for key, reading in readings.items():
         before = found.get(key)
         if before is None:

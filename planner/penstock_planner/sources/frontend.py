@@ -1,6 +1,7 @@
-"""A graph's sources in their order; its traits name the one of its frontends, and a distribution registers it.
+"""Selects a graph's metrics sources in order of preference. Plugins can provide the source for a runtime's own frontends.
 
-An entry point of group ``penstock.metric_sources`` is a function that makes a `ReadingSource` of a `FrontendMetrics`.
+An entry point of the group ``penstock.metric_sources`` is a function that creates a `ReadingSource` from a `FrontendMetrics`. The traits
+of a graph's runtime name the entry point.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ _ROUTER: Final = "router"
 
 @dataclass(frozen=True, slots=True)
 class FrontendMetrics:
-    """What a source reads: pages of Penstock's routers or a runtime's own frontends, by URLs asked at each read; the workers."""
+    """Inputs of a frontend source.
+
+    Attributes:
+        pages: Reader of metrics pages.
+        urls: Function that returns the URLs of Penstock's routers or of the runtime's own frontends.
+        workers: Source that reads the workers' own pages.
+        clock: Simulated clock.
+    """
 
     pages: MetricsPages
     urls: Urls
@@ -33,10 +41,10 @@ class FrontendMetrics:
 
 
 def frontend_source(graph: GraphDeployment | None, frontend: FrontendMetrics) -> ReadingSource:
-    """Return the source of a graph's routers or frontends; without a graph, of Penstock's routers.
+    """Return the source for the graph's routers or frontends; without a graph, the one for Penstock's routers.
 
     Raises:
-        ConfigError: no distribution has the source that the runtime names.
+        ConfigError: the source that the runtime names is not installed.
     """
     name = _ROUTER if graph is None else graph.spec.traits.metric_source
     make = plugin(GROUP, name)
@@ -54,9 +62,17 @@ def sources_of(
     *,
     has_router: bool = True,
 ) -> list[ReadingSource]:
-    """Return a graph's sources: the preferred one first, backed up by the others; Prometheus only if its URL is known.
+    """Return a graph's sources: the preferred one first, then the others as backups. Prometheus is included only if its URL is set.
 
-    Raises `ConfigError` if the preferred one cannot be read.
+    Args:
+        options: Options of the planner, which name the preferred source.
+        graph: The graph; None if none was named.
+        frontend: Inputs of the sources.
+        labels: Labels of the graph's series in Prometheus.
+        has_router: Whether the graph's routers are known.
+
+    Raises:
+        ConfigError: the preferred source is not available.
     """
     known: dict[MetricsSource, ReadingSource] = {}
     if has_router:

@@ -1,6 +1,6 @@
-"""Reads the same names from Prometheus; needs the extra ``penstock[prometheus]``.
+"""Reads the same metrics from Prometheus; needs the extra ``penstock[prometheus]``.
 
-The client library blocks, so queries run in one thread of their own, within one time-out for all of a read.
+The client library blocks, so queries run in a separate thread, with one timeout for all queries of a read.
 """
 
 from __future__ import annotations
@@ -24,18 +24,25 @@ from penstock_planner.sources.prometheus_credentials import credentials_for
 from penstock_planner.targets.base import Endpoint
 
 READ_TIMEOUT_S = 2.0
-"""Real seconds for all queries of a read. Chosen: instant queries over thousands of series take well below one."""
+"""Timeout for all queries of a read, real seconds. Chosen: instant queries over thousands of series take well below one second."""
 
 FRESH_S = 30.0
-"""Real seconds up to which a sample is fresh even if the planner requires younger ones. Chosen: two of the
-usual 15 s scrape intervals; with less, most samples of a healthy server would count as stale."""
+"""Real seconds up to which a sample counts as fresh, even if the planner requires younger values.
+
+Chosen: two of the usual scrape intervals of 15 s; with less, most samples of a healthy server would count as stale.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphLabels:
-    """Labels of one graph's series; two graphs may serve the same model. None: unknown, or not asked for.
+    """Labels that select one graph's series, since two graphs can serve the same model.
 
-    The chart's PodMonitor sets ``graph``; series without it count if their ``instance`` is one of the graph's own processes.
+    The chart's PodMonitor sets the label ``graph``. Series without it count if their ``instance`` is one of the graph's processes.
+
+    Attributes:
+        model_name: Name of the served model.
+        graph: Name of the graph; None does not filter by it.
+        namespace: Namespace of the graph; None does not filter by it.
     """
 
     model_name: str
@@ -43,7 +50,7 @@ class GraphLabels:
     namespace: str | None = None
 
     def selector(self, extra: str = "") -> str:
-        """Return the PromQL selector of the graph's series and of those that name no graph."""
+        """Return the PromQL selector for the graph's series and for series without a graph label; ``extra`` is one more matcher."""
         matchers = [f'model_name="{escaped(self.model_name)}"']
         if self.namespace is not None:
             matchers.append(f'namespace="{escaped(self.namespace)}"')
@@ -54,29 +61,29 @@ class GraphLabels:
 
 @dataclass(frozen=True, slots=True)
 class _Series:
-    """One series' newest sample."""
+    """The newest sample of one series."""
 
     labels: Mapping[str, str]
     reading: Reading
 
     @property
     def process(self) -> tuple[str, str]:
-        """Return what identifies a counting process: its target, and its engine within that."""
+        """Identity of the process that exports it: target and engine number."""
         labels = self.labels
         return labels.get("instance") or labels.get("pod", ""), labels.get("engine", "")
 
     @property
     def age_s(self) -> float:
-        """Return the sample's age; infinite where it is unknown."""
+        """Age of the sample, seconds; infinite if unknown."""
         return math.inf if self.reading.age_s is None else self.reading.age_s
 
     def is_of(self, worker: Endpoint) -> bool:
-        """Return whether the worker exports it."""
+        """Return whether this worker exports it."""
         return worker.name == self.labels.get("pod") or address(worker.url) == self.labels.get("instance")
 
 
 class PrometheusSource:
-    """One Prometheus server, queried for one graph."""
+    """Metrics source that queries a Prometheus server for one graph."""
 
     name = "prometheus"
     counts_demand = False
@@ -90,6 +97,15 @@ class PrometheusSource:
         routers: Urls | None = None,
         own_names: OwnNames | None = None,
     ) -> None:
+        """Create a source.
+
+        Args:
+            client: Client returned by `connect`.
+            labels: Labels of the graph's series.
+            clock: Simulated clock, to convert ages.
+            routers: Function that returns the routers' URLs; None if they are unknown.
+            own_names: Names of the metrics in runtimes that do not use vLLM's names.
+        """
         self._client = client
         self._labels = labels
         self._clock = clock
@@ -98,12 +114,12 @@ class PrometheusSource:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prometheus")
 
     async def read(self, query: Query) -> Readings:
-        """Return the newest samples with their age by Prometheus' own clock.
+        """Return the newest samples; their age is computed from Prometheus' own clock.
 
-        The demand is not known: samples come too rarely to be counted from pull to pull.
+        The demand is not provided, since samples are too infrequent for it.
 
         Raises:
-            ObservationError: Prometheus does not answer within `READ_TIMEOUT_S`.
+            ObservationError: Prometheus does not answer within `READ_TIMEOUT_S`, or refuses a query.
         """
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
@@ -121,21 +137,21 @@ class PrometheusSource:
         )
 
     def close(self) -> None:
-        """Leave the thread to end by itself; a running query is not waited for."""
+        """Stop the thread without waiting for a running query."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _mean(self, engines: Sequence[_Series]) -> Reading:
-        """Return the mean over a data-parallel worker's engines; missing if one of them is."""
+        """Return the mean over the engines of a data-parallel worker; missing if one of them is missing."""
         if not engines:
             return missing("no such series", source=self.name)
         total = total_of([each.reading for each in engines])
         return total if total.value is None else replace(total, value=total.value / len(engines))
 
     async def _routers_queue(self, query: Query) -> Reading | None:
-        """Return the routers' queues together; None if no router is ready or the graph is not known to have one.
+        """Return the sum of the routers' queues; None if no router is ready, or it is unknown whether the graph has one.
 
-        A router without a series makes it unknown, whatever routers that are gone have left: the sum of the others would
-        be too small. Without known routers the graph's label says whose a series is.
+        If a ready router has no series, the sum is unknown, since the sum of the others would be too small; series of routers that are gone
+        are ignored. Without known routers, the label ``graph`` decides which series belong to the graph.
         """
         found = await self._series(names.ROUTER_QUEUE_REQUESTS, query.max_age_s)
         if self._routers is None:
@@ -157,7 +173,7 @@ class PrometheusSource:
         return total_of(list(by_router.values())) if by_router else None
 
     def _workers_queue(self, query: Query, waiting: Mapping[str, Reading]) -> Reading:
-        """Return the prefill workers' own queues together; at least that waits if a router should be there."""
+        """Return the sum of the prefill workers' own queues; it is a lower bound if the graph has routers."""
         workers = query.prefill_workers
         if not workers:
             return missing("no ready prefill worker", source=self.name)
@@ -168,7 +184,7 @@ class PrometheusSource:
         return replace(total, at_least=self._routers is not None)
 
     async def _waiting(self, workers: Sequence[Endpoint], max_age_s: float) -> dict[str, Reading]:
-        """Return the requests that wait in each worker for room; of older workers all that wait."""
+        """Return the number of requests that wait for capacity in each worker; for older workers, all waiting requests."""
         by_reason = await self._series(names.VLLM_WAITING_BY_REASON, max_age_s, extra='reason="capacity"')
         waiting: list[_Series] = []
         if not all(any(each.is_of(worker) for each in by_reason) for worker in workers):
@@ -184,12 +200,12 @@ class PrometheusSource:
     async def _series(
         self, metric: str, max_age_s: float, *, extra: str = "", upper: float | None = None
     ) -> list[_Series]:
-        """Return the metric's newest samples, one of each process."""
+        """Return the metric's newest samples, one per process."""
         max_age_s = max(max_age_s, self._clock.to_simulated_s(FRESH_S))
         selector = self._labels.selector(extra)
         selected = [name + selector for name in names_on_page(metric, self._own_names)]
         values = await self._ask(" + ".join(selected))
-        # One page has all of them, so the first one's age is that of each.
+        # All these metrics are on the same page, so they have the same age.
         ages = {
             _key(item): _number(item, 0) - _number(item)
             for item in await self._ask(f"timestamp({selected[0]})")
@@ -211,15 +227,15 @@ class PrometheusSource:
 
 
 def asked(client: Any, send: Callable[[], Any], *, setting: str) -> list[Any]:
-    """Send a query and return its result.
+    """Send a query and return its result as a list.
 
     Args:
-        client: Of the server, for messages.
-        send: Calls the client; it raises what the library, requests and json raise.
-        setting: Names the key or flag that holds the server's address.
+        client: Client of the server, whose URL is used in messages.
+        send: Function that calls the client; it can raise the errors of the library, of requests and of json.
+        setting: Name of the key or flag with the server's address, for messages.
 
     Raises:
-        ObservationError: no server answers, it answers something else than Prometheus does, or it refuses the query.
+        ObservationError: no server answers, the answer is not from Prometheus, or Prometheus refuses the query.
     """
     from prometheus_api_client.exceptions import PrometheusApiClientException  # noqa: PLC0415 - optional extra
     from requests import ConnectionError as NoConnection  # noqa: PLC0415 - likewise
@@ -246,7 +262,9 @@ def asked(client: Any, send: Callable[[], Any], *, setting: str) -> list[Any]:
 
 
 def require_client(setting: str = "--prometheus-url") -> None:
-    """Refuse to continue where no Prometheus can be queried; `penstock up` and `planner run` call it before they start.
+    """Check that the Prometheus client is installed; `penstock up` and `planner run` call it before they start.
+
+    ``setting`` is the flag that needs it, for the message.
 
     Raises:
         ConfigError: the extra is not installed; the message has the command that installs it.
@@ -266,16 +284,16 @@ def connect(
     timeout_s: float = READ_TIMEOUT_S,
     setting: str = "--prometheus-url",
 ) -> Any:
-    """Return a client of the server at ``url``, with what the file gives to that server; nothing is sent yet.
+    """Return a client of the Prometheus server at ``url``, with its credentials; no request is sent yet.
 
     Args:
-        url: Of the server.
-        credentials_file: As `credentials_for` reads it.
-        timeout_s: Of one query, real seconds.
-        setting: Flag that asked for it, for messages.
+        url: Address of the server.
+        credentials_file: File as read by `credentials_for`; None for no credentials.
+        timeout_s: Timeout for one query, real seconds.
+        setting: Flag that names the server, for messages.
 
     Raises:
-        ConfigError: the extra is not installed, or the file cannot be used.
+        ConfigError: the extra is not installed, or the file is invalid.
     """
     require_client(setting)
     from prometheus_api_client import PrometheusConnect  # noqa: PLC0415 - optional extra
@@ -285,12 +303,12 @@ def connect(
     credentials, session = credentials_for(url, credentials_file), Session()
     if credentials is not None:
         credentials.give_to(session)
-    # The library's own retries take seconds; the chain's next source is better than waiting.
+    # The library's own retries take seconds; using the chain's next source is better than waiting.
     return PrometheusConnect(url=url, timeout=timeout_s, retry=Retry(total=0), session=session)
 
 
 def _distinct(series: Sequence[_Series]) -> list[_Series]:
-    """Return the youngest of each process' series: two scraping jobs may read the same page."""
+    """Return the youngest series of each process, since two scrape jobs can read the same page."""
     by_process: dict[tuple[str, str], list[_Series]] = {}
     for each in series:
         by_process.setdefault(each.process, []).append(each)
@@ -302,7 +320,7 @@ def _key(item: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
 
 
 def _number(item: Mapping[str, Any], index: int = 1) -> float:
-    """Return a sample's value, or the time of the query (0) by Prometheus' own clock; NaN where there is none."""
+    """Return a sample's value or, with ``index`` 0, the time of the query by Prometheus' own clock; NaN if there is none."""
     try:
         return float(item["value"][index])
     except (KeyError, IndexError, TypeError, ValueError):
@@ -310,5 +328,5 @@ def _number(item: Mapping[str, Any], index: int = 1) -> float:
 
 
 def escaped(text: str) -> str:
-    """Return a label's value as PromQL writes it between quotes."""
+    """Return a label value escaped for PromQL, to be put between double quotes."""
     return text.replace("\\", "\\\\").replace('"', '\\"')

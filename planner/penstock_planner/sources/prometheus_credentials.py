@@ -1,7 +1,7 @@
-"""What proves the planner to a Prometheus, and the authority that proves the Prometheus to it.
+"""Credentials that the planner sends to a Prometheus server, and the CA by which it verifies the server.
 
-A graph names its Prometheus, and may name another one than its owner should learn a token by: so the process's own file says by
-origin which server gets what, and files are read again at each request, as Kubernetes rotates them.
+A graph names its Prometheus server, and could name one that must not receive a token. Therefore a file of the planner process lists the
+credentials by origin. Credential files are read again at each request, since Kubernetes rotates them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ _FLAG = "--prometheus-credentials"
 
 
 class OriginCredentials(BaseModel):
-    """Files of one origin, each absolute or below the planner's working directory."""
+    """Credential files for one origin (scheme, host and port); relative paths start at the planner's working directory.
+
+    Attributes:
+        token_file: File with a bearer token; None sends no token.
+        ca_file: PEM file of the CAs that verify the server; None uses the system's.
+        certificate_file, key_file: PEM files of the client certificate and its key; None sends no certificate. Both must be set or neither.
+    """
 
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid", frozen=True)
 
@@ -39,7 +45,7 @@ class OriginCredentials(BaseModel):
         return self
 
     def give_to(self, session: Session) -> None:
-        """Make a session's requests carry them."""
+        """Configure a session so that its requests use these credentials."""
         if self.ca_file is not None:
             session.verify = str(self.ca_file)
         if self.certificate_file is not None and self.key_file is not None:
@@ -58,10 +64,14 @@ class _BearerToken:
 
 
 def credentials_for(url: str, file: str | None) -> OriginCredentials | None:
-    """Return what the file gives to the server of a URL; None: nothing.
+    """Return the credentials for the server of a URL; None if there is no file, or it does not list the server.
+
+    Args:
+        url: Address of the Prometheus server.
+        file: YAML file that maps origins, such as ``https://HOST:PORT``, to `OriginCredentials`; None for none.
 
     Raises:
-        ConfigError: The file cannot be read, or gives a token to a server that would get it in clear text.
+        ConfigError: the file is invalid, or would send a token without TLS.
     """
     if file is None:
         return None
@@ -85,7 +95,7 @@ def _read(file: str) -> dict[str, OriginCredentials]:
 
 
 def _origin(url: str) -> str:
-    """Return scheme, host and port of a URL, the port stated."""
+    """Return scheme, host and port of a URL; the port is always included."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     return f"{parts.scheme}://{parts.hostname}:{port}"

@@ -1,4 +1,4 @@
-"""Reads the routers' /metrics: their prefill queues, demand between two pulls, and each worker's KV usage with its age."""
+"""Reads the routers' metrics pages: their prefill queues, the demand between two reads, and each worker's KV usage with its age."""
 
 from __future__ import annotations
 
@@ -60,19 +60,25 @@ ROUTER_NAMES: Final = frozenset(
         names.PROCESS_START,
     }
 )
-"""Sample names that `read_router` reads."""
+"""Names of the samples that `read_router` reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageCounts:
-    """What one frontend has counted since its start, and its gauges, by field; ``started_s``: Unix time, None if unknown."""
+    """Counters and gauges of one frontend.
+
+    Attributes:
+        counters: Counts since the frontend started, by field.
+        gauges: Current values, by field.
+        started_s: Start of the process, seconds since 1970; None if unknown.
+    """
 
     counters: Mapping[str, float]
     gauges: Mapping[str, float]
     started_s: float | None = field(default=None, kw_only=True)
 
     def follows(self, before: PageCounts) -> bool:
-        """Return whether the same process counted on."""
+        """Return whether ``before`` is an earlier page of the same process, that is whether it did not restart in between."""
         return self.started_s == before.started_s and all(
             count >= before.counters[name] for name, count in self.counters.items()
         )
@@ -82,9 +88,11 @@ _PageT = TypeVar("_PageT", bound=PageCounts)
 
 
 class CounterMeter(Generic[_PageT]):
-    """Differences of the frontends' counters between two pulls at which all of them could be read.
+    """Computes the increase of the frontends' counters between two complete reads. A read is complete if it has every frontend's page.
 
-    ``newest`` and ``before`` are the pages of the last two pulls that were complete, by URL.
+    Attributes:
+        newest: Pages of the last complete read, by URL.
+        before: Pages of the complete read before it, by URL.
     """
 
     def __init__(self) -> None:
@@ -95,10 +103,15 @@ class CounterMeter(Generic[_PageT]):
     def gained(
         self, pages: Mapping[str, _PageT], urls: Collection[str], now_s: float
     ) -> tuple[dict[str, float], float] | None:
-        """Return what each counter gained over all frontends since the last complete pull, and the seconds since then.
+        """Return the increase of each counter over all frontends since the last complete read, and the seconds since then.
 
-        None at the first pull, and at one at which a frontend of ``urls`` is missing, has joined or left, or has
-        restarted. What a missing one counts meanwhile is in the next difference, over a longer period.
+        Returns None at the first read, and if a frontend's page is missing or a frontend has joined, left or restarted. Counts during an
+        incomplete read are part of the next increase, which then covers a longer period.
+
+        Args:
+            pages: Pages by URL of the frontends that could be read.
+            urls: URLs of all current frontends.
+            now_s: Time of the read, simulated seconds.
         """
         if not urls or not pages.keys() >= set(urls) or (now_s <= self._newest_s and self.newest):
             return None
@@ -116,13 +129,19 @@ class CounterMeter(Generic[_PageT]):
         return gains, period_s
 
     def gauge(self, key: str) -> float:
-        """Return a gauge's sum over the newest pages."""
+        """Return the sum of a gauge over the newest pages."""
         return sum(page.gauges[key] for page in self.newest.values())
 
 
 @dataclass(frozen=True, slots=True)
 class RouterSample(PageCounts):
-    """One router's counts, requests assigned by role, tokens pending by first-stage worker, and requests turned away by role."""
+    """Counters and gauges of one router.
+
+    Attributes:
+        in_flight: Number of requests assigned to workers, by role.
+        pending: Number of prompt tokens not computed yet, by name of each prefill (or aggregated) worker.
+        turned_away: Cumulative number of requests refused for lack of a worker, by role.
+    """
 
     in_flight: Mapping[Role, float]
     pending: Mapping[str, float]
@@ -130,7 +149,7 @@ class RouterSample(PageCounts):
 
 
 def read_router(samples: Sequence[Sample]) -> RouterSample | None:
-    """Return a router's counts; None if its page lacks one (an older router) or one is not a number."""
+    """Return the counters and gauges on a router's page; None if one is missing (an older router) or not a finite number."""
     totals: dict[str, float] = {}
     by_role: dict[str, dict[Role, float]] = {name: {} for name in _BY_ROLE}
     pending: dict[str, float] = {}
@@ -157,7 +176,7 @@ def read_router(samples: Sequence[Sample]) -> RouterSample | None:
 
 
 class DemandMeter:
-    """The routers' demand between two pulls."""
+    """Computes the routers' demand between two complete reads."""
 
     def __init__(self) -> None:
         self._counts: CounterMeter[RouterSample] = CounterMeter()
@@ -165,7 +184,10 @@ class DemandMeter:
     def add(
         self, frontends: Mapping[str, RouterSample], routers: Collection[str], now_s: float
     ) -> Demand | None:
-        """Return what arrived since the last pull that was complete; arguments and None as of `CounterMeter.gained`."""
+        """Return the demand since the last complete read.
+
+        See `CounterMeter.gained` for the arguments, and for the cases in which the result is None.
+        """
         found = self._counts.gained(frontends, routers, now_s)
         if found is None:
             return None
@@ -177,7 +199,7 @@ class DemandMeter:
             in_flight.update(frontend.in_flight)
             turned_away.update(frontend.turned_away)
             turned_away.subtract(before[url].turned_away)
-        # Requests that were never routed are as uncached as the routed ones.
+        # Requests that were never routed are assumed to have the same fraction of uncached tokens as the routed ones.
         routed, uncached = gained.pop("routed_tokens"), gained.pop("routed_uncached")
         unrouted = max(0.0, gained["prompt_tokens"] - routed)
         now = {field: self._counts.gauge(field) for field in _GAUGES}
@@ -215,7 +237,7 @@ _WANTED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """What one router reports, by worker: KV usage, waiting requests, age of both in simulated seconds; None: it does not say."""
+    """Values on one router's page, by worker: KV usage, waiting requests, and the age of both in simulated seconds."""
 
     kv: Mapping[str, float]
     waiting: Mapping[str, float]
@@ -226,12 +248,19 @@ class _Page:
 
 
 class RouterSource:
-    """All routers of one graph; replicas come and go."""
+    """Metrics source that reads all routers of one graph; routers can join and leave."""
 
     name = "router"
     counts_demand = True
 
     def __init__(self, pages: MetricsPages, urls: Urls, *, now_s: Callable[[], float]) -> None:
+        """Create a source.
+
+        Args:
+            pages: Reader of metrics pages.
+            urls: Function that returns the URLs of the ready routers.
+            now_s: Simulated clock.
+        """
         self._pages = pages
         self._urls = urls
         self._now_s = now_s
@@ -240,17 +269,17 @@ class RouterSource:
 
     @classmethod
     def of(cls, frontend: FrontendMetrics) -> RouterSource:
-        """Return the source of a graph; the entry point."""
+        """Create the source from a graph's frontend inputs; this is the entry point of the group ``penstock.metric_sources``."""
         return cls(frontend.pages, frontend.urls, now_s=frontend.clock.now_s)
 
     async def read(self, query: Query) -> Readings:
-        """Return the routers' view; a worker that none of them reaches is missing, an old value stale.
+        """Return the routers' values. A worker that no router reaches is missing, and an old value is stale.
 
-        A worker's KV usage is the freshest that any router knows. The queue is the sum of all routers' and
-        unknown if one of them cannot be read.
+        A worker's KV usage is the most recent value of any router. The queue is the sum over all routers; it is unknown if one of them
+        cannot be read.
 
         Raises:
-            ObservationError: there is no router, or none gives a readable answer.
+            ObservationError: there is no router, or no router's page can be read.
         """
         urls, now_s = tuple(self._urls()), self._now_s()
         pages, flaws = await self._pages.fetch_all(urls, _page)
@@ -283,7 +312,7 @@ class RouterSource:
         *,
         upper: float | None = None,
     ) -> Reading:
-        """Return the best of the routers' reports of one worker: (value, age) of each, None where there is none."""
+        """Return the best of the routers' values for one worker, each given as (value, age); None for values that a router lacks."""
         readings = [
             assess(
                 value,
@@ -313,7 +342,7 @@ def _page(_url: str, text: str) -> _Page:
 
 
 def at(url: str) -> Urls:
-    """Return the URLs of a single router that stays."""
+    """Return a function that always returns this URL, for a single router that never changes."""
     fixed = (url.rstrip("/"),)
     return lambda: fixed
 

@@ -1,6 +1,6 @@
-"""Fetches metrics pages, and reads each worker's own by vLLM's names.
+"""Fetches metrics pages, and reads each worker's own page, by vLLM's metric names or the runtime's own.
 
-A page that hangs is left alone for a while, so that it does not slow every pull.
+A page that timed out is not fetched again until its backoff ends, so that it does not delay every read.
 """
 
 from __future__ import annotations
@@ -27,31 +27,37 @@ from penstock_planner.targets.base import Endpoint
 PageT = TypeVar("PageT")
 
 PULL_TIMEOUT_S = 1.0
-"""Real seconds for one page. Chosen: the pull interval at real time; a page takes milliseconds."""
+"""Timeout for one page, real seconds. Chosen: the scrape interval in real time; a page takes milliseconds."""
 
 MAX_CONCURRENT = 64
-"""Chosen: pages fetched at once; a thousand workers take 16 rounds of milliseconds."""
+"""Maximum number of pages fetched concurrently. Chosen: a thousand workers take 16 rounds of a few milliseconds."""
 
 
 class MetricsPages:
-    """The pages of one kind of process, by URL.
+    """Fetches the metrics pages of processes, by URL.
 
-    All pages of a pull are waited for together, so one process that accepts connections and never answers
-    would stretch each pull to the time-out. After a time-out a page counts as failed, without a request, for
-    1, 2, 4 ... 30 real seconds. A refused connection costs nothing and is tried at every pull.
+    A read waits for all pages, so one process that accepts connections and never answers would extend each read to the timeout. After a
+    timeout, a page therefore counts as failed, without a request, for 1, 2, 4 ... 30 real seconds. A refused connection fails immediately,
+    so it is retried at every read.
     """
 
     def __init__(self, pool: ConnectionPool, *, real_now_s: Callable[[], float]) -> None:
+        """Create a reader.
+
+        Args:
+            pool: HTTP connections.
+            real_now_s: Monotonic clock in real seconds, for the backoff.
+        """
         self._pool = pool
         self._real_now_s = real_now_s
         self._hung: dict[str, PullBackoff] = {}
 
     async def fetch(self, base_url: str, path: str = METRICS_PATH) -> str:
-        """Return the page at ``base_url`` + ``path``.
+        """Return the text of the page at ``base_url`` + ``path``.
 
         Raises:
-            ObservationError: no answer within `PULL_TIMEOUT_S` now or shortly before, a broken one, or a
-                status other than 200.
+            ObservationError: the process did not answer within `PULL_TIMEOUT_S`, its backoff has not ended, the answer is incomplete, or
+                its status is not 200.
         """
         url = base_url + path
         hung = self._hung.get(url)
@@ -71,7 +77,15 @@ class MetricsPages:
     async def fetch_all(
         self, urls: Sequence[str], read: Callable[[str, str], PageT]
     ) -> tuple[dict[str, PageT], list[ObservationError]]:
-        """Return what ``read`` makes of each process's URL and page, and why others cannot be read."""
+        """Fetch the pages of all URLs concurrently.
+
+        Args:
+            urls: Base URLs.
+            read: Function that parses a page, called with the URL and the text; it can raise ObservationError.
+
+        Returns:
+            The parsed pages by URL, and the errors of the URLs that could not be read.
+        """
 
         async def page(url: str) -> PageT | ObservationError:
             try:
@@ -98,16 +112,22 @@ class MetricsPages:
     def _count_time_out(self, url: str, why: str) -> None:
         now_s = self._real_now_s()
         for other in [each for each, hung in self._hung.items() if now_s > hung.retry_at_s + PAUSES.limit_s]:
-            # A process that has left: the time since its last request exceeds any pause.
+            # The process is gone: the time since its last request exceeds the longest pause.
             del self._hung[other]
         self._hung.setdefault(url, PullBackoff()).failed(f"{url}: {why}", now_s)
 
 
 def unknown_queue(read: int, flaws: Sequence[ObservationError], *, kind: str, source: str) -> Reading | None:
-    """Return the queue of processes of which some cannot be read; None if all ``read`` ones are all there are.
+    """Return a missing reading for the queue if some processes cannot be read; None if all could be read.
+
+    Args:
+        read: Number of processes that could be read.
+        flaws: Errors of the processes that could not.
+        kind: Name of the kind of process, for messages.
+        source: Name of the source that the reading carries.
 
     Raises:
-        ObservationError: there is no process of the kind, or none gives a readable answer.
+        ObservationError: there is no process of the kind, or none could be read.
     """
     if not read:
         raise flaws[0] if flaws else ObservationError(f"no ready {kind}")
@@ -118,7 +138,7 @@ def unknown_queue(read: int, flaws: Sequence[ObservationError], *, kind: str, so
 
 
 class ScrapeSource:
-    """The workers of one graph."""
+    """Metrics source that reads the workers' own pages."""
 
     name = "scrape"
     counts_demand = False
@@ -130,16 +150,16 @@ class ScrapeSource:
         self._path = METRICS_PATH
 
     def of_runtime(self, own_names: OwnNames, path: str = METRICS_PATH) -> ScrapeSource:
-        """Return a source of another graph, whose workers have a path and names of their own; both share the bound on reads."""
+        """Return a source for a graph whose workers have their own metric names and path; it shares the limit on concurrent fetches."""
         made = ScrapeSource(self._pages)
         made._slots, made._own_names, made._path = self._slots, own_names, path
         return made
 
     async def read(self, query: Query) -> Readings:
-        """Return what the workers report; one that does not answer is missing, with its reason.
+        """Return the workers' values; those of a worker that does not answer are missing, with the reason.
 
-        The queue is known only if every prefill worker's is. The demand is not known: workers see neither what
-        the router holds back nor what it refuses.
+        The queue is known only if every prefill worker's is. The demand is not provided, since workers see neither the requests that wait
+        in the router nor those that it refuses.
         """
         workers = (*query.kv_workers, *query.prefill_workers)
         found = dict(
@@ -163,7 +183,7 @@ class ScrapeSource:
         )
 
     async def _read(self, worker: Endpoint, max_age_s: float) -> tuple[Reading, Reading]:
-        """Return the KV usage and the waiting requests of one worker."""
+        """Return the KV usage and the number of waiting requests of one worker."""
         try:
             async with self._slots:
                 page = await self._pages.fetch(worker.url, self._path)
