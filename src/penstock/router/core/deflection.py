@@ -1,7 +1,8 @@
-"""Which decode workers may compute a prompt themselves while all prefill workers are behind. Pure; `RouterCore` asks.
+"""Prefill deflection: decode workers compute prompts themselves while all prefill workers are behind. Pure; used by `RouterCore`.
 
-An engine computes a prompt in steps of this many tokens, between the tokens of its streams. So a deflected prompt makes no gap
-longer than what gaps are lately and one such step, as long as prompts are deflected one after the other.
+A decode worker's engine computes a prompt in steps of at most ``batch_tokens`` tokens, between the tokens of its streams. So
+a deflected prompt makes the gaps between tokens at most one such step longer than they are now, as long as a worker computes
+one deflected prompt at a time.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from penstock.router.policy.busy import DrainRate
 T = TypeVar("T")
 
 _LEAST_TOKENS: Final = 50
-"""Output tokens for a new estimate of a worker's ITL. Chosen: as in `speeds`."""
+"""Minimum number of output tokens for a new estimate of a worker's ITL. Chosen: as in `speeds`."""
 
 _STEP_MARGIN: Final = 1.25
-"""Chosen: times the step at the speed of prefill. Streams come and grow meanwhile: without it 1 to 2% of all gaps were up to
-7% above the target in bursts with steps of 512 tokens (a100-llama-8b-bf16-tp1)."""
+"""Factor on the duration of a step at the speed of prefill. Chosen: streams arrive and grow meanwhile; without it 1 to 2% of all
+gaps were up to 7% above the target in bursts with steps of 512 tokens (a100-llama-8b-bf16-tp1)."""
 
 
 @dataclass(slots=True)
@@ -38,20 +39,24 @@ class _Gaps:
 
 
 class PrefillDeflection:
-    """The deflected prompts of one router.
+    """Chooses decode workers that compute the prompts of new requests, for one router.
 
     Attributes:
-        total: Prompts deflected so far.
+        total: Number of prompts deflected since the router started.
     """
 
     def __init__(self, config: PrefillDeflectionConfig, batch_tokens: int | None) -> None:
-        """Begin; ``batch_tokens`` are the most of one step of a decode worker, None: unknown, perhaps a complete prompt."""
+        """Create the state of a router that has deflected no prompt yet.
+
+        ``batch_tokens`` is the maximum number of tokens of one engine step of a decode worker; None if it is unknown, and a
+        step may then contain a complete prompt.
+        """
         self._config = config
         self._batch_tokens = batch_tokens
         self._gaps: dict[str, _Gaps] = {}
         # The worker that computes a prompt now, by request.
         self._computing: dict[Any, str] = {}
-        # Of one prefill worker that has prompts to compute.
+        # Prefill throughput of one prefill worker while it has prompts to compute.
         self._rate = DrainRate()
         self.total = 0
 
@@ -64,15 +69,17 @@ class PrefillDeflection:
         now_s: float,
         dispatch: Callable[[], Effects[T]],
     ) -> Effects[T]:
-        """Give a new request to a decode worker that computes its prompt; empty: none may now.
+        """Assign a new request to a decode worker that also computes its prompt, if one is allowed to now.
+
+        Returns the effects (one `Assignment`), or an empty list if no decode worker may take the request.
 
         Args:
             item: The request.
-            arrival: As prefill's policy sees it.
-            queues: Prefill's and decode's.
-            routable: Their workers that requests are sent to.
-            now_s: Simulated seconds.
-            dispatch: Dispatches what waits for decode.
+            arrival: The request as the prefill workers' policy sees it.
+            queues: Dispatch queues of prefill and decode.
+            routable: Workers of prefill and decode that can be routed to.
+            now_s: Current time in simulated seconds.
+            dispatch: Dispatches the requests that wait for decode, and returns the effects.
         """
         queue, workers = queues[Role.DECODE], routable[Role.DECODE]
         if queue.waiting or not routable[Role.PREFILL]:
@@ -83,7 +90,7 @@ class PrefillDeflection:
             return []
         others = frozenset(each.name for each in workers) - takers
         queue.submit(item, Arrival((), arrival.tokens, arrival.avoid | others), now_s)
-        # Nothing else waits there.
+        # The decode queue was empty, so the effects concern this request alone.
         effects = dispatch()
         for each in effects:
             if isinstance(each, Assignment):
@@ -101,16 +108,16 @@ class PrefillDeflection:
         decode: Iterable[Worker],
         now_s: float,
     ) -> frozenset[str]:
-        """Return the decode workers that may compute a prompt of this many tokens; none while a prefill worker keeps up.
+        """Return the names of the decode workers that may compute a prompt; empty unless all prefill workers are behind.
 
-        What is unknown of a worker keeps it out.
+        A worker with unknown ITL, KV capacity or KV usage is not included.
 
         Args:
-            tokens: Of the prompt.
-            prefill: The first stage's queue.
-            prefill_workers: Its workers that requests are sent to, one or more.
-            decode: Workers that requests are sent to.
-            now_s: Simulated seconds.
+            tokens: Number of tokens of the prompt.
+            prefill: Queue of the first stage.
+            prefill_workers: Prefill workers that can be routed to, at least one.
+            decode: Decode workers that can be routed to.
+            now_s: Current time in simulated seconds.
         """
         self._rate.at_work(len(prefill.prompt_tokens.pending), now_s)
         rate = self._rate.tokens_per_s(now_s)
@@ -124,12 +131,15 @@ class PrefillDeflection:
         )
 
     def computed(self, tokens: int, pending: Mapping[str, int], now_s: float) -> None:
-        """Count prompt tokens that a prefill worker has computed; ``pending`` are those that each still has to."""
+        """Count prompt tokens that a prefill worker has computed.
+
+        ``pending`` contains the uncached tokens that each prefill worker still has to compute, by name.
+        """
         self._rate.drained(tokens, now_s)
         self._rate.at_work(len(pending), now_s)
 
     def ended(self, item: Hashable) -> None:
-        """Record that a prompt is computed, or its request has left."""
+        """Record that a deflected prompt was computed, or that its request has left; does nothing for other requests."""
         self._computing.pop(item, None)
 
     def _are_behind(self, prefill: DispatchQueue[Any], workers: Sequence[Worker], rate: float) -> bool:

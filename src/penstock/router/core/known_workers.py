@@ -1,4 +1,4 @@
-"""The workers that a dispatch queue assigns requests to, those that may come back, and what is known of each. Pure."""
+"""The workers to which a dispatch queue assigns requests, the workers that may return, and what is known of each. Pure."""
 
 from __future__ import annotations
 
@@ -21,18 +21,22 @@ from penstock.router.policy.tiers import TierQueue
 T = TypeVar("T")
 
 _CACHE_SLACK = 0.02
-"""Chosen: a cache's size in keys follows the prompts' mean length, which moves a little with each."""
+"""Relative change of a cache's size in keys below which the index is not resized. Chosen: the size follows the mean length of the
+prompts, which moves a little with each prompt."""
 
 
 class KnownWorkers(Generic[T]):
-    """One role's workers, with their queues.
+    """The workers of one role, with their queues.
 
     Attributes:
-        eligible: By name, in the order in which policies see them; always the same mapping.
-        inactive: Those that take nothing now, and are known because they may come back or still compute something.
-        central: Requests that were assigned to none: of all, or, under a policy that assigns on arrival, what arrived while
-            there was no worker.
-        density: Of the keys of recent prompts.
+        eligible: Workers that can be chosen, by name, in the order in which policies see them. It is always the same mapping
+            object.
+        inactive: Workers that take no requests now, by name; they are kept because they may return, or because requests still
+            run there.
+        central: Requests that are assigned to no worker. Under a policy that assigns on arrival, these are the requests that
+            arrived while there was no worker; otherwise all waiting requests.
+        estimates: Estimates over all workers, for the policy.
+        density: Ratio of prefix keys to tokens in recent prompts.
     """
 
     def __init__(self, assigns: AssignTime, tiers: TiersConfig | None) -> None:
@@ -46,17 +50,17 @@ class KnownWorkers(Generic[T]):
         self.density = KeyDensity()
 
     def get(self, name: str) -> WorkerQueue[T] | None:
-        """Return a worker that is eligible or inactive; None: it is not known."""
+        """Return an eligible or inactive worker by name; None if it is unknown."""
         return self.eligible.get(name) or self.inactive.get(name)
 
     def set_tiers(self, tiers: TiersConfig) -> None:
-        """Share by other settings from now on, where tiers were on before."""
+        """Replace the tier settings from now on; tiers must have been enabled at creation."""
         self._tiers = tiers
         for line in self._tier_queues():
             line.configure(tiers)
 
     def hold(self, tiers: frozenset[Tier]) -> bool:
-        """Serve nothing of these tiers from now on; return whether that is a change."""
+        """Serve no request of these tiers until the next call; return whether the set of tiers has changed."""
         is_change = tiers != self._held
         if is_change:
             self._held = tiers
@@ -65,7 +69,7 @@ class KnownWorkers(Generic[T]):
         return is_change
 
     def change(self, loads: Iterable[WorkerLoad], now_s: float) -> tuple[list[WorkerQueue[T]], list[str]]:
-        """Set the eligible workers; return those that have left, and the names of those that have joined."""
+        """Set the eligible workers; return the workers that have left, and the names of the workers that have joined."""
         eligible, inactive = self.eligible, self.inactive
         wanted = {each.name: each for each in loads}
         left = [eligible.pop(name) for name in [name for name in eligible if name not in wanted]]
@@ -83,30 +87,33 @@ class KnownWorkers(Generic[T]):
         return left, joined
 
     def forget_idle(self, quarantined: Collection[str]) -> None:
-        """Forget the inactive workers at which nothing runs, but those that will come back unchanged."""
+        """Delete the inactive workers at which nothing runs, except those named in ``quarantined``, which will return with their cache."""
         for name in [n for n, each in self.inactive.items() if not each.running and n not in quarantined]:
             del self.inactive[name]
 
     def adopt(self, load: WorkerLoad, now_s: float) -> WorkerQueue[T]:
-        """Return a worker that is known from now on, whether it takes requests or not."""
+        """Return the worker of ``load``; if it is unknown, add it as inactive first."""
         worker = self.get(load.name)
         if worker is None:
             worker = self.inactive[load.name] = self._new_worker(load, now_s)
         return worker
 
     def restarted(self, name: str) -> None:
-        """Forget a worker's cache: its process is a new one."""
+        """Clear the prefix index of a worker whose process is a new one; does nothing if the worker is unknown."""
         worker = self.get(name)
         if worker is not None:
             worker.index.clear()
 
     def index_of(self, name: str) -> PrefixIndex | None:
-        """Return the assumed contents of a worker's cache, to be corrected by its events; None: it is ineligible."""
+        """Return the prefix index of a worker (the assumed contents of its cache), which KV events may correct.
+
+        Returns None if the worker is not eligible.
+        """
         worker = self.eligible.get(name)
         return None if worker is None else worker.index
 
     def fit_cache(self, name: str) -> None:
-        """Set a worker's KV cache capacity from its metrics; as configured while they do not report it."""
+        """Set the size of a worker's prefix index to the KV cache capacity in its metrics; does nothing if the metrics have none."""
         worker = self.eligible.get(name)
         capacity = None if worker is None else worker.load.kv_capacity_tokens
         if worker is None or not capacity:
@@ -116,7 +123,14 @@ class KnownWorkers(Generic[T]):
             worker.index.resize(keys)
 
     def set_peer_load(self, name: str, tokens: int, tokens_per_s: float | None = None) -> None:
-        """Set the uncached tokens that other routers have at a worker, and the throughput that the picker has measured."""
+        """Set the load of other routers on a worker; does nothing if the worker is not eligible.
+
+        Args:
+            name: Name of the worker.
+            tokens: Uncached tokens that other routers have in flight there.
+            tokens_per_s: The worker's prefill throughput as the picker (the router that chooses workers for all) has measured
+                it, in tokens/s; None keeps the present estimate.
+        """
         worker = self.eligible.get(name)
         if worker is None:
             return
@@ -126,15 +140,15 @@ class KnownWorkers(Generic[T]):
             self.estimates.throughput.learn_other(tokens_per_s)
 
     def peer_tokens(self, name: str) -> int:
-        """Return the tokens that other routers have in flight at a worker, as last reported."""
+        """Return the tokens that other routers have in flight at a worker, as last reported; 0 if it is not eligible."""
         worker = self.eligible.get(name)
         return 0 if worker is None else worker.peer_tokens
 
     def load_of(self, name: str, now_s: float) -> tuple[int, float | None]:
-        """Return the load at a worker that a router picking alongside this one should count: tokens >= 0, and its tokens/s.
+        """Return the load at a worker that another router should count: tokens (>= 0), and prefill throughput (None if unknown).
 
-        Where requests are assigned on arrival: uncached tokens that wait, and those dispatched that should not be computed
-        yet. Else the tokens in flight.
+        If requests are assigned on arrival, the tokens are the uncached ones that are queued for the worker or dispatched and
+        probably not computed yet; otherwise they are the tokens in flight. Returns (0, None) if the worker is not eligible.
         """
         worker = self.eligible.get(name)
         if worker is None:
@@ -145,12 +159,12 @@ class KnownWorkers(Generic[T]):
         return self.estimates.pending_tokens(worker), worker.throughput.tokens_per_s
 
     def queued_tokens(self, name: str) -> int:
-        """Return the uncached tokens that wait for one worker."""
+        """Return the uncached tokens of the requests queued for a worker; 0 if it is not eligible."""
         worker = self.eligible.get(name)
         return 0 if worker is None else worker.queued_tokens
 
     def _new_worker(self, load: WorkerLoad, now_s: float) -> WorkerQueue[T]:
-        # Under a policy that assigns when a worker is free the central queue has shared already.
+        # Under a policy that assigns when a worker is free, the central queue already orders the requests by tier.
         line = self._new_line() if self._assigns is AssignTime.ON_ARRIVAL else None
         return WorkerQueue(load, now_s=now_s, line=line)
 

@@ -1,4 +1,4 @@
-"""Whether a stream leaves a worker that drains and continues on another one. Pure; `penstock.router.proxy.moves` asks."""
+"""Decides whether a stream leaves a draining worker and is resumed on another one. Pure; called by `penstock.router.proxy.moves`."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.routing_policy import WorkerQueue
 
 MOST_AT_ONCE: Final = 8
-"""Streams of one router that have left a worker and show no token at the next. Chosen: their prompts are computed alongside those
-of new requests, which wait for no more than a few of them."""
+"""Maximum number of a router's streams that have left a worker and have no token from the next one yet. Chosen: their prompts are
+computed alongside those of new requests, which then wait for only a few of them."""
 
 MAX_LOOKUPS: Final = 32
-"""Prompts that a router looks up in its prefix index in one tick. Chosen: each takes some 20 us."""
+"""Maximum number of prompts that a router looks up in its prefix index per tick. Chosen: each lookup takes about 20 us."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamLeft:
-    """What a stream has said and may still say.
+    """What a stream has generated and can still generate.
 
     Attributes:
-        prompt_tokens: Of its request.
-        said_tokens: Of the answer, that the client has.
-        limit_tokens: Maximum of the answer; None: only the model's context bounds it.
-        cached_tokens: Of the prompt, expected in the cache of the worker that would compute it; 0 to ``prompt_tokens``.
+        prompt_tokens: Number of tokens of the prompt.
+        said_tokens: Number of response tokens that the client has received.
+        limit_tokens: Maximum number of response tokens; None if only the model's context limits them.
+        cached_tokens: Number of prompt tokens expected in the cache of the worker that would compute the prompt again, 0 to
+            ``prompt_tokens``.
     """
 
     prompt_tokens: int
@@ -37,15 +38,15 @@ class StreamLeft:
 
 
 def is_draining(worker: Worker, pool: WorkerPool) -> bool:
-    """Return whether a worker finishes what it has and gets nothing new; one that discovery has dropped does."""
+    """Return whether a worker finishes its requests and gets no new ones; True as well if discovery has removed it from ``pool``."""
     return worker.spec.draining or worker.drained or pool.get(worker.name) is not worker
 
 
 def prefill_token_s(prefill: Iterable[SpeedCounts]) -> float | None:
-    """Return the seconds in which workers compute a prompt token that is not cached; None: nothing was measured.
+    """Return the mean seconds in which the workers compute one uncached prompt token; None if nothing was measured.
 
     Args:
-        prefill: What those have done that would compute the prompt.
+        prefill: Measured speeds of the workers that would compute the prompt.
     """
     counts = [each for each in prefill if each.prefill_s > 0]
     tokens = sum(each.prompt_tokens for each in counts)
@@ -53,14 +54,14 @@ def prefill_token_s(prefill: Iterable[SpeedCounts]) -> float | None:
 
 
 def is_worth_moving(left: StreamLeft, decode: SpeedCounts, token_s: float | None) -> bool:
-    """Return whether a stream has more left than it costs to compute its prompt and what was said at another worker.
+    """Return whether the rest of a stream takes longer than computing its prompt and previous response on another worker.
 
-    What nothing is known of is not a reason to stay: a drain that waits for an answer may wait for hours.
+    Returns True if this is unknown: a drain that waits for a response can take hours.
 
     Args:
-        left: The stream.
-        decode: What its worker has done.
-        token_s: Of `prefill_token_s`.
+        left: Progress and limits of the stream.
+        decode: Measured speed of the worker that generates the stream.
+        token_s: Seconds to compute one uncached prompt token, from `prefill_token_s`; None if unknown.
     """
     if left.limit_tokens is None or not decode.output_tokens or token_s is None:
         return True
@@ -69,5 +70,5 @@ def is_worth_moving(left: StreamLeft, decode: SpeedCounts, token_s: float | None
 
 
 def cached_tokens(arrival: Arrival, others: Iterable[WorkerQueue[Any]]) -> int:
-    """Return the tokens of a prompt that the worker holds which holds most of it; 0 where there is no worker."""
+    """Return the number of a prompt's tokens that are cached on the worker of ``others`` with most of them; 0 if there is none."""
     return arrival.tokens - min((each.uncached(arrival) for each in others), default=arrival.tokens)

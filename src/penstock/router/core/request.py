@@ -1,8 +1,11 @@
-"""The way of one request, without I/O: steps out, answers in. Pure.
+"""The state machine of one request, without I/O: it yields steps, and the driver sends back the result of each step. Pure.
 
-Prefill, transfer, decode, refusals for lack of room, retries, and the rest of a broken stream. `penstock.router.proxy.handler`
-drives it. It is a generator, so whatever a step holds (a worker's share, the KV of a prompt) is given back by the ``finally``
-that is alongside it, also when the client leaves.
+It covers prefill, KV transfer, decode, refusals for lack of capacity, retries, and the continuation of a broken stream on
+another worker. `penstock.router.proxy.handler` drives it. It is a generator, so whatever a step occupies (capacity of a
+worker, the KV blocks of a prompt) is released by the ``finally`` next to it, also if the client disconnects.
+
+A stream has "begun" when its first token has arrived from a worker; from then on the request can only be continued, not
+restarted.
 """
 
 from __future__ import annotations
@@ -73,41 +76,41 @@ from penstock.router.core.suspects import Suspicion, is_trial
 from penstock.router.core.worker import Worker
 
 SUDDENLY_S: Final = 1.0
-"""Within which a worker that dies breaks all its requests off. Chosen; simulated seconds."""
+"""Maximum time between the first and the last broken request of a worker that dies, in simulated seconds. Chosen."""
 
 AT_ONCE_S: Final = 0.05
-"""A worker that breaks a continued stream off so soon was dead when it got it, as after the loss of a node. Chosen: less than
-computing the prompt takes; simulated seconds."""
+"""Time since dispatch within which a broken continuation shows that its worker was already dead, as after the loss of a node; in
+simulated seconds. Chosen: less than it takes to compute the prompt."""
 
 QUEUE_TIMEOUT: Final = "queue_timeout"
 LEASE_EXPIRED: Final = "lease_expired"
 KV_LOST: Final = "kv_lost"
 BROKEN: Final = "upstream_broken"
-"""The reason of a worker that died, or whose stream did, while it answered."""
+"""Failure reason: the worker died, or its stream broke off, while it answered."""
 MOVED: Final = "drain"
-"""The reason of a stream that leaves a worker which drains."""
+"""Failure reason: the stream was moved away from a draining worker."""
 CONNECT: Final = "upstream_connect"
-"""The reason of a worker that was never reached: it holds nothing of the request."""
+"""Failure reason: the worker could not be reached, so it has nothing of the request."""
 
 TOTAL_TIMEOUT: Final = "upstream_timeout_total"
-"""The reason of a worker that was still answering when the request's own time was over."""
+"""Failure reason: the worker was still answering when the request's total timeout passed."""
 
 
 class ClientLeft(Exception):  # noqa: N818 - thrown into the generator, which ends
-    """The client is gone."""
+    """The client has disconnected; raised inside the generator, which then ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestPlan:
-    """What a request needs.
+    """The stages that a request passes and its limits; the same for all requests of a kind.
 
     Attributes:
         entry: Role of the router's first stage.
-        is_split: Its prompt is computed by a prefill worker.
-        is_concurrent: Its decode worker meets the prefill worker, and is asked at once.
-        lease_s: First lease of a prefilled prompt, simulated seconds.
-        max_continuations: Of its stream.
-        worker_wait_s: Longest time that its stream, once begun, waits for a worker that continues it, simulated seconds.
+        is_split: Whether a prefill worker computes the prompt, and a decode worker generates the response.
+        is_concurrent: Whether the decode worker is called at the same time as the prefill worker, instead of after it.
+        lease_s: Length of the first lease of a prefilled prompt's KV blocks, in simulated seconds; inf if it does not expire.
+        max_continuations: Maximum number of times that the request's stream is resumed on another worker.
+        worker_wait_s: Maximum time that a begun stream waits for a worker that resumes it, in simulated seconds.
     """
 
     entry: Role
@@ -119,7 +122,7 @@ class RequestPlan:
 
     @property
     def answering(self) -> Role:
-        """Role of the stage that answers."""
+        """Role of the workers that generate the response: decode if the first stage is prefill, else the first stage's role."""
         return Role.DECODE if self.entry is Role.PREFILL else self.entry
 
 
@@ -128,7 +131,7 @@ _Refused: TypeAlias = RefusalReason | Problem | End
 _Way: TypeAlias = Generator[Asked, Any, _Came]
 
 
-# Steps of which each request has the same ones are made once.
+# Steps that are the same for every request are created once.
 _choose, _send = cache(Choose), cache(Send)
 _CONFIRM: Final = Confirm()
 _RELAY: Final = Relay()
@@ -140,16 +143,21 @@ _SERVED: Final = End(EndKind.SERVED)
 
 
 class RequestMachine:
-    """Carries one request from prefill to its end.
+    """The state machine of one request, from its admission to its end.
+
+    The driver calls `answer` with the result of the last step, carries out `steps`, then the returned step, and so on until
+    an `End`.
 
     Attributes:
-        steps: Those without an answer that come before the newest one that was returned; the driver takes them.
-        rules: Whether it is tried again; another router's once that one picks.
-        tries: What its tries have shown so far.
-        alone_at: Roles on whose workers it may only run alone; empty: it is not a suspect, see `penstock.router.core.suspects`.
-        deadline_s: After which nothing is tried again, simulated seconds; it may be moved.
-        continuations: Workers that failed it after it had begun, which `limits.CONTINUATIONS` bounds.
-        moves: How often its stream has left a draining worker.
+        steps: Notifications (steps without a result) that precede the newest returned step; the driver removes and carries
+            them out in order.
+        rules: Decides about retries. If another router becomes responsible for the request, that router's rules replace them.
+        tries: Failures and retries of the request so far.
+        alone_at: Roles on whose workers the request must run alone, because it is suspected of crashing workers; empty if it
+            is not. See `penstock.router.core.suspects`.
+        deadline_s: Time after which nothing is retried, in simulated seconds; the driver may change it.
+        continuations: Number of failures of workers after the stream had begun; limited by `limits.CONTINUATIONS`.
+        moves: Number of times that the stream has left a draining worker.
     """
 
     __slots__ = (
@@ -193,16 +201,18 @@ class RequestMachine:
         self.moves = 0
         self.alone_at: tuple[Role, ...] = ()
         self._suspicion: Suspicion | None = None
-        # Where it runs, or ran last, alone as a suspect, with the worker's outages then.
+        # Assignments, by role, in which the request runs or last ran alone as a suspect, with the worker's outages at that
+        # time.
         self._was_trial = False
         self._trials: dict[Role, tuple[Assignment[Any], int]] = {}
         self._plan = plan
         self.rules = rules
         self._now_s = now_s
-        # The worker that keeps the prompt's KV for decode, and whether no decode worker answers for that yet.
+        # The worker that keeps the prompt's KV for decode, and whether this router must still release that KV because no
+        # decode worker has fetched it.
         self._source: Worker | None = None
         self._is_kept = False
-        # The share of the prefill worker that computes alongside decode, until it has answered.
+        # The assignment to the prefill worker that computes concurrently with decode, until that worker has answered.
         self._meeting: Assignment[Any] | None = None
         self._has_begun = self._speaks = False
         self._sent_s = self._died_s = self._waits_since_s = -inf
@@ -210,14 +220,20 @@ class RequestMachine:
         self._way = self._run()
 
     def answer(self, answer: Answer) -> Asked | End:
-        """Return what follows, once `steps` are carried out, from the answer to the last step; None before the first."""
+        """Return the next step, given the result of the last one; pass None for the first step.
+
+        The driver must carry out `steps` before it carries out the returned step.
+        """
         try:
             return self._way.send(answer)
         except StopIteration as end:
             return self._ended(end.value)
 
     def leave(self) -> End:
-        """Return the end of a request whose client is gone, whatever it waits for; `steps` give back what it holds."""
+        """End the request because its client has disconnected, whatever step is under way; return its end.
+
+        The driver must then carry out `steps`, which release everything that the request occupies.
+        """
         with suppress(ClientLeft):
             self._way.throw(ClientLeft)
         return self._ended(End(EndKind.LEFT))
@@ -228,13 +244,16 @@ class RequestMachine:
 
     @property
     def may_move(self) -> bool:
-        """Whether its stream may leave its worker for another one, as far as its limits go."""
+        """Whether the limits allow the stream to move from its worker to another one now."""
         is_in_time = self._now_s() < self.deadline_s
         return self._may_go_on and is_in_time and self.moves < self._plan.max_continuations
 
     @property
     def waits_until_s(self) -> float:
-        """Until when a begun stream waits for a worker, simulated seconds; inf: before its first token queues bound the wait."""
+        """Time until which a begun stream waits for a worker, in simulated seconds.
+
+        inf if the stream has not begun: the queues then limit the wait.
+        """
         if not self._has_begun:
             return inf
         return min(self.deadline_s, self._waits_since_s + self._plan.worker_wait_s)
@@ -280,12 +299,16 @@ class RequestMachine:
                 self.steps.append(ReleaseKv())
             self._source, self._is_kept = None, False
         if came is RefusalReason.QUEUE_TIMEOUT:
-            # Its lease is not renewed here. The first stage's queue waits for a decode worker without one.
+            # The lease of the KV is not renewed while decode waits. The retry waits in the first stage's queue, without a
+            # lease.
             return FailedTry(QUEUE_TIMEOUT, RetryScope.ANYWHERE)
         return came
 
     def prefill_ended(self, came: PrefillEnd) -> None:
-        """Take what became of the prefill alongside its decode, whatever the machine waits for; `steps` follow from it."""
+        """Record the result of a prefill that runs concurrently with decode; can be called while any step is under way.
+
+        The driver must then carry out `steps`. Does nothing if no such prefill is under way.
+        """
         assignment, self._meeting = self._meeting, None
         if assignment is None:
             return
@@ -296,7 +319,7 @@ class RequestMachine:
         self.steps.append(_LEAVE_PREFILL)
 
     def _meet(self) -> _Way:
-        """Have a prefill and a decode worker meet; others while the prefill workers refuse the request for lack of room."""
+        """Run a prefill and a decode worker concurrently; try other prefill workers while they refuse for lack of capacity."""
         tries = self.tries
         while True:
             got = yield _choose(Role.PREFILL, self._is_again, is_admission=False)
@@ -314,7 +337,7 @@ class RequestMachine:
                     self.steps.append(_LEAVE_PREFILL)
                     self._meeting = None
             if came is RefusalReason.QUEUE_TIMEOUT:
-                # The prefill worker keeps the KV for this long alone, too.
+                # The prefill worker does not keep the KV any longer than this either.
                 return FailedTry(QUEUE_TIMEOUT, RetryScope.ANYWHERE)
             if not isinstance(came, PrefillFailed):
                 return came
@@ -328,10 +351,10 @@ class RequestMachine:
     def _stage(
         self, role: Role, serve: Callable[[Assignment[Any]], _Way], *, is_admission: bool = False
     ) -> _Way:
-        """Have a worker of a role answer; another one while workers refuse the request for lack of room.
+        """Have a worker of a role serve the request; try another one while workers refuse it for lack of capacity.
 
-        Such a refusal is not a failure: it costs no retry budget, and does not count against the worker. The rest of a stream
-        waits until one has room.
+        Such a refusal is not a failure: it costs no retry budget, and does not count against the worker. A stream that is
+        resumed waits until a worker has capacity.
         """
         tries, is_entry = self.tries, role is self._plan.entry
         while True:
@@ -353,16 +376,16 @@ class RequestMachine:
 
     @property
     def _is_again(self) -> bool:
-        """Whether it was admitted before."""
+        """Whether the request was admitted before."""
         return self._has_begun or bool(self.tries.retries or self.tries.avoid)
 
     def _waits_for_room(self) -> bool:
-        """Return whether full workers are tried again: by a begun stream, within its time."""
+        """Return whether workers that refused for lack of capacity are tried again: only for a begun stream, within its time limit."""
         return not CAPACITY.binds(begun=self._has_begun) and self._now_s() < self.waits_until_s
 
     def _prefilled(self, assignment: Assignment[Any]) -> _Way:
         if assignment.role is Role.DECODE:
-            # Deflected: it computes the prompt that it answers.
+            # Prefill deflection: the decode worker computes the prompt itself.
             return (yield from self._answered(assignment))
         came: _Came = yield _send(assignment.role, reads_kv=False)
         if isinstance(came, PromptComputed):
@@ -414,9 +437,9 @@ class RequestMachine:
         return came  # type: ignore[no-any-return] # the driver's answer
 
     def _reads_kv(self, assignment: Assignment[Any], source: Worker) -> bool | None:
-        """Return whether a decode worker fetches the prompt's KV, or computes the prompt; None: the KV may be gone."""
+        """Return whether a decode worker fetches the prompt's KV (True) or computes the prompt (False); None if the KV may have expired."""
         if not versions.pair(source, assignment.worker):
-            # It computes the prompt itself, as the only ones left.
+            # Only decode workers with another engine version are available; they compute the prompt themselves.
             self.steps.append(CountTransfer(TransferResult.NONE))
             return False
         if assignment.queued_s >= TRUSTED_FRACTION * self._plan.lease_s:
@@ -437,7 +460,7 @@ class RequestMachine:
     # -- after a failure ------------------------------------------------------------------------------
 
     def _after(self, failure: FailedTry) -> Generator[Asked, Any, End | None]:
-        """Return once the request may be tried again, or its stream continued; else its end."""
+        """Decide what follows a failed try: return None when the request may be retried or its stream resumed, else its end."""
         self._was_trial = False
         died = self._died_with(failure) if failure.reason == BROKEN else None
         is_convicted = died is not None and (yield from self._is_convicted(died))
@@ -459,7 +482,7 @@ class RequestMachine:
     # -- what it has killed ---------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Record that a suspect has got past the place where it was broken off; does nothing for a request that is none."""
+        """Record that a suspect has got past the point where it was broken off; does nothing if the request is not a suspect."""
         if self._suspicion is not None:
             self._suspicion.clear()
             self.alone_at = ()
@@ -473,13 +496,13 @@ class RequestMachine:
             self._trials[assignment.role] = assignment, assignment.worker.outages
 
     def _paused(self, pauses: int) -> int:
-        """Return the pauses before the next try: a suspect's is long enough that what died with its worker is known."""
+        """Return the number of pauses before the next try; a suspect pauses until deaths at the same moment are known."""
         return MOST_PAUSES if self.alone_at else pauses
 
     def _died_with(self, failure: FailedTry) -> Worker | None:
-        """Return the worker that died while this request ran there; None: it was dead before, or not shown to work at all.
+        """Return the worker that died while this request ran there; None if it was dead before, or has never been shown to work.
 
-        Of two workers that die at once a stream meets the second one, dead already, right after the first.
+        If two workers die at once, a stream can be sent to the second one, which is already dead, right after the first.
         """
         now_s, before_s, self._died_s = self._now_s(), self._died_s, -inf
         is_continued = self._has_begun and not self._speaks
@@ -496,7 +519,7 @@ class RequestMachine:
         return worker
 
     def _is_convicted(self, worker: Worker) -> Generator[Asked, Any, bool]:
-        """Return whether the request has killed a worker on which it ran alone, as far as that is known after a while."""
+        """Return whether the request has killed a worker on which it ran alone; waits until it is known whether the worker died."""
         trial, outages = self._trials.pop(worker.spec.role, (None, 0))
         if trial is None or trial.worker is not worker or self._suspicion is None:
             return False
@@ -504,7 +527,7 @@ class RequestMachine:
         if worker.outages == outages:
             yield AwaitOutage(worker)
         if worker.outages == outages:
-            # The worker lives: only its stream was broken off.
+            # The worker is alive: only its stream was broken off.
             return False
         before = [each.worker for each in self._suspicion.deaths]
         self.steps.append(QueryOfDeath(tuple(before), worker.name))
@@ -515,13 +538,14 @@ class RequestMachine:
     def _after_beginning(
         self, failure: FailedTry, *, is_convicted: bool
     ) -> Generator[Asked, Any, End | None]:
-        """Return once a begun stream may ask the next worker; else its end.
+        """Decide what follows the failure of a begun stream: return None when the next worker may be asked, else the end.
 
-        Where no worker was there to answer, it has not continued: it waits for one, which `waits_until_s` bounds.
+        If no worker was available, the stream has not been continued: it waits for a worker until `waits_until_s`.
         """
         has_spoken, self._speaks = self._speaks, False
         is_moved = failure.reason == MOVED
-        # A suspect's stream that breaks alone may have ended its worker unseen, so that it does not try for ever.
+        # A suspect's stream that breaks while it runs alone may have killed its worker unnoticed, so it counts: it must not
+        # try for ever.
         counts = has_spoken or self._was_trial or failure.scope is RetryScope.ELSEWHERE or failure.is_timeout
         now_s = self._now_s()
         if has_spoken:
@@ -537,10 +561,11 @@ class RequestMachine:
             self.steps.append(Lost(why, failure.reason))
             return End(EndKind.FAILED, failure)
         if has_spoken:
-            # Its tries before the first token, or before this break, say nothing of the workers that it may ask now.
+            # Retries before the first token, or before this break, are no evidence about the workers that it can be sent to
+            # now.
             self.tries.retries = 0
         if is_moved:
-            # It is not a retry: nothing has failed.
+            # A move is not a retry, because nothing has failed.
             self.tries.avoid |= {each.name for each in failure.workers}
             self.moves += 1
             yield Retry(MOVED, 0, is_rest=True)
@@ -553,7 +578,7 @@ class RequestMachine:
         return None
 
     def _lost_by(self, failure: FailedTry, now_s: float, *, counts: bool) -> str:
-        """Return why a begun stream ends here, the limit's name where it is one; empty: another worker may be asked."""
+        """Return why a begun stream ends here, as the name of a limit if there is one; empty if another worker may be asked."""
         if not self._may_go_on:
             return "request"
         if failure.reason == TOTAL_TIMEOUT or now_s >= self.deadline_s:
@@ -572,5 +597,5 @@ def _end_of(came: _Refused) -> End:
 
 
 def _refusal_of(came: _Refused) -> str:
-    """Return the reason of a try for which there was no worker, no room at one or no connection."""
+    """Return the failure reason of a try that found no worker, no capacity on a worker, or no connection."""
     return (came.kind if isinstance(came, End) else came).name.lower()

@@ -1,4 +1,4 @@
-"""The steps of a request's way, and the answers to them; `penstock.router.core.request` yields them. Pure."""
+"""The steps that `penstock.router.core.request.RequestMachine` yields, and the results that the driver sends back. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from penstock.router.core.worker import Worker
 
 
 class Choose(NamedTuple):
-    """Ask for a worker of a role; the answer is its `Assignment`, or a `RefusalReason`.
+    """Acquire a worker of a role; the result is its `Assignment`, or a `RefusalReason`.
 
     Attributes:
-        again: It was admitted before.
-        is_admission: It asks for no worker of the first stage, so it is admitted here.
+        role: Role of the worker.
+        again: Whether the request was admitted before.
+        is_admission: Whether the request has to pass admission here, because it uses no worker of the first stage.
     """
 
     role: Role
@@ -27,14 +28,16 @@ class Choose(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Send the request to the assigned worker, which fetches the prompt's KV or computes the prompt.
+    """Send the request to its assigned worker.
 
-    The answer of a prefill is `PromptComputed`, else `Began`; or a `Problem`, or a `FailedTry` whose verdict the worker has.
-    Where decode meets it, a prefill is only begun, and its answer is None: what becomes of it goes to
-    `RequestMachine.prefill_ended`, and before decode's first token a failure is decode's answer, too, as `PrefillFailed`.
+    The result is `PromptComputed` for a prefill, else `Began`; or a `Problem`, or a `FailedTry`, which is also reported to
+    the worker's circuit breaker. If prefill and decode run concurrently, a prefill is only started and the result is None:
+    its outcome is passed to `RequestMachine.prefill_ended`, and if it fails before decode's first token, the result of
+    decode's step is `PrefillFailed`.
 
     Attributes:
-        role: The worker's.
+        role: Role of the assigned worker.
+        reads_kv: Whether the worker fetches the prompt's KV from a prefill worker; otherwise it computes the prompt.
     """
 
     role: Role
@@ -42,34 +45,34 @@ class Send(NamedTuple):
 
 
 class Confirm(NamedTuple):
-    """Ask whether the KV was held until it was read; the answer is whether it was."""
+    """Check whether the prefill worker held the KV blocks until they were read; the result is True or False."""
 
 
 class Relay(NamedTuple):
-    """Pass the stream on whose beginning has come; the answer is None at its end, or a `FailedTry` where it breaks off."""
+    """Relay to the client the stream whose first part has arrived; the result is None at its end, or a `FailedTry` if it breaks off."""
 
 
 class AwaitPrefill(NamedTuple):
-    """Wait a moment for the prefill alongside a decode that has ended; the answer is None."""
+    """Wait a short time for a concurrent prefill whose decode has ended already; the result is None."""
 
 
 class AwaitOutage(NamedTuple):
-    """Wait until it is known whether a worker has died that broke a request off; the answer is None."""
+    """Wait until it is known whether the worker that broke off a request has died; the result is None."""
 
     worker: Worker
 
 
 class ReadRest(NamedTuple):
-    """Make a request of what a broken stream lacks; the answer is a `Rest`."""
+    """Build the request for the remaining part of a broken stream; the result is a `Rest`."""
 
 
 class Retry(NamedTuple):
-    """Pause, before the request is tried again or the rest of its stream is asked for; the answer is None.
+    """Pause before the request is retried, or before the remaining part of its stream is requested; the result is None.
 
     Attributes:
-        reason: Of the failure.
-        pauses: How long, in pauses; 0: not at all.
-        is_rest: The client has the beginning.
+        reason: Reason of the failure, for metrics.
+        pauses: Length of the pause, as a number of back-off pauses; 0 does not pause.
+        is_rest: Whether the client has received the first part of the response, so that the stream is resumed.
     """
 
     reason: str
@@ -81,58 +84,71 @@ class Retry(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """The assigned worker has computed the prompt; ``cached_tokens`` were found in its cache, None: not known."""
+    """Record that the assigned worker has computed the prompt.
+
+    Attributes:
+        cached_tokens: Prompt tokens that the worker found in its cache; None if unknown.
+    """
 
     cached_tokens: int | None
 
 
 class Deliver(NamedTuple):
-    """Give the client the complete answer that has come."""
+    """Send the complete response, which has arrived, to the client."""
 
 
 class Release(NamedTuple):
-    """The request leaves its assigned worker."""
+    """Release the assigned worker, because the request has left it."""
 
 
 class ComputedBeside(NamedTuple):
-    """The prefill worker that decode met has computed the prompt; ``cached_tokens`` as of `Computed`."""
+    """Record that the prefill worker that runs concurrently with decode has computed the prompt.
+
+    Attributes:
+        cached_tokens: Prompt tokens that the worker found in its cache; None if unknown.
+    """
 
     cached_tokens: int | None
 
 
 class LeavePrefill(NamedTuple):
-    """The request leaves the prefill worker alongside decode's, broken off if it still runs there."""
+    """Release the prefill worker that runs concurrently with decode, and abort the request there if it still runs."""
 
 
 class TurnedAway(NamedTuple):
-    """A worker has no room for the request."""
+    """Record that a worker has refused the request for lack of capacity."""
 
     worker: Worker
 
 
 class CountTransfer(NamedTuple):
-    """What became of the prompt's KV."""
+    """Count the outcome of the transfer of the prompt's KV."""
 
     result: TransferResult
 
 
 class ReleaseKv(NamedTuple):
-    """Free the prompt's KV where it was computed: nothing fetches it."""
+    """Free the prompt's KV blocks on the prefill worker, because no decode worker fetches them."""
 
 
 class Lost(NamedTuple):
-    """A stream ends without its rest; ``why`` is a bounded word, ``reason`` that of the failure or of the end."""
+    """Record that a begun stream ends without its remaining part.
+
+    Attributes:
+        why: Cause, from a fixed set of values, for metrics: the name of a limit, or what prevents a continuation.
+        reason: Reason of the failure that broke the stream.
+    """
 
     why: str
     reason: str
 
 
 class QueryOfDeath(NamedTuple):
-    """The request has killed a worker, so it ends, and is refused for a while.
+    """Record that the request has killed a worker: it ends, and the same request is rejected for some time.
 
     Attributes:
-        before: Names of the workers that died while it ran there alongside others.
-        worker: On which it ran alone and which died then.
+        before: Names of the workers that died while the request ran there together with other requests.
+        worker: Name of the worker on which the request ran alone, and which died then.
     """
 
     before: tuple[str, ...]
@@ -140,25 +156,36 @@ class QueryOfDeath(NamedTuple):
 
 
 class EndKind(Enum):
-    """How a request ends."""
+    """How a request ends.
+
+    Attributes:
+        SERVED: The client has the complete response.
+        FAILED: The last try failed and is not retried; see `End.failure`.
+        REFUSED: The newest `Choose` returned a `RefusalReason`.
+        ALL_BUSY: Every worker that was tried refused for lack of capacity.
+        SATURATED: The router has no free connection.
+        LEFT: The client has disconnected.
+    """
 
     SERVED = auto()
     FAILED = auto()
     REFUSED = auto()
-    """By the newest `Choose`."""
+    """The newest `Choose` returned a `RefusalReason`."""
     ALL_BUSY = auto()
-    """By every worker that was asked, for lack of room."""
+    """Every worker that was tried refused for lack of capacity."""
     SATURATED = auto()
     LEFT = auto()
 
 
 class End(NamedTuple):
-    """The last step.
+    """The last step of a request.
 
     Attributes:
-        failure: Of the last try.
-        role: Of the stage whose workers have no room.
-        failed_on: Names of several workers that failed the request, which counts against none of them.
+        kind: How the request ended.
+        failure: Failure of the last try; None if no try failed.
+        role: Role of the stage whose workers have no capacity, for `EndKind.ALL_BUSY`; else None.
+        failed_on: Names of the workers that failed the request, if there are several; the failure then counts against none of
+            them. Empty otherwise.
     """
 
     kind: EndKind
@@ -186,17 +213,23 @@ Notification: TypeAlias = (
 
 
 class PromptComputed(NamedTuple):
-    """A prefill worker's answer; ``has_kv``: it keeps the prompt's blocks for decode."""
+    """Result of `Send` for a prefill: the worker has computed the prompt.
+
+    Attributes:
+        cached_tokens: Prompt tokens that the worker found in its cache; None if unknown.
+        has_kv: Whether the worker keeps the prompt's KV blocks for a decode worker.
+    """
 
     cached_tokens: int | None
     has_kv: bool
 
 
 class Began(NamedTuple):
-    """The first token of a stream, or a complete answer (`COMPLETE`).
+    """Result of `Send`: the first token of a stream has arrived, or a complete response (`COMPLETE`).
 
     Attributes:
-        may_go_on: Another worker could take the stream up where this one breaks it off.
+        is_stream: Whether the response is a stream.
+        may_go_on: Whether another worker could resume the stream if it breaks off.
     """
 
     is_stream: bool
@@ -204,36 +237,53 @@ class Began(NamedTuple):
 
 
 COMPLETE: Final = Began(is_stream=False)
+"""Result of `Send` for a non-streaming response that has arrived completely."""
 
 
 class Problem(Enum):
-    """What keeps a worker from answering that counts against no worker alone."""
+    """Reason for which a worker did not answer that does not count against that worker alone.
+
+    Attributes:
+        AT_CAPACITY: The worker has no capacity for the request.
+        KV_LOST: The prompt's KV did not arrive at the decode worker.
+        SATURATED: The router has no free connection.
+    """
 
     AT_CAPACITY = auto()
     KV_LOST = auto()
     SATURATED = auto()
-    """This router has no connection left."""
+    """The router has no free connection."""
 
 
 PrefillEnd: TypeAlias = "PromptComputed | FailedTry | Problem"
-"""What became of a prefill alongside its decode."""
+"""Outcome of a prefill that runs concurrently with decode."""
 
 
 class PrefillFailed(NamedTuple):
-    """What became of the prefill alongside a decode that has shown no token."""
+    """Result of `Send` for decode: the concurrent prefill failed before decode's first token.
+
+    Attributes:
+        came: The prefill's failure.
+    """
 
     came: FailedTry | Problem
 
 
 class Rest(Enum):
-    """What a broken stream lacks."""
+    """Result of `ReadRest`: whether the remaining part of a broken stream can be requested.
+
+    Attributes:
+        READY: The next try requests the remaining part.
+        NOTHING: Nothing remains; the client has the complete response.
+        UNKNOWN: The part that was sent cannot be continued.
+    """
 
     READY = auto()
-    """The next try asks for it."""
+    """The next try requests the remaining part."""
     NOTHING = auto()
-    """The client has all of it."""
+    """Nothing remains; the client has the complete response."""
     UNKNOWN = auto()
-    """What was said cannot be continued."""
+    """The part that was sent cannot be continued."""
 
 
 Answer: TypeAlias = "Assignment[Any] | RefusalReason | PromptComputed | PrefillFailed | Began | Problem | FailedTry | Rest | bool | None"

@@ -1,12 +1,13 @@
-"""What the tries of a request prove: its assignments to workers, lost KV transfers, and whether it is tried again. Pure.
+"""A request's assignments to workers, its KV transfers, and the rules by which a failed request is retried. Pure.
 
-A retry that leaves a failing worker for a sound one adds no load where there is none to spare, so it takes nothing
-out of the budget: the budget protects a pool that fails entirely. Of a lost KV transfer either end may be at fault; the
-request shows which, once it is served over other ends.
+A retry that leaves a failing worker for a sound one adds no load where capacity is short, so it takes nothing out of the
+retry budget: the budget protects a pool all of whose workers fail. If a KV transfer is lost, either end can be at fault;
+which one is shown when the request is served with other workers.
 
-A vLLM 0.32 decode worker does not notice that it reads blocks after their lease: it answers 200 with text made from
-whatever the blocks hold by then. The prefill worker's answer does not say until when the lease runs, but that worker counts
-leases that ran out. So a first token within the lease is trusted; a later one only if that count has not grown since.
+A vLLM 0.32 decode worker does not notice that it reads blocks after their lease has expired: it answers 200 with text
+generated from whatever the blocks then contain. The prefill worker's answer does not contain the end of the lease, but that
+worker counts expired leases. So a first token within the lease is trusted; a later one only if that count has not grown since
+the lease began.
 """
 
 from __future__ import annotations
@@ -26,7 +27,17 @@ T = TypeVar("T")
 
 
 class Verdict(StrEnum):
-    """What a request says of its worker; each is a method of `Assignment`."""
+    """Verdict of a request on its worker; each value has a method of the same meaning in `Assignment`.
+
+    Attributes:
+        PROVED: The first part of the response was correct.
+        SUCCEEDED: The response was correct, or its error is the client's.
+        FAILED: The worker failed, without doubt.
+        UNPROVEN: The worker failed, perhaps because of the request.
+        CONVICTED: An unproven failure was the worker's fault.
+        PARDONED: An unproven failure was not the worker's fault.
+        CLEARED: The request is no longer suspected of crashing workers.
+    """
 
     PROVED = "proved"
     SUCCEEDED = "succeeded"
@@ -43,11 +54,14 @@ def _ignore(verdict: Verdict, cause: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RunningAt:
-    """Where a request runs that another router has dispatched.
+    """The worker on which a request runs that another router has dispatched, and its progress there.
 
     Attributes:
-        tokens: Prompt tokens, and what was generated so far.
-        queued_s: How long it waited, simulated seconds.
+        worker: Name of the worker.
+        tokens: Prompt tokens plus the tokens generated so far.
+        is_prefilled: Whether the worker has computed the prompt.
+        queued_s: Time that the request waited in the queue, in simulated seconds.
+        reason: Why the request was routed to this worker, for logs.
     """
 
     worker: str
@@ -58,17 +72,22 @@ class RunningAt:
 
 
 class Assignment(Generic[T]):
-    """A request's stay at a worker, from its dispatch until `RouterCore.release`.
+    """A request's assignment to a worker, from its dispatch until `RouterCore.release`.
 
-    A verdict (`succeeded`, `failed`) reaches the worker's circuit at once and only the first one counts; the share of
-    the worker's counters is given back by `end`, exactly once.
+    A verdict (`succeeded`, `failed`) is reported to the worker's circuit breaker at once, and only the first one counts.
+    Creating an assignment adds the request to the worker's in-flight counters; `end` subtracts it, exactly once.
 
     Attributes:
-        tokens: Prompt tokens, known or estimated, and what was generated so far.
-        since_s: When it was dispatched, simulated seconds.
-        is_cleared: It is not a suspect any more; see `penstock.router.core.suspects`.
-        is_computed: Its complete answer shows that its prompt was computed; `RouterCore.release` records it.
-        on_verdict: Called with each verdict and its cause; for a router whose picker is another one.
+        item: The request.
+        worker: The worker to which it was dispatched.
+        tokens: Prompt tokens, known or estimated, plus the tokens generated so far.
+        since_s: Time of the dispatch, in simulated seconds.
+        queued_s: Time that the request waited in the queue, in simulated seconds.
+        reason: Why the request was routed to this worker, for logs.
+        is_open: Whether the request still counts as in flight at the worker.
+        is_cleared: Whether the request is no longer suspected of crashing workers; see `penstock.router.core.suspects`.
+        is_computed: Whether a complete response has shown that the prompt was computed; `RouterCore.release` then records it.
+        on_verdict: Called with each verdict and its cause; used to forward verdicts to the router that chose the worker.
     """
 
     def __init__(
@@ -98,7 +117,13 @@ class Assignment(Generic[T]):
         return self.worker.spec.role
 
     def grow(self, tokens: int, gap_s: float | None = None) -> None:
-        """Count generated tokens, and the simulated seconds since those before; None: they are the first."""
+        """Count generated tokens at the worker.
+
+        Args:
+            tokens: Number of new tokens.
+            gap_s: Simulated seconds since the previous tokens; None for the first tokens, which do not count for the decode
+                speed.
+        """
         worker = self.worker
         self.tokens += tokens
         worker.inflight_tokens += tokens
@@ -107,11 +132,16 @@ class Assignment(Generic[T]):
             worker.speed.decode_s += gap_s
 
     def computed(self, cached_tokens: int, now_s: float) -> None:
-        """Count its prompt for the worker's speed, except for what is known to have been cached."""
+        """Count the prompt for the worker's measured prefill speed.
+
+        Args:
+            cached_tokens: Prompt tokens that the worker found in its cache, which do not count; 0 if unknown.
+            now_s: Time at which the prefill ended, in simulated seconds.
+        """
         self.worker.speed.prefilled(max(1, self.tokens - cached_tokens), now_s - self.since_s)
 
     def proved(self) -> None:
-        """Record the correct beginning of an answer: a probe lets others in before the end of its stream."""
+        """Record that the first part of the response was correct. A probe then closes the circuit before the end of its stream."""
         if self._has_verdict:
             return
         self.worker.has_answered = self.worker.has_ever_answered = True
@@ -121,16 +151,19 @@ class Assignment(Generic[T]):
         self.on_verdict(Verdict.PROVED, "")
 
     def succeeded(self) -> None:
-        """Record a correct answer, or one whose error is the client's."""
+        """Record a correct response, or one whose error is the client's fault; does nothing after another verdict."""
         if not self._has_verdict:
             self._has_verdict = True
             self.worker.answered(probe=self._probe)
             self.on_verdict(Verdict.SUCCEEDED, "")
 
     def failed(self, now_s: float, cause: str, *, proven: bool = True) -> None:
-        """Record a failure and its cause, for the log and `/workers`.
+        """Record a failure; does nothing after another verdict.
 
-        It is ``proven`` if the worker is at fault without doubt; else `convict` or `pardon` follows.
+        Args:
+            now_s: Current time in simulated seconds.
+            cause: Cause of the failure, for the log and ``/workers``.
+            proven: Whether the worker is at fault without doubt; otherwise `convict` or `pardon` must follow.
         """
         if not self._has_verdict:
             self._has_verdict = True
@@ -140,25 +173,28 @@ class Assignment(Generic[T]):
             self.on_verdict(Verdict.FAILED if proven else Verdict.UNPROVEN, cause)
 
     def convict(self, now_s: float) -> None:
-        """Prove a failure: another worker has served the request."""
+        """Record that an unproven failure was the worker's fault: another worker has served the request."""
         if self._is_counted:
             self.worker.convicted(now_s)
         self.on_verdict(Verdict.CONVICTED, "")
 
     def pardon(self, now_s: float) -> None:
-        """Take the failure back: it followed the request to other workers."""
+        """Take back an unproven failure: the request failed on other workers as well."""
         if self._is_counted:
             self._is_counted = False
             self.worker.breaker.pardoned(now_s, probe=self._probe)
         self.on_verdict(Verdict.PARDONED, "")
 
     def clear(self) -> None:
-        """Record that the suspect did not kill its worker."""
+        """Record that the request, a suspect, did not kill its worker."""
         self.is_cleared = True
         self.on_verdict(Verdict.CLEARED, "")
 
     def end(self) -> None:
-        """Give the share back; without a verdict the worker's circuit stays as it is. Does nothing the second time."""
+        """Remove the request from the worker's in-flight counters; does nothing on repeated calls.
+
+        Without a verdict, the worker's circuit breaker does not change.
+        """
         if not self.is_open:
             return
         self.is_open = False
@@ -170,7 +206,15 @@ class Assignment(Generic[T]):
 
 
 class RefusalReason(Enum):
-    """Why a request gets no worker."""
+    """Why a request gets no worker.
+
+    Attributes:
+        QUEUE_FULL: Too many requests wait.
+        QUEUE_TIMEOUT: The request waited longer than its limit.
+        NO_WORKER: No worker serves, and none is expected in time.
+        SHED: Requests of its tier are shed to protect the SLO of higher tiers.
+        ALL_BUSY: All workers of a stage are busy.
+    """
 
     QUEUE_FULL = auto()
     QUEUE_TIMEOUT = auto()
@@ -181,12 +225,14 @@ class RefusalReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Refuse(Generic[T]):
-    """A request gets no worker.
+    """The rejection of a request.
 
     Attributes:
-        role: Of the stage that has no worker for it.
-        message: For the client: what was exceeded or is missing, and the remedy.
-        retry_after_s: When there is expected to be room, simulated seconds from now; None: unknown.
+        item: The request.
+        role: Role of the stage that has no worker for it.
+        reason: Why the request is rejected.
+        message: Text for the client: what was exceeded or is missing, and the remedy.
+        retry_after_s: Time until capacity is expected, in simulated seconds from now; None if unknown.
     """
 
     item: T
@@ -197,23 +243,29 @@ class Refuse(Generic[T]):
 
 
 Effects = list[Assignment[T] | Refuse[T]]
-"""Each `Assignment` is a request that goes to its worker now; `RouterCore.release` ends it."""
+"""Actions for the driver. Each `Assignment` is a request to send to its worker now, which ends with `RouterCore.release`; each
+`Refuse` is a request to reject."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvTransfer:
-    """The two ends of one KV transfer."""
+    """One KV transfer from a prefill worker to a decode worker."""
 
     prefill: Worker
     decode: Worker
 
     def lost(self) -> None:
-        """Record that it did not arrive."""
+        """Record that the transfer was lost, at both workers."""
         self.prefill.lost_transfers += 1
         self.decode.lost_transfers += 1
 
     def arrived(self, lost: Iterable[KvTransfer], now_s: float) -> None:
-        """Record that it arrived, and eject workers at fault for the same request's ``lost`` transfers, oldest first."""
+        """Record that the transfer succeeded, and eject workers that are at fault for lost transfers of the same request.
+
+        Args:
+            lost: Lost transfers of the same request, the oldest first.
+            now_s: Current time in simulated seconds.
+        """
         self.prefill.lost_transfers = self.decode.lost_transfers = 0
         for each in lost:
             worker = end_at_fault(each, self)
@@ -222,10 +274,11 @@ class KvTransfer:
 
 
 def end_at_fault(lost: KvTransfer, arrived: KvTransfer) -> Worker | None:
-    """Return the end at which a transfer was lost, given that the same request's later one arrived.
+    """Return the worker that is at fault for a lost transfer, given that a later transfer of the same request succeeded.
 
-    The end that the two do not share, as the shared one has just worked; of two such ends the one with more losses
-    since something last arrived there, None for as many.
+    If the two transfers share a worker, the other worker of the lost transfer is at fault, because the shared one has just
+    worked. If they share none, the worker with more lost transfers since its last success is at fault; None if both have the
+    same number, or if the two transfers are between the same workers.
     """
     decode_differs, prefill_differs = lost.decode is not arrived.decode, lost.prefill is not arrived.prefill
     if decode_differs and prefill_differs:
@@ -239,16 +292,18 @@ def end_at_fault(lost: KvTransfer, arrived: KvTransfer) -> Worker | None:
 
 
 TRUSTED_FRACTION: Final = DISPATCH_FRACTION
-"""The lease begins before the prefill's answer has come here; what is left of it covers that way."""
+"""Fraction of a lease within which the KV is trusted. The lease begins before the prefill's answer has arrived here; the remaining
+fraction covers that delay."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvLease:
-    """The hold on the blocks of one KV transfer.
+    """The lease under which a prefill worker holds the blocks of one KV transfer.
 
     Attributes:
-        granted_s: When the prefill worker's answer came, simulated seconds.
-        expired_before: That worker's count of expired leases by then; None when it was not known.
+        worker: Name of the prefill worker.
+        granted_s: Time at which the prefill worker's answer arrived, in simulated seconds.
+        expired_before: The worker's cumulative number of expired leases at that time; None if unknown.
     """
 
     worker: Worker
@@ -256,25 +311,25 @@ class KvLease:
     expired_before: float | None
 
     def is_within(self, lease_s: float, now_s: float) -> bool:
-        """Return whether blocks read by now were certainly held, given the length of a first lease."""
+        """Return whether the blocks were certainly held until ``now_s``, if a first lease lasts ``lease_s`` (both in simulated seconds)."""
         return now_s - self.granted_s < TRUSTED_FRACTION * lease_s
 
     def is_intact(self, expired: float | None) -> bool:
-        """Return whether no lease has expired since, given the worker's newest count; None: not known."""
+        """Return whether no lease of the worker has expired since; ``expired`` is its newest count, and None returns False."""
         return expired is not None and expired == self.expired_before
 
 
 _WINDOW_S = 10.0
-"""Chosen: the floor may be saved up over this many simulated seconds, Finagle's window for its budgets."""
+"""Chosen: unused retries of the floor accumulate for at most this long, in simulated seconds; Finagle's window for its budgets."""
 _REMEMBERED_REQUESTS = 1000
-"""Chosen: a worker that dies with a full batch (max_num_seqs is 256 by default) can be retried elsewhere
-at a fraction of 0.2-0.3, and traffic of the past buys no more than this many requests' worth."""
+"""Chosen: with this many requests, the retries of a worker that dies with a full batch (max_num_seqs is 256 by default) can be paid
+at a fraction of 0.2-0.3, and past traffic does not pay for more."""
 
 
 class RetryBudget:
-    """Two token buckets: every request pays a fraction of a retry in, and every second a floor.
+    """Retry budget with two token buckets: each request adds a fraction of a retry, and each second adds a constant (the floor).
 
-    Over a long time retries are at most ``budget_fraction`` of the requests plus ``min_per_second`` a simulated second.
+    Over a long time, retries are at most ``budget_fraction`` of the requests plus ``min_per_second`` per simulated second.
     """
 
     def __init__(self, config: RetriesConfig, now_s: float) -> None:
@@ -285,11 +340,11 @@ class RetryBudget:
         self._seen_s = now_s
 
     def request_arrived(self) -> None:
-        """Pay in for one request (not for its retries)."""
+        """Add the fraction of a retry that one new request earns; not called for retries."""
         self._earned = min(self._earned + self._fraction, self._fraction * _REMEMBERED_REQUESTS)
 
     def take(self, now_s: float) -> bool:
-        """Spend one retry; False when none is left."""
+        """Spend one retry; return False if none is left."""
         saved = self._floor + max(0.0, now_s - self._seen_s) * self._min_per_s
         self._floor = min(saved, self._min_per_s * _WINDOW_S)
         self._seen_s = now_s
@@ -303,18 +358,25 @@ class RetryBudget:
 
 
 MOST_PAUSES: Final = 20
-"""Chosen: a begun stream asks a worker that is away once a second, without a bound on how often."""
+"""Maximum number of back-off pauses before a try. Chosen: a begun stream then asks an unavailable worker once a second, without a
+limit on the number of times."""
 
 
 class RetryScope(Enum):
-    """Where a request that failed before its first byte may be tried again."""
+    """Where a request that failed may be tried again.
+
+    Attributes:
+        NOWHERE: It is not retried.
+        ELSEWHERE: On another worker only.
+        ANYWHERE: On any worker, the failed one included.
+    """
 
     NOWHERE = auto()
-    """The failure is the client's doing, or there is no time left."""
+    """It is not retried: the failure is the client's fault, or no time is left."""
     ELSEWHERE = auto()
-    """The same worker would say the same; another one shows whose fault it is."""
+    """On another worker only: the same worker would fail again, and another one shows whether the request is at fault."""
     ANYWHERE = auto()
-    """The worker is leaving, restarting or out of reach: it may answer the next time."""
+    """On any worker: the failed worker is draining, restarting or unreachable, and can succeed the next time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,10 +384,12 @@ class FailedTry:
     """One failed try of a request.
 
     Attributes:
-        reason: Bounded word for metrics.
-        workers: Which failed; none when it was not a worker, two when either end of a KV transfer may have.
-        is_timeout: A time-out after connecting: tried again at most once.
-        unproven: A failure that counts against the worker only if another one serves the request.
+        reason: Failure reason, from a fixed set of values, for metrics.
+        scope: Where the request may be retried.
+        workers: Workers that failed: none if no worker is at fault, two if either end of a KV transfer can be.
+        is_timeout: Whether the failure was a timeout after connecting, which is retried at most once.
+        unproven: Assignment whose failure counts against its worker only if another worker serves the request; None if the
+            failure is proven or is not a worker's.
     """
 
     reason: str
@@ -337,7 +401,15 @@ class FailedTry:
 
 @dataclass(slots=True)
 class RequestTries:
-    """What the tries of one request have shown so far; ``avoid`` names the workers that have failed it."""
+    """The failures and retries of one request so far.
+
+    Attributes:
+        retries: Number of retries.
+        timeouts: Number of tries that failed by a timeout.
+        avoid: Names of the workers that have failed the request.
+        unproven: Assignments with failures that are not proven to be the worker's fault yet.
+        lost_transfers: KV transfers of the request that were lost, the oldest first.
+    """
 
     retries: int = 0
     timeouts: int = 0
@@ -347,7 +419,10 @@ class RequestTries:
 
 
 class RetryRules:
-    """Allows retries and settles unproven failures, for all requests of one router, from ``now_s`` on (simulated)."""
+    """Decides about retries, and settles unproven failures, for all requests of one router.
+
+    ``now_s`` is the time of creation in simulated seconds; the retry budget starts then.
+    """
 
     def __init__(self, pool: WorkerPool, config: RetriesConfig, now_s: float) -> None:
         self._pool = pool
@@ -357,11 +432,17 @@ class RetryRules:
     def retry(
         self, tries: RequestTries, failure: FailedTry, now_s: float, *, left_s: float, begun: bool = False
     ) -> int | None:
-        """Return how many back-off pauses to wait before the next try; None: the failure is final.
+        """Decide whether a failed request is retried: return the number of back-off pauses before the retry, or None if it is not.
 
-        That is 0 where another worker can take it, else the number of retries including the next one, at most
-        `MOST_PAUSES`. The failure is of the request's last try, before its first byte, or of a ``begun`` stream;
-        ``left_s`` is what is left of its time, simulated seconds.
+        The number is 0 if another worker can take the request, else the number of retries including the next one, at most
+        `MOST_PAUSES`. ``tries`` is updated.
+
+        Args:
+            tries: Failures and retries of the request so far.
+            failure: Failure of the last try: before its first byte, or of a begun stream.
+            now_s: Current time in simulated seconds.
+            left_s: Simulated seconds until the request's deadline; it is not retried if this is <= 0.
+            begun: Whether a begun stream failed; the limits on retries and the retry budget do not apply to it.
         """
         tries.timeouts += failure.is_timeout
         if failure.unproven is not None:
@@ -386,7 +467,7 @@ class RetryRules:
         return min(tries.retries, MOST_PAUSES) if waits else 0
 
     def served(self, tries: RequestTries, worker: Worker, now_s: float) -> None:
-        """Prove the failures that other workers of a role had with a request: this one has served it."""
+        """Record that ``worker`` has served the request: unproven failures of other workers of its role count against them."""
         if not tries.unproven:
             return
         rest = []
@@ -398,7 +479,10 @@ class RetryRules:
         tries.unproven = tuple(rest)
 
     def settle(self, tries: RequestTries, now_s: float) -> tuple[str, ...]:
-        """Withdraw unproven verdicts at the end of a request; returns the workers if it failed on several."""
+        """At the end of a request, take back its failures that are still unproven.
+
+        Returns the names of the workers that it failed on, sorted, if there are several; else an empty tuple.
+        """
         unproven, tries.unproven = tries.unproven, ()
         if not unproven:
             return ()
@@ -408,7 +492,10 @@ class RetryRules:
         return tuple(names) if len(names) > 1 else ()
 
     def has_worked(self, role: Role) -> bool:
-        """Return whether a worker of a role has ever answered; one that breaks everything off says nothing of a request."""
+        """Return whether a worker of the role has ever answered.
+
+        Otherwise a broken request cannot be suspected of crashing workers: the role's workers may fail every request.
+        """
         return any(each.has_ever_answered for each in self._pool if each.spec.role is role)
 
     def _others(self, worker: Worker, avoid: Collection[str], now_s: float) -> list[Worker]:
@@ -416,7 +503,7 @@ class RetryRules:
         return [each for each in routable if each is not worker and each.name not in avoid]
 
     def _leaves_the_failing(self, failure: FailedTry, avoid: Collection[str], now_s: float) -> bool:
-        """Return whether a retry goes from a worker that fails request after request, or is gone, to one that does not."""
+        """Return whether a retry leaves a worker that fails all its requests, or is unavailable, for one that does not fail."""
         return any(
             (each.is_failing or not each.takes_requests)
             and not all(other.is_failing for other in self._others(each, avoid, now_s))
@@ -427,8 +514,8 @@ class RetryRules:
 def _to_avoid(tries: RequestTries, failure: FailedTry) -> set[str]:
     """Return the names of workers that the next try passes over.
 
-    Of a lost KV transfer that is the decode worker at first: over the same prefill worker, which has the prompt
-    in its cache, the next try shows which of them is at fault.
+    After a first lost KV transfer this is the decode worker alone: with the same prefill worker, which has the prompt in its
+    cache, the next try shows which of the two is at fault.
     """
     passed_over = failure.workers if len(tries.lost_transfers) > 1 else failure.workers[:1]
     return {each.name for each in passed_over}

@@ -1,4 +1,4 @@
-"""How fast each worker was lately, by what this router saw of its answers, and which are far slower than their equals. Pure."""
+"""Measures the recent prefill and decode speed of each worker from its responses, and names workers that are far slower. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from statistics import median
 from typing import Final
 
 SLOW: Final = 3.0
-"""Times as long as its equals from which a worker is named. Chosen: batches of different sizes make ITL differ by two."""
+"""Factor by which a worker must be slower than the median of its role to be reported. Chosen: batches of different sizes make ITL
+differ by a factor of two."""
 _WINDOW_S: Final = 60.0
 _STEP_S: Final = 5.0
-"""Chosen: as long as the live page's minute, marked as often."""
+"""Chosen: the window is as long as the live page's minute, and snapshots are as frequent as the page's."""
 _LEAST_TOKENS: Final = 50
 _LEAST_PREFILLS: Final = 5
 """Chosen: fewer say little; a single long gap would name a worker."""
@@ -20,14 +21,15 @@ _LEAST_PREFILLS: Final = 5
 
 @dataclass(slots=True)
 class SpeedCounts:
-    """What a worker has done since it joined; simulated seconds.
+    """Cumulative counts of a worker's prefills and decodes since it joined or its process restarted.
 
     Attributes:
-        output_tokens: Tokens of streams behind the first of each.
-        decode_s: The gaps before them.
-        prompt_tokens: Of the prompts whose prefill was seen to end, without those found in a cache where that is known.
-        prefill_s: From their dispatch to their end.
-        prefills: Those prompts.
+        output_tokens: Number of tokens of streams, without the first token of each stream.
+        decode_s: Sum of the gaps before these tokens, in simulated seconds.
+        prompt_tokens: Number of prompt tokens of the prefills whose end was observed, without cached tokens if these are
+            known.
+        prefill_s: Sum of the times from dispatch to the end of these prefills, in simulated seconds.
+        prefills: Number of these prefills.
     """
 
     output_tokens: int = 0
@@ -37,7 +39,7 @@ class SpeedCounts:
     prefills: int = 0
 
     def prefilled(self, tokens: int, took_s: float) -> None:
-        """Count a prompt."""
+        """Count one prefill: its uncached tokens, and its duration in simulated seconds (a negative one counts as 0)."""
         self.prompt_tokens += tokens
         self.prefill_s += max(0.0, took_s)
         self.prefills += 1
@@ -45,14 +47,14 @@ class SpeedCounts:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpeed:
-    """One worker's last minute; None: too little was seen.
+    """Speed of one worker over the last minute; a value is None if too few tokens or prefills were observed.
 
     Attributes:
-        equals: Its role: only workers of one role are compared.
-        prompt_tokens_per_s: While it had a prompt to compute.
-        prefill_s: Mean of a prompt, waiting in the engine included.
-        output_tokens_per_s: Over the whole time.
-        itl_s: Mean.
+        equals: Role of the worker; only workers of the same role are compared.
+        prompt_tokens_per_s: Prefill throughput in tokens/s while the worker had prompts to compute.
+        prefill_s: Mean duration of a prefill in simulated seconds, including the wait in the engine.
+        output_tokens_per_s: Decode throughput in tokens/s over the entire time.
+        itl_s: Mean inter-token latency in simulated seconds.
     """
 
     equals: str
@@ -63,7 +65,7 @@ class WorkerSpeed:
 
 
 class SpeedMeter:
-    """Marks the workers' counts."""
+    """Stores snapshots of the workers' counts, from which it calculates speeds over the last minute."""
 
     def __init__(self) -> None:
         self._marks: deque[tuple[float, dict[str, SpeedCounts]]] = deque(
@@ -71,14 +73,25 @@ class SpeedMeter:
         )
 
     def tick(self, counts: Mapping[str, SpeedCounts], now_s: float) -> None:
-        """Mark once in a step; called repeatedly."""
+        """Store a snapshot of the counts if the last one is at least 5 s old; called more often than that.
+
+        Args:
+            counts: Present counts by worker name.
+            now_s: Current time in simulated seconds.
+        """
         if not self._marks or now_s - self._marks[-1][0] >= _STEP_S:
             self._marks.append((now_s, {name: replace(each) for name, each in counts.items()}))
 
     def read(
         self, counts: Mapping[str, SpeedCounts], roles: Mapping[str, str], now_s: float
     ) -> dict[str, WorkerSpeed]:
-        """Return each worker's speed of the last minute; one that has joined or restarted since counts from then."""
+        """Return each worker's speed over the last minute; for a worker that joined or restarted since, over the time since then.
+
+        Args:
+            counts: Present counts by worker name.
+            roles: Role of each worker by name.
+            now_s: Current time in simulated seconds.
+        """
         then_s, before = next(
             (mark for mark in self._marks if mark[0] >= now_s - _WINDOW_S - _STEP_S), (now_s, {})
         )
@@ -105,10 +118,11 @@ def _speed(role: str, then: SpeedCounts, now: SpeedCounts, period_s: float) -> W
 
 
 def slow_workers(speeds: Mapping[str, WorkerSpeed]) -> dict[str, str]:
-    """Return, by name, how far workers are slower than their equals, whose medians are alongside their figures.
+    """Return the workers that are far slower than others of their role, as a text for each worker's name.
 
-    A prefill is slow if it makes fewer tokens a second and is not shorter: ten new tokens behind a cached prompt take the
-    time of a launch, and are few a second on any worker.
+    The text contains the worker's figures and the medians of the others. A worker's prefill is only slow if it computes fewer
+    tokens per second and its prefills do not take less time: ten uncached tokens after a cached prompt take the time of a
+    kernel launch, which is a low throughput on any worker.
     """
     found = {}
     for name, own in speeds.items():

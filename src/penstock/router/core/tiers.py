@@ -1,4 +1,4 @@
-"""What the router does by tier: room in its queue, admission and holding back, shedding, and counters. Pure."""
+"""The router's handling of tiers: queue slots, admission, holding back, load shedding, and counters. Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from penstock.router.policy.tiers import BURST_ROUNDS, SHARED, share_of
 
 
 class QueueOccupancy:
-    """Waiting requests by tier and by tenant.
+    """Number of waiting requests by tier and by tenant, and whether another one fits into the queue.
 
-    Each tier's share of the queue is kept for it: lower tiers may fill what the higher ones' shares leave, so a full
-    background queue never refuses a premium request. System requests always enter. Requests without a tenant are bounded
-    by their tier alone. A tenant has at most its share of its own requests plus its tier's free places, so that
-    however many tenants flood, the next one finds room: with a part of a half one holds 1/2, two 1/3 each, three 1/4.
+    Each tier's share of the queue is reserved for it: lower tiers may fill only what the higher tiers' shares leave, so a
+    queue full of background requests never rejects a premium request. System requests are always admitted. Requests without a
+    tenant are limited by their tier alone. A tenant may occupy at most a fraction (``maxTenantShare``) of its own waiting
+    requests plus its tier's free slots, so that a new tenant always finds a free slot, however many tenants flood the queue:
+    with a fraction of a half, one tenant occupies 1/2, two 1/3 each, three 1/4 each.
+
+    Attributes:
+        tiers: Number of waiting requests by tier.
     """
 
     def __init__(self) -> None:
@@ -28,12 +32,12 @@ class QueueOccupancy:
         self._tenants: Counter[tuple[Tier, str]] = Counter()
 
     def enter(self, arrival: Arrival) -> None:
-        """Count a request in."""
+        """Count a request that starts to wait."""
         self.tiers[arrival.tier] += 1
         self._tenants[arrival.tier, arrival.tenant] += 1
 
     def leave(self, arrival: Arrival) -> None:
-        """Count a request out."""
+        """Stop counting a request that was counted by `enter`."""
         self.tiers[arrival.tier] -= 1
         tenant = arrival.tier, arrival.tenant
         self._tenants[tenant] -= 1
@@ -41,7 +45,7 @@ class QueueOccupancy:
             del self._tenants[tenant]
 
     def admits(self, arrival: Arrival, tiers: TiersConfig, most: int) -> bool:
-        """Return whether one more request may enter a queue of ``most`` requests."""
+        """Return whether one more request may enter a queue whose capacity is ``most`` requests."""
         if arrival.tier is Tier.SYSTEM:
             return True
         free = most - self.tiers.total()
@@ -54,29 +58,35 @@ class QueueOccupancy:
 _TIERS: Final = tuple(Tier)
 
 WINDOW_S: Final = 2.0
-"""Chosen: of a tier no more wait at a worker of the second stage than have begun there in this long, which is then what the
-next one waits about. More than most transfers of KV take; simulated seconds."""
+"""Window in simulated seconds. Chosen: at a worker of the second stage, no more requests of a tier wait for their first token than
+have got theirs within this window; the window's length is then about the wait of the next request. It is longer than most KV
+transfers take."""
 _LEAST: Final = 4
-"""Chosen: requests of a tier that may wait there at least, so that a burst into idle workers continues at once."""
+"""Chosen: at least this many requests of a tier may wait for their first token at a worker, so that a burst into idle workers is
+dispatched at once."""
 
 
 K = TypeVar("K", bound=Hashable)
 
 
 class KeyedAmounts(Generic[K]):
-    """Amounts of items, summed by key: ``sums``."""
+    """Amounts of items, summed by key.
+
+    Attributes:
+        sums: Sum of the amounts of the items that have entered and not left, by key.
+    """
 
     def __init__(self) -> None:
         self._items: dict[Any, tuple[K, int]] = {}
         self.sums: Counter[K] = Counter()
 
     def enter(self, item: Any, key: K, amount: int = 1) -> None:
-        """Count an item in."""
+        """Add an item with its key and amount."""
         self._items[item] = key, amount
         self.sums[key] += amount
 
     def leave(self, item: Any) -> tuple[K, int] | None:
-        """Count an item out and return its key and amount; None, and nothing done, when it is not within."""
+        """Remove an item and return its key and amount; return None, and do nothing, if it was not added."""
         found = self._items.pop(item, None)
         if found is not None:
             key, amount = found
@@ -84,12 +94,12 @@ class KeyedAmounts(Generic[K]):
         return found
 
     def has_others(self, key: K) -> bool:
-        """Return whether items of another key are within."""
+        """Return whether items with another key, and an amount above 0, are present."""
         return self.sums.total() > self.sums[key]
 
 
 class AwaitingFirstToken(KeyedAmounts[tuple[str, int]]):
-    """Requests at workers of the second stage whose first token is still to come, by worker and rank of their tier."""
+    """Requests at workers of the second stage whose first token has not arrived, by worker and by rank of their tier."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,15 +107,15 @@ class AwaitingFirstToken(KeyedAmounts[tuple[str, int]]):
         self._begun_s: defaultdict[tuple[str, int], deque[float]] = defaultdict(deque)
 
     def begun(self, item: Any, now_s: float) -> None:
-        """Record that an answer has begun; does nothing when its request is not within."""
+        """Record that the first token of a request has arrived; does nothing if the request is not present."""
         found = self.leave(item)
         if found is not None:
             self._lately_s(found[0], now_s).append(now_s)
 
     def held(self, workers: Iterable[str], now_s: float) -> frozenset[Tier]:
-        """Return the tiers to hold back: at every eligible worker enough requests of them, or of a tier above, wait.
+        """Return the tiers to hold back: at each of the ``workers``, enough requests of that tier or a higher one await a first token.
 
-        The system tier is never among them.
+        The system tier is never held back.
         """
         lowest = max((self._full_rank(each, now_s) for each in workers), default=len(_TIERS))
         return frozenset(_TIERS[lowest:])
@@ -125,36 +135,43 @@ class AwaitingFirstToken(KeyedAmounts[tuple[str, int]]):
 
 
 class AheadOfShare:
-    """How many prompt tokens each tier is ahead of its share of what the workers have been able to compute."""
+    """Number of prompt tokens by which each tier exceeds its share of what the workers could compute."""
 
     def __init__(self) -> None:
         self._ahead: dict[Tier, float] = dict.fromkeys(SHARED, 0.0)
         self._at_s = float("-inf")
 
     def add(self, tier: Tier, tokens: float, most: float) -> None:
-        """Count tokens of a tier; it is never ahead by more than twice ``most``, so that it comes back soon."""
+        """Add tokens of a tier. Its excess never becomes more than twice ``most`` tokens, so that the tier can recover soon."""
         if tier in self._ahead:
             self._ahead[tier] = min(2 * most, self._ahead[tier] + tokens)
 
     def drain(self, tiers: TiersConfig, tokens_per_s: float, now_s: float) -> None:
-        """Take off each tier's share of what all workers have been able to compute meanwhile, tokens/s."""
+        """Subtract, from each tier's excess, its share of the tokens that the workers could compute since the last call.
+
+        Args:
+            tiers: Shares of the tiers.
+            tokens_per_s: Prefill throughput of all workers together, in tokens/s.
+            now_s: Current time in simulated seconds.
+        """
         passed_s, self._at_s = now_s - self._at_s, max(now_s, self._at_s)
         for tier in SHARED:
             able = tokens_per_s * share_of(tiers, tier) * max(0.0, passed_s)
             self._ahead[tier] = max(0.0, self._ahead[tier] - able)
 
     def is_within(self, tier: Tier, most: float) -> bool:
-        """Return whether a tier has no more than its share, except for a burst of ``most`` tokens."""
+        """Return whether a tier exceeds its share by at most a burst of ``most`` tokens."""
         return self._ahead[tier] <= most
 
 
 class FirstStage(NamedTuple):
-    """What the workers of the first stage take.
+    """Capacity of the workers of the first stage.
 
     Attributes:
-        workers: How many may be chosen.
-        limit_tokens: Prompt tokens above which one is busy, 0 where the thresholds name none; None: there are no thresholds.
-        tokens_per_s: That one computes while it is at work; None: not measured yet.
+        workers: Number of workers that can be routed to.
+        limit_tokens: Number of prompt tokens above which a worker is busy; 0 if the thresholds set no such number, None if
+            there are no thresholds.
+        tokens_per_s: Prefill throughput of one worker while it has work, in tokens/s; None if it was not measured yet.
     """
 
     workers: int
@@ -163,19 +180,20 @@ class FirstStage(NamedTuple):
 
 
 SHARE_WINDOW_S: Final = 60.0
-"""Chosen: four scrapes of Prometheus; some hundred prompts of a busy worker. Simulated seconds."""
+"""Window of the observed tier shares in simulated seconds. Chosen: four scrapes of Prometheus; about a hundred prompts of a busy
+worker."""
 
 
 class TierCounts:
-    """Counters of one tier.
+    """Cumulative counters of one tier.
 
     Attributes:
-        arrivals: Requests that came, whatever became of them.
-        rejected: Arrivals that found no room or no worker, or waited too long.
-        shed: Arrivals that were refused for the SLO of higher tiers.
-        ttft: Arrival to first token.
-        e2e: Arrival to last token, of those answered in full.
-        queue_time: Waits for the first stage.
+        arrivals: Number of requests that arrived, whatever became of them.
+        rejected: Number of arrivals that found no queue slot or no worker, or waited too long.
+        shed: Number of arrivals that were rejected to protect the SLO of higher tiers.
+        ttft: Histogram of the times from arrival to first token.
+        e2e: Histogram of the times from arrival to last token, of complete responses.
+        queue_time: Histogram of the waits in the first stage's queue.
     """
 
     def __init__(self) -> None:
@@ -188,65 +206,87 @@ class TierCounts:
 
 
 class TierControl:
-    """Sheds and holds back by tier, and keeps the counters.
+    """Decides which requests are shed or held back by tier, and counts requests by tier.
 
     Attributes:
-        monitor: Decides what is shed.
+        monitor: SLO attainment of the tiers; decides which tiers are shed.
+        counts: Counters of each tier.
     """
 
     def __init__(self, tiers: TiersConfig, roles: Iterable[Role]) -> None:
         self.monitor = SloMonitor(tiers)
         self.counts = {tier: TierCounts() for tier in Tier}
         self._evaluated_s = float("-inf")
-        # Tokens by tier: expected uncached ones of prompts that the first stage has to compute, and all of each stage.
+        # Tokens by tier: the expected uncached tokens of prompts that the first stage has to compute, and all prompt tokens
+        # in each stage.
         self._uncomputed: KeyedAmounts[Tier] = KeyedAmounts()
         self._held: dict[Role, KeyedAmounts[Tier]] = {role: KeyedAmounts() for role in roles}
         self._awaiting_first = AwaitingFirstToken()
         self._computed = {tier: SlidingWindow(SHARE_WINDOW_S) for tier in Tier}
-        # Expected uncached tokens of new requests, whatever became of them, and of those that were admitted.
+        # Excess over the tiers' shares, in expected uncached tokens: of all new requests, admitted or not, and of the
+        # admitted ones.
         self._asked, self._admitted = AheadOfShare(), AheadOfShare()
 
     # ------------------------------------------------------------------ where requests are
 
     def entered(self, item: Any, role: Role, arrival: Arrival, *, uncomputed_tokens: int | None) -> None:
-        """Record that a request is in a stage; ``uncomputed_tokens`` are to be computed there, None: none in this stage."""
+        """Record that a request has entered a stage.
+
+        Args:
+            item: The request.
+            role: Role of the stage.
+            arrival: Tier and prompt tokens of the request.
+            uncomputed_tokens: Prompt tokens to be computed in this stage; None if this stage computes no prompt.
+        """
         self._held[role].enter(item, arrival.tier, arrival.tokens)
         if uncomputed_tokens is not None:
             self._admitted.add(arrival.tier, uncomputed_tokens, inf)
             self._uncomputed.enter(item, arrival.tier, uncomputed_tokens)
 
     def dispatched(self, queued: QueuedRequest[Any], queued_s: float, *, is_entry: bool) -> None:
-        """Record that a request went to a worker, and its wait for the first stage."""
+        """Record that a request was sent to a worker.
+
+        Args:
+            queued: The request.
+            queued_s: Time that it waited in the stage's queue, in simulated seconds; observed for the first stage only.
+            is_entry: Whether this is the first stage.
+        """
         if is_entry:
             self.counts[queued.arrival.tier].queue_time.observe(queued_s)
         elif not queued.arrival.is_non_streaming:
             self._awaiting_first.enter(queued.item, (queued.worker, queued.arrival.rank))
 
     def computed(self, item: Any, now_s: float) -> None:
-        """Record that a prompt was computed, or that a worker of the second stage began to answer."""
+        """Record that a request's prompt was computed, or that its first token has arrived in the second stage."""
         found = self._uncomputed.leave(item)
         if found is not None:
             self._computed[found[0]].add(found[1], now_s)
         self._awaiting_first.begun(item, now_s)
 
     def share_deviation(self, tier: Tier, now_s: float) -> float | None:
-        """Return the part of the prompt tokens computed within the window that was a tier's, less its share; None: none was."""
+        """Return a tier's fraction of the prompt tokens computed within `SHARE_WINDOW_S`, minus the tier's configured share.
+
+        Returns None if no tokens were computed, or if the tier has no share (system).
+        """
         sums = {each: sum(window.values(now_s)) for each, window in self._computed.items()}
         total = sum(sums[each] for each in SHARED)
         return sums[tier] / total - share_of(self.monitor.tiers, tier) if total and tier in SHARED else None
 
     def left(self, item: Any, role: Role) -> None:
-        """Record that a request has left a stage."""
+        """Record that a request has left a stage; does nothing if it was not there."""
         self._uncomputed.leave(item)
         self._awaiting_first.leave(item)
         self._held[role].leave(item)
 
     def held_back(self, workers: Iterable[str], now_s: float) -> frozenset[Tier]:
-        """Return the tiers that wait in the second stage already, given its eligible workers."""
+        """Return the tiers whose requests must not be dispatched in the first stage now, because enough of them wait in the second.
+
+        ``workers`` are the names of the second stage's workers that can be routed to.
+        """
         return self._awaiting_first.held(workers, now_s)
 
     def asked(self, tier: Tier, tokens: float, stage: FirstStage, now_s: float) -> None:
-        """Count the prompt tokens that a new request would have the first stage compute, whatever becomes of it."""
+        """Count the expected uncached prompt tokens of a new request, whether or not it will be admitted."""
         if stage.tokens_per_s is not None:
             for each in (self._asked, self._admitted):
                 each.drain(self.monitor.tiers, stage.tokens_per_s * stage.workers, now_s)
@@ -255,19 +295,21 @@ class TierControl:
     def waits_its_turn(
         self, tier: Tier, tokens: float, full: Role, stage: FirstStage, *, has_blocks: bool
     ) -> bool:
-        """Return whether a new request may wait for a stage that is full now, so that its tier gets its share.
+        """Return whether a new request may wait although a stage is full, so that its tier gets its configured share.
 
-        That is while others are what fills it, and its own tier has less than its share of the threshold to compute at each
-        worker, or a prompt, or was admitted less than its share recently: what lower tiers have there is no reason to reject
-        the tier's requests. So what waits takes no longer than the threshold allows. A tier that asks for no more than its
-        share has its bursts besides, which end by themselves.
+        It may wait while requests of other tiers occupy the stage, and one of these holds: its own tier has less to compute
+        than its share of the threshold at each worker (or than one prompt), or fewer of its tokens were admitted recently
+        than its share. Requests of lower tiers in the stage are then not a reason to reject it, and the requests that wait
+        take no longer than the threshold allows. A tier that requests no more than its share may exceed this by a burst,
+        which ends by itself.
 
         Args:
-            tier: Of the request; system has no bound.
-            tokens: Its own to compute, as expected.
-            full: The stage.
-            stage: The first one.
-            has_blocks: Prompts to be computed are all that fills the full stage.
+            tier: Tier of the request; system requests may always wait.
+            tokens: Expected uncached tokens of the request's prompt.
+            full: Role of the stage that is full.
+            stage: Capacity of the first stage.
+            has_blocks: Whether the stage is full only because of prompts to be computed, so that some worker still has KV
+                blocks.
         """
         if tier is Tier.SYSTEM:
             return True
@@ -289,7 +331,7 @@ class TierControl:
     # ------------------------------------------------------------------ what is counted
 
     def arrived(self, tier: Tier) -> str | None:
-        """Count an arrival; return why it is shed, or None."""
+        """Count an arrival; return the message for the client if the request is shed, else None."""
         counts = self.counts[tier]
         counts.arrivals += 1
         if not self.monitor.sheds(tier):
@@ -298,16 +340,16 @@ class TierControl:
         return f"requests of tier {tier} are shed so that higher tiers keep their SLO; retry later"
 
     def rejected(self, tier: Tier) -> None:
-        """Count an arrival that was not taken."""
+        """Count an arrival that was not admitted."""
         self.counts[tier].rejected += 1
 
     def timed_out(self, tier: Tier, now_s: float) -> None:
-        """Count an arrival that waited too long."""
+        """Count an arrival that waited too long in the queue; it counts as a failed request for the SLO."""
         self.counts[tier].rejected += 1
         self.monitor.ended(tier, EndedRequest(is_failed=True), now_s)
 
     def first_token(self, tier: Tier, ttft_s: float, now_s: float) -> None:
-        """Record a first token."""
+        """Record the TTFT of a request, in simulated seconds."""
         self.counts[tier].ttft.observe(ttft_s)
         self.monitor.first_token(tier, ttft_s, now_s)
 
@@ -318,7 +360,10 @@ class TierControl:
         self.monitor.ended(tier, request, now_s)
 
     def tick(self, now_s: float, waiting: Callable[[], Iterable[QueuedRequest[Any]]]) -> None:
-        """Evaluate the SLOs once a second; ``waiting`` returns the requests whose prompts are still to be computed."""
+        """Evaluate the tiers' SLOs if the last evaluation is at least a second old (simulated).
+
+        ``waiting`` returns the requests whose prompts are not computed yet.
+        """
         if now_s - self._evaluated_s >= EVALUATE_S:
             self._evaluated_s = now_s
             waits: dict[Tier, list[float]] = {tier: [] for tier in Tier}

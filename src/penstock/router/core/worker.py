@@ -1,4 +1,4 @@
-"""The router's workers: what discovery reports of each, its health, drains, circuit, and requests in flight. Pure."""
+"""The router's workers: discovery data, health, drains, circuit breaker, and requests in flight of each worker. Pure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from penstock.router.policy.routing_policy import WorkerLoad
 
 @dataclass(frozen=True, slots=True)
 class WorkerSize:
-    """What a worker of one role holds.
+    """Capacity of each worker of one role.
 
     Attributes:
-        kv_tokens: In its KV cache, >= 1; None: read from its metrics.
-        batch_tokens: Most tokens of one step; None: it has no such bound, or it is unknown.
-        requests: Most requests in its engine; None: likewise.
-        slot_requests: Requests dispatched to it at a time, where it computes this many; None: slots are counted in tokens.
+        kv_tokens: Tokens that the worker's KV cache can store, >= 1; None reads it from the worker's metrics.
+        batch_tokens: Maximum tokens of one engine step; None if there is no such limit or it is unknown.
+        requests: Maximum requests in the engine at a time; None if there is no such limit or it is unknown.
+        slot_requests: Number of prompts that the worker computes at a time, for engines that count requests; that many
+            requests are dispatched to it. None if dispatch is limited by tokens instead.
     """
 
     kv_tokens: int | None = None
@@ -34,17 +35,23 @@ class WorkerSize:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """A worker that exists or is about to.
+    """Description of a worker from discovery, ready or not.
 
     Attributes:
-        name: Unique name; the local backend's entry name.
+        name: Unique name; for the local backend, the name of the state file's entry.
+        role: Role of the worker.
         url: Base URL without a trailing slash.
-        supervised: It is restarted when it dies, so requests may wait for it.
-        incarnation: Changes with every start of the process; what was learnt about the last one is void.
-        reason: Why it is not ready, or empty.
-        kv_events: Where it publishes KV events; None: at its host on the graph's port, if at all.
-        kv_replay: Where it answers for what it published before; of meaning alongside ``kv_events``. None: nowhere.
-        side_channel_port: At its host, where KV transfers are arranged; None: not known.
+        ready: Whether discovery reports the worker as ready.
+        draining: Whether the worker finishes its requests and must not get new ones.
+        supervised: Whether something restarts the worker when it dies, so that requests can wait for it.
+        incarnation: Identifier of the worker's process; if it changes, everything learned about the previous process is
+            discarded.
+        reason: Why the worker is not ready; empty if it is ready or the reason is unknown.
+        kv_events: Endpoint at which the worker publishes KV events; None uses the worker's host and the graph's port, if the
+            graph has one.
+        kv_replay: Endpoint at which the worker replays earlier KV events; only used together with ``kv_events``. None if it
+            has none.
+        side_channel_port: Port on the worker's host where KV transfers are negotiated; None if unknown.
     """
 
     name: str
@@ -61,11 +68,11 @@ class WorkerSpec:
 
 
 OUTAGE_S: Final = 5.0
-"""Until it is known that a worker died: three health checks in a row. Chosen; simulated seconds."""
+"""Time after which it is known whether a worker died, in simulated seconds. Chosen: three consecutive health checks."""
 
 
 class WorkerChange(StrEnum):
-    """What happened to a worker, in the words of the log."""
+    """A change of a worker; the values are the log messages."""
 
     JOINED = "worker joined"
     LEFT = "worker left"
@@ -79,15 +86,23 @@ class WorkerChange(StrEnum):
 
 
 Recorder = Callable[..., None]
-"""Takes a change, the worker's name, and further facts by key, for the log; may not call back."""
+"""Receives a `WorkerChange`, the worker's name, and further facts as keyword arguments, for the log; must not call back into the
+pool."""
 
 
 def ignore(change: WorkerChange, worker: str, **facts: object) -> None:
-    """Record nothing."""
+    """Do nothing; the `Recorder` that discards all changes."""
 
 
 class WorkerState(StrEnum):
-    """One word for a worker, as ``/workers`` shows it."""
+    """State of a worker, as ``/workers`` shows it.
+
+    Attributes:
+        READY: The worker gets requests.
+        UNHEALTHY: Discovery or health checks report that it cannot serve.
+        CIRCUIT_OPEN: Its circuit breaker is open or half-open, after failed requests.
+        DRAINING: It finishes its requests and gets no new ones.
+    """
 
     READY = "ready"
     UNHEALTHY = "unhealthy"
@@ -96,26 +111,37 @@ class WorkerState(StrEnum):
 
 
 class Worker(WorkerLoad):
-    """One worker and everything the router knows of it.
+    """One worker and everything that the router knows about it.
 
     Attributes:
-        drained: Takes nothing new since ``POST /workers/NAME/drain``.
-        waiting_requests: That wait in it for room, last reading; None when unknown.
-        expired_leases: KV leases that ran out there since its start, last reading; None when unknown.
-        silent_real_s: How long health checks have had no answer; summed over them, so that a pause of this process is
-            not taken for the worker's.
-        last_failure: What the newest of them was; empty without one.
-        version: Of its engine, as it says; None: it does not, or has not been asked.
-        kv_engine: By which its engine introduces itself to those that fetch its KV; None: not known since its process came.
-        is_version_read: It has been asked since its process came.
-        speed: What it has done, by this router's count.
-        lost_transfers: KV transfers to or from it that were lost, since the last that arrived.
-        has_answered: Something of an answer that was right, since its last failure.
-        has_ever_answered: It has answered, in this process or in one before under the same name.
-        fell_s: When it failed after it had answered; None: it has not, since its process began or its health came back.
-        failed_at: When a request last failed there, and the outages by then; None: none has since it was seen to be there.
-        outages: How often it was seen to be gone: a new process, no health, not ready, dropped without a drain.
-        recoveries: How often it was seen to be there after a failure.
+        spec: Description from discovery.
+        breaker: Circuit breaker of the worker.
+        drained: Whether ``POST /workers/NAME/drain`` has stopped new requests.
+        failed_checks: Number of consecutive failed health checks.
+        silent_real_s: Real seconds for which health checks have got no answer. It is the sum over the checks, so that a pause
+            of the router's own process does not count.
+        progress: Progress counters from the engine's metrics at the last scrape.
+        waiting_requests: Requests that wait inside the engine, at the last scrape; None if unknown.
+        expired_leases: Cumulative number of KV leases that expired on the worker since its start, at the last scrape; None if
+            unknown.
+        failures: Cumulative number of failed requests.
+        last_failure: Cause of the newest failure that was reported to the circuit breaker; empty if there is none.
+        version: Version that the engine reports; None if it reports none or has not been asked.
+        is_version_read: Whether the version was requested since the process started.
+        kv_engine: Identifier by which the engine introduces itself to workers that fetch its KV; None if unknown since the
+            process started.
+        speed: Tokens and durations of the worker's prefills and decodes, as this router measured them.
+        lost_transfers: Number of KV transfers to or from the worker that were lost since the last successful one.
+        has_answered: Whether it has sent part of a correct response since its last failure.
+        has_ever_answered: Whether it has ever sent part of a correct response, in this process or an earlier one with the
+            same name.
+        fell_s: Time of the first failure after a correct response, in simulated seconds; None if there was none since the
+            process started or the worker's health recovered.
+        failed_at: Time of the last failed request in simulated seconds, and the number of outages at that time; None if no
+            request has failed since the worker was last seen alive.
+        outages: Number of times that the worker was seen to be gone: new process, failed health checks, not ready, or removed
+            by discovery without a drain.
+        recoveries: Number of times that the worker was seen to be alive after a failed request.
     """
 
     def __init__(
@@ -132,7 +158,7 @@ class Worker(WorkerLoad):
         self._touched = touched
         self.breaker = breaker
         self.drained = False
-        # A supervisor checks a worker's health before calling it ready; a fixed list does not.
+        # A supervisor checks a worker's health before it reports the worker as ready; a fixed list of workers does not.
         self._health_problem: str | None = None if spec.supervised else "not checked yet"
         self.failed_checks = 0
         self.silent_real_s = 0.0
@@ -155,7 +181,7 @@ class Worker(WorkerLoad):
 
     @property
     def health_problem(self) -> str | None:
-        """Why the newest health checks failed for too long, or None."""
+        """Why the newest health checks failed for too long; None if the worker is healthy."""
         return self._health_problem
 
     @health_problem.setter
@@ -166,7 +192,7 @@ class Worker(WorkerLoad):
         self._touched()
 
     def state(self, now_s: float) -> tuple[WorkerState, str]:
-        """Return the state and its reason, which is empty for ready unless the last answers were failures."""
+        """Return the state and its reason; the reason of a ready worker is empty unless its last responses were failures."""
         if self.spec.draining or self.drained:
             return WorkerState.DRAINING, "leaving the graph" if self.spec.draining else "drained on request"
         if not self.spec.ready:
@@ -182,43 +208,52 @@ class Worker(WorkerLoad):
 
     @property
     def takes_requests(self) -> bool:
-        """Whether requests would be sent there if its circuit were closed."""
+        """Whether the worker could get requests if its circuit were closed: it is ready, healthy, and not draining."""
         spec = self.spec
         return spec.ready and not spec.draining and not self.drained and self.health_problem is None
 
     @property
     def loses_transfers(self) -> bool:
-        """Whether as many KV transfers in a row were lost as failures open a circuit."""
+        """Whether the number of consecutive lost KV transfers has reached the circuit breaker's failure threshold."""
         return self.lost_transfers >= self.breaker.threshold
 
     @property
     def is_failing(self) -> bool:
-        """Whether as many of its last requests failed as open a circuit; it may still be in use."""
+        """Whether consecutive failures or lost KV transfers have reached the failure threshold; the worker can still be in use."""
         return self.breaker.is_failing or self.loses_transfers
 
     def is_there(self) -> None:
-        """Record a healthy answer that was asked for after its last failure: it lives, or lives again."""
+        """Record a successful health check that was sent after the last failed request: the worker is alive, or alive again."""
         if self.failed_at is not None:
             self.failed_at = self.fell_s = None
             self.recoveries += 1
 
     def may_be_gone(self, now_s: float) -> bool:
-        """Return whether a request has just failed there, and it is not known yet whether the worker died with it."""
+        """Return whether a request has failed on the worker within the last `OUTAGE_S` and it is not known yet whether the worker died."""
         if self.failed_at is None:
             return False
         failed_s, outages = self.failed_at
         return outages == self.outages and now_s - failed_s < OUTAGE_S
 
     def suspect(self, problem: str) -> None:
-        """Send nothing new there until a health check succeeds; for a refused connection."""
+        """Treat the worker as unhealthy until a health check succeeds, for example after a refused connection.
+
+        ``problem`` is the reason for logs and ``/workers``.
+        """
         if self.health_problem is None:
             self._record(WorkerChange.SUSPECTED, self.name, problem=problem)
         self.health_problem = problem
 
     def failed(self, now_s: float, cause: str, *, probe: bool, proven: bool, openings: int) -> bool:
-        """Record a failed request; return whether its circuit counts it; see `CircuitBreaker.failed`.
+        """Record a failed request; return whether the circuit breaker counts it; see `CircuitBreaker.failed`.
 
-        ``openings`` are those of the circuit when the request was sent; one from before the last no longer counts.
+        Args:
+            now_s: Current time in simulated seconds.
+            cause: Cause of the failure, for logs and ``/workers``.
+            probe: Whether the request was the probe of a half-open circuit.
+            proven: Whether the worker is at fault without doubt.
+            openings: The circuit breaker's `openings` when the request was sent. If the circuit has opened since, the failure
+                is not counted.
         """
         self.failures += 1
         self.failed_at = now_s, self.outages
@@ -232,13 +267,16 @@ class Worker(WorkerLoad):
         return counted
 
     def convicted(self, now_s: float) -> None:
-        """Record that a failed request was its own fault: another worker has served it."""
+        """Record that a failure that was not proven before was the worker's fault: another worker has served the request."""
         openings = self.breaker.openings
         self.breaker.convicted(now_s)
         self._note_verdict(openings, now_s, is_due=self.breaker.is_failing)
 
     def answered(self, *, probe: bool, is_complete: bool = True) -> None:
-        """Record a correct answer or, while it is incomplete, the correct beginning of the probe's."""
+        """Record a correct response, or the correct first part of a probe's response (``is_complete=False``).
+
+        ``probe`` says whether the request was the probe of a half-open circuit.
+        """
         self.has_answered = self.has_ever_answered = True
         breaker = self.breaker
         if not (probe or breaker.failures or breaker.is_on_probation) and breaker.is_closed:
@@ -253,7 +291,7 @@ class Worker(WorkerLoad):
             self._record(WorkerChange.RECOVERED, self.name, role=self.spec.role.value)
 
     def eject(self, now_s: float, cause: str) -> None:
-        """Send nothing there for a while, if its pool can spare it."""
+        """Open the worker's circuit because of ``cause``, unless too many workers of its role are ejected already."""
         self.last_failure = cause
         openings = self.breaker.openings
         self.breaker.trip(now_s)
@@ -283,24 +321,27 @@ class Worker(WorkerLoad):
 
     @property
     def is_expected(self) -> bool:
-        """Whether it will serve again by itself and is worth waiting for, as with an open circuit."""
+        """Whether the worker serves or will serve again without intervention, so that requests can wait for it.
+
+        A worker whose only problem is an open circuit counts as well.
+        """
         return (self.spec.supervised and not self.drained) or self.takes_requests
 
     @property
     def keeps_its_cache(self) -> bool:
-        """Whether it comes back as it was while it takes nothing, or else as a process known to be new."""
+        """Whether a worker that takes no requests now will return with the same cache, or else as a process that is known to be new."""
         return self.spec.supervised or self.health_problem is None
 
     def metrics_age_s(self, now_s: float) -> float | None:
-        """Return the age of its metrics in simulated seconds; None if they were never read."""
+        """Return the age of the worker's metrics in simulated seconds; None if they were never read."""
         return None if self.metrics_at_s is None else max(0.0, now_s - self.metrics_at_s)
 
 
 class WorkerPool:
-    """All workers by name, including those that discovery dropped while they had requests.
+    """All workers by name, including workers that discovery removed while they had requests. Iteration yields the present ones.
 
     Attributes:
-        versions_differ: Two of them have said different versions.
+        versions_differ: Whether workers have reported different engine versions.
     """
 
     def __init__(
@@ -312,7 +353,8 @@ class WorkerPool:
         self._workers: dict[str, Worker] = {}
         self._leaving: list[Worker] = []
         self.versions_differ = False
-        # Kept until a worker joins, leaves, or changes its health, drain or circuit: every request asks.
+        # Caches, cleared when a worker joins, leaves, or changes its health, drain or circuit, because every request reads
+        # them.
         self._serving_by_role: dict[Role, Sequence[Worker]] = {}
         self._closed: dict[Role, Sequence[Worker]] = {}
 
@@ -321,23 +363,23 @@ class WorkerPool:
 
     @property
     def leaving(self) -> Sequence[Worker]:
-        """The workers that discovery has dropped while requests are under way there."""
+        """The workers that discovery has removed and at which requests are still in flight."""
         self._leaving = [each for each in self._leaving if each.inflight_requests]
         return self._leaving
 
     def learn_version(self, worker: Worker, version: str | None) -> None:
-        """Note what a worker says of its version."""
+        """Record the engine version that a worker reports; None if it reports none."""
         worker.version, worker.is_version_read = version, True
         self.versions_differ = len({each.version for each in self if each.version is not None}) > 1
 
     def get(self, name: str) -> Worker | None:
-        """Return a worker by name."""
+        """Return a present worker by name; None if there is none."""
         return self._workers.get(name)
 
     def apply(self, specs: Iterable[WorkerSpec]) -> list[Worker]:
-        """Apply what discovery reports; return the workers whose process is a new one, under a name known before.
+        """Apply the complete list of workers from discovery; return the workers whose name was known before but whose process is new.
 
-        Requests under way continue where they are.
+        Workers that are missing from the list are removed. Requests in flight continue on their worker.
         """
         wanted = {spec.name: spec for spec in specs}
         restarted = []
@@ -361,15 +403,15 @@ class WorkerPool:
                 if worker.spec.incarnation != spec.incarnation:
                     restarted.append(worker)
                 self._update(worker, spec)
-        # Policies see workers in discovery's order.
+        # Policies see the workers in the order that discovery reports.
         self._workers = {name: self._workers[name] for name in wanted}
         return restarted
 
     def routable(self, role: Role, now_s: float) -> Sequence[Worker]:
-        """Return the workers of a role that may be sent a request now.
+        """Return the workers of a role that can be sent a request now.
 
-        Of a half-open circuit that is one request at a time. While every worker of the role is ejected, each is
-        probed after the first ejection time, however long its own has grown.
+        A worker with a half-open circuit can be sent one request at a time. While every worker of the role is ejected, each
+        one is probed after the first ejection time, however long its own ejection time has become.
         """
         known = self._closed.get(role)
         if known is not None:
@@ -381,7 +423,7 @@ class WorkerPool:
         return found or [each for each in pool if each.breaker.allows(now_s, is_last=True)]
 
     def are_closed(self, role: Role) -> bool:
-        """Return whether the circuits of all serving workers of a role are closed."""
+        """Return whether the circuits of all serving workers of a role are closed; True if no worker serves."""
         if role in self._closed:
             return True
         pool = self._serving(role)
@@ -391,23 +433,23 @@ class WorkerPool:
         return True
 
     def expects(self, role: Role) -> bool:
-        """Return whether a worker of the role serves or is expected to."""
+        """Return whether a worker of the role serves, or is expected to serve without intervention."""
         return self._is_supervised or any(
             each.spec.role is role and each.is_expected for each in self._workers.values()
         )
 
     def knows_any(self, roles: Collection[Role]) -> bool:
-        """Return whether a worker of one of the roles is known, ready or not, that is not about to leave."""
+        """Return whether a worker of one of the roles is known that is not draining; it does not have to be ready."""
         return any(
             each.spec.role in roles and not each.spec.draining and not each.drained
             for each in self._workers.values()
         )
 
     def inflight_requests(self, name: str) -> int:
-        """Return the requests under way at every worker of that name, one that was replaced included.
+        """Return the number of requests in flight at all workers of that name, including a replaced worker.
 
         Raises:
-            NotFoundError: no worker has or had that name.
+            NotFoundError: no worker has that name, and none that is leaving had it.
         """
         found = [each for each in (*self._workers.values(), *self.leaving) if each.name == name]
         if not found:
@@ -415,7 +457,7 @@ class WorkerPool:
         return sum(each.inflight_requests for each in found)
 
     def set_drained(self, name: str, *, drained: bool) -> None:
-        """Stop, or start again, sending new requests to a worker.
+        """Stop sending new requests to a worker (``drained=True``), or start again; does nothing if that is so already.
 
         Raises:
             NotFoundError: no worker has that name.
