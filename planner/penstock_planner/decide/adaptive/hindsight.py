@@ -1,17 +1,21 @@
-"""Which floor would have been best: fleets of every size, followed on the same arrivals, start-ups included.
+"""The number of replicas that would have been best to keep (the "floor"): simulated fleets with every floor serve the same arrivals.
 
-Three fleets are followed for each floor n. Above it, a *prompt* one starts a replica as soon as demand asks
-for it; a *patient* one once demand has asked for it as long as a start-up takes: what is over before a
-replica is ready starts none; a *recurring* one never does, and once it is known when demand comes again
-(`Recurrence`) it holds its floor only while more than the least is due. Each pull adds the replica-seconds
-that a fleet would have held and the requests that it would have served late. The planner keeps to one of them
-and changes only when another would have cost less by more than the change does:
+For each floor n, three simulated ("shadow") fleets are followed. They differ in when they start replicas above the
+floor. An immediate one (`Growth.PROMPT`) starts a replica as soon as demand needs it. A delayed one
+(`Growth.PATIENT`) starts it after demand has needed it for as long as a start-up takes, so a burst that ends before a
+replica would be ready starts none. A scheduled one (`Growth.RECURRING`) never starts any; after it is known when
+demand returns (`Recurrence`), it keeps its floor only while demand above the smallest floor is expected.
+
+Each pull adds to each fleet the replica-seconds that it would have held and the requests that it would have served
+late. The planner follows one of these fleets, and changes to another one only if that would have cost less by more
+than the change costs:
 
     cost = GPU-seconds + price x late requests,
-    what was kept to <= best + (1 + changes) x (dearest change + dearest pull + price x allowed late requests),
+    cost of the followed fleets <= cost of the best fleet + (1 + changes) x (dearest change + dearest pull + price x
+        allowed late requests),
 
-for every fleet, whatever arrives (until what is older than `MEMORY_S` weighs less; the property in
-tests/unit/planner/test_hindsight.py).
+for every fleet and all arrivals, until observations older than `MEMORY_S` are weighted less. The property is tested
+in tests/unit/planner/test_hindsight.py.
 """
 
 from __future__ import annotations
@@ -25,30 +29,41 @@ from penstock_planner.decide.adaptive.recurrence import Recurrence
 from penstock_planner.decide.adaptive.signals import MEMORY_S
 
 PARTS = 16
-"""Seconds and requests are counted in sixteenths, whose sums are exact, so that the ledger has few digits to hold."""
+"""Resolution of seconds and requests: they are counted in sixteenths, whose sums are exact, so the ledger stores few
+digits."""
 
 WAIT_S = 1800.0
-"""Chosen: for half an hour the price of late requests alone says whether what came is waited for, however
-short it was."""
+"""Seconds for which a floor is kept after its last need, depending only on the price of late requests, however short
+the need was.
+
+Chosen: half an hour."""
 
 QUIET_S = WAIT_S / 2
-"""Time for which a floor is kept without enough requests to tell: most of what comes again does so within a quarter
-of an hour."""
+"""Seconds without need after which a floor is dropped if there are too few requests (`ENOUGH`) to compare costs.
+
+Most demand that returns does so within a quarter of an hour."""
 
 ENOUGH = 100.0
-"""Chosen: of fewer requests a share of late ones means nothing."""
+"""Minimum number of requests for which a fraction of late ones is meaningful. Chosen."""
 
 HOLDS_S = 2 * WAIT_S
-"""What was found holds for twice as long as what came once is waited for: an hour. A fleet that never grows
-is kept to once this much has been followed, as of a quiet start it would be the cheapest; what a trial found is
-believed as long."""
+"""Seconds for which a finding remains valid: an hour, twice the time that demand which occurred once is waited for.
+
+A fleet that never grows can be followed only after this long, because after a quiet start it would be the cheapest.
+The result of a trial is valid for as long."""
 
 SIZES_MOST = 64
-"""Bound: floors above this are not followed; each size costs a microsecond a pull."""
+"""Largest floor that is followed. Each floor costs a microsecond per pull."""
 
 
 class Growth(StrEnum):
-    """When a fleet starts a replica above its floor."""
+    """When a shadow fleet starts a replica above its floor.
+
+    Attributes:
+        PROMPT: Immediately when demand needs it.
+        PATIENT: After demand has needed it for as long as a start-up takes.
+        RECURRING: Never; the floor itself is kept only while demand is expected to recur.
+    """
 
     PROMPT = "prompt"
     PATIENT = "patient"
@@ -57,13 +72,14 @@ class Growth(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ShadowFleets:
-    """The fleets of one kind; element n - 1 of each is of floor n.
+    """Shadow fleets with the same `Growth`. Element n - 1 of each tuple belongs to floor n (or to the n-th replica).
 
     Attributes:
-        started_s: For how long the n-th replica has been there where the floor is below n; 0: it is not.
-        backlogs: Work that the fleet would have left now, in seconds of one worker.
-        late: Requests that it would have served late.
-        replica_s: Replica-seconds that it would have held.
+        started_s: Seconds for which the n-th replica has existed in the fleets whose floor is below n; 0 if it does
+            not exist.
+        backlogs: Work that each fleet would have left now, in seconds of one worker.
+        late: Number of requests that each fleet would have served late.
+        replica_s: Replica-seconds that each fleet would have held.
     """
 
     started_s: tuple[float, ...] = ()
@@ -74,19 +90,21 @@ class ShadowFleets:
 
 @dataclass(frozen=True, slots=True)
 class Hindsight:
-    """What is known of one role's floors; plain numbers, in ages.
+    """Learned state about the floors of one role. All times are ages in seconds, so that it does not depend on a clock.
 
     Attributes:
-        floor: Kept to; 0: nothing chosen yet.
-        growth: Of the fleet of that floor that is kept to.
-        seen_s: Seconds followed; this and all that is counted is halved once it is `MEMORY_S`.
-        arrivals: Requests.
-        work_gpu_s: GPU-seconds that requests kept busy, of all roles.
-        needed_s: For how long demand has asked for the n-th replica, less the time in which it did not.
-        idle_s: For how long one fewer than n would have been enough.
-        since_s: How long ago demand first asked for the n-th replica; 0: never.
-        fleets: By when they grow.
-        recurrence: When more than the least floor is asked for.
+        floor: Floor that the planner follows; 0 if none has been chosen yet.
+        growth: Kind of the followed fleet.
+        seen_s: Seconds of demand that are counted. This and all other counts are halved each time it reaches
+            `MEMORY_S`.
+        arrivals: Number of requests.
+        work_gpu_s: GPU-seconds of all roles that requests kept busy.
+        needed_s: For each n, seconds for which demand has needed the n-th replica, minus the seconds since then in
+            which it did not; from 0 to the hold time.
+        idle_s: For each n, seconds for which n - 1 replicas have been enough; 0 if they are not enough now.
+        since_s: For each n, seconds since demand first needed the n-th replica; 0 if never.
+        fleets: Shadow fleets by kind.
+        recurrence: When demand above the smallest floor occurs.
         least: Smallest floor, >= 1.
     """
 
@@ -111,14 +129,15 @@ class Hindsight:
 
     @property
     def usual(self) -> float:
-        """Return the requests of `WAIT_S`, at the rate that has been seen, `ENOUGH` at least."""
+        """Return the number of requests in `WAIT_S` at the observed rate, but at least `ENOUGH`."""
         return max(ENOUGH, WAIT_S * self.arrivals / self.seen_s) if self.seen_s else ENOUGH
 
     @property
     def most(self) -> int:
-        """Return the largest floor that is worth holding: each replica above it has been idle for longer than it was needed.
+        """Return the largest floor worth keeping: each replica above it has been idle for longer than it was needed.
 
-        From its first need to its last, that is: what came again is waited for longer than what came once.
+        A replica counts as needed from its first need to its last, so demand that returned is waited for longer than
+        demand that occurred once.
         """
         lasting = (
             place
@@ -129,7 +148,10 @@ class Hindsight:
 
     @property
     def given_up_in_s(self) -> float | None:
-        """Return after how long without demand for it `most` goes below the floor; None: there is none above the least."""
+        """Return the seconds without need after which the present floor is no longer worth keeping (see `most`).
+
+        Returns None if the floor is not above the smallest one.
+        """
         if self.floor <= self.least or self.floor > self.sizes:
             return None
         ages = zip(self.idle_s[self.floor - 1 :], self.since_s[self.floor - 1 :], strict=True)
@@ -139,18 +161,24 @@ class Hindsight:
 
     @property
     def floor_now(self) -> int:
-        """Return the floor to hold now: the least one between two turns of what comes again."""
+        """Return the floor to keep now. For a scheduled fleet it is the smallest floor while no demand is expected to recur."""
         is_between = self.growth is Growth.RECURRING and self.recurrence.is_between
         return self.least if is_between else self.floor
 
     def lasting(self, startup_s: float) -> int:
-        """Return how many replicas demand has asked for as long as a start-up takes."""
+        """Return the number of replicas that demand has needed for at least a start-up time, given in seconds."""
         return sum(1 for needed_s in self.needed_s if needed_s >= startup_s)
 
     def is_idle(self, replica: int, hold_s: float) -> bool:
-        """Return whether the n-th replica, above the floor, is not needed: patient fleets let its hold time expire.
+        """Return whether the n-th replica, which is above the floor, is no longer needed.
 
-        One above all sizes, which nothing has asked for, goes with the largest.
+        An immediate fleet keeps it until it has been idle for ``hold_s``. A delayed one keeps it until it has been
+        idle for as long as it was needed. A scheduled one keeps none. A replica above all followed floors is treated
+        like the largest one.
+
+        Args:
+            replica: n, counted from 1.
+            hold_s: Seconds for which an idle replica is kept.
         """
         place = min(replica, self.sizes) - 1
         if place < 0 or self.growth is Growth.RECURRING:
@@ -158,17 +186,24 @@ class Hindsight:
         return self.needed_s[place] <= 0 if self.growth is Growth.PATIENT else self.idle_s[place] >= hold_s
 
     def is_past(self, replica: int, hold_s: float) -> bool:
-        """Return whether the n-th replica was last needed longer ago than an idle one is kept; recurring need is to come."""
+        """Return whether the n-th replica was last needed longer ago than an idle one is kept.
+
+        Always False for a scheduled fleet, because its demand is expected to return.
+
+        Args:
+            replica: n, counted from 1.
+            hold_s: Seconds for which an idle replica is kept.
+        """
         if self.growth is Growth.RECURRING or not 1 <= replica <= self.sizes:
             return False
         return self.idle_s[replica - 1] >= hold_s
 
     def fleet(self) -> tuple[ShadowFleets, int]:
-        """Return the fleets that grow as the chosen one, and the place of the chosen floor."""
+        """Return the shadow fleets of the chosen kind, and the index of the chosen floor in them."""
         return self.fleets[self.growth], self.floor - 1
 
     def carried(self) -> Hindsight:
-        """Return what another graph starts from: what the fleets cost, without what they are doing now."""
+        """Return the state with which another graph starts: the costs of the fleets, without their present replicas and backlogs."""
         still = (0.0,) * self.sizes
         fleets = {
             growth: replace(each, started_s=still, backlogs=still) for growth, each in self.fleets.items()
@@ -178,24 +213,28 @@ class Hindsight:
 
 @dataclass(frozen=True, slots=True)
 class PulledLoad:
-    """One role's load of one pull; times as `counted` has them.
+    """Load of one role in one pull. Times are rounded as by `counted`.
 
     Attributes:
-        dt_s: Its length, > 0.
-        arrivals: Requests.
+        dt_s: Length of the pull in seconds, > 0.
+        arrivals: Number of requests that arrived.
         work_gpu_s: GPU-seconds of all roles that requests kept busy.
-        work_s: Seconds of one worker that they take; None: they wait for room instead, of which ``held`` are in use.
-        may_wait_s: Longest wait in time.
-        is_in_time_first: What can still be in time is served before what cannot, so that only the excess is late.
-        held: Workers' worth in use; of no meaning where ``work_s`` is given.
-        grows_at: Workers' worth that demand asks for.
-        shrinks_at: Workers' worth that demand asks to keep, >= ``grows_at``.
-        startup_s: From asked for to ready.
-        hold_s: How long a fleet keeps an idle replica, >= ``startup_s``.
-        sizes: Largest floor that may be chosen, >= 1.
-        least: Smallest one, >= 1.
-        given: Replicas that there are; at the first pull those that a person asked for, which count as needed.
-        served_at_once_by: No request was seen to wait in a fleet of this many or more; None: unknown.
+        work_s: Computing time of those requests on one worker, in seconds. None for a role whose requests wait for KV
+            room instead; then ``held`` is used.
+        may_wait_s: Longest wait with which a request is still on time, in seconds.
+        held: Number of workers whose KV cache is in use, as a fraction; ignored if ``work_s`` is set.
+        grows_at: Number of workers, as a fraction, that demand needs; a pool with fewer grows.
+        shrinks_at: Number of workers, as a fraction, above which a pool can shrink, >= ``grows_at``.
+        startup_s: Seconds from requesting a replica until it is ready.
+        hold_s: Seconds for which a fleet keeps an idle replica, >= ``startup_s``.
+        sizes: Largest floor that can be chosen, >= 1.
+        least: Smallest floor that can be chosen, >= 1.
+        given: Number of existing replicas. At the first pull they count as needed, because a person requested them. 0
+            if the number is not evidence of need.
+        served_at_once_by: Number of replicas with which, and with more, no request was observed to wait; None if
+            unknown.
+        is_in_time_first: Whether requests that can still be on time are served before those that cannot, so that only
+            the excess is late.
     """
 
     dt_s: float
@@ -216,12 +255,12 @@ class PulledLoad:
 
 
 def counted(value: float) -> float:
-    """Return a time or a number of requests in sixteenths."""
+    """Return a time or a number of requests rounded to sixteenths."""
     return round(PARTS * value) / PARTS
 
 
 def followed(known: Hindsight, load: PulledLoad) -> Hindsight:
-    """Return what is known after one pull; the floor stays, the first is that of the fleet that was given."""
+    """Return the state after one pull. The floor does not change here, except that the first pull sets it to the existing replicas."""
     given = 0 if known.seen_s else load.given
     asked = max(known.sizes, math.ceil(load.grows_at) + 1, known.floor, given, 1)
     known = _faded(_grown(known, min(load.sizes, SIZES_MOST, asked)))
@@ -262,7 +301,7 @@ def followed(known: Hindsight, load: PulledLoad) -> Hindsight:
 
 
 def _faded(known: Hindsight) -> Hindsight:
-    """Return it with all counts halved once `MEMORY_S` has been followed."""
+    """Return the state with all counts halved if `MEMORY_S` has been reached."""
     if known.seen_s < MEMORY_S:
         return known
 
@@ -278,7 +317,7 @@ def _faded(known: Hindsight) -> Hindsight:
 
 
 def _grown(known: Hindsight, sizes: int) -> Hindsight:
-    """Return it with this many sizes; a new one starts as the largest, with more replicas."""
+    """Return the state extended to ``sizes`` floors. A new floor starts with the counts of the largest one plus its own replicas."""
     more = sizes - known.sizes
     if more <= 0:
         return known
@@ -309,7 +348,7 @@ def _grown(known: Hindsight, sizes: int) -> Hindsight:
 def _started(
     started_s: Sequence[float], starts: Sequence[bool], stays: Sequence[bool], load: PulledLoad
 ) -> tuple[float, ...]:
-    """Return for how long each replica above a floor has been there, after those that start and leave."""
+    """Return the age of each replica above a floor, after replicas have started and stopped in this pull."""
     dt_s, startup_s = load.dt_s, load.startup_s
     return tuple(
         (age_s + dt_s if age_s < startup_s else startup_s) if (stay if age_s > 0 else start) else 0.0
@@ -346,14 +385,14 @@ def _worked(
     ready: Sequence[int],
     held: Sequence[int],
 ) -> ShadowFleets:
-    """Let every fleet of a kind take the pull's arrivals and work for its length.
+    """Return the fleets of one kind after they have served the pull's arrivals.
 
     Args:
-        fleets: As they were.
-        started_s: For how long each replica above a floor has been there now.
-        load: Of the pull.
-        ready: Replicas of each floor's fleet that work.
-        held: Replicas of each floor's fleet that hold GPUs.
+        fleets: Fleets before the pull.
+        started_s: Age of each replica above a floor.
+        load: Load of the pull.
+        ready: Number of ready replicas of each floor's fleet.
+        held: Number of replicas of each floor's fleet that hold GPUs.
     """
     served = [
         served_by(workers, backlog_s, load) for workers, backlog_s in zip(ready, fleets.backlogs, strict=True)
@@ -367,14 +406,20 @@ def _worked(
 
 
 def served_by(workers: int, backlog_s: float, load: PulledLoad) -> tuple[float, float]:
-    """Return the work that ``workers`` have left after one pull's load, and how many of its requests they serve late."""
+    """Return the work left after one pull, in seconds of one worker, and the number of the pull's requests served late.
+
+    Args:
+        workers: Number of workers of the fleet.
+        backlog_s: Work left before the pull, in seconds of one worker.
+        load: Load of the pull.
+    """
     count, work_s = load.arrivals, load.work_s
     if work_s is None:
         return 0.0, count if load.held > workers else 0.0
     done_s, most_s = workers * load.dt_s, load.may_wait_s * workers
     left_s, missed = max(0.0, backlog_s + work_s - done_s), 0.0
     if not load.is_in_time_first:
-        # The middle one of the pull's arrivals finds half of them, and half of the pull's work done.
+        # The middle one of the pull's arrivals finds half of the pull's work queued, and half of the pull's time spent on work.
         missed = count if backlog_s + (work_s - done_s) / 2 > most_s else 0.0
     elif left_s > most_s:
         missed = counted(count * min(1.0, (left_s - most_s) / work_s)) if work_s else 0.0
@@ -386,13 +431,14 @@ def served_by(workers: int, backlog_s: float, load: PulledLoad) -> tuple[float, 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What is wanted, and what it may cost.
+    """Target of the choice of a floor, and prices.
 
     Attributes:
-        in_time: Share of requests, in (0, 1); more earns nothing.
-        price_gpu_s: GPU-seconds that one late request may cost, > 0.
-        gpus: Of one replica.
-        unused_s: How long a replica that was not needed holds its GPUs: start-up plus drain.
+        in_time: Fraction of requests to serve on time, in (0, 1). Exceeding it has no value.
+        price_gpu_s: GPU-seconds that avoiding one late request is worth, > 0.
+        gpus: GPUs of one replica.
+        unused_s: Seconds for which a replica that turns out not to be needed holds its GPUs: start-up time plus hold
+            time.
     """
 
     in_time: float
@@ -402,13 +448,13 @@ class Objective:
 
 
 def chosen(known: Hindsight, objective: Objective) -> Hindsight:
-    """Return it with the floor to keep to: another one only where it would have saved more than the change costs."""
+    """Return the state with the floor to follow. It changes only if another floor would have saved more than the change costs."""
     least, most = min(known.least, known.sizes), min(known.most, known.sizes)
     if not known.floor:
         known = replace(known, floor=least)
     if known.floor > most:
         known = replace(known, floor=most, growth=Growth.PROMPT)
-    # A replica started at the first pull must have had the time to be of use.
+    # Wait until a replica started at the first pull could have been useful.
     if known.seen_s < objective.unused_s:
         return known
     if known.arrivals < ENOUGH:
@@ -432,12 +478,18 @@ def chosen(known: Hindsight, objective: Objective) -> Hindsight:
 
 
 def cost_of(fleets: ShadowFleets, place: int, objective: Objective) -> float:
-    """Return what the fleet of floor ``place`` + 1 would have cost, in GPU-seconds."""
+    """Return the cost that a fleet would have had, in GPU-seconds, late requests included.
+
+    Args:
+        fleets: Fleets of one kind.
+        place: Floor minus 1.
+        objective: Prices.
+    """
     return objective.gpus * fleets.replica_s[place] + objective.price_gpu_s * fleets.late[place]
 
 
 def change_gpu_s(replicas: int, objective: Objective) -> float:
-    """Return the GPU-seconds that changing by this many replicas may waste; at least one."""
+    """Return the GPU-seconds that changing the floor by ``replicas`` can waste. The sign is ignored, and 0 counts as one replica."""
     return objective.gpus * objective.unused_s * max(1, abs(replicas))
 
 
@@ -449,12 +501,20 @@ _GROWTH_WORDS = {
 
 
 def _worth_holding_s(idle_s: float, since_s: float) -> float:
-    """Return for how long more a replica is worth holding without demand: as long as it was needed, half an hour at least."""
+    """Return for how many more seconds a replica is worth keeping without need; negative if it no longer is.
+
+    It is kept for as long as it was needed, but at least for `WAIT_S`.
+    """
     return max(WAIT_S, since_s - idle_s) - idle_s
 
 
 def in_words(known: Hindsight, gpus: float) -> str:
-    """Return why the floor is what it is, in one line; empty before one was chosen."""
+    """Return why the floor has its value, in one line. Empty if no floor has been chosen or there were too few requests.
+
+    Args:
+        known: Learned state of the role.
+        gpus: GPUs of one replica.
+    """
     if not known.floor or known.arrivals < ENOUGH:
         return ""
     fleets, place = known.fleet()

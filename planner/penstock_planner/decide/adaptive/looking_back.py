@@ -1,4 +1,4 @@
-"""What each window teaches: the shadow fleets of every floor serve it, and what was served is held against them. Pure."""
+"""Learning from each window: shadow fleets of every floor serve it, and their model is compared with what was served. Pure."""
 
 from __future__ import annotations
 
@@ -17,22 +17,32 @@ from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.observation import Demand, Window, entry_role, kv_role
 
 HELD_TO_BUSY = 4.0
-"""Chosen on loads of hours, where a fleet that serves 99% in time is busy for a quarter of what it holds:
-GPU-seconds to reckon with for each that requests keep busy. At 1 the price was so low that three in four
-bursts were served late (TRIED.md)."""
+"""GPU-seconds that a fleet is assumed to hold for each one that requests keep busy.
+
+Chosen with loads of hours, in which a fleet that serves 99% on time is busy for a quarter of the time. With 1 the
+price of late requests was so low that three in four bursts were served late (TRIED.md)."""
 
 
 def looked_back(
     cases: Mapping[Role, rules.Case], window: Window, memory: AdaptiveMemory, config: DecideConfig
 ) -> AdaptiveMemory:
-    """Return the memory after every role's fleets of all floors have served the window, and with the floors that follow."""
+    """Return the learned state after every role's shadow fleets have served the window, with the floors that follow from that.
+
+    Returns ``memory`` unchanged if no pull of the window has a known demand.
+
+    Args:
+        cases: Input of the rules by role; a role without an entry is skipped.
+        window: Pulls of the interval, at least one.
+        memory: Learned state in which all pulls of the window are already included.
+        config: Targets, bounds and budget.
+    """
     demands = [pull.demand for pull in window.pulls if pull.demand is not None]
     if not demands:
         return memory
     found, served = dict(memory.hindsight), memory.served
     ables = {role: _able(case, served) for role, case in cases.items()}
     work_gpu_s = _work_gpu_s(cases, demands, ables, config)
-    # Of a full budget each role has what the other lacks: how it was split says little of the need.
+    # If the budget is full, each role has what the other one lacks, so the replica counts are no evidence of the need.
     has_headroom = existing_gpus(window.pulls[-1].pools, config) < (config.max_gpu_budget or math.inf)
     is_evidence = has_headroom and config.scale_to_zero_after_s is None
     for role, case in cases.items():
@@ -60,7 +70,11 @@ def looked_back(
 
 
 def late_price_gpu_s(known: Hindsight, config: DecideConfig) -> float:
-    """Return the GPU-seconds that one late request may cost: by those that requests keep busy, whatever is held."""
+    """Return the GPU-seconds that avoiding one late request is worth.
+
+    It depends on the GPU-seconds that requests keep busy (`DecideConfig.gpu_percent_per_point`), not on those that
+    are held.
+    """
     usually_held_s = HELD_TO_BUSY * known.work_gpu_s
     return config.gpu_percent_per_point * usually_held_s / max(1.0, known.arrivals)
 
@@ -68,13 +82,13 @@ def late_price_gpu_s(known: Hindsight, config: DecideConfig) -> float:
 def _tried(
     cases: Mapping[Role, rules.Case], window: Window, memory: AdaptiveMemory, config: DecideConfig
 ) -> AdaptiveMemory:
-    """Return the memory after each role's trial has seen what was late for lack of it, beyond what the model says."""
+    """Return the learned state after each role's trial record has counted the window's unexplained late requests."""
     pull = window.pulls[-1]
     demands = [each.demand for each in window.pulls if each.demand is not None]
     dt_s = sum(each.period_s for each in demands)
     first = sum(each.ttft_count + each.refused + each.timed_out for each in demands)
     cause = kv_role(pull.pools) if _waits_inside(window) else entry_role(pull.pools)
-    # Who had to wait for the first worker of a role is late whatever the others do.
+    # Requests that had to wait for a role's first worker are late with any number of workers of the other roles.
     if memory.unserved_s is not None and pull.at_s - memory.unserved_s < signals.SPAN_S:
         first = 0.0
     trials = dict(memory.trials)
@@ -88,20 +102,20 @@ def _tried(
 
 
 def _late_by_itl(demands: Sequence[Demand]) -> float:
-    """Return the window's requests in the share of its gaps that were late; where pulls do not know which were, none."""
+    """Return the number of the window's requests that were late by ITL, estimated from the fraction of late gaps; 0 if unknown."""
     gaps = sum(each.itl_count for each in demands)
     late = sum(each.itl_late or 0.0 for each in demands)
     return sum(each.ttft_count for each in demands) * late / gaps if gaps else 0.0
 
 
 def _waits_inside(window: Window) -> bool:
-    """Return whether requests wait in decode workers: what is late then says nothing of prefill."""
+    """Return whether requests wait inside decode workers. Late requests then are no evidence about prefill."""
     inside = window.pulls[-1].worker_waiting
     return Role.PREFILL in window.pulls[-1].pools and inside is not None and inside.total > 0
 
 
 def _compared(served: Served, load: PulledLoad, case: rules.Case, window: Window, known: Hindsight) -> Served:
-    """Return it after the window's first tokens; where a pull does not know which were late, the model stays as it is."""
+    """Return the comparison after the window's first tokens; unchanged if a pull does not know which of them were late."""
     demands = [pull.demand for pull in window.pulls if pull.demand is not None]
     lates = [each.ttft_late for each in demands if each.ttft_late is not None]
     if len(lates) < len(demands):
@@ -121,10 +135,11 @@ def _compared(served: Served, load: PulledLoad, case: rules.Case, window: Window
 
 
 def _late_alone(role: Role, demands: Sequence[Demand], window: Window) -> float | None:
-    """Return the first tokens that were late by their own prefill; None where their time from dispatch does not tell.
+    """Return the number of first tokens that were late because of their own prefill; None if the time since dispatch does not show it.
 
-    A prefill worker is given little at a time, and what is beyond waits in the router. An aggregated one computes prompts
-    alongside others and between answers, and full decode workers let them wait: there more workers would help.
+    A prefill worker gets little work at a time, and further requests wait in the router. An aggregated worker
+    computes prompts alongside others and between decode steps, and full decode workers let prompts wait: in these
+    cases more workers would help.
     """
     late = [each.dispatched_late for each in demands if each.dispatched_late is not None]
     is_told = role is Role.PREFILL and not _waits_inside(window) and len(late) == len(demands)
@@ -132,7 +147,7 @@ def _late_alone(role: Role, demands: Sequence[Demand], window: Window) -> float 
 
 
 def _able(case: rules.Case, served: Served) -> float | None:
-    """Return the prompt tokens/s that a worker of a shadow fleet computes; None: not known, or not its work."""
+    """Return the prompt tokens/s that a worker of a shadow fleet computes; None if it is unknown, or if the role computes no prompts."""
     speed = case.work.tokens_per_s if case.work is not None else None
     return speed and speed * served.share_of(case.role)
 
@@ -143,7 +158,7 @@ def _work_gpu_s(
     ables: Mapping[Role, float | None],
     config: DecideConfig,
 ) -> float:
-    """Return the GPU-seconds that the window's requests kept busy, whatever is held; work of unknown length counts as none."""
+    """Return the GPU-seconds that the window's requests kept busy, regardless of those held. Work of unknown length counts as 0."""
     dt_s, tokens = sum(each.period_s for each in demands), sum(each.uncached_tokens for each in demands)
     total = 0.0
     for role, case in cases.items():
@@ -163,7 +178,7 @@ def _load(
     most = config.max_replicas.get(case.role, hindsight.SIZES_MOST)
     if config.max_gpu_budget is not None:
         most = min(most, config.max_gpu_budget // gpus)
-    # A long prompt occupies one worker, however many tokens it has: with another one idle nothing waits for it.
+    # A long prompt occupies one worker, however many tokens it has. While another worker is idle, nothing waits for it.
     is_idle_somewhere = newest.prefilling_workers < case.pool.ready or (case.work and case.work.is_alone)
     return PulledLoad(
         dt_s=hindsight.counted(sum(each.period_s for each in demands)),

@@ -1,7 +1,7 @@
-"""What modes ``adaptive`` and ``sla`` remember between decisions: work, KV, floors, and each role's supply.
+"""Learned state of modes ``adaptive`` and ``sla``: prefill work, KV usage, floors, and the supply of each role over time.
 
-Supply over time is when replicas that start will be ready, from how long the last ones took. Everything
-follows from the counts of successive pulls, so that changes by other hands count like the planner's own.
+The supply over time is when each starting replica will be ready, estimated from the duration of earlier start-ups. It
+is derived only from the replica counts of successive pulls, so changes by other clients count like the planner's own.
 """
 
 from __future__ import annotations
@@ -20,32 +20,36 @@ from penstock_planner.decide.decision import Memory
 from penstock_planner.decide.observation import PoolCounts
 
 SETTLE_S = LEVEL_TAU_S
-"""The least time between two scale-downs: the first one shows in the signals."""
+"""Minimum seconds between two scale-downs, so that the effect of the first one is visible in the signals."""
 
 HOLD_S = 2 * STARTUP_S
-"""A replica is kept idle for a start-up, and this long at least: fetched back within it, it would have cost as many
-GPU-seconds and late requests as well. It goes only if demand this long after two start-ups from now allows it."""
+"""Minimum seconds for which an idle replica is kept. It is kept for a start-up time if that is longer.
+
+A replica that is needed again within this time would have cost as many GPU-seconds to start again, and late requests
+as well. It is removed only if the demand forecast for this long after two start-up times allows it."""
 
 STARTUPS_KEPT = 2
-"""Chosen: of this many newest start-ups the longest is expected: of a mean every other one takes longer. Of
-four it costs 5% more GPU-hours where start-ups take 40 to 300 s, for nothing."""
+"""Number of newest start-ups of which the longest is expected for the next one.
+
+Chosen: with their mean, every other start-up would take longer than expected. With four instead of two, GPU-hours
+rise by 5% if start-ups take 40 to 300 s, without benefit."""
 
 
 def hold_s(expected_s: float) -> float:
-    """Return how long an idle replica is kept, from the start-up to expect."""
+    """Return the seconds for which an idle replica is kept, given the expected start-up time in seconds."""
     return max(HOLD_S, expected_s)
 
 
 @dataclass(frozen=True, slots=True)
 class RoleMemory:
-    """Supply and restraint of one role.
+    """Learned state of one role: its supply of replicas and its last changes. Times are simulated seconds.
 
     Attributes:
-        ready: At the newest pull; None before the first.
-        begun_s: When each replica that starts now was first seen, oldest first.
-        startups_s: Times from asked for to ready, newest last, at most `STARTUPS_KEPT`.
-        grown_s: When replicas were last added; None before that.
-        shrunk_s: When replicas were last removed; None before that.
+        ready: Number of ready replicas at the newest pull; None before the first one.
+        begun_s: Time at which each replica that is now starting was first observed, oldest first.
+        startups_s: Durations of the newest start-ups from request to ready, newest last; at most `STARTUPS_KEPT`.
+        grown_s: Time at which replicas were last added; None if never. The first pull counts as adding.
+        shrunk_s: Time at which replicas were last removed; None if never.
     """
 
     ready: int | None = None
@@ -56,16 +60,16 @@ class RoleMemory:
 
     @property
     def startup_s(self) -> float | None:
-        """Return the start-up to expect, the longest seen recently; None before the first."""
+        """Return the expected start-up time in seconds, which is the longest of the recent ones. None before the first start-up."""
         return max(self.startups_s, default=None)
 
     def followed(self, pool: PoolCounts, at_s: float) -> RoleMemory:
-        """Return the role's memory after one pull.
+        """Return the role's state after one pull.
 
-        New starts are recorded, finished ones timed, oldest first; a worker that switches roles is supply at
-        once. A replica that is starting at the first pull has been so for an unknown time: its age counts
-        from there. The workers of the first pull count as just added, because their caches may be empty and
-        nothing is known of the load before it.
+        New starts are recorded, and finished ones are timed, oldest first. A worker that switches roles counts as
+        ready. A replica that is already starting at the first pull has been starting for an unknown time, so its age
+        counts from that pull. The workers of the first pull count as just added, because their caches can be empty
+        and the load before the pull is unknown.
         """
         if pool.switching:
             pool = replace(pool, ready=pool.ready + pool.switching, starting=pool.begun, switching=0)
@@ -75,7 +79,7 @@ class RoleMemory:
         begun = self.begun_s
         finished = max(0, min(pool.ready - self.ready, len(begun)))
         startups_s = (*self.startups_s, *(at_s - begun_s for begun_s in begun[:finished]))[-STARTUPS_KEPT:]
-        # What was taken back are the newest starts.
+        # Starts that were cancelled are the newest ones.
         begun = begun[finished:][: pool.starting]
         begun += (at_s,) * (pool.starting - len(begun))
         after = replace(self, ready=pool.ready, begun_s=begun, startups_s=startups_s)
@@ -84,7 +88,12 @@ class RoleMemory:
         return replace(after, shrunk_s=at_s) if pool.replicas < before else after
 
     def held_s(self, expected_s: float, now_s: float) -> float:
-        """Return for how long the role may not shrink yet, 0 when it may; ``expected_s`` is the start-up to expect."""
+        """Return the seconds for which the role must not shrink yet; 0 if it can shrink now.
+
+        Args:
+            expected_s: Expected start-up time, in seconds.
+            now_s: Present time, in simulated seconds.
+        """
         until = [now_s]
         if self.grown_s is not None:
             until.append(self.grown_s + max(HOLD_S, 2 * expected_s))
@@ -93,29 +102,34 @@ class RoleMemory:
         return max(until) - now_s
 
     def arrivals_s(self, expected_s: float, at_s: float) -> tuple[float, ...]:
-        """Return in how many seconds each replica that starts will be ready, soonest first, 0 at the earliest."""
+        """Return the seconds until each starting replica is expected to be ready, soonest first; at least 0.
+
+        Args:
+            expected_s: Expected start-up time, in seconds.
+            at_s: Present time, in simulated seconds.
+        """
         return tuple(max(0.0, begun_s + expected_s - at_s) for begun_s in self.begun_s)
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveMemory:
-    """Everything.
+    """Learned state of all roles. Times are simulated seconds.
 
     Attributes:
-        pulled_s: Time of the newest pull that was followed; None before the first.
-        work: Of the prefill (or aggregated) workers.
-        kv: Of the decode (or aggregated) workers.
-        roles: By role.
-        hindsight: Which floor would have been best, by role.
-        quiet_since_s: Since when nothing has been at the frontend; None: something was at the newest pull, it
-            is not known, or the graph does not scale to zero.
-        unserved_s: When a role was last seen without a ready replica; None: not so far.
-        served: How right the shadow fleets' model is.
-        trials: What was late for no reason that it knows, by role.
+        pulled_s: Time of the newest pull that is included; None before the first one.
+        work: Prefill work of the prefill (or aggregated) workers.
+        kv: KV usage of the decode (or aggregated) workers.
+        roles: Supply and last changes by role.
+        hindsight: Costs of the possible floors by role.
+        quiet_since_s: Time since which there has been no request, as in `quiet_since`. None if there was one at the
+            newest pull, if it is unknown, or if the graph does not scale to zero.
+        unserved_s: Newest time at which a role had no ready replica; None if never.
+        served: Comparison of the shadow fleets' model with what was served.
+        trials: Requests by role that were late for reasons that the model does not explain, and replicas on trial.
         week: Demand by time of day and day of the week.
-        learnt_from: As of `DecideConfig.learns_from`; empty: unknown.
-        stated_s: As of `DecideConfig.startups_s`.
-        startup_timeout_s: As of `DecideConfig.startup_timeout_s`.
+        learnt_from: Identity from which the state was learned, as `DecideConfig.learns_from`; empty if unknown.
+        stated_s: As `DecideConfig.startups_s`.
+        startup_timeout_s: As `DecideConfig.startup_timeout_s`.
     """
 
     pulled_s: float | None = None
@@ -134,15 +148,18 @@ class AdaptiveMemory:
 
     @classmethod
     def read(cls, memory: Memory) -> AdaptiveMemory:
-        """Return a state's memory as a decision left it or a ledger gives it back; a blank one where it has none.
+        """Return this mode's part of the planner's learned state. A default one if there is none.
+
+        Args:
+            memory: Learned state as a decision left it, or as plain data read from a ledger.
 
         Raises:
-            AttributeError, TypeError, ValueError: the data is not such a memory.
+            AttributeError, TypeError, ValueError: The data does not have this form.
         """
         known = memory.get("adaptive", {})
         if isinstance(known, cls):
             return known
-        # Floors of a version with other fleets are learnt again.
+        # Floors that another version learned with other kinds of fleets are dropped and learned again.
         kept = {
             role: each
             for role, each in known.get("hindsight", {}).items()
@@ -151,42 +168,42 @@ class AdaptiveMemory:
         return from_plain(cls, {**known, "hindsight": kept}, skips_unknown=True)
 
     def is_of(self, learns_from: str) -> bool:
-        """Return whether it was learnt from the same model, engine, profile and time scale, as far as both are known."""
+        """Return whether the state was learned from ``learns_from``, or either identity is empty (unknown)."""
         return not self.learnt_from or not learns_from or self.learnt_from == learns_from
 
     @property
     def seen_s(self) -> float:
-        """Return how many seconds of demand are remembered."""
+        """Return the seconds of demand from which the state was learned; the longest of all roles."""
         return max((each.seen_s for each in self.hindsight.values()), default=0.0)
 
     def of(self, role: Role) -> RoleMemory:
-        """Return the role's memory, a blank one if there is none."""
+        """Return the state of a role, or a default one if there is none."""
         return self.roles.get(role, RoleMemory())
 
     def startup_s(self, role: Role, at_s: float) -> float:
-        """Return the start-up to expect of a role: the one that is known, and never below a start's present age."""
+        """Return the expected start-up time of a role in seconds. It is at least the age of each start in progress."""
         return max(self.known_startup_s(role), *(at_s - begun_s for begun_s in self.of(role).begun_s), 0.0)
 
     @property
     def half_timeout_s(self) -> float:
-        """Return the mean of a start-up of which nothing is known but that it ends within ``startupTimeoutSeconds``.
+        """Return the start-up time to assume if only its upper limit ``startupTimeoutSeconds`` is known: half of it.
 
-        That is 300 s of 600, the longest that engines of 8 to 70 billion parameters take.
+        With the default of 600 s this is 300 s, the longest that engines of 8 to 70 billion parameters take.
         """
         return self.startup_timeout_s / 2
 
     def change_startup_s(self, role: Role) -> float:
-        """Return the start-up that a change of the floor is reckoned with.
+        """Return the start-up time in seconds that is used to calculate the cost of a change of the floor.
 
-        Until one has been seen or stated it is `half_timeout_s`.
+        It is `half_timeout_s` until a start-up has been observed or is stated in the manifest.
         """
         is_known = self.stated_s or any(each.startup_s is not None for each in self.roles.values())
         return self.known_startup_s(role) if is_known else self.half_timeout_s
 
     def known_startup_s(self, role: Role) -> float:
-        """Return the start-up seen of a role, else of another one, else the one stated.
+        """Return the observed start-up time of a role in seconds; else that of another role, else the one stated in the manifest.
 
-        A start that hangs is not a reason to keep replicas longer.
+        Starts in progress do not count, because a start that hangs is not a reason to keep replicas longer.
         """
         known = self.of(role).startup_s
         if known is not None:
@@ -196,11 +213,11 @@ class AdaptiveMemory:
         return max(seen, default=stated_s)
 
     def hold_startup_s(self, role: Role, at_s: float) -> float:
-        """Return the start-up for which a role's idle replicas are held.
+        """Return the start-up time in seconds for which a role's idle replicas are kept.
 
-        Until one has been seen, starts under way bound it from below: a replica that was asked for 105 s ago and is not
-        ready takes longer than that. That bound ends at `half_timeout_s`, because a start that hangs is no reason to keep
-        replicas longer.
+        Until a start-up has been observed, the starts in progress are a lower bound: a replica that was requested 105
+        s ago and is not ready takes longer than that. This bound ends at `half_timeout_s`, because a start that hangs
+        is not a reason to keep replicas longer.
         """
         known_s = self.known_startup_s(role)
         if any(each.startup_s is not None for each in self.roles.values()):
@@ -209,13 +226,17 @@ class AdaptiveMemory:
         return max(known_s, min(max(ages_s, default=0.0), self.half_timeout_s))
 
     def held_s(self, role: Role, now_s: float) -> float:
-        """Return for how long a role may not shrink yet, 0 when it may."""
+        """Return the seconds for which a role must not shrink yet; 0 if it can shrink now."""
         return self.of(role).held_s(self.hold_startup_s(role, now_s), now_s)
 
     def resumed(self, by_s: float, now_s: float) -> AdaptiveMemory:
-        """Return the memory after a restart, on a clock that shows ``by_s`` more; no time is after ``now_s``.
+        """Return the state after a restart, with its times converted to the current clock.
 
         Starts in progress count from now, because their end was not observed.
+
+        Args:
+            by_s: Seconds to add to each time.
+            now_s: Present time; no converted time is later.
         """
 
         def moved(at_s: float | None) -> float | None:
@@ -239,7 +260,11 @@ class AdaptiveMemory:
         )
 
     def carried(self) -> AdaptiveMemory:
-        """Return what another graph of the same model starts from: durations and speeds, not this fleet nor its traffic."""
+        """Return the state with which another graph of the same model can start.
+
+        It keeps start-up times, throughput, lengths, the costs of the floors and the model's correction. It drops the
+        traffic and the replicas of this graph.
+        """
         return AdaptiveMemory(
             work=replace(self.work, rate=Trend(), level=0.0),
             kv=replace(self.kv, load=Trend()),

@@ -1,4 +1,4 @@
-"""What the workers of a graph are taken to be able to do, without a profile: as observed, with shares that were chosen by trial."""
+"""Assumptions about what a graph's workers can do, without a profile: observed throughput and fractions chosen by experiment."""
 
 from __future__ import annotations
 
@@ -18,34 +18,40 @@ from penstock_planner.decide.adaptive.signals import (
 )
 
 BUSY_MOST = FULL
-"""Demand may fill this share of a prefill pool's throughput before it grows, as the planner document has it
-for KV. Its workers share one queue in the router, so that three at 0.9 still answer log-normal prompts within
+"""Fraction of a prefill pool's throughput that demand can fill before the pool grows, as in the planner document for KV.
+
+Its workers share one queue in the router, so that three workers at 0.9 still answer log-normal prompts within
 seconds."""
 
 BUSY_AFTER = 0.75
-"""Chosen: it may fill this share of the rest after a worker left; of 0.7, 0.75 and 0.8 the one with fewest
-reversals on the scoreboard's poisson, day and sine."""
+"""Fraction of the remaining throughput that demand can fill after a worker is removed.
+
+Chosen: of 0.7, 0.75 and 0.8 the one with the fewest reversals on the scoreboard's poisson, day and sine."""
 
 SHARES = {Role.AGGREGATED: 0.7}
-"""Chosen: of its throughput what a worker does of which requests wait in each, and decoding steps come
-between prompts; prefill workers share one queue and do all of it. At 0.8 aggregated-sine was left to three
-workers, 96.5% in time, at 0.7 to four, 100%. Of shadow workers until they are seen, and of the shares
-above."""
+"""Fraction of its throughput that a worker of this role can use; 1 for roles that are absent.
+
+An aggregated worker uses less because requests wait in each worker separately and decoding steps interrupt prompts.
+Prefill workers share one queue and use all of it. Chosen: at 0.8 aggregated-sine was left to three workers with 96.5%
+on time, at 0.7 to four with 100%. It applies to shadow workers until they have been compared with what was served,
+and to `BUSY_MOST` and `BUSY_AFTER`."""
 
 AHEAD_SIGMAS = 0.5
-"""Chosen: demand counts with this many of its standard errors, where a pool is to grow and where it is to
-shrink. A replica too many costs its GPUs for a minute, one too few makes a start-up's arrivals late: at -0.5
-sine was 98.5% in time, at 0.5 99.9% for 1% more GPU-hours."""
+"""Number of standard errors that are added to demand, both for growing and for shrinking.
+
+Chosen: one replica too many costs its GPUs for a minute, one too few makes the arrivals of a start-up time late. With
+-0.5 sine was 98.5% on time, with 0.5 99.9% for 1% more GPU-hours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stabilization:
-    """When KV grows a pool, and what else must hold before it shrinks by one.
+    """KV usage at which a pool grows, and further conditions for shrinking it by one replica.
 
     Attributes:
-        sigmas: Standard errors that demand counts with before a pool shrinks.
-        kv_ahead: Mean KV usage, at the horizon, above which the pool grows; what does not fit preempts streams.
-        kv: Mean KV usage that one fewer may have, its slower decoding counted.
+        sigmas: Number of standard errors added to demand before a pool shrinks.
+        kv_ahead: Mean KV usage fraction, forecast for the horizon, above which the pool grows. Requests that do not
+            fit preempt streams.
+        kv: Maximum mean KV usage fraction after one replica is removed, with the slower decoding taken into account.
     """
 
     sigmas: float
@@ -54,84 +60,105 @@ class Stabilization:
 
 
 KV_MOST = 0.7
-"""Chosen: mean KV usage of a decode pool, above which it grows; at it a worker can take a tenth more."""
+"""Mean KV usage fraction of a decode pool above which it grows. Chosen: at this usage a worker can still take a tenth
+more."""
 
 OBSERVED_RESTRAINT = Stabilization(
     sigmas=AHEAD_SIGMAS,
     kv_ahead=KV_MOST,
     kv=usage_of(light_of(KV_MOST) * BUSY_AFTER / BUSY_MOST),
 )
-"""One fewer may have as much less KV, some 0.43, as a prefill pool may be less busy."""
+"""Conditions of mode adaptive. After a scale-down, KV usage must be below its growing threshold by the same factor as
+a prefill pool's utilisation: about 0.43."""
 
 
 class GapsView(Protocol):
-    """Gaps between tokens at the horizon."""
+    """Expected ITL at the horizon."""
 
     @property
     def target_s(self) -> float:
-        """Return the ITL to hold, seconds."""
+        """Return the ITL target, in seconds."""
         ...
 
     @property
     def after_s(self) -> float:
-        """Return the ITL that one worker fewer may reach, below the target, seconds."""
+        """Return the maximum ITL after one worker is removed, in seconds; it is below the target."""
         ...
 
     def itl_with(self, workers: int) -> float:
-        """Return the ITL that the slowest request within the targeted share sees; infinite where they cannot keep up."""
+        """Return the ITL with ``workers`` workers, in seconds, for the slowest request within the SLO's percentile.
+
+        Infinite if the workers cannot keep up.
+        """
         ...
 
 
 class ObservedWorkers:
-    """What workers show.
-
-    Mode ``sla`` has them by a profile.
-    """
+    """Workers as observed. Mode ``sla`` replaces this class by workers from a profile, see `ProfiledWorkers`."""
 
     @property
     def has_shadows(self) -> bool:
-        """Whether hindsight decides which floor to keep; else `busy_most` alone decides."""
+        """Whether the learned floor (`hindsight`) decides how many replicas to keep. If not, `busy_most` alone decides."""
         return True
 
     @property
     def follows_trend(self) -> bool:
-        """Whether demand is expected to continue along its slope; else it stays as it is."""
+        """Whether demand is forecast along its slope. If not, it is assumed to stay constant."""
         return True
 
     @property
     def sigmas_ahead(self) -> float:
-        """Return the standard errors that predicted demand counts with before a pool grows."""
+        """Return the number of standard errors added to the demand forecast before a pool grows."""
         return AHEAD_SIGMAS
 
     @property
     def restraint(self) -> Stabilization:
-        """Return what else must hold before a pool shrinks."""
+        """Return the KV usage for growing and the further conditions for shrinking."""
         return OBSERVED_RESTRAINT
 
     def tokens_per_s(self, work: Work) -> float | None:
-        """Return the prompt tokens that one worker computes per second; None: not known yet."""
+        """Return the prompt tokens that one worker computes per second; None until it is known."""
         return work.tokens_per_s
 
     def arriving(self, along: TrendForecast) -> TrendForecast:
-        """Return the requests/s expected, given those along the trend."""
+        """Return the forecast of requests/s to use, given the forecast along the trend."""
         return along
 
     def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
-        """Return what holds the KV of prompts that end at this many uncached tokens/s: as much per token as was seen."""
+        """Return the model of the expected answers' KV usage: as much KV per prompt token as observed.
+
+        Args:
+            kv: Observed KV load.
+            tokens_per_s: Uncached prompt tokens/s whose prefill is expected to end.
+        """
         held_s = kv.light_s / kv.done_tokens if kv.done_tokens > 0 else 0.0
         return LightDecoding(held_s * tokens_per_s)
 
     def gaps(self, tokens_per_s: float) -> GapsView | None:
-        """Return the gaps between tokens of answers to prompts that end at this many uncached tokens/s; None: no target."""
+        """Return the expected ITL of the answers, or None if there is no ITL target. Without a profile it is always None.
+
+        Args:
+            tokens_per_s: Uncached prompt tokens/s whose prefill is expected to end.
+        """
         del tokens_per_s  # without a profile the gain of another worker is unknown
         return None
 
     def busy_most(self, role: Role, workers: int) -> float:
-        """Return the share of its throughput that demand may fill before a pool grows, in (0, 1]."""
+        """Return the fraction of a pool's throughput that demand can fill before the pool grows, in (0, 1].
+
+        Args:
+            role: Role of the pool.
+            workers: Number of workers of the pool.
+        """
         del workers
         return BUSY_MOST * SHARES.get(role, 1.0)
 
     def busy_after(self, role: Role, workers: int) -> float:
-        """Return the share that it may fill of the ``workers`` that stay after one went, in (0, 1]."""
+        """Return the fraction of the remaining throughput that demand can fill after one worker is removed, in (0, 1].
+
+        Args:
+            role: Role of the pool.
+            workers: Number of workers that remain.
+        """
         del workers
         return BUSY_AFTER * SHARES.get(role, 1.0)

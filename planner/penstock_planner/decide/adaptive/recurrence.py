@@ -1,4 +1,4 @@
-"""When more than the least floor is asked for: the period after which it came again, if there is one. Pure."""
+"""The period after which demand above the smallest floor returns, if there is one. Pure."""
 
 from __future__ import annotations
 
@@ -8,37 +8,45 @@ from dataclasses import dataclass
 from penstock_planner.decide.adaptive.signals import STARTUP_S
 
 SLOT_S = STARTUP_S
-"""What is shorter cannot be prepared for."""
+"""Seconds of one slot, the resolution in time. Shorter events cannot be prepared for."""
 
 SLOTS_MOST = 1440
-"""Bound: twelve hours; four of a period's turns are known after twelve hours of one of three."""
+"""Number of slots that are remembered: twelve hours.
+
+With them, four turns of a three-hour period are known after twelve hours."""
 
 COMES_LEAST = 0.6
-"""Chosen: of what was asked for this much came again a period later, as one run in five is left out and some
-come too late or early; this much came one to three periods after the same; and after a shorter time less did.
-What is due for longer than that saves little."""
+"""Minimum fraction of agreement for a period.
+
+Chosen: this fraction of the demand must return a period later (because one run in five is left out and some are too
+early or late), this fraction of the demand must follow other demand by one to three periods, and a shorter shift must
+agree less than this. Demand must also be predicted for at most this fraction of the time, because otherwise scaling
+down between the predicted times saves little."""
 
 CUT = 1
-"""Slots by which what comes again to the second may be early or late: it is on either side of a slot's end."""
+"""Tolerance in slots for demand with an exact period, which can be on either side of a slot's end."""
 
 NEAR = 3
-"""Chosen: slots by which what comes again may be early or late. Runs within two minutes of their time differ
-by up to eight slots, but one of three is near; by chance three slots are taken only where they make the
-period shorter than one does."""
+"""Tolerance in slots for demand with an inexact period.
+
+Chosen: runs within two minutes of their time differ by up to eight slots, but one of three is near. Because this
+tolerance also matches by chance, it is used only if it gives a shorter period than a tolerance of one slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """When more than the least floor was asked for.
+    """When demand above the smallest floor occurred, and the period with which it returns.
 
     Attributes:
-        asked: One bit a slot, the newest lowest, in hexadecimal.
-        slots: Number of slots known.
-        slot_s: For how long the present slot has lasted.
-        is_asked: More was asked for in it.
-        period: In slots; 0: nothing comes again.
-        near: By how many slots it may be early or late.
-        due_s: For how long more has been due within a start-up, by the period; 0: it is not.
+        asked: One bit per slot, newest in the lowest bit, as a hexadecimal number. A bit is 1 if demand was above the
+            smallest floor in that slot.
+        slots: Number of known slots.
+        slot_s: Seconds for which the present slot has lasted.
+        is_asked: Whether demand was above the smallest floor in the present slot.
+        period: Period in slots; 0 if none is known.
+        near: Tolerance in slots by which demand can be early or late.
+        due_s: Seconds for which demand has been expected within a start-up time, according to the period; 0 if it is
+            not expected.
     """
 
     asked: str = "0"
@@ -51,16 +59,22 @@ class Recurrence:
 
     @property
     def is_known(self) -> bool:
-        """Whether it is known when more is asked for: by a period, or because nothing ever was."""
+        """Whether it is known when demand is above the smallest floor: by a period, or because it never was in twelve hours."""
         return bool(self.period) or (self.slots == SLOTS_MOST and self.asked == "0")
 
     @property
     def is_between(self) -> bool:
-        """Whether it is known that no more is due."""
+        """Whether it is known that no such demand is expected within a start-up time."""
         return self.is_known and not self.due_s
 
     def followed(self, dt_s: float, startup_s: float, *, is_asked: bool) -> Recurrence:
-        """Return what is known after one pull of ``dt_s``; ``startup_s`` is from asked for to ready."""
+        """Return the record after one pull.
+
+        Args:
+            dt_s: Length of the pull, in seconds.
+            startup_s: Seconds from requesting a replica until it is ready.
+            is_asked: Whether demand was above the smallest floor.
+        """
         bits, slots = int(self.asked, 16), self.slots
         slot_s = self.slot_s + min(dt_s, SLOTS_MOST * SLOT_S)
         is_asked_now, period, near = self.is_asked or is_asked, self.period, self.near
@@ -75,29 +89,36 @@ class Recurrence:
 
 
 def period_of(asked: int, slots: int) -> tuple[int, int]:
-    """Return the period after which what was asked for came again, and by how much of it early or late, in slots; 0: none does.
+    """Return the period after which demand returned and the tolerance, both in slots. The period is 0 if there is none.
 
-    What comes within three slots is taken where nothing comes within one, or after two or more of such periods only.
+    A period with a tolerance of three slots is used if none with a tolerance of one is found, or if the latter is at
+    least 1.5 times as long.
+
+    Args:
+        asked: One bit per slot, newest in the lowest bit; 1 if there was demand.
+        slots: Number of known slots.
     """
     exact, wide = (_period_within(near, asked, slots, _longest(near, slots)) for near in (CUT, NEAR))
-    # Up to three slots before it a period agrees, too: one at the end of what is searched may be such a neighbour.
+    # Up to three slots before a period the shift agrees, too, so a result at the end of the range may be such a neighbour.
     is_wide = 0 < wide <= _longest(NEAR, slots) - NEAR and not 0 < exact < 1.5 * wide
     return (wide, NEAR) if is_wide else (exact, CUT)
 
 
 def _longest(near: int, slots: int) -> int:
-    """Return the longest period that this many slots can tell.
+    """Return the longest period that this many slots can show.
 
-    It was seen for as many turns as slots are near, three or seven: the more are, the more often chance is.
+    It must have been observed for three turns with a tolerance of one slot, or for seven with three: the larger the
+    tolerance, the more often a period matches by chance.
     """
     return slots // (2 * near + 1)
 
 
 def _period_within(near: int, asked: int, slots: int, most: int) -> int:
-    """Return the shortest period, up to ``most``, with which what was asked for comes within ``near`` slots; 0: none.
+    """Return the shortest period, up to ``most``, with which demand returned within a tolerance of ``near`` slots; 0 if there is none.
 
-    What lasts agrees with itself a moment later: only what comes after less agreement is a period. Of its
-    neighbours, which agree as well, it is the one that has the least due.
+    Demand that lasts also agrees with itself after a short shift. Therefore only a shift that comes after one with
+    less agreement counts as a period. Of several neighbouring shifts that agree, the one that predicts demand for the
+    shortest time is taken.
     """
     around = _near(asked, near)
     best, least, has_fallen = 0, 1.0, False
@@ -120,22 +141,22 @@ def _period_within(near: int, asked: int, slots: int, most: int) -> int:
 
 
 def _due(around: int, period: int) -> int:
-    """Return the slots that are one, two or three periods after others."""
+    """Return the slots that are one, two or three periods after the given slots."""
     return around >> period | around >> 2 * period | around >> 3 * period
 
 
 def _is_due(asked: int, period: int, near: int, startup_s: float) -> bool:
-    """Return whether more was asked for one to three periods before any time from now to a start-up from now."""
+    """Return whether there was demand one to three periods before any time between now and a start-up time from now."""
     if not period:
         return False
     ahead = math.ceil(startup_s / SLOT_S)
-    # The newest slots to come are the lowest.
+    # The slots of the nearest future are in the lowest bits.
     to_come = _due(_near(asked, near) << ahead + 1, period)
     return bool(to_come & ((1 << (ahead + 1)) - 1))
 
 
 def _near(asked: int, slots: int) -> int:
-    """Return the slots in which, or at most this many slots from which, more was asked for."""
+    """Return the slots with demand, and those at most ``slots`` slots away from one."""
     for _ in range(slots):
         asked |= asked << 1 | asked >> 1
     return asked

@@ -1,8 +1,8 @@
-"""The shadow fleets' model against what was served: the fleet that is really there is followed as one of them. Pure.
+"""Correction of the shadow fleets' model by what was really served: the real fleet is simulated as one of them. Pure.
 
-Its requests are late or not by the same fluid as those of any other fleet. Where more were late in fact than
-the model says, every shadow worker is taken to do less of its throughput from then on, where fewer were,
-more: what is predicted of all fleets follows what was served of this one.
+The model calculates which of the real fleet's requests are late in the same way as for any shadow fleet. If more were
+late in fact, every shadow worker is assumed to do a smaller fraction of its throughput from then on; if fewer were
+late, a larger one. So the predictions for all fleets follow what was served by the real one.
 """
 
 from __future__ import annotations
@@ -16,19 +16,22 @@ from penstock_planner.decide.adaptive.observed import SHARES
 from penstock_planner.decide.adaptive.signals import ASSUMED_REQUESTS, MEMORY_S
 
 SHARE_LEAST = 0.5
-"""Bound, below the 0.67 that the scoreboard's loads come down to: what makes more late than half of the
-throughput explains has another cause, and more workers would not help."""
+"""Minimum fraction of its throughput that a shadow worker is assumed to do.
+
+The scoreboard's loads go down to 0.67. If more requests are late than half of the throughput explains, there is
+another cause, and more workers would not help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One window's requests as they were served, and as the shadow of the real fleet serves them.
+    """Requests of one window as they were served, and as the model of the real fleet serves them.
 
     Attributes:
-        requests: First tokens, and requests turned away.
-        late: Those of them that were late.
-        arrivals: Requests that came.
-        predicted_late: Those of them that the model has late, with those that are late in any fleet.
+        requests: Number of first tokens plus requests rejected or timed out.
+        late: Number of those that were late.
+        arrivals: Number of requests that arrived.
+        predicted_late: Number of those that the model serves late, including those that are late with any number of
+            workers.
     """
 
     requests: float = 0.0
@@ -38,7 +41,7 @@ class Compared:
 
     @property
     def inputs(self) -> dict[str, float]:
-        """Return it as a step's inputs."""
+        """Return the fields as the inputs of a step."""
         return {
             "requests": self.requests,
             "late": self.late,
@@ -49,22 +52,24 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What first tokens say of the model.
+    """Comparison of the model with the first tokens.
 
     Attributes:
-        share: Of its throughput what a worker of a shadow fleet does; None: not corrected yet.
-        backlog_s: Work that the shadow of the real fleet has left, in seconds of one worker.
-        first: First tokens and requests turned away, decayed over `WAIT_S`.
-        late: Those of them that were late, decayed alike.
-        arrived: Arrivals, decayed alike.
-        predicted_late: Those of them that the shadow of the real fleet served late, with those that are late in any
-            fleet, decayed alike.
-        calm_s: For how long nothing has waited, here or inside workers, and a worker has been idle at each pull.
-        calm: First tokens that came when that was so for longer than a first token may take, decayed over `MEMORY_S`.
-        calm_late: Those of them that were late all the same: no fleet would have them in time.
-        unexplained: Requests of the newest window that were late beyond what the model says; below 0 where
-            fewer were.
-        newest: The newest window.
+        share: Fraction of its throughput that a shadow worker does; None if it has not been corrected yet.
+        backlog_s: Work that the model of the real fleet has left, in seconds of one worker.
+        first: Number of first tokens plus requests rejected or timed out, decayed over `WAIT_S`.
+        late: Number of those that were late, decayed alike.
+        arrived: Number of arrivals, decayed alike.
+        predicted_late: Number of those that the model of the real fleet served late, including those that are late
+            with any number of workers; decayed alike.
+        calm_s: Seconds for which the system has been calm: no request waited in routers or workers, and at each pull
+            a worker was idle.
+        calm: Number of first tokens sent after the system had been calm for longer than the TTFT target, decayed over
+            `MEMORY_S`.
+        calm_late: Number of those that were late nevertheless, and so would be late with any number of workers.
+        unexplained: Number of requests of the newest window that were late beyond those that the model explains;
+            negative if fewer were.
+        newest: Comparison of the newest window.
     """
 
     share: float | None = None
@@ -80,17 +85,17 @@ class Served:
     newest: Compared = Compared()
 
     def share_of(self, role: Role) -> float:
-        """Return the share of its throughput that a shadow worker of the role does."""
+        """Return the fraction of its throughput that a shadow worker of the role does: the corrected one, or else the default of `SHARES`."""
         return SHARES.get(role, 1.0) if self.share is None else self.share
 
     @property
     def in_time(self) -> float | None:
-        """Return the share of the last half hour's requests that was in time; None without any."""
+        """Return the observed fraction of the last half hour's requests that were on time; None if there were none."""
         return 1.0 - self.late / self.first if self.first > 0 else None
 
     @property
     def predicted_in_time(self) -> float | None:
-        """Return the share that the model says of the fleet that was there; None without arrivals."""
+        """Return the fraction of those requests that the model predicts to be on time with the real fleet; None if there were none."""
         return max(0.0, 1.0 - self.predicted_late / self.arrived) if self.arrived > 0 else None
 
     @property
@@ -110,30 +115,32 @@ class Served:
         slo_s: float,
         usual: float,
     ) -> Served:
-        """Return it after one window.
+        """Return the comparison after one window.
 
         Args:
-            load: Of the window, its work as the present share has it.
-            role: That requests reach first.
-            ready: Its workers.
-            first: First tokens, and requests turned away.
-            late: Those of them that were late.
-            late_alone: Of those, the ones late by their own prefill, so in any fleet; None: unknown.
-            is_entry_late: They were so for lack of this role, as far as is known.
-            slo_s: What a first token may take.
-            usual: Requests of half an hour, > 0: so many that the model was wrong about, all the same way,
-                move a shadow worker by all of its throughput.
+            load: Load of the window, calculated with the present ``share``.
+            role: Role that requests reach first.
+            ready: Number of its ready workers.
+            first: Number of first tokens plus requests rejected or timed out.
+            late: Number of those that were late.
+            late_alone: Number of those that were late because of their own prefill, and so with any number of
+                workers; None if unknown.
+            is_entry_late: Whether they were late for lack of this role, as far as is known.
+            slo_s: TTFT target, in seconds.
+            usual: Number of requests per half hour, > 0. If the model is wrong in the same direction about this
+                number of requests, ``share`` moves by 1.
         """
         left_s, predicted_late = served_by(ready, self.backlog_s, load)
         kept, calm_kept = (math.exp(-load.dt_s / tau_s) for tau_s in (WAIT_S, MEMORY_S))
-        # Once it has been calm for a TTFT in time, who waited before has a first token, or would be late in any fleet.
-        # While requests wait inside workers for another role, they are late for lack of that one, and more of it would help.
+        # After the system has been calm for the TTFT target, each request that waited before has its first token, or
+        # would be late with any number of workers. While requests wait inside workers for another role, they are late
+        # for lack of that role, and more workers of that role would help.
         waits = load.served_at_once_by is None or not is_entry_late
         calm_s = 0.0 if waits else self.calm_s + load.dt_s
         is_calm = calm_s > slo_s
         share = self.share_of(role)
-        # Of calm it is seen which ones no fleet would have in time, and at other times where their dispatch is known; else
-        # their usual share is all that is known.
+        # The requests that no fleet would have served on time are known in calm, and at other times if the times since
+        # dispatch are known. Otherwise only their usual fraction is known.
         seen = late if is_calm else late_alone
         wrong = late - (self._always * first if seen is None else seen) - predicted_late
         predicted_late += self._always * load.arrivals if seen is None else seen
@@ -155,7 +162,7 @@ class Served:
         )
 
     def in_words(self) -> str:
-        """Return what was served and what the model says of it; empty while nothing was served."""
+        """Return the observed and the predicted fraction on time in words; empty if nothing was served."""
         served, predicted = self.in_time, self.predicted_in_time
         if served is None or predicted is None:
             return ""
@@ -164,5 +171,5 @@ class Served:
         )
 
     def carried(self) -> Served:
-        """Return what another graph starts from: how right the model is."""
+        """Return the state with which another graph starts: only ``share``, the correction of the model; all counts are reset."""
         return Served(share=self.share)

@@ -1,10 +1,11 @@
-"""One replica more where requests are late and the model sees no reason: asked for, watched, and believed or not. Pure.
+"""Trial replicas: one replica more if requests are late for reasons that the model does not explain, kept only if it helps. Pure.
 
-Every replica that a role gains while it serves late for no known reason is such a trial, whichever rule asked for it. After
-enough requests the share that is late says whether the replica helped. If it did, the role keeps it for `HOLDS_S`, as long as the
-load stays: of a load that falls to a half, it keeps half of its replicas. If it did not, the role asks for no more for as long, and
-twice as long after each further trial that fails. Requests that came to a smaller fleet say nothing of this one: the workers that
-have become ready since may have been what they lacked.
+Every replica that a role gains while its requests are late without explanation is such a trial, whichever rule
+requested it. After enough requests, the fraction of late ones shows whether the replica helped. If it did, the role
+keeps it for `HOLDS_S` as long as the load stays; if the load falls to half, it keeps half of its replicas. If it did
+not help, the role requests no trial for as long, and twice as long after each further trial that fails. Requests that
+arrived while fewer replicas were ready are not counted, because they may have been late for lack of the replicas that
+have become ready since.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from penstock_planner.decide.adaptive.signals import CHANCE_SIGMAS, SPAN_S
 from penstock_planner.decide.observation import PoolCounts
 
 VAIN_MOST = 5
-"""Bound: after this many that did not help, 32 hours, the pause gets no longer."""
+"""Number of failed trials after which the pause no longer doubles; it is then 16 hours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +26,12 @@ class Lateness:
     """What one role served in one window.
 
     Attributes:
-        dt_s: Its length, > 0.
-        first: Requests.
-        late: Those of them that were late for lack of this role, beyond what the model says; may be below 0.
-            For the role that decodes, those late by ITL as well, of which the model knows nothing.
-        waits_s: How long a request waits at its end, at the frontend.
+        dt_s: Length of the window in seconds, > 0.
+        first: Number of requests.
+        late: Number of requests that were late for lack of this role, minus those that the model explains; can be
+            negative. For the role that decodes, it includes requests late by ITL, which the model does not know at
+            all.
+        waits_s: Seconds that the oldest request at the frontend has waited at the end of the window.
     """
 
     dt_s: float
@@ -40,24 +42,24 @@ class Lateness:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Records whether one replica more helps a role whose requests are late for no reason that the model knows.
+    """Records whether one more replica helps a role whose requests are late for reasons that the model does not explain.
 
     Attributes:
-        first: Requests, decayed over `SPAN_S`; since the replica on trial is ready, while one is.
-        late: Late ones that the model does not explain, decayed alike.
-        seen_s: Seconds of them, decayed alike.
-        lately: Requests, decayed alike, whatever is on trial.
-        replicas: Before the newest window; None before the first.
-        ready: Of them.
-        ready_s: Since one became ready.
-        tried: Replicas with the one on trial; 0: none is.
-        before: Share that was late before it.
-        before_per_s: Requests/s that came then.
-        helped: What was found; None: not yet.
-        helped_per_s: Requests/s that came when it was found to help; 0: unknown.
-        vain: Trials in a row that did not help.
-        age_s: Since the trial began, or since its result.
-        late_ago_s: Since the last window with a late request that the model does not explain.
+        first: Number of requests, decayed over `SPAN_S`. During a trial only those since its replica became ready.
+        late: Number of late requests that the model does not explain, decayed alike.
+        seen_s: Seconds in which those requests were served, decayed alike.
+        lately: Number of requests, decayed alike, regardless of any trial.
+        replicas: Number of replicas before the newest window; None before the first window.
+        ready: Number of ready ones among them.
+        ready_s: Seconds since a replica last became ready.
+        tried: Number of replicas including the one on trial; 0 if there is no trial.
+        before: Fraction of requests that were late without explanation before the trial.
+        before_per_s: Arriving requests/s before the trial.
+        helped: Result of the trial; None if there is no result yet.
+        helped_per_s: Arriving requests/s when the trial was found to help; 0 if unknown.
+        vain: Number of consecutive trials that did not help.
+        age_s: Seconds since the trial began, or since its result.
+        late_ago_s: Seconds since the last window with a late request that the model does not explain.
     """
 
     first: float = 0.0
@@ -78,12 +80,16 @@ class Trial:
 
     @property
     def share(self) -> float:
-        """Return the share that is late for no reason that the model knows."""
+        """Return the fraction of requests that are late for reasons that the model does not explain."""
         return max(0.0, self.late / self.first) if self.first > 0 else 0.0
 
     @property
     def floor(self) -> int:
-        """Return how many replicas the role keeps: all while a trial runs, those that the load still needs after it helped."""
+        """Return the number of replicas that the role must keep because of a trial; 0 if there is none or it did not help.
+
+        While a trial runs these are all its replicas. After it helped, they are those that the present load still
+        needs.
+        """
         if self.helped is False:
             return 0
         if self.helped is None or self.helped_per_s <= 0 or self.seen_s <= 0:
@@ -92,21 +98,27 @@ class Trial:
 
     @property
     def is_over(self) -> bool:
-        """Whether the role may ask for another: none is on trial, and none failed so recently."""
+        """Whether the role can start another trial: none is running, and none failed recently."""
         return not self.tried or self.helped is True
 
     @property
     def holds_s(self) -> float:
-        """Return for how long a trial runs at most, and for how long what it found is believed."""
+        """Return the seconds for which a trial runs at most, and for which its result is valid."""
         return float(HOLDS_S * 2 ** max(0, min(self.vain, VAIN_MOST) - 1))
 
     def is_late(self, allowed: float) -> bool:
-        """Return whether this many are late that chance does not explain it, where a share may be."""
+        """Return whether more requests are late than chance explains, if a fraction of ``allowed`` can be late."""
         expected = allowed * self.first
         return self.first >= ENOUGH and self.late > expected + CHANCE_SIGMAS * math.sqrt(expected)
 
     def followed(self, pool: PoolCounts, seen: Lateness, allowed: float) -> Trial:
-        """Return it after one window with ``pool`` at its end; a share of ``allowed`` may be late."""
+        """Return the record after one window.
+
+        Args:
+            pool: Replica counts at the end of the window.
+            seen: What the role served in the window.
+            allowed: Fraction of requests that are allowed to be late.
+        """
         known = self._aged(seen.dt_s)
         begins = self.replicas is not None and pool.replicas > self.replicas and known.is_over
         if begins and known.is_late(allowed):
@@ -140,17 +152,17 @@ class Trial:
         return known.judged()
 
     def _aged(self, dt_s: float) -> Trial:
-        """Return it this much later; what was found is forgotten after its time, a trial of which nothing comes as well."""
+        """Return the record ``dt_s`` seconds later. After `holds_s`, a result is dropped, and so is a trial without one."""
         age_s = self.age_s + dt_s
         if self.tried and age_s > self.holds_s:
             return replace(self, tried=0, helped=None, age_s=0.0)
         return replace(self, age_s=age_s)
 
     def judged(self) -> Trial:
-        """Return it with what was found, once enough requests have been served with the replica on trial.
+        """Return the record with the trial's result, if enough requests have been served with the replica on trial.
 
-        It helped where most of the share that was late is in time, unless most of the requests came no more:
-        of such calm nothing is known, and the replica goes as if it had not been tried.
+        The replica helped if the unexplained late fraction has at least halved. If also the load has at least halved,
+        there is no result, because the calm may be the reason: the trial ends as if it had not happened.
         """
         if not self.tried or self.helped is not None or self.first < ENOUGH:
             return self
@@ -164,5 +176,5 @@ class Trial:
 
 
 def blank(known: Trial) -> Trial:
-    """Return it as if no request had been served yet."""
+    """Return a copy of ``known`` with the counts of served requests reset to 0; the replicas and the trial are kept."""
     return replace(known, first=0.0, late=0.0, seen_s=0.0)

@@ -1,15 +1,15 @@
-"""What the week has taught: demand by quarter of an hour, and whether to believe it. Pure.
+"""Demand learned by quarter of an hour of the week, and how far to trust it. Pure.
 
-Two records say what is due at a time: the same time yesterday, and the same weekday's. Each is held against
-demand as it is: at the beginning of every quarter it says what is due in it. For jumps x that it told and y
-that came, both from demand as it was, it is believed while its own squared errors have been less than those
-of "as now",
+Two records predict the demand of a time: the demand at the same time yesterday, and at the same time of the same
+weekday. At the start of every quarter of an hour each record predicts its demand, and the prediction is compared with
+the observed demand. Let x be a predicted jump and y the observed one, both measured from the demand at that start. A
+record is trusted while its squared errors are smaller than those of the prediction "as now",
 
-    sum((y - x)^2) < sum(y^2), that is belief = sum(x y) / sum(x x) > 1/2,
+    sum((y - x)^2) < sum(y^2), that is belief = sum(x y) / sum(x x) > 1/2.
 
-with half a jump that did not come assumed alongside those seen, of the size in question: the first jump is not
-believed, the second is. A holiday costs its first quarter of an hour: what did not come as told takes its
-share off what is told next.
+Half of a jump that did not occur, of the size in question, is added to the sums. So the first predicted jump is not
+trusted, and the second is. A holiday costs only its first quarter of an hour, because demand that recently fell short
+of its prediction reduces the next prediction by the same fraction.
 """
 
 from __future__ import annotations
@@ -22,26 +22,32 @@ from penstock.core.cron import quarter_of_week
 from penstock_planner.decide.adaptive.signals import SPAN_S
 
 SLOTS = 672
-"""Quarters of an hour of a week: most timetables begin at one."""
+"""Number of quarters of an hour in a week. Most timetables use full quarters."""
 
 SLOT_S = 900.0
+"""Seconds of one slot, a quarter of an hour."""
 
 DAY_SLOTS = 96
+"""Number of slots in a day."""
 
 HALF = 0.5
-"""Chosen: what is new weighs as much as what was before. The newest week has this share of its slot, so that
-a shift is known after two; of what was told lately and did not come this much is forgotten each slot, and this
-much of a slot that came as told is assumed; this much of a jump that did not come is assumed, so that one that
-came once is believed, and after one that did not come two have to."""
+"""Weight of new values compared with old ones, and weight of assumed observations.
+
+Chosen: the newest week has this weight in its slot, so that a shift in time is learned after two weeks. The demand of
+recent slots, predicted and observed, decays by this factor per slot. This fraction of a slot with demand as
+predicted, and of a jump that did not occur, is assumed in addition to the observations: a jump that occurred once is
+trusted, and after one that did not occur, two are needed."""
 
 SCORE_KEPT = math.exp(-1.0 / SLOTS)
-"""What was told right or wrong is averaged over a week, as it is the week that is told of."""
+"""Factor per slot by which the record of right and wrong predictions decays: it is averaged over a week."""
 
 BELIEVED_FROM = 0.5
-"""Above it the errors are less than those of demand as it is."""
+"""Value of `WeekRecord.belief` above which a record is trusted: its errors are smaller than those of assuming the
+present demand."""
 
 _LEAST = 1e-4
-"""Requests/s from which on a slot's demand is recorded, in steps of an eighth of a doubling: two digits each."""
+"""Smallest recorded demand in requests/s. Larger values are recorded in steps of an eighth of a doubling, as two
+hexadecimal digits."""
 
 _UNKNOWN = "00"
 _NOTHING = 1
@@ -50,13 +56,13 @@ _MOST = 255
 
 @dataclass(frozen=True, slots=True)
 class WeekRecord:
-    """How one record of the week has predicted; sums over slots, decayed over a week, of requests/s.
+    """How well one record has predicted. Sums over slots, decayed over a week, of values in requests/s.
 
     Attributes:
-        told: What is due in the present slot; None: not known.
-        expected: What it said of the last slots, decayed within an hour.
-        told_squares: Of the jumps that were told.
-        together: Of told jumps times those that came.
+        told: Predicted demand of the present slot; None if unknown.
+        expected: Sum of the recorded demand of the last slots, decayed within an hour.
+        told_squares: Sum of the squared predicted jumps.
+        together: Sum of the predicted jumps times the observed ones.
     """
 
     told: float | None = None
@@ -65,12 +71,23 @@ class WeekRecord:
     together: float = 0.0
 
     def belief(self, scale: float) -> float:
-        """Return the share of a told jump that came, >= 0; ``scale``: of the demand in question, requests/s."""
+        """Return the confidence in the record, >= 0: the fraction of the predicted jumps that occurred.
+
+        Args:
+            scale: Size of the jump in question, in requests/s, which sets the size of the assumed jump that did not
+                occur.
+        """
         against = self.told_squares + HALF * scale * scale
         return max(0.0, self.together / against) if against else 0.0
 
     def ended(self, said: float | None, before: float | None, came: float) -> WeekRecord:
-        """Return it after a slot of ``came`` requests/s that began with ``before``, of which it ``said`` something on record."""
+        """Return the record after a slot has ended.
+
+        Args:
+            said: Demand on record for this slot, in requests/s; None if unknown.
+            before: Demand when the slot began, in requests/s; None if unknown.
+            came: Observed demand of the slot, in requests/s.
+        """
         after = replace(self, expected=HALF * self.expected + (said or 0.0))
         if self.told is None or before is None:
             return after
@@ -82,7 +99,12 @@ class WeekRecord:
         )
 
     def due(self, known: float | None, came: float) -> float | None:
-        """Return what it says of a slot with this demand on record, less what has lately not come as it said."""
+        """Return the predicted demand of a slot in requests/s, reduced if recent slots had less demand than on record.
+
+        Args:
+            known: Demand on record for the slot, in requests/s. If it is None (unknown), the result is None.
+            came: Sum of the observed demand of the last slots, decayed as in ``expected``.
+        """
         if known is None:
             return None
         assumed = HALF * known
@@ -92,11 +114,13 @@ class WeekRecord:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """What the week's record expects.
+    """Forecast of the weekly record.
 
     Attributes:
-        rate: Most requests/s that are due, where that is more than there are and believed; else 0.
-        belief: Share of told jumps that came; of the record that is believed more.
+        rate: Largest forecast demand in requests/s. 0 if it is not above the present demand, or if the record is not
+            trusted.
+        belief: Confidence in the record: the fraction of its predicted jumps that occurred; of the two records, the
+            more trusted one.
     """
 
     rate: float = 0.0
@@ -105,20 +129,22 @@ class Recalled:
 
 @dataclass(frozen=True, slots=True)
 class Week:
-    """Requests/s by quarter of an hour of the week, from Monday 0:00 on.
+    """Learned demand by quarter of an hour of the week, from Monday 0:00 on.
 
     Attributes:
-        slots: Two hexadecimal digits each; empty before the first.
-        place: Of the present slot; None before the first pull whose time is known.
-        seen_s: Of it.
-        peak: Most of its parts' requests/s, of `SPAN_S` each, as what begins within a slot needs its workers
-            as long as what fills it.
-        part_s, arrivals: Length of the present part, and its requests.
-        newest: Requests/s of the part before; None: unknown.
-        before: The same when the slot began.
-        came: Of the last slots what came, decayed within an hour.
-        day: The time yesterday, as a record.
-        week: The weekday's.
+        slots: Recorded requests/s of all slots, two hexadecimal digits each; empty before the first slot was
+            recorded.
+        place: Index of the present slot in the week; None before the first pull with a known wall clock time.
+        seen_s: Seconds of the present slot that were observed.
+        peak: Largest requests/s of the present slot's parts of `SPAN_S` each. The peak is used because demand that
+            begins within a slot needs as many workers as demand that fills it.
+        part_s: Seconds of the present part so far.
+        arrivals: Number of requests of the present part so far.
+        newest: Requests/s of the previous part; None if unknown.
+        before: Requests/s of the last part before the present slot; None if unknown.
+        came: Sum of the observed demand of the last slots, decayed within an hour.
+        day: Record that predicts from the same time yesterday.
+        week: Record that predicts from the same time of the same weekday.
     """
 
     slots: str = ""
@@ -134,12 +160,19 @@ class Week:
     week: WeekRecord = WeekRecord()
 
     def at(self, place: int) -> float | None:
-        """Return the demand on record of a slot, requests/s; None: not known."""
+        """Return the recorded demand of a slot in requests/s; None if unknown. ``place`` is its index in the week."""
         digits = self.slots[2 * place : 2 * place + 2]
         return None if digits in {"", _UNKNOWN} else _rate(int(digits, 16))
 
     def followed(self, arrivals: float, dt_s: float, wall_s: float, time_zone: str) -> Week:
-        """Return it after one pull that covers ``dt_s`` and ends at ``wall_s``."""
+        """Return the state after one pull.
+
+        Args:
+            arrivals: Number of requests that arrived.
+            dt_s: Length of the pull, in seconds.
+            wall_s: Unix time at the end of the pull.
+            time_zone: IANA name of the time zone whose weeks are recorded.
+        """
         place = quarter_of_week(wall_s, time_zone)
         known = self if place == self.place else self._begun(place)
         known = replace(
@@ -151,7 +184,13 @@ class Week:
         return known.part_ended() if known.part_s >= SPAN_S else known
 
     def recalled(self, ahead_s: float, wall_s: float, time_zone: str) -> Recalled:
-        """Return what is due at most from ``wall_s`` until ``ahead_s`` later, by the record that is believed more."""
+        """Return the largest demand forecast until ``ahead_s`` seconds from now, by the more trusted of the two records.
+
+        Args:
+            ahead_s: Length of the forecast, in seconds.
+            wall_s: Present Unix time.
+            time_zone: IANA name of the time zone.
+        """
         first, last = quarter_of_week(wall_s, time_zone), quarter_of_week(wall_s + ahead_s, time_zone)
         places = [(first + number) % SLOTS for number in range((last - first) % SLOTS + 1)]
         told = [
@@ -166,21 +205,27 @@ class Week:
         return Recalled(due if belief > BELIEVED_FROM and due > now else 0.0, belief)
 
     def carried(self) -> Week:
-        """Return what another graph starts from: nothing, as its traffic is another."""
+        """Return the state with which another graph starts: an empty one, because its traffic differs."""
         return Week()
 
     def due(self, record: WeekRecord, back: int, places: Sequence[int]) -> float | None:
-        """Return the most that a record, which looks ``back`` this many slots, says of some slots; None: nothing."""
+        """Return the largest demand that a record predicts for some slots, in requests/s; None if it has none of them on record.
+
+        Args:
+            record: Record that predicts.
+            back: Number of slots that the record looks back: 0 for the weekday record, a day for the other.
+            places: Indexes of the slots in the week.
+        """
         found = (record.due(self.at((place - back) % SLOTS), self.came) for place in places)
         return max((each for each in found if each is not None), default=None)
 
     def part_ended(self) -> Week:
-        """Return it with the present part ended, and the next one begun."""
+        """Return the state with the present part ended and a new one started."""
         rate = self.arrivals / self.part_s
         return replace(self, part_s=0.0, arrivals=0.0, newest=rate, peak=max(self.peak, rate))
 
     def _begun(self, place: int) -> Week:
-        """Return it at the beginning of a slot; the one before is recorded if most of it was seen."""
+        """Return the state at the start of slot ``place``. The previous slot is recorded if at least half of it was observed."""
         known = self.part_ended() if self.part_s >= SPAN_S / 2 else self
         if known.place is None or known.seen_s < SLOT_S / 2 or place != (known.place + 1) % SLOTS:
             day, week = replace(known.day, expected=0.0), replace(known.week, expected=0.0)
@@ -204,7 +249,7 @@ class Week:
         )
 
     def recorded(self, place: int) -> Week:
-        """Return it with the present slot's demand on record and held against what was told."""
+        """Return the state with the present slot's demand recorded, and compared with the predictions. ``place`` is its index."""
         came, old = self.peak, self.at(place)
         slots = self.slots or _UNKNOWN * SLOTS
         digits = _digits(came if old is None else old + HALF * (came - old))
