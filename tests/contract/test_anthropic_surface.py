@@ -132,7 +132,7 @@ async def test_what_is_refused_before_any_worker_has_the_form_too(router):
         await pool.request("GET", url, headers=headers),
         await pool.request("POST", f"{url}/batches", body=b"{}", headers=headers),
         await pool.request("POST", url, body=b"{", headers=headers),
-        await pool.request("POST", url, body=b"{}", headers=((b"content-encoding", b"gzip"), *headers)),
+        await pool.request("POST", url, body=b"{}", headers=((b"content-encoding", b"br"), *headers)),
     ]
     await pool.close()
     assert [each.status for each in answers] == [405, 404, 400, 415]

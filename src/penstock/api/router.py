@@ -146,6 +146,11 @@ class RouterConfig(SpecModel):
         "follows them. Needs tokenizer and penstock[kv-events]. On one host each worker gets an address of its own, in a "
         "cluster the port after it (65534 after 65535) answers for events that were missed. null: none.",
     )
+    keep_alive_seconds: WholeSeconds | None = entry(
+        None,
+        "Time without a byte after which a stream that waits for its first token gets an SSE comment, and again each time it passes, "
+        "so that no load balancer cuts it; seconds. A later error is then an event in a 200. null: none.",
+    )
     dualmap: DualmapConfig = entry(DualmapConfig(), "Settings of policies dualmap and pair-cost.")
     admission: AdmissionConfig = entry(AdmissionConfig(), "Refusal while workers are busy.")
     tiers: TiersConfig = entry(TiersConfig(), "Priority tiers.")

@@ -128,10 +128,11 @@ class RouterServer:
         self._transfers = KvTransfers(context)
         self._handler = self.handler_type(context, self._transfers)
         self._graph_file_stamp: tuple[int, int, int] | None = None
+        self.intake = Intake(settings.server_limits())
         self.app = self._make_app(secret)
         self._http = HttpServer(
             self.app.handle,
-            limits=settings.server_limits(),
+            intake=self.intake,
             is_vital=_is_vital,
             wants_body=self.app.wants_body,
         )
@@ -153,11 +154,6 @@ class RouterServer:
         if self._access_log is not None:
             jobs["access log"] = self._access_log.flush
         return jobs
-
-    @property
-    def intake(self) -> Intake:
-        """The limits of requests, whatever the entrance they come by."""
-        return self._http.intake
 
     @property
     def port(self) -> int:
@@ -286,6 +282,7 @@ class RouterServer:
             self._access_log,
             self._tiers,
             self._tracing,
+            self.intake,
         )
 
     def _make_tiers(self) -> LiveTiers | None:

@@ -41,15 +41,16 @@ class HttpServer:
         handler: Handler,
         *,
         limits: ServerLimits = ServerLimits(),  # noqa: B008 - frozen
+        intake: Intake | None = None,
         is_vital: Callable[[Request], bool] = lambda _: False,
         wants_body: Callable[[Request], bool] = lambda _: True,
     ) -> None:
-        """Prepare; nothing listens yet.
+        """Prepare; nothing listens yet. ``intake`` takes the place of ``limits`` where others count bytes in it, too.
 
         A request that ``is_vital``, such as a probe's, is served even when all connections are in use. One whose body
         ``wants_body`` does not want is handled with an empty body, and its connection ends.
         """
-        self._shared = ServerContext(handler, Intake(limits), is_vital, wants_body)
+        self._shared = ServerContext(handler, intake or Intake(limits), is_vital, wants_body)
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._reported_s = float("-inf")

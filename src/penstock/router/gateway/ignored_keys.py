@@ -14,6 +14,7 @@ _ONE_WORKER: Final = "holds for prefill alone: once Envoy has a request, Penstoc
 IGNORED: Final = {
     "limits.connectTimeoutRealSeconds": "holds for prefill alone: Envoy connects to the other workers, by its own limit",
     "limits.clientIdleTimeoutRealSeconds": "does nothing: clients connect to Envoy, by its own limit",
+    "keepAliveSeconds": "does nothing: Envoy has no head of an answer to send until the worker has answered",
     "retries.maxPerRequest": _ONE_WORKER,
     "retries.budgetFraction": _ONE_WORKER,
     "retries.minPerSecond": _ONE_WORKER,
@@ -28,7 +29,7 @@ def ignored_keys(config: RouterConfig) -> Iterator[tuple[str, str]]:
     """Yield the keys, ``router.…``, that a section sets without effect behind a gateway, each with a message."""
     given = config.to_manifest()
     for key, words in IGNORED.items():
-        section, _, name = key.partition(".")
-        found: Any = given.get(section, {})
+        section, _, name = key.rpartition(".")
+        found: Any = given.get(section, {}) if section else given
         if name in found:
             yield f"router.{key}", f"behind a gateway, {words}"

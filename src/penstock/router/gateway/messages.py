@@ -105,6 +105,7 @@ def picked(
     length = (b"content-length", b"%d" % len(body))
     mutation = _mutation((*headers, (DESTINATION.encode(), endpoint.encode()), length))
     mutation.remove_headers.append("accept-encoding")  # the answer is read here
+    mutation.remove_headers.append("content-encoding")  # the body is sent as it was read
     kept = {name for name, _ in headers}
     mutation.remove_headers.extend(name.decode() for name in _CREDENTIALS if name not in kept)
     common = CommonResponse(header_mutation=mutation, clear_route_cache=True)

@@ -157,6 +157,10 @@ class GatewayHandler(CompletionHandler):
         """Return whether another worker could continue a stream: not with one that Envoy relays."""
         return not _is_forwarded(call) and super().may_go_on(call)
 
+    def may_begin_early(self, call: CompletionCall) -> bool:
+        """Return whether a head may be sent early: Envoy has none of a stream that it relays, until its worker answers."""
+        return not isinstance(call.responder, GatewayResponder)
+
 
 def _is_forwarded(call: CompletionCall) -> bool:
     responder = call.responder

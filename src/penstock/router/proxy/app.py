@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -18,6 +18,8 @@ import orjson
 
 from penstock.core.errors import ClientDisconnected, NotFoundError
 from penstock.core.http.anthropic import in_form_of
+from penstock.core.http.content_encoding import GZIP, MalformedBodyError, gunzip
+from penstock.core.http.intake import Intake
 from penstock.core.http.messages import REQUEST_ID, Headers, request_id
 from penstock.core.http.server import Request, Responder
 from penstock.core.kv_transfers import TransferResult
@@ -70,6 +72,8 @@ _WATCHED = frozenset({"/metrics", "/health", "/ping", "/ready", "/version", "/lo
 _POSTED_TOO = "/ping"
 """SageMaker's probe, which vLLM answers to either method."""
 _JSON_TYPE = (b"content-type", b"application/json")
+_ENCODING = b"content-encoding"
+_IDENTITY = b"identity"
 
 
 @dataclass(eq=False)
@@ -77,6 +81,7 @@ class RouterApp:
     """Answers requests; None stands for parts that the graph does not have.
 
     Attributes:
+        intake: The limits of requests and the bytes that their bodies hold, whatever the entrance they come by.
         is_stopping: The router takes no more requests, and is not ready.
         load: Requests of the APIs that have arrived and are not answered.
     """
@@ -92,6 +97,7 @@ class RouterApp:
     access_log: AccessLog | None
     tiers: LiveTiers | None
     tracing: Tracing | None
+    intake: Intake
     is_stopping: bool = False
     load: int = 0
 
@@ -155,12 +161,14 @@ class RouterApp:
         own_id = headers[0][1].decode()
         bind_task(request_id=own_id)
         call: CompletionCall | None = None
+        unpacked_bytes = 0
         self.load += 1
         try:
             if not request.body:
                 # Of a request that is refused, no body was read: see `wants_body`.
                 self._check(request)
             responder.cancel_on_disconnect()
+            unpacked_bytes = await self._unpack(request)
             is_small = len(request.body) <= SMALL_BYTES
             parsed = self._parse(path, request) if is_small else await self._parse_apart(path, request)
             if parsed.endpoint is ApiEndpoint.RESPONSES:
@@ -186,15 +194,58 @@ class RouterApp:
             raise
         finally:
             self.load -= 1
+            self.intake.release(unpacked_bytes)
             self._record(PATHS[path], own_id, call, responder, arrived_real_s)
 
     def _check(self, request: Request) -> None:
         """Refuse what no router of the graph would answer."""
         _require(request, "POST")
         self._check_key(request)
-        if request.headers.get(b"content-encoding", b"identity").lower() != b"identity":
+        encoding = request.headers.get(_ENCODING, _IDENTITY).lower()
+        if encoding != _IDENTITY and encoding not in GZIP:
+            shown = encoding.decode("latin-1")[:100]
             raise RequestRefused(
-                415, "content-encoding: send the body as it is", code="unsupported_media_type"
+                415,
+                f"content-encoding: {shown}: send the body compressed by gzip, or uncompressed",
+                code="unsupported_media_type",
+                headers=((b"accept-encoding", b"gzip"),),
+            )
+
+    async def _unpack(self, request: Request) -> int:
+        """Decompress a body within the limits of one that comes uncompressed; return the bytes that are held for it.
+
+        Raises:
+            RequestRefused: 400, it is not gzip; 413 or 503, it is too large, or all bodies together are. No more than a
+                piece of 256 KiB beyond the bound is decompressed.
+        """
+        if not request.body or request.headers.get(_ENCODING, _IDENTITY).lower() not in GZIP:
+            return 0
+        pieces: list[bytes] = []
+        held_bytes = 0
+        try:
+            for piece in gunzip(request.body):
+                pieces.append(piece)
+                held_bytes += len(piece)
+                self.intake.hold(len(piece))
+                self._check_unpacked(held_bytes)
+                await asyncio.sleep(0)
+        except BaseException as problem:
+            self.intake.release(held_bytes)
+            if isinstance(problem, MalformedBodyError):
+                raise RequestRefused(
+                    400, f"content-encoding: {problem}", code="invalid_encoding"
+                ) from problem
+            raise
+        request.body = b"".join(pieces)
+        return held_bytes
+
+    def _check_unpacked(self, size_bytes: int) -> None:
+        """Refuse a body that is too large after decompression."""
+        refusal = self.intake.body_refusal(size_bytes)
+        if refusal is not None:
+            shown = replace(refusal, message=f"after decompression: {refusal.message}")
+            raise RequestRefused(
+                shown.status, shown.message, code=shown.code, headers=shown.headers, body=shown.body
             )
 
     def _check_key(self, request: Request) -> None:
@@ -271,7 +322,8 @@ class RouterApp:
     ) -> None:
         metrics = self._metrics
         has_left = responder.disconnected and not (call is not None and call.is_delivered)
-        status = _CLIENT_LEFT if has_left else responder.status or 500
+        answered = call.failed_status if call is not None and call.failed_status else responder.status
+        status = _CLIENT_LEFT if has_left else answered or 500
         e2e_s = (time.monotonic() - arrived_real_s) * self._speed
         metrics.requests[endpoint, status] += 1
         if call is not None:
@@ -476,6 +528,8 @@ class RouterApp:
 
 
 def _refuse(path: str, refusal: RequestRefused, responder: Responder, headers: Headers) -> None:
+    if responder.closed:
+        return  # an early head was sent: the handler has ended the stream in this error
     body = in_form_of(path, refusal.status, refusal.body)
     responder.send(refusal.status, body, headers=(*headers, *refusal.headers))
 

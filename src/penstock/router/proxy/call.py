@@ -75,6 +75,8 @@ class CompletionCall:
         transfer: Its prompt, as a prefill worker keeps it for decode; None: none does.
         keyed: None where the policy reads no prompts.
         worker: Name of the last one of the answering stage.
+        has_comments_alone: The client has the head of its stream, and of what follows only comments.
+        failed_status: Of its error, where the client has the head of a 200 and no token; 0: the head says it.
         begun: What the client has of a stream that another worker could continue; None: nothing, or none could.
     """
 
@@ -101,6 +103,8 @@ class CompletionCall:
     prefill_worker: str | None = None
     worker: str | None = None
     error: str | None = None
+    has_comments_alone: bool = False
+    failed_status: int = 0
     begun: BegunStream | None = None
     response: StreamingResponse | None = None
     prefill: PrefillBeside | None = None

@@ -132,7 +132,8 @@ class CompletionHandler:
         self._rests = StreamContinuations(retries, settings.graph, context.metrics, self.queries_of_death)
         self._reads_rest = asyncio.Lock()
         self.moves = StreamMoves(context, self._rests)
-        self._wait_comments = WaitComments()
+        keep_alive_s = settings.config.keep_alive_seconds
+        self._wait_comments = WaitComments(None if keep_alive_s is None else clock.to_real_s(keep_alive_s))
         self._exchanges = self.exchanges_type(
             context,
             may_go_on=self.may_go_on,
@@ -183,6 +184,8 @@ class CompletionHandler:
             self._clock.now_s,
             deadline_s=self._clock.to_simulated_s(call.arrived_real_s + self._exchanges.request_real_s),
         )
+        if call.request.stream and self.may_begin_early(call):
+            self._wait_comments.arrive(call)
         try:
             step = machine.answer(None)
             while not isinstance(step, End):
@@ -199,17 +202,21 @@ class CompletionHandler:
                 machine.leave()
             self._do_notifications(call)
             if isinstance(problem, Exception) and not isinstance(problem, ClientDisconnected):
-                self._fail_begun(call)
+                self._fail_begun(call, problem)
             raise
         finally:
+            self._wait_comments.end(call)
             if call.begun is not None:
                 call.begun.kept.drop()
                 self.moves.end(call)
-                self._wait_comments.end(call)
 
     def may_go_on(self, call: CompletionCall) -> bool:
         """Return whether another worker could continue a stream that begins, and keep what that takes."""
         return self._rests.begin(call) is not None
+
+    def may_begin_early(self, call: CompletionCall) -> bool:  # noqa: ARG002 - gateways need it
+        """Return whether the head of a stream may be sent before a worker has answered."""
+        return True
 
     def _check_kv_transfer(self, request: CompletionRequest) -> None:
         if not self._needs_prefill or request.endpoint.is_relayed:
@@ -237,18 +244,26 @@ class CompletionHandler:
         assert response is not None  # noqa: S101 - a refusal was kept with its answer
         call.error = reason or response.reason
         if call.responder.started:
-            # It must not look complete.
-            call.responder.write(error_event_of(call.request.path, response))
-            call.responder.break_off()
+            self._end_in_error(call, response)
         else:
             self._refuse(call, response)
 
-    def _fail_begun(self, call: CompletionCall) -> None:
+    def _fail_begun(self, call: CompletionCall, problem: Exception) -> None:
         """End a stream that has begun in an error event: a fault of the router's own must not look complete, either."""
         if call.responder.started and not call.responder.closed:
+            response = internal_error()
+            if isinstance(problem, RequestRefused):
+                response = ErrorResponse(problem.status, problem.code, problem.body)
             # An event may have begun, whose end would become part of this one.
-            call.responder.write(b"\n\n" + error_event_of(call.request.path, internal_error()))
-            call.responder.break_off()
+            call.responder.write(b"\n\n")
+            self._end_in_error(call, response)
+
+    def _end_in_error(self, call: CompletionCall, response: ErrorResponse) -> None:
+        """End a stream whose head was sent in an error event, so that it does not look complete."""
+        if call.has_comments_alone:
+            call.failed_status = response.status
+        call.responder.write(error_event_of(call.request.path, response))
+        call.responder.break_off()
 
     # ------------------------------------------------------------------ steps
 
@@ -411,6 +426,7 @@ class CompletionHandler:
         try:
             if not responder.started:
                 responder.start(200, content_type=EVENT_STREAM, headers=call.headers)
+            call.has_comments_alone = False
             responder.write(observe(call.beginning, 0))
             await relay(response, responder, observe=observe)
             if not meter.is_complete:
