@@ -39,7 +39,7 @@ async def test_a_silent_stream_gets_comments_until_its_first_token(harness):
 
 
 async def test_a_worker_that_fails_after_a_comment_is_replaced(harness):
-    """A comment is no part of the answer: the request is retried like any other before its first token."""
+    """A comment is not part of the answer: the request is retried like any other before its first token."""
     first, second = await harness.worker("aggregated"), await harness.worker("aggregated")
     router = await harness.router(first, second, config=EACH_SECOND, speed=SPEED)
     failing = {each: each.hold(Answers.status(500)) for each in (first, second)}
