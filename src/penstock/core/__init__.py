@@ -1,4 +1,4 @@
-"""Words that every part of Penstock shares: errors, time, metric names, the Prometheus text parser.
+"""Basics that every part of Penstock shares: errors, clocks, metric names, the Prometheus text parser.
 
-No I/O. Nothing here imports another Penstock package.
+Mostly pure; imports no other Penstock package.
 """

@@ -1,20 +1,25 @@
-"""How long to wait after failures in a row: doubling, up to a limit. Pure; who waits draws its own spread."""
+"""Computes the pauses after consecutive failures: doubling, up to a limit. Pure; callers add their own jitter."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 _MOST_DOUBLINGS = 64
-"""Chosen: a second doubled this often outlasts any limit, and no number grows without end."""
+"""Maximum number of doublings. Chosen: a second doubled this often exceeds any limit, and numbers stay finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Pauses in seconds: the one after the first failure, and the longest."""
+    """Pauses after consecutive failures.
+
+    Attributes:
+        first_s: Pause after the first failure, in seconds.
+        limit_s: Maximum pause, in seconds.
+    """
 
     first_s: float
     limit_s: float
 
     def pause_s(self, failures: int) -> float:
-        """Return the pause after this many failures in a row, one at least."""
+        """Return the pause in seconds after ``failures`` consecutive failures, which must be at least 1."""
         return min(self.first_s * 2.0 ** min(failures - 1, _MOST_DOUBLINGS), self.limit_s)

@@ -1,4 +1,4 @@
-"""Whether a text holds certificates by which a server can be proved; read in memory alone."""
+"""Checks CA certificates in memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ssl
 
 
 def problem_of_authorities(text: str) -> str | None:
-    """Return why no server can be proved by these certificates in PEM; None: it can."""
+    """Return why a PEM text cannot be used as CA certificates to verify a server; None if it can."""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
     except (ssl.SSLError, ValueError, TypeError) as exc:  # text that is not ASCII

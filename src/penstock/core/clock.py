@@ -1,6 +1,6 @@
-"""Simulated time: one factor, the time scale, between real seconds and simulated ones (docs/glossary.md); and lateness.
+"""Simulated time: the time scale is the factor between wall-clock and simulated seconds (docs/glossary.md); also lateness statistics.
 
-Every real-time process owns one `SimulatedClock`; pure code gets its ``now`` as an argument instead.
+Every real-time process has one `SimulatedClock`; pure code receives the current time as an argument instead.
 """
 
 from __future__ import annotations
@@ -14,40 +14,50 @@ from penstock.core.histogram import percentile
 
 
 class SimulatedClock:
-    """Monotonic simulated seconds, ``speed`` of them to one real second.
+    """Monotonic clock of simulated time, which runs ``speed`` times as fast as wall-clock time.
 
-    The origin is the host's own (CLOCK_MONOTONIC), so processes of one host with the same speed agree.
+    Its origin is the host's (CLOCK_MONOTONIC), so processes on one host with the same speed have the same time.
     """
 
     __slots__ = ("speed",)
 
     def __init__(self, speed: float = 1.0) -> None:
-        """Set the factor."""
+        """Set the time scale.
+
+        Args:
+            speed: Simulated seconds per wall-clock second, above 0.
+
+        Raises:
+            ConfigError: ``speed`` is not a finite number above 0.
+        """
         if not (math.isfinite(speed) and speed > 0):
             raise ConfigError(f"--speed: {speed!r} must be a finite number above 0; 1 is real time")
         self.speed = speed
 
     def now_s(self) -> float:
-        """Return simulated seconds since the host's monotonic origin."""
+        """Return the simulated seconds since the host's monotonic origin."""
         return time.monotonic() * self.speed
 
     def to_real_s(self, simulated_s: float) -> float:
-        """Return how many real seconds pass in ``simulated_s`` simulated ones."""
+        """Convert a duration from simulated to wall-clock seconds."""
         return simulated_s / self.speed
 
     def to_simulated_s(self, real_s: float) -> float:
-        """Return how many simulated seconds pass in ``real_s`` real ones."""
+        """Convert a duration from wall-clock to simulated seconds."""
         return real_s * self.speed
 
 
 WINDOW_SAMPLES = 4096
-"""Chosen: about a minute of engine steps, 32 KB of floats."""
+"""Number of samples that a LagTracker keeps. Chosen: about one minute of engine steps, 32 KB of floats."""
 
 
 class LagTracker:
-    """Keeps the newest samples of lateness and answers percentiles.
+    """Keeps the newest samples of lateness and computes their percentile.
 
-    A sample is ``actual - scheduled`` in simulated seconds; early counts as 0.
+    A sample is ``actual - scheduled`` in simulated seconds; negative samples count as 0.
+
+    Attributes:
+        total: Number of samples recorded since the start, including those that are no longer kept.
     """
 
     __slots__ = ("_samples", "total")
@@ -57,10 +67,10 @@ class LagTracker:
         self.total = 0
 
     def record(self, lag_s: float) -> None:
-        """Add one sample in simulated seconds."""
+        """Add one sample, in simulated seconds."""
         self._samples.append(lag_s if lag_s > 0 else 0.0)
         self.total += 1
 
     def p99_s(self) -> float | None:
-        """Return the 99th percentile in simulated seconds, or None without samples."""
+        """Return the 99th percentile of the kept samples in simulated seconds; None without samples."""
         return percentile(self._samples, 99)

@@ -1,6 +1,7 @@
-"""Periods of the calendar that begin by a cron expression in a time zone: which holds at a time, whether two can meet; a week's quarters. Pure.
+"""Recurring calendar periods defined by a cron expression in a time zone, and the quarter-hour of the week. Pure.
 
-The parser is imported where a graph has a schedule. Times are seconds since 1970. Time zones are those of the system's database, else of the package ``tzdata``.
+The cron parser is imported only if a graph has a schedule. Times are Unix times in seconds. Time zones are from the
+system's database, or else from the package ``tzdata``.
 """
 
 from __future__ import annotations
@@ -16,25 +17,27 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from penstock.core.errors import ConfigError
 
 _FROM = datetime(2024, 1, 1, tzinfo=UTC)
-"""Chosen: a Monday that begins a leap year; whether two periods meet is looked up from here on."""
+"""Start of the search for overlapping periods. Chosen: a Monday at the start of a leap year."""
 
 _STARTS_MOST = 2000
-"""Chosen: this many starts are looked up, five years of daily ones and three weeks of quarter-hourly ones."""
+"""Number of starts that are examined. Chosen: five years of daily starts, or three weeks of quarter-hourly ones."""
 
 _CLOCK_CHANGE_S = 3 * 3600
-"""Chosen: longer than any hour that clocks repeat, with the one after it."""
+"""Chosen: longer than any hour that clocks repeat, together with the hour after it."""
 
 FIELDS_PATTERN = r"^[^\s]+( [^\s]+){4}$"
+"""Pattern of a cron expression with five fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recurring:
-    """Periods of one length.
+    """Recurring periods of equal length.
 
     Attributes:
-        cron: Five fields: minute, hour, day of month, month, day of week; when each begins.
-        time_zone: IANA's name.
-        duration_s: Real seconds, > 0; longer ones than the time to the next begin again with it.
+        cron: Cron expression of their starts, with five fields: minute, hour, day of month, month, day of week.
+        time_zone: IANA name of the time zone in which ``cron`` applies.
+        duration_s: Length of a period in wall-clock seconds, above 0. A period that is longer than the time until the
+            next start is followed by the next one without a gap.
     """
 
     cron: str
@@ -42,12 +45,12 @@ class Recurring:
     duration_s: float
 
     def is_on(self, at_s: float) -> bool:
-        """Return whether a period holds at a time: from its start on, and before its end."""
+        """Return whether a period is active at a Unix time: at or after its start, and before its end."""
         start_s = last_start_s(self.cron, self.time_zone, int(at_s // 60))
         return start_s is not None and at_s < start_s + self.duration_s
 
     def ends_s(self, at_s: float) -> float | None:
-        """Return when the period that holds at a time ends; None: none holds, or the next begins before it ends."""
+        """Return the Unix time at which the period that is active at ``at_s`` ends; None if none is active or the next begins before the end."""
         start_s = last_start_s(self.cron, self.time_zone, int(at_s // 60))
         if start_s is None or not at_s < start_s + self.duration_s:
             return None
@@ -55,7 +58,7 @@ class Recurring:
         return None if last_start_s(self.cron, self.time_zone, int(end_s // 60)) != start_s else end_s
 
     def ends_in_words(self, at_s: float) -> str:
-        """Return that as clocks in the time zone show it: ``until 2026-01-05 18:00 Europe/Berlin``; empty: without an end."""
+        """Return the end as local time, such as ``until 2026-01-05 18:00 Europe/Berlin``; empty if `ends_s` returns None."""
         end_s = self.ends_s(at_s)
         if end_s is None:
             return ""
@@ -64,7 +67,7 @@ class Recurring:
         )
 
     def meets(self, other: Recurring) -> bool:
-        """Return whether a period of each holds at the same time, as far as their next 2,000 starts show."""
+        """Return whether a period of each is active at the same time; each one's first 2,000 starts since 2024 are examined."""
         return any(map(other.is_on, self._starts_s())) or any(map(self.is_on, other._starts_s()))
 
     def _starts_s(self) -> Iterator[float]:
@@ -75,10 +78,10 @@ class Recurring:
 
 
 def check(cron: str) -> None:
-    """Refuse what is not a cron expression; `FIELDS_PATTERN` says how many fields it has.
+    """Check that ``cron`` is a valid cron expression; `FIELDS_PATTERN` checks its number of fields.
 
     Raises:
-        ConfigError: with the field that is wrong.
+        ConfigError: A field is invalid; the message names it.
     """
     from cronsim import CronSim, CronSimError  # noqa: PLC0415 - for graphs with a schedule
 
@@ -91,10 +94,10 @@ def check(cron: str) -> None:
 
 
 def check_time_zone(name: str) -> None:
-    """Refuse what is not a time zone.
+    """Check that ``name`` is a time zone.
 
     Raises:
-        ConfigError: the database has no such name.
+        ConfigError: The database has no time zone of this name.
     """
     try:
         _zone(name)
@@ -104,15 +107,20 @@ def check_time_zone(name: str) -> None:
 
 @lru_cache(maxsize=1024)
 def last_start_s(cron: str, time_zone: str, minute: int) -> float | None:
-    """Return the newest start at or before a minute since 1970; None: there was none.
+    """Return the Unix time of the newest start at or before a minute; None if there was none.
 
     In the hour that clocks repeat in autumn, a start counts at its first occurrence.
+
+    Args:
+        cron: Cron expression with five fields.
+        time_zone: IANA name of the time zone.
+        minute: Unix time in whole minutes.
     """
     after = _local((minute + 1) * 60, time_zone)
     before = _local((minute + 1) * 60 - _CLOCK_CHANGE_S, time_zone)
     if after.utcoffset() == before.utcoffset():
         return _newest_before(cron, after)
-    # Backwards, CronSim does not see the first pass of an hour from within the second. Forwards it sees both.
+    # Searching backwards, CronSim misses the first pass of a repeated hour; searching forwards it finds both.
     from cronsim import CronSim  # noqa: PLC0415 - for graphs with a schedule
 
     starts = takewhile(lambda each: each < after.timestamp(), map(datetime.timestamp, CronSim(cron, before)))
@@ -132,13 +140,18 @@ def _local(at_s: float, time_zone: str) -> datetime:
 
 
 def quarter_of_week(at_s: float, time_zone: str) -> int:
-    """Return the quarter of an hour of the week, 0 to 671 from Monday 0:00 on, as clocks in a time zone show it."""
+    """Return the quarter-hour of the week in local time: 0 (Monday 0:00) to 671.
+
+    Args:
+        at_s: Unix time in seconds.
+        time_zone: IANA name of the time zone.
+    """
     local = datetime.fromtimestamp(at_s, tz=_zone(time_zone))
     return local.weekday() * 96 + local.hour * 4 + local.minute // 15
 
 
 def clock_at(at_s: float, time_zone: str) -> str:
-    """Return hour and minute as clocks in the time zone show them: ``02:10``."""
+    """Return the local time as hour and minute, such as ``02:10``."""
     return f"{_local(at_s, time_zone):%H:%M}"
 
 

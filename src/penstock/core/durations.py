@@ -1,4 +1,4 @@
-"""Durations as Kubernetes writes them: ``500ms``, ``2s``, ``1h30m``. Manifests and flags read them here. Pure."""
+"""Parses and formats durations as Kubernetes writes them: ``500ms``, ``2s``, ``1h30m``; for manifests and flags. Pure."""
 
 from __future__ import annotations
 
@@ -7,25 +7,28 @@ from decimal import Decimal
 from typing import Final
 
 PATTERN: Final = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$"
-"""What the CRDs check too. A subset of what CEL's ``duration()`` reads: no sign, nothing below a millisecond by its unit."""
+"""Pattern of a duration, which the CRDs also check. It accepts a subset of CEL's ``duration()``: no sign and no unit
+below a millisecond."""
 
 MAX_CHARS: Final = 32
-"""Longest text of a duration. Chosen: enough for every unit with six digits."""
+"""Maximum length of a duration's text. Chosen: enough for every unit with six digits."""
 
 EXAMPLES: Final = "500ms, 2s, 10m or 1h30m"
+"""Examples of durations for messages."""
 
 _UNITS: Final = {"h": Decimal(3600), "m": Decimal(60), "s": Decimal(1), "ms": Decimal("0.001")}
 _PART: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
 _PROBABLY_MILLISECONDS: Final = 10
 _CERTAINLY_MILLISECONDS: Final = 1000
-"""How a suggestion reads a number without a unit. Chosen: by latency targets, which are rarely above 10 s."""
+"""Bounds by which a suggestion interprets a number without a unit as seconds or milliseconds. Chosen for latency
+targets, which are rarely above 10 s."""
 
 
 def seconds_of(text: str) -> float:
-    """Return the seconds of a duration.
+    """Return the seconds of a duration such as ``1h30m``.
 
     Raises:
-        ValueError: it is not a duration.
+        ValueError: The text is not a duration.
     """
     if len(text) > MAX_CHARS or re.match(PATTERN, text) is None:
         raise ValueError(f"{text!r} is not a duration; write {examples_for(text)}")
@@ -33,7 +36,7 @@ def seconds_of(text: str) -> float:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a number of seconds, 0 or more, as the duration that `seconds_of` reads back exactly."""
+    """Return the duration text for a number of seconds, at least 0; `seconds_of` returns exactly that number for it."""
     exact = Decimal(repr(float(seconds)))
     for unit in ("h", "m", "s"):
         count = exact / _UNITS[unit]
@@ -45,7 +48,7 @@ def duration_text(seconds: float) -> str:
 
 
 def examples_for(value: object) -> str:
-    """Return what to write in place of a value that is not a duration."""
+    """Return a suggestion for messages: how to write ``value``, which is not a valid duration, as a duration."""
     try:
         number = Decimal(str(value))
     except ArithmeticError:

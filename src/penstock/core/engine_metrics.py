@@ -1,4 +1,4 @@
-"""What a runtime's metrics are called in a Prometheus; each runtime's package registers its own under `GROUP`."""
+"""Metric names of inference runtimes in Prometheus; each runtime's package registers its own under the entry-point group `GROUP`."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ from dataclasses import dataclass
 from typing import Final
 
 GROUP: Final = "penstock.engine_metrics"
+"""Entry-point group in which packages register their `EngineMetrics`."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """Metrics of one runtime. Several names: the first that the server has is read.
+    """Metric names of one runtime. If a field has several names, the first one that the Prometheus server has is used.
 
     Attributes:
-        model_label: Label that holds the model's name; None: the series do not name a model.
-        prompt_tokens: Histogram of the prompt tokens of a request.
-        answer_tokens: Histogram of the generated tokens of a request.
-        ttft: Histogram of the time to the first token, seconds.
-        gap: Histogram of the time between tokens, or of a request's mean of it, seconds.
-        running: Gauge of the requests in an engine; each process that serves exports it.
+        runtime: Name of the runtime.
+        model_label: Label with the model's name; None if the series do not name a model.
+        prompt_tokens: Histogram of the prompt tokens per request.
+        answer_tokens: Histogram of the generated tokens per request.
+        ttft: Histogram of the time to first token, in seconds.
+        gap: Histogram of the inter-token latency, or of its mean per request, in seconds.
+        running: Gauge of the requests that an engine runs; every serving process exports it.
         waiting: Gauge of the requests that wait for an engine.
-        kv_usage: Gauge of the KV cache in use, a fraction.
-        cache_tokens: Counters, or histograms, of (tokens looked up in the prefix cache, tokens found there).
-        hit_rate: Gauge of the fraction found, where there are no counters.
-        cache_config: Gauge whose labels ``num_gpu_blocks`` and ``block_size`` are the KV capacity; None: there is none.
+        kv_usage: Gauge of the fraction of the KV cache in use.
+        cache_tokens: Pairs of counters or histograms: tokens looked up in the prefix cache, and tokens found there.
+        hit_rate: Gauge of the prefix cache hit rate as a fraction, for runtimes without such counters.
+        cache_config: Gauge whose labels ``num_gpu_blocks`` and ``block_size`` give the KV capacity; None if there is
+            none.
     """
 
     runtime: str

@@ -1,4 +1,4 @@
-"""Penstock's exceptions; every component raises and catches these, never a library's own."""
+"""Penstock's exceptions. Every component raises and catches these instead of the exceptions of libraries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Error numbers of a disk without room for more."""
+"""Error numbers that mean that a disk or quota is full."""
 
 _UNWRITABLE: Final = {
     **dict.fromkeys(FULL, "free some space"),
@@ -19,25 +19,28 @@ _UNWRITABLE: Final = {
 
 
 def unwritable(what: str, exc: OSError) -> str:
-    """Return what a message says of an output that cannot be written: which, why, and the remedy that fits."""
+    """Return a message about an output that cannot be written: its name, the reason, and a remedy for that reason."""
     remedy = _UNWRITABLE.get(exc.errno or 0, "choose a folder that you may write to")
     return f"{what}: cannot be written to: {exc.strerror}; {remedy}"
 
 
 class PenstockError(Exception):
-    """Root of all errors that Penstock raises on purpose."""
+    """Base class of all errors that Penstock raises intentionally."""
 
 
 class ConfigError(PenstockError):
-    """The user's configuration is wrong; the message names key, value, bound and remedy."""
+    """The user's configuration is invalid; the message names key, value, bound and remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestProblem:
-    """One thing wrong with a manifest.
+    """One problem of a manifest.
 
     Attributes:
-        path: Key path, for example ``spec.planner.maxGpuBudget``.
+        path: Path of the key, for example ``spec.planner.maxGpuBudget``; empty if the problem concerns no single key.
+        message: Description with the remedy.
+        file: Name of the file; None if unknown.
+        line: Line number in the file; None if unknown.
     """
 
     path: str
@@ -53,12 +56,16 @@ class ManifestProblem:
 
 
 def one_line(problems: Iterable[ManifestProblem]) -> str:
-    """Return problems as one line of a condition."""
+    """Return problems as one line of text, for a condition's message."""
     return "; ".join(f"{each.path}: {each.message}" if each.path else each.message for each in problems)
 
 
 class InvalidSpecError(ConfigError):
-    """A manifest breaks the API's rules; carries all problems at once."""
+    """A manifest violates the API's rules.
+
+    Attributes:
+        problems: All problems of the manifest.
+    """
 
     def __init__(self, problems: Sequence[ManifestProblem]) -> None:
         self.problems = tuple(problems)
@@ -66,15 +73,15 @@ class InvalidSpecError(ConfigError):
 
 
 class PortInUseError(ConfigError):
-    """The address to listen on is taken."""
+    """The address to listen on is in use."""
 
 
 class ObservationError(PenstockError):
-    """A metric cannot be trusted."""
+    """A metric cannot be read or trusted."""
 
 
 class ClusterError(PenstockError):
-    """The backend (cluster or local arbiter) refused or failed."""
+    """The backend (Kubernetes or the local arbiter) refused a request or failed."""
 
 
 class ConflictError(ClusterError):
@@ -82,26 +89,26 @@ class ConflictError(ClusterError):
 
 
 class NotFoundError(ClusterError):
-    """The object is not there."""
+    """The object does not exist."""
 
 
 class ForbiddenError(ClusterError):
-    """The credentials are not accepted, or do not allow it."""
+    """The credentials are rejected, or lack the necessary right."""
 
 
 class InvalidObjectError(ClusterError):
-    """The object or request breaks the server's rules; the message is the server's own."""
+    """The object or request violates the API server's rules; the message is the server's."""
 
 
 class ExpiredError(ClusterError):
-    """The collection's version, or the page, that was requested is no longer kept: list again."""
+    """The requested resource version or list page is no longer available; list again."""
 
 
 class UnavailableError(ClusterError):
-    """The server is too busy, fails or does not answer.
+    """The server is overloaded, fails, or does not answer.
 
     Attributes:
-        retry_after_s: Seconds after which the server accepts a retry; None when it does not say.
+        retry_after_s: Seconds after which the server requests a retry; None if it names none.
     """
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
@@ -110,18 +117,18 @@ class UnavailableError(ClusterError):
 
 
 class UpstreamError(PenstockError):
-    """A worker failed, as its client sees it."""
+    """A worker failed, from the view of its client."""
 
 
 class UpstreamConnectError(UpstreamError):
-    """No connection could be made; the request was not sent."""
+    """The connection could not be opened, so the request was not sent."""
 
 
 class UpstreamTimeout(UpstreamError):  # noqa: N818 - named like the fact it reports
     """The worker did not answer in time.
 
     Attributes:
-        phase: ``connect``, ``first_byte``, ``idle`` or ``total``.
+        phase: Timeout that expired: ``connect``, ``first_byte``, ``idle`` or ``total``.
     """
 
     def __init__(self, message: str, *, phase: str) -> None:
@@ -130,23 +137,23 @@ class UpstreamTimeout(UpstreamError):  # noqa: N818 - named like the fact it rep
 
 
 class StreamBroken(UpstreamError):  # noqa: N818 - named like the fact it reports
-    """The connection ended, or carried garbage, before the message was complete."""
+    """The connection ended, or delivered invalid data, before the message was complete."""
 
 
 class StreamMoved(StreamBroken):
-    """This process has broken the stream off itself, to have it continue elsewhere."""
+    """This process has interrupted the stream itself, to resume it on another worker."""
 
 
 class WrongAnswer(UpstreamError):  # noqa: N818 - named like the fact it reports
-    """The message is complete but not an answer of this model's workers: a page of HTML, a redirect."""
+    """The message is complete but not a response of this model's workers, such as an HTML page or a redirect."""
 
 
 class ClientDisconnected(PenstockError):  # noqa: N818 - named like the fact it reports
-    """The caller closed the connection; there is no one to answer."""
+    """The client closed the connection, so there is nothing to answer."""
 
 
 class SaturatedError(PenstockError):
-    """This process has no connection or file left: the caller should retry later (503)."""
+    """This process has no free connection or file descriptor; the caller should retry later (503)."""
 
 
 class NoEndpointsError(PenstockError):
@@ -154,7 +161,7 @@ class NoEndpointsError(PenstockError):
 
 
 class LedgerError(PenstockError):
-    """A decision could not be recorded, so it was not taken."""
+    """A decision could not be recorded in the ledger, so it was not taken."""
 
 
 class LedgerFileError(LedgerError, ConfigError):

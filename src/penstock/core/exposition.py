@@ -1,7 +1,7 @@
-"""Reads the Prometheus text format.
+"""Parses the Prometheus text format.
 
-Only the given names are decoded, because a planner reads thousands of pages a second and a vLLM page holds hundreds of
-other series. Names and labels come back unchanged with every page, so they are decoded once and remembered.
+Only the requested names are parsed, because a planner reads thousands of pages per second and a vLLM page has
+hundreds of other series. Names and labels are the same on every page of a worker, so they are parsed once and cached.
 """
 
 from __future__ import annotations
@@ -20,17 +20,23 @@ _SERIES = re.compile(
     rf"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{{(?P<labels>[ \t]*(?:{_LABEL.pattern}[ \t]*,?[ \t]*)*)\}})?"
 )
 _REST = re.compile(r"[ \t]+(?P<value>[^\s}#]+)(?:[ \t]+-?\d+(?:\.\d*)?)?(?:[ \t]+#[ \t]*\{.*)?[ \t\r]*$")
-"""A value, a timestamp and OpenMetrics' exemplar behind a series."""
+"""Matches the rest of a line after a series: value, optional timestamp, optional OpenMetrics exemplar."""
 _Series = tuple[str, Mapping[str, str]]
 _ESCAPE = re.compile(r"\\(.)")
 
 REMEMBERED_SERIES = 65536
-"""Chosen: series read of 200 graphs of 16 workers; about 300 bytes each."""
+"""Maximum number of cached series. Chosen: the series of 200 graphs with 16 workers; about 300 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One series of a page."""
+    """One series of a metrics page with its value.
+
+    Attributes:
+        name: Sample name, for counters with the suffix ``_total``.
+        labels: Labels by name.
+        value: Value of the sample.
+    """
 
     name: str
     labels: Mapping[str, str]
@@ -38,14 +44,16 @@ class Sample:
 
 
 def parse_samples(page: str, names: Collection[str]) -> list[Sample]:
-    """Return the samples of ``names`` in page order.
+    """Return the samples with one of ``names``, in the order of the page.
+
+    Samples with a former vLLM name are returned with its current name.
 
     Args:
-        page: Text exposition format 0.0.4 (OpenMetrics' ``# EOF`` and comments are skipped).
+        page: Metrics page in text exposition format 0.0.4; OpenMetrics' ``# EOF`` and comments are skipped.
         names: Exact sample names to read.
 
     Raises:
-        ObservationError: a line of such a name cannot be read; the message quotes it.
+        ObservationError: A line with such a name is malformed; the message quotes it.
     """
     wanted = frozenset(names)
     read = wanted | {former for former, now in FORMER_NAMES.items() if now in wanted}
@@ -56,7 +64,7 @@ def parse_samples(page: str, names: Collection[str]) -> list[Sample]:
             continue
         series, _, number = line.rpartition(" ")
         known = _series(series)
-        if known is None:  # it has a timestamp, an exemplar, or other white space than one blank
+        if known is None:  # the line has a timestamp, an exemplar, or unusual white space
             known, number = _unusual(line, read)
         if known is not None and known[0] in read:
             found.append(Sample(*known, _value(number, line)))
@@ -64,7 +72,7 @@ def parse_samples(page: str, names: Collection[str]) -> list[Sample]:
 
 
 def _renamed(found: list[Sample], wanted: Collection[str]) -> list[Sample]:
-    """Give samples of older workers today's names; where a page has both, the older ones are the same once more."""
+    """Rename samples with former names; on a page that has both names, the former one is a duplicate and is dropped."""
     present = {sample.name for sample in found}
     if present.isdisjoint(FORMER_NAMES):
         return found

@@ -1,4 +1,4 @@
-"""Opens files that a user names, without waiting for ever: one may be a FIFO without a writer."""
+"""Opens files that a user names, without blocking forever on a FIFO that has no writer."""
 
 from __future__ import annotations
 
@@ -12,16 +12,21 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 PATIENCE_S: Final = 10.0
-"""Real seconds without a byte from a pipe. Chosen: a command that prints a file has begun by then."""
+"""Wall-clock seconds without data after which reading a pipe times out. Chosen: a command that prints a file has
+started by then."""
 _POLL_S: Final = 0.05
 _CHUNK_BYTES: Final = 1 << 16
 
 
 def open_file(path: Path, *, patience_s: float = PATIENCE_S) -> BinaryIO:
-    """Return a file to read; of a pipe, such as a shell's ``<(command)``, all that comes.
+    """Open a file for reading; a pipe, such as a shell's ``<(command)``, is read completely into memory first.
+
+    Args:
+        path: Path of the file.
+        patience_s: Wall-clock seconds without data after which reading a pipe times out.
 
     Raises:
-        OSError: it cannot be opened, is a folder, or a pipe from which nothing comes for ``patience_s``.
+        OSError: It cannot be opened, is a folder, or is a pipe that delivers no data for ``patience_s``.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
@@ -38,7 +43,7 @@ def open_file(path: Path, *, patience_s: float = PATIENCE_S) -> BinaryIO:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a file; raises as `open_file`."""
+    """Return the content of a file; raises as `open_file` does."""
     with open_file(path) as file:
         return file.read()
 
@@ -50,7 +55,7 @@ def _drained(descriptor: int, patience_s: float) -> bytes:
     deadline_s = time.monotonic() + patience_s
     while True:
         events = poll.poll(0)
-        # Before the first writer has come a FIFO has no event, and its end is read at once.
+        # Before a writer has opened the FIFO there is no event, and a read would return end of file.
         data = os.read(descriptor, _CHUNK_BYTES) if events else None
         if data:
             found += data

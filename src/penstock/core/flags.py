@@ -1,6 +1,7 @@
-"""Settings that explain themselves: fields of a dataclass with help, bounds and spelling.
+"""Settings as dataclass fields with help text, bounds and flag names.
 
-The command line is generated from them (`penstock.cli.fields`), and `check_bounds` holds them for callers in Python.
+The command line is generated from them (`penstock.cli.fields`), and `check_bounds` applies the bounds for callers in
+Python.
 """
 
 from __future__ import annotations
@@ -21,17 +22,27 @@ _BOUNDS: Final = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
-    """How the command line takes a field.
+    """Command-line options of a dataclass field.
 
     Attributes:
-        name: Spelling; None: the field's name with hyphens.
-        unset: What applies without a value, for the help.
-        metavar: Stands for the value in the help; None: the type.
-        convert: Makes the field's value from the flag's.
-        form: How a value is written, with an example, where ``convert`` reads text.
-        is_separated: One argument holds all values of a tuple, with commas between them; else the flag is repeated.
-        bare: Value of the flag without one; None: it needs one.
-        key_variable: Environment variable of a key, which is never an argument: the flag names its file.
+        help: Help text.
+        name: Name of the flag; None means the field's name with hyphens.
+        unset: Help text about the behaviour if the flag is not given.
+        metavar: Placeholder of the value in the help; None means the type.
+        choices: Allowed values; empty allows any.
+        path: Kind of path that the value names; None if it is not a path.
+        convert: Converts the flag's value to the field's value; None keeps it.
+        form: Description of the value's form with an example, if ``convert`` parses text.
+        is_separated: Whether one argument has all values of a tuple, separated by commas; else the flag is repeated.
+        bare: Value if the flag is given without one; None means that a value is required.
+        short: Short names of the flag, such as ``-n``.
+        variable: Environment variable that sets the value.
+        key_variable: Environment variable with a secret key; the key is never an argument, and the flag names a file
+            with it.
+        ge: Minimum, inclusive.
+        gt: Minimum, exclusive.
+        le: Maximum, inclusive.
+        lt: Maximum, exclusive.
     """
 
     help: str
@@ -54,7 +65,14 @@ class Flag:
 
 
 def flag(text: str, *, default: Any = MISSING, **details: Any) -> Any:
-    """Return a dataclass's field."""
+    """Return a dataclass field that has a flag.
+
+    Args:
+        text: Help text.
+        default: Default value of the field; without one, the field is required unless ``unset`` is given, which means
+            None.
+        **details: Other fields of `Flag`.
+    """
     found = Flag(help=text, **details)
     if default is MISSING and found.unset is not None:
         default = None
@@ -62,13 +80,13 @@ def flag(text: str, *, default: Any = MISSING, **details: Any) -> Any:
 
 
 def duration_flag(text: str, **details: Any) -> Any:
-    """Return the field of a duration, in seconds, whose flag takes it with its unit."""
+    """Return a dataclass field for a duration in seconds, whose flag takes a text with a unit; arguments as in `flag`."""
     form = f"a duration, such as {EXAMPLES}"
     return flag(text, convert=seconds_of, form=form, metavar="DURATION", **details)
 
 
 def attainment_flag(text: str, **details: Any) -> Any:
-    """Return the field of ``--attainment``."""
+    """Return the dataclass field of ``--attainment``; arguments as in `flag`."""
     return flag(text, name="--attainment", ge=0.5, lt=1, **details)
 
 
@@ -84,27 +102,36 @@ RENAMED_FLAGS: Final[Mapping[str, str]] = {
     "--qps": "write --rate, requests/s",
     "--counterfactual-cpu-s": "write --counterfactual-fleets, a number of fixed fleets such as 60",
 }
-"""What to write in place of a former flag."""
+"""Former flags, each with an instruction what to write instead."""
 
 
 def time_scale(default: float = 1.0, *, more: str = "") -> Any:
-    """Return the field of ``--speed``."""
+    """Return the dataclass field of ``--speed``, the time scale.
+
+    Args:
+        default: Default value.
+        more: Text that is appended to the help.
+    """
     text = f"Time scale: simulated seconds per real second{more}."
     return flag(text, default=default, convert=lambda value: SimulatedClock(value).speed)
 
 
 def flag_of(name: str) -> str:
-    """Return ``--max-step`` for ``max_step``."""
+    """Return the flag of a field's name, such as ``--max-step`` for ``max_step``."""
     return f"--{name.replace('_', '-')}"
 
 
 def flags(model: Any) -> dict[str, Flag]:
-    """Return the flags of a dataclass's fields, by field; those without one are left out."""
+    """Return the flags of a dataclass, by field name; fields without a flag are left out."""
     return {each.name: each.metadata[_KEY] for each in fields(model) if _KEY in each.metadata}
 
 
 def check_bounds(settings: Any) -> None:
-    """Refuse a number that its flag does not allow."""
+    """Check that every number in a dataclass is within its flag's bounds.
+
+    Raises:
+        ConfigError: A number is not finite or outside the bounds.
+    """
     for name, each in flags(settings).items():
         given = getattr(settings, name)
         for value in given if isinstance(given, tuple) else (given,):
@@ -126,7 +153,7 @@ def is_within(each: Flag, value: float) -> bool:
 
 
 def bounds_text(each: Flag, value: float) -> str:
-    """Return the bounds of a flag for a message about a value."""
+    """Return the bounds of a flag as text, for a message about ``value``."""
     bounds = [
         f"{word} {getattr(each, key):g}" for key, word in _BOUNDS.items() if getattr(each, key) is not None
     ]

@@ -1,4 +1,4 @@
-"""Histograms with vLLM's bucket bounds that count many equal samples at once: one bisect, a count, no lock."""
+"""Histograms with vLLM's bucket bounds; adding many equal samples costs one bisection and one addition, without a lock."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Final
 
 
 def percentile(values: Iterable[float], percent: float) -> float | None:
-    """Return the smallest value that ``percent`` of the values do not exceed; None without values.
+    """Return the smallest of the values that is at least as large as ``percent`` percent of them; None without values.
 
-    Of 100 values the 99th percentile is the second largest, of fewer the largest.
+    For example, the 99th percentile of 100 values is the second largest; of fewer values it is the largest.
     """
     ordered = sorted(values)
     return ordered[max(0, ceil(len(ordered) * percent / 100) - 1)] if ordered else None
 
 
-# vLLM 0.32's upper bounds in seconds, so that a dashboard can lay the router's curves over the workers'.
+# Upper bounds of vLLM 0.32 in seconds, so that a dashboard can compare the router's curves with the workers'.
 TTFT_BOUNDS_S: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
     10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
@@ -34,35 +34,37 @@ REQUEST_BOUNDS_S: Final = (
 )  # fmt: skip
 
 BOUND_RATIO: Final = 1.2
-"""Chosen: a percentile placed at the geometric middle of its bucket is at most sqrt(1.2) - 1 = 9.6% off."""
+"""Maximum ratio of consecutive bounds. Chosen: a percentile estimated as the geometric middle of its bucket is off by
+at most sqrt(1.2) - 1 = 9.6%."""
 
 
 def geometric_bounds(low: float, high: float) -> tuple[float, ...]:
-    """Return upper bounds from ``low`` on, each at most `BOUND_RATIO` times the previous one."""
+    """Return upper bounds from ``low`` up to at least ``high``, each `BOUND_RATIO` times the previous one."""
     steps = math.ceil(math.log(high / low) / math.log(BOUND_RATIO) - 1e-9)
     return tuple(float(f"{low * BOUND_RATIO**step:.4g}") for step in range(steps + 1))
 
 
-# The router's own: dense where SLOs lie, so that percentiles drawn from its buckets are close to a client's.
+# The router's own bounds: dense in the range of SLOs, so that percentiles from its buckets are close to a client's.
 ROUTER_TTFT_BOUNDS_S: Final = (0.001, 0.002, *geometric_bounds(0.005, 300.0), 640.0, 2560.0)
 ESTIMATE_RATIO_BOUNDS: Final = (0.1, 0.25, 0.5, 0.67, 0.83, 0.95, 1.05, 1.2, 1.5, 2.0, 4.0, 10.0)
-"""Ratios of an estimate to what was counted: exact within 5%, and about a factor of 1.2, 1.5, 2, 4 and 10 to either side."""
+"""Bounds for the ratio of an estimate to the counted value: within 5%, and about a factor of 1.2, 1.5, 2, 4 and 10 in
+either direction."""
 ROUTER_ITL_BOUNDS_S: Final = (*geometric_bounds(0.001, 2.5), 5.0, 10.0, 20.0, 40.0, 80.0)
 
 
 class BucketCounts:
-    """Counts per bucket.
+    """A histogram: number of samples per bucket.
 
     Attributes:
-        bounds: Upper bounds, inclusive and strictly increasing; +Inf is left out.
+        bounds: Upper bounds of the buckets, inclusive and strictly increasing, without +Inf.
         total: Sum of all samples, in the unit of the bounds.
-        exemplars: By bucket, the last traced sample: trace id, value, and seconds since 1970.
+        exemplars: Last traced sample of each bucket, by bucket index: trace ID, value, and Unix time in seconds.
     """
 
     __slots__ = ("_counts", "bounds", "exemplars", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """Start empty; ``bounds`` as in the attribute."""
+        """Create an empty histogram with these upper bounds, inclusive and strictly increasing, without +Inf."""
         self.bounds = tuple(bounds)
         self._counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0
@@ -74,28 +76,35 @@ class BucketCounts:
         self.total += value * count
 
     def exemplify(self, value: float, trace_id: str, now_s: float) -> None:
-        """Keep the trace of a sample; ``now_s`` counts from 1970."""
+        """Store a traced sample as the exemplar of its bucket.
+
+        Args:
+            value: Value of the sample.
+            trace_id: ID of its trace.
+            now_s: Unix time in seconds.
+        """
         self.exemplars[bisect_left(self.bounds, value)] = (trace_id, value, now_s)
 
     def cumulative(self) -> list[int]:
-        """Return the samples at or below each bound; the last number is that of +Inf, all samples."""
+        """Return the number of samples at or below each bound; the last number, for +Inf, counts all samples."""
         return list(accumulate(self._counts))
 
 
 def quantile(buckets: Sequence[tuple[float, float]], q: float) -> float | None:
-    """Return the quantile as the geometric middle of the bucket that holds its sample.
+    """Return a quantile, estimated as the geometric middle of the bucket that contains it.
 
-    The middle of (a, b] is at most sqrt(b/a) - 1 away from any value in the bucket, wherever the samples are in
-    it; PromQL's linear interpolation is up to b/a - 1 away. The first bucket has no lower bound: its half.
+    The middle of (a, b] deviates by at most sqrt(b/a) - 1 from any value in the bucket, however the samples are
+    distributed in it; PromQL's linear interpolation deviates by up to b/a - 1. For the first bucket, which has no
+    lower bound, half its upper bound is returned.
 
     Args:
-        buckets: Cumulative, bounds rising.
+        buckets: Pairs of upper bound and cumulative count, with increasing bounds.
         q: Rank in (0, 1].
 
     Returns:
-        None without samples. In the infinite bucket: the largest finite bound.
+        None without samples. If the quantile is in the infinite bucket, the largest finite bound.
 
-    Example: 10 samples in (0.1, 0.2] and 10 more in (0.2, 0.4]: the median is 0.14, the 75th percentile 0.28.
+    Example: with 10 samples in (0.1, 0.2] and 10 more in (0.2, 0.4], the median is 0.14 and the 75th percentile 0.28.
     """
     if not buckets or buckets[-1][1] <= 0:
         return None
@@ -113,17 +122,17 @@ def quantile(buckets: Sequence[tuple[float, float]], q: float) -> float | None:
 def share_within(
     buckets: Sequence[tuple[float, float]], bound_s: float, *, missed: float = 0.0
 ) -> float | None:
-    """Return the share of the samples up to a bound; those of the bucket around it are taken as spread evenly.
+    """Return the fraction of samples up to a bound; samples in the bucket around it are assumed to be evenly distributed.
 
     Args:
-        buckets: Cumulative, bounds rising.
-        bound_s: >= 0.
-        missed: Further samples that are beyond it.
+        buckets: Pairs of upper bound and cumulative count, with increasing bounds.
+        bound_s: The bound, at least 0.
+        missed: Number of further samples that are beyond the bound.
 
     Returns:
-        None without samples. Samples of the infinite bucket are beyond every bound.
+        None without samples. Samples in the infinite bucket are beyond every bound.
 
-    Example: 10 samples in (0.1, 0.2] and 10 more in (0.2, 0.4]: three quarters are within 0.3.
+    Example: with 10 samples in (0.1, 0.2] and 10 more in (0.2, 0.4], three quarters are within 0.3.
     """
     samples = (buckets[-1][1] if buckets else 0.0) + missed
     if samples <= 0:

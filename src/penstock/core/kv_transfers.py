@@ -1,4 +1,4 @@
-"""What became of the prompts that prefill computed for decode, and whether that is worth a finding. Pure."""
+"""Results of KV transfers from prefill to decode, and whether they indicate a problem. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Final
 
 
 class TransferResult(StrEnum):
-    """What became of a prompt's KV; a label of `metric_names.ROUTER_KV_TRANSFERS`.
+    """Result of a prompt's KV transfer; a label value of `metric_names.ROUTER_KV_TRANSFERS`.
 
-    ``none``: the prefill worker kept no KV, so the decode worker computes the prompt again. ``lost``: the KV did not
-    arrive, or not within its lease, so the prompt is prefilled again.
+    Attributes:
+        DONE: The decode worker received the KV.
+        NONE: The prefill worker kept no KV, so the decode worker computes the prompt again.
+        LOST: The KV did not arrive, or not within its lease, so the prompt is prefilled again.
     """
 
     DONE = "done"
@@ -20,14 +22,15 @@ class TransferResult(StrEnum):
 
 
 _ENOUGH: Final = 20
-"""Prompts below which nothing is said. Chosen: a few short ones, of less than a block, are not a finding."""
+"""Number of prompts below which nothing is reported. Chosen: a few prompts shorter than a block are no problem."""
 _FRACTION: Final = 0.5
-"""Fraction of the prompts that may be computed twice. Chosen, as the alert's default: short prompts are a part of any traffic."""
+"""Maximum fraction of prompts that are computed twice. Chosen, equal to the alert's default: short prompts are a part
+of any traffic."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvTransferCounts:
-    """Prompts by result since the router started."""
+    """Number of prompts by transfer result since the router's start."""
 
     done: int = 0
     none: int = 0
@@ -35,15 +38,15 @@ class KvTransferCounts:
 
     @property
     def total(self) -> int:
-        """Return the count of all transfers."""
+        """Number of all prompts."""
         return self.done + self.none + self.lost
 
     def __str__(self) -> str:
-        """Return them as text."""
+        """Return the counts as text."""
         return f"{self.done} done, {self.none} none, {self.lost} lost"
 
     def problem(self) -> str | None:
-        """Return what is wrong, for people; None: nothing, or too few prompts."""
+        """Return a sentence if too many prompts were computed twice; None if not, or if there are too few prompts to tell."""
         again = self.none + self.lost
         if self.total < _ENOUGH or again <= _FRACTION * self.total:
             return None
@@ -57,3 +60,4 @@ REMEDY: Final = (
     "of none: both roles need the NIXL connector (penstock validate; --kv-transfer-config in args); of lost: see the logs of "
     "the workers, and docs/leases.md"
 )
+"""Remedy for the problem that `KvTransferCounts.problem` reports."""

@@ -1,4 +1,4 @@
-"""Words of the local backend's state folder that more than one package reads: where it lies, what a file says."""
+"""Conventions of the local backend's state folder that several packages share: its path, file names and states."""
 
 from __future__ import annotations
 
@@ -10,15 +10,24 @@ from typing import Final
 STATE_DIR_VARIABLE: Final = "PENSTOCK_LOCAL_STATE_DIR"
 
 ARBITER_KEY: Final = "arbiter"
-"""The one top-level key of a statefile that is not a process entry."""
+"""The only top-level key of a statefile that is not a process entry."""
 
 
 PLANNER_STATE_FILE: Final = "state.json"
-"""In the planner's log folder: what it does now and what it changed last."""
+"""Name of the file in the planner's log folder with its current activity and its last change."""
 
 
 class EntryState(StrEnum):
-    """Where one process stands; the arbiter's supervisor moves it on."""
+    """State of one local process, as the arbiter's supervisor records it.
+
+    Attributes:
+        REQUESTED: The process has been requested but not started.
+        STARTING: The process has started and is not ready.
+        READY: The process is ready.
+        DRAINING: The process finishes its requests and gets no new ones.
+        FAILED: The process ended with an error or never became ready.
+        STOPPED: The process has ended as requested.
+    """
 
     REQUESTED = "requested"
     STARTING = "starting"
@@ -29,15 +38,15 @@ class EntryState(StrEnum):
 
 
 EMPTY_STATES: Final = frozenset({EntryState.FAILED, EntryState.STOPPED})
-"""States without a process and without GPUs; their names are free for the next replica."""
+"""States without a process and without GPUs; the next replica can reuse such an entry's name."""
 
 
 FULL_BYTES: Final = 1 << 20
-"""Room below which a disk counts as full. Chosen: a statefile and a few decisions."""
+"""Free bytes below which a disk counts as full. Chosen: a statefile and a few decisions."""
 
 
 def full_disk(folder: Path | str) -> str | None:
-    """Return as text that a folder's disk has no room for what is written there; None: it has, or cannot be asked."""
+    """Return a sentence if the disk of a folder is full; None if it has room or cannot be checked."""
     try:
         disk = os.statvfs(folder)
     except OSError:
@@ -56,7 +65,7 @@ def state_dir() -> Path:
 
 
 def make_private(path: Path) -> None:
-    """Make a folder, and parents that are missing, for this user alone."""
+    """Create a folder and its missing parents with access for this user only; existing folders are not changed."""
     for folder in reversed([path, *path.parents]):
         if not folder.exists():
             folder.mkdir(mode=0o700, exist_ok=True)

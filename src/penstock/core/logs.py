@@ -1,4 +1,4 @@
-"""Structured logs on stderr: constant event text, bound keys, one JSON object or one plain line each."""
+"""Structured logs on stderr: constant event text plus keys, as one JSON object or one plain line per event."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ _task_keys: ContextVar[Mapping[str, Any]] = ContextVar("task_keys", default={}) 
 
 
 def bind_task(**keys: Any) -> None:
-    """Add ``keys`` to every event that the current task, and those it starts from now on, log."""
+    """Add ``keys`` to every event that is logged by the current task, and by tasks that it starts afterwards."""
     _task_keys.set({**_task_keys.get(), **keys})
 
 
 class EventLogger:
-    """Logs events with keys: ``log.info("worker ready", worker="llama_decode")``."""
+    """Logs events with keys, for example ``log.info("worker ready", worker="llama_decode")``."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
 
     def debug(self, event: str, **keys: Any) -> None:
-        """Log per-request or per-tick detail; the keys cost nothing when DEBUG is off."""
+        """Log details per request or tick at level DEBUG; nothing is formatted if DEBUG is off."""
         if self._logger.isEnabledFor(logging.DEBUG):
             self._log(logging.DEBUG, event, keys)
 
     def info(self, event: str, **keys: Any) -> None:
-        """Log a change of lifecycle or a changed decision."""
+        """Log a change of a lifecycle or decision at level INFO."""
         self._log(logging.INFO, event, keys)
 
     def warning(self, event: str, **keys: Any) -> None:
-        """Log something that works less well than it should."""
+        """Log degraded operation at level WARNING."""
         self._log(logging.WARNING, event, keys)
 
     def error(self, event: str, **keys: Any) -> None:
-        """Log a failure that needs attention."""
+        """Log a failure that needs attention at level ERROR."""
         self._log(logging.ERROR, event, keys)
 
     def exception(self, event: str, **keys: Any) -> None:
-        """Log a failure with the current traceback; only for task roots."""
+        """Log a failure with the current traceback; use it only in the outermost handler of a task."""
         bound = {**_task_keys.get(), **keys}
         self._logger.error(event, exc_info=True, extra={"keys": bound})  # noqa: LOG014 - called inside handlers
 
@@ -73,15 +73,20 @@ class _JsonFormatter(logging.Formatter):
 
 
 def get_logger(name: str) -> EventLogger:
-    """Return the event logger of a module; ``name`` is its ``__name__``."""
+    """Return the event logger of a module; ``name`` is the module's ``__name__``."""
     return EventLogger(logging.getLogger(name))
 
 
 def configure(level: str = "info", *, as_json: bool = False) -> None:
-    """Send all logs to stderr; called once by the command line."""
+    """Send all logs to stderr; the command line calls it once.
+
+    Args:
+        level: Minimum level, such as ``info``.
+        as_json: Whether each event is a JSON object instead of a plain line.
+    """
     handler = logging.StreamHandler(sys.stderr)
     plain = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
     handler.setFormatter(_JsonFormatter() if as_json else _PlainFormatter(plain))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # It logs every call at INFO; the caller logs what goes wrong.
+    # httpx logs every call at INFO; callers log failures themselves.
     logging.getLogger("httpx").setLevel(logging.DEBUG if level == "debug" else logging.WARNING)

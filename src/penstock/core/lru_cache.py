@@ -1,4 +1,4 @@
-"""A bounded memory of the entries that were used last."""
+"""A cache with a maximum size that evicts the least recently used entry."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ V = TypeVar("V")
 
 
 class LruCache(Generic[K, V]):
-    """The entries that were used last."""
+    """Cache of at most ``limit`` entries; the least recently used one is evicted."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._entries: OrderedDict[K, V] = OrderedDict()
 
     def get(self, key: K) -> V | None:
-        """Return the remembered value; None without one."""
+        """Return the value of ``key`` and mark it as used; None if there is none."""
         found = self._entries.get(key)
         if found is not None:
             self._entries.move_to_end(key)
         return found
 
     def put(self, key: K, value: V) -> None:
-        """Remember a value; evict the least recently used one if there are too many."""
+        """Store a value; if the cache is full, evict the least recently used one."""
         self._entries[key] = value
         self._entries.move_to_end(key)
         if len(self._entries) > self._limit:
             self._entries.popitem(last=False)
 
     def forget(self, key: K) -> None:
-        """Forget a value."""
+        """Remove a value; does nothing if there is none."""
         self._entries.pop(key, None)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all values."""
         self._entries.clear()
 
     def __len__(self) -> int:

@@ -1,20 +1,20 @@
-"""Names of every metric that Penstock reads or writes; nothing else spells them.
+"""Names of all metrics that Penstock reads or writes; no other module spells them.
 
-vLLM's names follow its 0.32 release. Its ``kv_cache_usage_perc`` is a fraction 0-1 despite the name:
-it is renamed to ``kv_usage_fraction`` as soon as it is parsed.
+vLLM's names are those of its 0.32 release. Its ``kv_cache_usage_perc`` is a fraction from 0 to 1 despite its name;
+Penstock calls it ``kv_usage_fraction`` after parsing.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-# vLLM, read from real workers and written by the simulated one.
+# vLLM metrics, which Penstock reads from real workers and which simulated workers export.
 VLLM_RUNNING: Final = "vllm:num_requests_running"
 VLLM_WAITING: Final = "vllm:num_requests_waiting"
 VLLM_WAITING_BY_REASON: Final = "vllm:num_requests_waiting_by_reason"
 VLLM_KV_USAGE: Final = "vllm:kv_cache_usage_perc"
 FORMER_NAMES: Final = {"vllm:gpu_cache_usage_perc": VLLM_KV_USAGE}
-"""Names of vLLM 0.9 and before, read as today's where a page lacks those."""
+"""Current name by former name, of vLLM 0.9 and before; a former name is used if a page lacks the current one."""
 VLLM_CACHE_CONFIG_INFO: Final = "vllm:cache_config_info"
 VLLM_PROMPT_TOKENS: Final = "vllm:prompt_tokens"
 VLLM_PROMPT_TOKENS_CACHED: Final = "vllm:prompt_tokens_cached"
@@ -43,7 +43,7 @@ VLLM_ITERATION_TOKENS: Final = "vllm:iteration_tokens_total"
 VLLM_NIXL_XFER_TIME: Final = "vllm:nixl_xfer_time_seconds"
 VLLM_NIXL_BYTES: Final = "vllm:nixl_bytes_transferred"
 
-# The simulated worker's own: what vLLM does not do, or does not distinguish.
+# Metrics of simulated workers only, for features that vLLM does not have or does not distinguish.
 ENGINE_PREEMPTIONS: Final = "penstock_engine_preemptions"
 ENGINE_SWAPPED_BLOCKS: Final = "penstock_engine_swapped_blocks"
 ENGINE_RESERVED_BLOCKS: Final = "penstock_engine_reserved_free_blocks"
@@ -181,4 +181,4 @@ ENGINE_QUEUED_REQUESTS: Final = "penstock_request_queue"
 TIME_SCALE: Final = "penstock_time_scale"
 
 COUNTER_SUFFIX: Final = "_total"
-"""Counters carry this on the wire; the constants above leave it out."""
+"""Suffix that counters have on a metrics page; the constants above do not include it."""

@@ -1,22 +1,23 @@
-"""When a router counts as overloaded; `penstock doctor` and the live page have the same rule. Pure."""
+"""Decides when a router counts as overloaded; used by `penstock doctor` and the live page. Pure."""
 
 from __future__ import annotations
 
 from typing import Final
 
 REJECTED_SHARE: Final = 0.05
-"""Chosen: a share of rejected requests from which a router is overloaded; below it, it was for a moment."""
+"""Fraction of rejected requests above which a router counts as overloaded. Chosen: lower values also result from
+short bursts."""
 
 
 def is_overloaded(
     *, arrivals: float, rejected: float, oldest_wait_s: float = 0.0, ttft_slo_s: float = 0.0
 ) -> bool:
-    """Return whether a router rejects too much, or lets a request wait longer than the TTFT aimed for.
+    """Return whether a router rejects too many requests, or lets one wait longer than the TTFT target.
 
     Args:
-        arrivals: Requests that came in a period.
-        rejected: Those turned away in it; some may have come before.
-        oldest_wait_s: Of the request that waits longest now; 0: none.
-        ttft_slo_s: The TTFT aimed for; simulated seconds, as the wait.
+        arrivals: Number of requests that arrived in a period.
+        rejected: Number of requests rejected in that period; some may have arrived before it.
+        oldest_wait_s: Current wait of the longest-waiting request, in simulated seconds; 0 if none waits.
+        ttft_slo_s: TTFT target in simulated seconds.
     """
     return rejected > REJECTED_SHARE * max(arrivals, rejected) or oldest_wait_s > ttft_slo_s

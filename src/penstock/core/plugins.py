@@ -1,4 +1,4 @@
-"""Parts that installed distributions register by entry point, by group and name; none is imported before it is used."""
+"""Finds plugins that installed Python packages register as entry points; none is imported before it is used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from penstock.core.errors import ConfigError
 
 @cache
 def registered(group: str) -> Mapping[str, EntryPoint]:
-    """Return a group's entry points by name, sorted, as installed when the process first asks."""
+    """Return the entry points of a group by name, sorted. The result is cached at the first call.
+
+    Raises:
+        ConfigError: Two packages register different objects under one name.
+    """
     found: dict[str, EntryPoint] = {}
     for each in sorted(entry_points(group=group), key=lambda each: each.name):
         other = found.setdefault(each.name, each)
@@ -25,7 +29,11 @@ def registered(group: str) -> Mapping[str, EntryPoint]:
 
 
 def plugin(group: str, name: str) -> Any | None:
-    """Return the object that a distribution registered under ``name``; None: no distribution did."""
+    """Return the object that an installed package registered under ``name``; None if none did.
+
+    Raises:
+        ConfigError: The object cannot be imported.
+    """
     point = registered(group).get(name)
     if point is None:
         return None
@@ -39,7 +47,16 @@ def plugin(group: str, name: str) -> Any | None:
 
 
 def load(group: str, name: str, *, kind: str) -> Any:
-    """Return the object that a distribution registered under ``name``."""
+    """Return the object that an installed package registered under ``name``.
+
+    Args:
+        group: Entry-point group.
+        name: Name of the entry point.
+        kind: Noun for messages, such as ``policy``.
+
+    Raises:
+        ConfigError: No package registered the name, or the object cannot be imported.
+    """
     found = plugin(group, name)
     if found is None:
         raise ConfigError(

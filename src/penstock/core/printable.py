@@ -1,4 +1,4 @@
-"""Text that came from files and peers, as a terminal may get it. Pure."""
+"""Makes text from files and peers safe to print on a terminal. Pure."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from typing import Final, TypeVar
 _Plain = TypeVar("_Plain")
 
 _HIDDEN: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Control characters, which move the cursor or begin a sequence, and marks that turn the text's direction."""
+"""Matches control characters, which move the cursor or start an escape sequence, and marks that change the text
+direction."""
 
 
 _HIDDEN_IN_LINES: Final = re.compile(r"(?![\n\t])" + _HIDDEN.pattern)
 _HIDDEN_IN_JSON: Final = re.compile(r"[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""What an encoder leaves as it is."""
+"""Matches the characters of `_HIDDEN` that a JSON encoder does not escape."""
 
 
 def printable_lines(text: str) -> str:
-    r"""Return text whose control characters but line ends and tabs are shown by their escapes, such as ``\x1b``."""
+    r"""Return ``text`` with control characters, except line ends and tabs, replaced by escapes such as ``\x1b``."""
     return _HIDDEN_IN_LINES.sub(_escaped, text)
 
 
 def printable_json(text: str) -> str:
-    r"""Return a JSON text that says the same, control characters by its own escapes, such as ``\u009b``."""
+    r"""Return an equivalent JSON text in which control characters are escaped, such as ``\u009b``."""
     return _HIDDEN_IN_JSON.sub(lambda each: f"\\u{ord(each[0]):04x}", text)
 
 
@@ -31,7 +32,7 @@ def _escaped(each: re.Match[str]) -> str:
 
 
 def printable(value: _Plain) -> _Plain:
-    r"""Return plain data whose strings, keys included, show control characters by their escapes, such as ``\x1b``."""
+    r"""Return a copy of plain data in which the control characters of all strings, including keys, are escaped, such as ``\x1b``."""
     found: object = value
     if isinstance(value, str):
         found = _HIDDEN.sub(_escaped, value)

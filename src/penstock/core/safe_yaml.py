@@ -1,4 +1,4 @@
-"""The YAML loader that every reader of a file uses: libyaml's safe one, which is some ten times faster, where it is there."""
+"""The YAML loader for all files: libyaml's safe loader, which is about ten times as fast, or else PyYAML's safe loader."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_yaml(text: str) -> Any:
-    """Return what one YAML document says.
+    """Parse a text with one YAML document, and return its plain data.
 
     Raises:
-        yaml.YAMLError: the text is not YAML.
+        yaml.YAMLError: The text is not valid YAML.
     """
     return yaml.load(text, Loader=LOADER)  # noqa: S506 - LOADER is a safe one

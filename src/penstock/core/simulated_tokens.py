@@ -1,6 +1,7 @@
-"""The tokens of simulated workers: pieces of 4 bytes. Pure.
+"""Tokenizer of simulated workers: every 4 bytes are one token. Pure.
 
-The engine counts and caches by them, and a router with ``tokenizer: simulated`` makes its keys of them.
+The simulated engine counts and caches such tokens, and a router with ``tokenizer: simulated`` computes its prefix
+keys from them.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from array import array
 from typing import Final
 
 SIMULATED: Final = "simulated"
-"""Name of this tokenizer where a setting takes a tokenizer."""
+"""Name of this tokenizer in settings."""
 BYTES_PER_TOKEN: Final = 4
-"""Chosen, about the mean of English text under the Llama tokenizer."""
+"""Bytes per token. Chosen: about the mean of English text with the Llama tokenizer."""
 
 
 def token_ids(prompt: bytes) -> array[int]:
-    """Return one id in [0, 2**32) for each piece, zero bytes filling up a last partial one.
+    """Return the token IDs of a prompt, each in [0, 2**32); an incomplete last token is padded with zero bytes.
 
-    Packed again, complete pieces are the prompt's own bytes, so that text and its ids are the same prompt.
+    The IDs are the prompt's own bytes, so that a text and its token IDs are the same prompt.
     """
     return array("I", prompt + bytes(-len(prompt) % BYTES_PER_TOKEN))

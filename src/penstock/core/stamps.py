@@ -1,4 +1,4 @@
-"""Times as Kubernetes writes them: RFC 3339 in UTC, and seconds since the epoch."""
+"""Converts between Unix times and the times in Kubernetes objects (RFC 3339 in UTC)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 
 def seconds(stamp: object) -> float | None:
-    """Return an RFC 3339 time as seconds since the epoch; None for anything else."""
+    """Return the Unix time in seconds of an RFC 3339 time; None for any other value."""
     if not isinstance(stamp, str):
         return None
     try:
@@ -17,10 +17,10 @@ def seconds(stamp: object) -> float | None:
 
 
 def stamp(at_s: float) -> str:
-    """Return ``at_s``, seconds since the epoch, with whole seconds: Kubernetes' Time."""
+    """Return a Unix time as RFC 3339 with whole seconds, Kubernetes' type Time."""
     return datetime.fromtimestamp(int(at_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def micro_stamp(at_s: float) -> str:
-    """Return ``at_s``, seconds since the epoch, with microseconds: Kubernetes' MicroTime."""
+    """Return a Unix time as RFC 3339 with microseconds, Kubernetes' type MicroTime."""
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,6 +1,6 @@
-"""The tiers of requests and the numbers that carry them to engines; router, engine and benchmarks share it. Pure.
+"""Request tiers and the priorities that represent them at engines; shared by router, engine and benchmarks. Pure.
 
-vLLM's ``priority`` is an integer; lower values run first, 0 where a request has none.
+vLLM's ``priority`` is an integer; lower values run first, and requests without one have 0.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from enum import IntEnum
 
 
 class TierPriority(IntEnum):
-    """A tier's ``priority``: system before premium before standard before background.
+    """Priority of each tier: system before premium before standard before background.
 
-    Premium is 0, vLLM's own default, so that requests without a tier are all equal and none is a
-    victim. Source: the order of tiers is that of vLLM's field, system below all that clients may ask for.
+    Premium is 0, vLLM's default, so that requests without a tier are all equal and none is preempted in favour of
+    another. Source: the order follows vLLM's field, with system before all tiers that clients can select.
     """
 
     SYSTEM = -1
@@ -22,7 +22,14 @@ class TierPriority(IntEnum):
 
 
 def priority_of(tier: str) -> int:
-    """Return the ``priority`` that a tier's requests carry to a worker."""
+    """Return the ``priority`` with which a tier's requests are sent to workers.
+
+    Args:
+        tier: Name of the tier, in any case.
+
+    Raises:
+        ValueError: The tier is unknown.
+    """
     try:
         return int(TierPriority[tier.upper()])
     except KeyError as exc:
@@ -31,5 +38,5 @@ def priority_of(tier: str) -> int:
 
 
 def tier_of(priority: int) -> TierPriority:
-    """Return the tier whose requests have this ``priority``; beyond the outermost tiers, the outermost."""
+    """Return the tier of a ``priority``; values outside the range belong to the first or last tier."""
     return TierPriority(min(max(priority, TierPriority.SYSTEM), TierPriority.BACKGROUND))

@@ -1,6 +1,6 @@
-"""OpenTelemetry traces over OTLP/HTTP in JSON, where OTEL_* asks for them; router and simulated workers make spans with it.
+"""OpenTelemetry traces over OTLP/HTTP in JSON, enabled by OTEL_* variables; routers and simulated workers create spans with it.
 
-Nothing of OpenTelemetry is imported, and nothing is measured, unless an endpoint is set.
+No OpenTelemetry package is imported, and nothing is measured, unless an endpoint is set.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ log = get_logger(__name__)
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _SPOKEN: Final = ("http/protobuf", "http/json")
-"""What collectors take at one address. JSON is sent: the protobuf exporter shares files with xds-protos, so that one of
-them would overwrite the other's."""
+"""Values of OTEL_EXPORTER_OTLP_PROTOCOL that are accepted; collectors take both at one address. JSON is sent, because
+the protobuf exporter has files in common with xds-protos, so that installing one would overwrite the other's."""
 _CLOSE_S: Final = 3.0
-"""Real seconds for the last spans to leave. Chosen: a collector answers in milliseconds, and a pod's end must not wait
-for one that does not."""
+"""Maximum wall-clock seconds to send the last spans. Chosen: a collector answers within milliseconds, and a pod's
+shutdown must not wait for one that does not answer."""
 _POLL_S: Final = 0.02
 
 Attributes = Mapping[str, str | int | float | bool]
+"""Attributes of a span."""
 
 
 _PARENT: Final = re.compile(
@@ -41,11 +42,12 @@ _STATE_KEY: Final = rb"(?:[a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[
 _STATE_MEMBER: Final = re.compile(rb"(%b)=[ -+\--<>-~]{0,255}[!-+\--<>-~]" % _STATE_KEY)
 _MAX_STATE_MEMBERS: Final = 32
 _MAX_STATE_BYTES: Final = 512
-"""What the recommendation asks to pass on at least; longer ones are dropped."""
+"""Maximum length of tracestate in bytes: the recommendation requires propagating at least this much; longer headers
+are dropped."""
 
 
 def trace_context(headers: Mapping[bytes, bytes]) -> tuple[tuple[bytes, bytes], ...]:
-    """Return a client's trace headers as far as they are well-formed; what is not would be logged and relayed by others.
+    """Return the well-formed trace headers of a request; malformed ones are dropped, since others would log and forward them.
 
     Source: W3C Trace Context, https://www.w3.org/TR/trace-context/.
     """
@@ -65,7 +67,13 @@ def _is_state(state: bytes) -> bool:
 
 
 def open_tracing(service: str) -> Tracing | None:
-    """Return what makes spans, or None where the environment asks for none; sampling follows OTEL_TRACES_SAMPLER."""
+    """Return the tracer of this process; None if the environment does not enable tracing or the packages are missing.
+
+    Sampling follows OTEL_TRACES_SAMPLER.
+
+    Args:
+        service: Service name of the spans, unless OTEL_SERVICE_NAME is set.
+    """
     environment = os.environ
     variable = next((each for each in _ENDPOINTS if environment.get(each)), None)
     is_off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
@@ -95,10 +103,10 @@ def open_tracing(service: str) -> Tracing | None:
 
 
 class Tracing:
-    """One process's spans, on their way to a collector."""
+    """Creates the spans of one process and exports them to a collector."""
 
     def __init__(self, provider: TracerProvider) -> None:
-        """Take what samples and exports."""
+        """Create the tracer from a provider, which samples and exports spans."""
         from opentelemetry import trace  # noqa: PLC0415 - an extra
         from opentelemetry.trace.propagation.tracecontext import (  # noqa: PLC0415 - an extra
             TraceContextTextMapPropagator,
@@ -114,7 +122,14 @@ class Tracing:
     def begin(
         self, name: str, headers: Mapping[bytes, bytes], *, began_ns: int, attributes: Attributes
     ) -> TraceSpan:
-        """Return the span of a request that came in, a child of its ``traceparent`` where it has one."""
+        """Return the span of an incoming request; it is a child of the span in the ``traceparent`` header if there is one.
+
+        Args:
+            name: Name of the span.
+            headers: Headers of the request, with lower-case names.
+            began_ns: Unix time of its start in nanoseconds.
+            attributes: Attributes of the span.
+        """
         sent = {name.decode(): value.decode("ascii") for name, value in trace_context(headers)}
         span = self.start_span(
             name,
@@ -126,7 +141,7 @@ class Tracing:
         return TraceSpan(self, span)
 
     async def close(self) -> None:
-        """Send what is left, within `_CLOSE_S`."""
+        """Export the remaining spans, waiting at most `_CLOSE_S`."""
         thread = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
         thread.start()
         until_s = time.monotonic() + _CLOSE_S
@@ -135,31 +150,42 @@ class Tracing:
 
 
 class TraceSpan:
-    """One span, which may have children; one that is not sampled costs next to nothing."""
+    """One span, which can have children; if it is not sampled, its methods do nothing and cost almost nothing.
+
+    Attributes:
+        is_recorded: Whether the span is sampled.
+    """
 
     __slots__ = ("_span", "_tracing", "is_recorded")
 
     def __init__(self, tracing: Tracing, span: Span) -> None:
-        """Take a span that has begun."""
+        """Wrap a span that has started."""
         self._tracing = tracing
         self._span = span
         self.is_recorded = span.is_recording()
 
     @property
     def trace_id(self) -> str:
-        """The trace's id, as its viewers name it."""
+        """ID of the trace as 32 hexadecimal digits, as trace viewers show it."""
         return f"{self._span.get_span_context().trace_id:032x}"
 
     @property
     def traceparent(self) -> bytes:
-        """The header by which what is called continues the trace."""
+        """Value of the ``traceparent`` header with which a called process continues the trace."""
         context = self._span.get_span_context()
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}".encode()
 
     def child(
         self, name: str, attributes: Attributes, *, began_ns: int | None = None, is_call: bool = False
     ) -> TraceSpan:
-        """Return a span within this one; ``is_call``: it lasts while another process works. Nanoseconds since 1970."""
+        """Return a new span inside this one; if this span is not sampled, return this span itself.
+
+        Args:
+            name: Name of the span.
+            attributes: Attributes of the span.
+            began_ns: Unix time of its start in nanoseconds; None means now.
+            is_call: Whether the span lasts while another process works (kind CLIENT).
+        """
         if not self.is_recorded:
             return self
         tracing = self._tracing
@@ -173,23 +199,28 @@ class TraceSpan:
         return TraceSpan(tracing, span)
 
     def note(self, event: str) -> None:
-        """Add an event of now."""
+        """Add an event with the current time to the span."""
         if self.is_recorded:
             self._span.add_event(event)
 
     def link(self, other: TraceSpan, why: str) -> None:
-        """Point from this span to one that it comes of, which is not its parent."""
+        """Link this span to another one from which it results but which is not its parent.
+
+        Args:
+            other: The other span.
+            why: Value of the link's attribute ``penstock.link``.
+        """
         if self.is_recorded:
             self._span.add_link(other._span.get_span_context(), {"penstock.link": why})
 
     def set(self, attributes: Mapping[str, Any]) -> None:
-        """Set attributes; those of None are unknown and left out."""
+        """Set attributes of the span; attributes with value None are left out."""
         if self.is_recorded:
             known = {key: value for key, value in attributes.items() if value is not None}
             self._span.set_attributes(known)
 
     def fail(self, problem: BaseException | str) -> None:
-        """Mark it as failed, with the exception if there is one."""
+        """Mark the span as failed, with the exception or a message."""
         if not self.is_recorded:
             return
         if isinstance(problem, BaseException):
@@ -197,6 +228,6 @@ class TraceSpan:
         self._span.set_status(self._tracing.error, str(problem))
 
     def end(self, ended_ns: int | None = None) -> None:
-        """End it; None: now."""
+        """End the span at a Unix time in nanoseconds; None means now."""
         if self.is_recorded:
             self._span.end(ended_ns)

@@ -1,4 +1,4 @@
-"""What pydantic found wrong, as one line; those who read JSON of users, files and peers show it."""
+"""Formats pydantic's validation errors as one line, for readers of JSON from users, files and peers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ _Made = TypeVar("_Made")
 
 
 def findings(error: ValidationError, *, root: str, most: int | None = None, with_values: bool = False) -> str:
-    """Return findings as ``key: what is wrong``, joined by semicolons, or as ``key: value: what is wrong``."""
+    """Return validation errors as ``key: message`` or, with values, ``key: value: message``, joined by semicolons.
+
+    Args:
+        error: The validation error.
+        root: Key to show for an error that concerns the entire input.
+        most: Maximum number of errors to show; None shows all.
+        with_values: Whether to show the invalid values.
+    """
     found = []
     for each in error.errors(include_url=False)[:most]:
         is_shown = with_values and each["type"] not in {"missing", "json_invalid"}
@@ -31,17 +38,17 @@ def read_parameters(
     policy: str,
     own: Mapping[str, Any] | None = None,
 ) -> _Made:
-    """Return a policy's parameters as its model reads them.
+    """Return a policy's parameters, validated by its model.
 
     Args:
-        model: A dataclass or pydantic model; its fields turn plain values into what they are.
-        given: By the names of the fields.
-        key: Of the manifest, for messages.
-        policy: Its name, for messages.
-        own: Fields that other keys set, and ``given`` may not.
+        model: Dataclass or pydantic model of the parameters.
+        given: Values by field name.
+        key: Key in the manifest, for messages.
+        policy: Name of the policy, for messages.
+        own: Values of fields that other keys set and that ``given`` must not contain.
 
     Raises:
-        ConfigError: there is no such parameter, or its value does not fit.
+        ConfigError: A parameter does not exist, or its value is invalid.
     """
     own = own or {}
     adapter = TypeAdapter(model)
@@ -57,7 +64,11 @@ def read_parameters(
 
 
 def read_json_flag(model: type[_Model], text: str, flag: str) -> _Model:
-    """Return what the JSON of a command line's flag says."""
+    """Return the validated model from the JSON value of a command-line flag.
+
+    Raises:
+        ConfigError: The value is not valid.
+    """
     try:
         return model.model_validate_json(text)
     except ValidationError as exc:

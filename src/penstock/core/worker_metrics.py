@@ -1,6 +1,6 @@
-"""What a worker's page says by vLLM's names: the requests that wait in it, and whether its engine gets on with its own.
+"""Reads a worker's metrics page by vLLM's metric names: waiting requests, and whether its engine makes progress.
 
-An engine whose core hangs answers /health all the same. Pure.
+An engine whose core hangs still answers /health. Pure.
 """
 
 from __future__ import annotations
@@ -14,51 +14,53 @@ from penstock.core import metric_names as names
 from penstock.core.exposition import Sample, parse_samples
 
 NOT_ON_PAGE: Final = f"its page has no {names.VLLM_KV_USAGE}"
-"""Why a worker that answers has no reading."""
+"""Reason why a worker that answers has no reading."""
 
 
 METRICS_PATH: Final = "/metrics"
-"""Path of a metrics page, where its runtime has no other."""
+"""Default path of a metrics page."""
 
 OwnNames = Mapping[str, str | tuple[str, ...]]
-"""A runtime's own names by vLLM's, where they differ; the gauges of several are added. See `RuntimeTraits.metric_names`."""
+"""A runtime's own metric names by vLLM's name, if they differ; if there are several for one, the gauges are added.
+See `RuntimeTraits.metric_names`."""
 
 
 def names_on_page(name: str, own: OwnNames) -> tuple[str, ...]:
-    """Return the names under which a worker's page has what vLLM calls ``name``."""
+    """Return the names under which a worker's page has the metric that vLLM calls ``name``."""
     found = own.get(name, name)
     return (found,) if isinstance(found, str) else found
 
 
 def worker_samples(page: str, wanted: Collection[str], *runtimes: OwnNames) -> list[Sample]:
-    """Return a worker's samples by vLLM's names, in page order.
+    """Return a worker's samples with their names replaced by vLLM's, in the order of the page.
 
     Args:
-        page: Text exposition format.
-        wanted: vLLM's names.
-        runtimes: The names of each runtime that the worker may be of; none given: vLLM's.
+        page: Metrics page in the text exposition format.
+        wanted: vLLM's names of the metrics to read.
+        runtimes: Own names of each runtime that the worker may have; without any, vLLM's names are used.
 
     Raises:
-        ObservationError: a line of such a name cannot be read.
+        ObservationError: A line with such a name is malformed.
     """
     by_own = {each: name for own in runtimes or ({},) for name in wanted for each in names_on_page(name, own)}
     return [replace(each, name=by_own[each.name]) for each in parse_samples(page, by_own)]
 
 
 WAITING_NAMES: Final = (names.VLLM_WAITING, names.VLLM_WAITING_BY_REASON)
-"""What `waiting_by_engine` reads."""
+"""Metric names that `waiting_by_engine` needs."""
 
 _CAPACITY: Final = "capacity"
-"""The reason that counts: ``deferred`` requests wait for a KV transfer, not for room."""
+"""Reason label of requests that wait for capacity. Requests with reason ``deferred`` wait for a KV transfer and do
+not count."""
 
 
 def waiting_by_engine(samples: Sequence[Sample]) -> list[float]:
-    """Return the requests that wait for room in each of a worker's engines.
+    """Return the number of requests that wait for capacity in each of a worker's engines.
 
-    Older workers do not report why a request waits; all of theirs count.
+    Older workers do not report reasons; all their waiting requests count.
 
     Returns:
-        As written, one number per engine; empty if the page does not say.
+        One number per engine, in the order of the page; empty if the page has no such metric.
     """
     return [
         sample.value
@@ -68,32 +70,34 @@ def waiting_by_engine(samples: Sequence[Sample]) -> list[float]:
 
 
 STALL_REAL_S: Final = 120.0
-"""Real seconds with requests and without a token after which an engine hangs whose steps are known to be short, as
-simulated ones. Chosen: short against a client's patience."""
+"""Wall-clock seconds with requests but without a token after which an engine counts as hanging, if its steps are
+known to be short, such as a simulated one's. Chosen: short compared with a client's timeout."""
 ENGINE_STALL_REAL_S: Final = 600.0
-"""The same of a real engine. Chosen: twice the 300 s after which vLLM 0.32 itself gives up a step; one may compile for
-minutes at the first request of its kind, with no token meanwhile."""
+"""The same limit for a real engine. Chosen: twice the 300 s after which vLLM 0.32 itself aborts a step; an engine may
+compile for minutes, without a token, at the first request of a kind."""
 
 _TOKENS: Final = frozenset(
     {names.VLLM_PROMPT_TOKENS + names.COUNTER_SUFFIX, names.VLLM_GENERATION_TOKENS + names.COUNTER_SUFFIX}
 )
 _MOVING: Final = _TOKENS | {names.VLLM_KV_USAGE, names.VLLM_RUNNING}
-"""What only a living core changes; the requests that wait are left out, because arrivals alone change their number."""
+"""Metrics that change only if the engine core works. Waiting requests are not included, because arrivals alone change
+their number."""
 PROGRESS_NAMES: Final = (*sorted(_MOVING), names.VLLM_WAITING_BY_REASON)
-"""What `read_engine` reads."""
+"""Metric names that `read_engine` needs."""
 _DEFERRED: Final = "deferred"
-"""The reason of requests that wait for KV of another worker."""
+"""Reason label of requests that wait for KV from another worker."""
 _RANK: Final = "engine"
-"""vLLM's label of a data-parallel rank."""
+"""vLLM's label with the data-parallel rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankReading:
-    """What one page says of one engine; a worker has one for each data-parallel rank.
+    """Values of one engine on a metrics page; a worker has one engine per data-parallel rank.
 
     Attributes:
-        figures: What only a living core changes; empty where the page counts no tokens.
-        is_deferred: Requests wait in it for KV that another worker has.
+        figures: Values that change only if the engine core works; empty if the page has no token counters.
+        running: Number of requests that the engine runs.
+        is_deferred: Whether requests wait in it for KV from another worker.
     """
 
     figures: tuple[float, ...]
@@ -102,11 +106,11 @@ class RankReading:
 
 
 EngineReading = Mapping[str, RankReading]
-"""What one page says of a worker's engines, by the label that tells ranks apart."""
+"""Values of a worker's engines on one page, by data-parallel rank."""
 
 
 def read_engine(samples: Iterable[Sample]) -> EngineReading:
-    """Return what the samples of one page say; numbers that are none are left out."""
+    """Return the values of a worker's engines from the samples of one page; values that are not finite are ignored."""
     by_rank: dict[str, list[Sample]] = {}
     for sample in samples:
         if math.isfinite(sample.value):
@@ -129,16 +133,19 @@ def _read_rank(known: list[Sample]) -> RankReading:
 
 
 def running(reading: EngineReading) -> float:
-    """Return the requests that all engines of a worker run."""
+    """Return the number of requests that all engines of a worker run."""
     return sum(rank.running for rank in reading.values())
 
 
 @dataclass(frozen=True, slots=True)
 class RankProgress:
-    """How one engine gets on.
+    """Progress of one engine.
 
     Attributes:
-        since_s: When its figures last changed, or when it last had nothing to do.
+        figures: Values of the last reading, as in `RankReading`.
+        since_s: Time at which the values last changed, or at which the engine last had no requests; monotonic
+            seconds.
+        is_stalled: Whether the engine counts as hanging.
     """
 
     figures: tuple[float, ...]
@@ -150,8 +157,15 @@ class RankProgress:
     ) -> RankProgress:
         """Return the progress after one more reading.
 
-        An engine that stalled and lost its requests is given another chance after twice the limit: one that was only
-        slow may have had nothing to change its figures with since.
+        An engine that hangs and has lost its requests counts as working again after twice the limit: if it was only
+        slow, it may have had no request to make progress with.
+
+        Args:
+            reading: The new reading.
+            now_s: Time of the reading, monotonic seconds.
+            is_busy: Whether the engine has requests.
+            worked_s: Time until which the worker's computing counts as progress, monotonic seconds.
+            limit_s: Seconds without progress after which a busy engine counts as hanging.
         """
         if not reading.figures or reading.figures != self.figures:
             return RankProgress(reading.figures, now_s)
@@ -165,10 +179,12 @@ class RankProgress:
 
 @dataclass(frozen=True, slots=True)
 class EngineProgress:
-    """How the engines of a worker get on, by rank; times are real seconds of a monotonic clock.
+    """Progress of a worker's engines; times are wall-clock seconds of a monotonic clock.
 
     Attributes:
-        worked_s: When its processes were last seen to compute; None: never, or it is not watched.
+        ranks: Progress by data-parallel rank.
+        worked_s: Time at which the worker's processes were last seen to use CPU; None if never, or if that is not
+            observed.
     """
 
     ranks: Mapping[str, RankProgress]
@@ -176,11 +192,11 @@ class EngineProgress:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether one of them hangs, though others may not."""
+        """Whether any of the engines hangs."""
         return any(rank.is_stalled for rank in self.ranks.values())
 
     def stood_s(self, now_s: float) -> float:
-        """Return for how long the figures of the slowest rank stand, or it has had nothing to do."""
+        """Return the seconds without progress (or without requests) of the rank that has had none for longest; 0 without ranks."""
         return now_s - min((rank.since_s for rank in self.ranks.values()), default=now_s)
 
     def after(
@@ -195,17 +211,19 @@ class EngineProgress:
     ) -> EngineProgress:
         """Return the progress after one more reading.
 
-        A rank is busy by its own count. A core that hung before it saw a request reports none, so what the caller knows
-        to be in the worker counts where no rank runs, moves or waits for another worker.
+        A rank is busy if it reports running requests. A core that hung before it saw a request reports none;
+        therefore the requests that the caller has sent count if no rank runs a request, changes its values, or waits
+        for another worker.
 
         Args:
-            reading: Of the newest page.
-            now_s: When it was read.
-            inflight_requests: What the caller has sent to the worker.
-            limit_s: Time without a token and without work after which a busy engine hangs.
-            compile_s: For this long work without a token is progress: an engine that compiles at a first request does no
-                more than at its start, one that spins in a collective call of a lost peer computes for ever.
-            is_working: The worker's processes have computed since the reading before.
+            reading: Values of the newest page.
+            now_s: Time at which the page was read, monotonic seconds.
+            inflight_requests: Number of requests that the caller has sent to the worker and that are not finished.
+            limit_s: Seconds without tokens and without computing after which a busy engine counts as hanging.
+            compile_s: Maximum seconds for which computing without tokens counts as progress. An engine that compiles
+                at a first request takes no longer than at its start, but one that spins in a collective call of a
+                lost peer computes forever.
+            is_working: Whether the worker's processes have used CPU since the previous reading.
         """
         before = {name: self.ranks.get(name, _UNKNOWN) for name in reading}
         is_quiet = not running(reading) and not any(
@@ -223,7 +241,11 @@ class EngineProgress:
         return EngineProgress({name: after(rank, before[name]) for name, rank in reading.items()}, worked_s)
 
     def problem(self, limit_s: float) -> str | None:
-        """Return what is wrong with a worker of which an engine hangs, for people; None: nothing."""
+        """Return a sentence about a worker with a hanging engine; None if none hangs.
+
+        Args:
+            limit_s: Wall-clock limit to show in the sentence.
+        """
         stalled = sorted(name for name, rank in self.ranks.items() if rank.is_stalled)
         if not stalled:
             return None
@@ -233,10 +255,10 @@ class EngineProgress:
 
 _UNKNOWN: Final = RankProgress((), 0.0)
 NO_PROGRESS_KNOWN: Final = EngineProgress({})
-"""Before the first reading."""
+"""Progress before the first reading."""
 _HANGS: Final = "its engine hangs"
 
 
 def says_hangs(problem: str | None) -> bool:
-    """Return whether a worker's problem is one of `EngineProgress.problem`."""
+    """Return whether a worker's problem is a sentence from `EngineProgress.problem`; False for None."""
     return problem is not None and problem.startswith(_HANGS)

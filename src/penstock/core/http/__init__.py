@@ -1,1 +1,1 @@
-"""HTTP/1.1 on httptools and uvloop: the server, client, relay and SSE scanner that all processes share."""
+"""HTTP/1.1 based on httptools and uvloop: server, client, relay and SSE parser for all processes."""

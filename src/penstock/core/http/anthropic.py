@@ -1,4 +1,4 @@
-"""Errors as Anthropic's Messages API and its clients spell them. Pure."""
+"""Converts errors to the form of Anthropic's Messages API. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 import orjson
 
 MESSAGES: Final = "/v1/messages"
+"""Path of Anthropic's Messages API."""
 _KINDS: Final = {
     401: "authentication_error",
     403: "permission_error",
@@ -17,16 +18,21 @@ _KINDS: Final = {
     504: "timeout_error",
     529: "overloaded_error",
 }
-"""By status. Source: Anthropic's documentation, "Errors"; its own 529 is the 503 of everyone else."""
+"""Error type by HTTP status. Source: Anthropic's documentation, "Errors"; its own 529 has the meaning of 503."""
 
 
 def is_anthropic(path: str) -> bool:
-    """Return whether a path is of that API."""
+    """Return whether a path belongs to Anthropic's Messages API."""
     return path == MESSAGES or path.startswith(f"{MESSAGES}/")
 
 
 def anthropic_error(status: int, body: bytes) -> bytes:
-    """Return ``{"type": "error", "error": {"type", "message"}}`` of an error in OpenAI's form, or a rejection's flat one."""
+    """Return an error body in Anthropic's form, ``{"type": "error", "error": {"type", "message"}}``.
+
+    Args:
+        status: HTTP status of the response.
+        body: The error in OpenAI's form, or the flat form of a rejection.
+    """
     answer = orjson.loads(body)
     message = answer.get("error", answer)["message"]
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
@@ -34,10 +40,16 @@ def anthropic_error(status: int, body: bytes) -> bytes:
 
 
 def in_form_of(path: str, status: int, body: bytes) -> bytes:
-    """Return an error's body, given in OpenAI's form, as clients of a path read it."""
+    """Return an error body in the form that clients of ``path`` expect: Anthropic's, or OpenAI's unchanged.
+
+    Args:
+        path: Path of the request.
+        status: HTTP status of the response.
+        body: The error in OpenAI's form.
+    """
     return anthropic_error(status, body) if is_anthropic(path) else body
 
 
 def error_event(body: bytes) -> bytes:
-    """Return the event by which a stream ends in an error of `anthropic_error`."""
+    """Return the SSE event with which a stream ends in an error; ``body`` is the result of `anthropic_error`."""
     return b"event: error\ndata: " + body + b"\n\n"
