@@ -1,1 +1,1 @@
-"""Penstock planner."""
+"""The Penstock planner: scales the workers of a graph by demand, thresholds or latency targets."""

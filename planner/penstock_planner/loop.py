@@ -283,7 +283,7 @@ class PlannerLoop:
         return pulled
 
     def _with_late(self, readings: Readings) -> Demand | None:
-        """Return the demand with the numbers of late first tokens and late gaps since the previous scrape that had histograms."""
+        """Return the demand with two more counts: first tokens and gaps that were late since the previous scrape that had histograms."""
         config, demand = self._settings.config, readings.demand
         if demand is None:
             return None

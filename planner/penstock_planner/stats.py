@@ -1,4 +1,4 @@
-"""One graph's newest numbers, from which `series` makes metrics and curves."""
+"""Current statistics of one graph's planner, from which `series` makes metrics and dashboard curves."""
 
 from __future__ import annotations
 
@@ -18,26 +18,33 @@ from penstock_planner.served_shares import ServedShares, shares_of
 from penstock_planner.sources.base import Buckets, gained
 
 FORECAST_MOST_S = 60.0
-"""Chosen: decisions come every few seconds; what was expected for a minute ago is not a forecast of now."""
+"""Simulated seconds for which a forecast counts as current after the time that it was for. Chosen: decisions come every few seconds."""
 
 
 @dataclass(slots=True)
 class PlannerStats:
-    """An `Observer` that keeps the newest numbers.
+    """Observer that keeps the newest values and counts of one graph's planner.
 
     Attributes:
-        is_held: The newest pull's numbers stay until the next pull, as a page that is scraped needs them; else they count
-            until `drop_demands`, and a tick without a pull has none, as a curve needs them.
-        pull: As ``is_held`` says.
-        demands: Of the newest pull, or of all since `drop_demands`.
-        ledger_errors: Records that could not be written, over all loops.
-        dropped_updates: Ticks and decisions that a slow disk left out of state.json and the dashboard.
-        forecast: Of the newest decision; None in a mode without.
-        shares: Served and predicted share by the newest decision; None in a mode without, and before the first request.
-        wanted_gpus: What the newest decision bids for in a GPU pool; None: it makes no bid.
-        quantiles_s: Latencies of the interval before the newest decision, by name and percentile.
-        attained: Share within each target in the last complete interval.
-        newly_attained: The same where the newest decision ended that interval; else empty.
+        config: Configuration of the current loop; None before the first.
+        is_held: Whether the values of the newest metrics scrape are kept until the next one, as a metrics page needs them. Otherwise a tick
+            without a scrape has no values, and demands are collected until `drop_demands`, as dashboard curves need them.
+        view: State at the newest tick; None before the first.
+        pull: Newest metrics scrape; None before the first and, unless ``is_held``, at ticks without one.
+        demands: Demand of the newest scrape or, unless ``is_held``, of all scrapes since `drop_demands`.
+        desired: Desired number of replicas by role.
+        decisions: Number of decisions by (role, action, rule, reason).
+        ticks: Number of ticks.
+        ledger_errors: Number of ledger records that could not be written, over all loops.
+        dropped_updates: Number of ticks and decisions that are missing in state.json and the dashboard because the disk was slow.
+        gpu_seconds: Cumulative GPU-seconds of existing workers, simulated.
+        forecast: Demand forecast of the newest decision; None in a mode without forecasts.
+        shares: Observed and predicted fractions on time at the newest decision; None if unknown or in a mode without predictions.
+        wanted_gpus: Number of GPUs for which the newest decision bids in a GPU pool; None if it does not bid.
+        readings: Profile values of the newest decision by role; empty in a mode without a profile.
+        quantiles_s: Latencies between the last two decisions, seconds, by name and percentile (such as ``ttft``, ``p99``).
+        attained: Fraction of requests within each latency target in the last complete adjustment interval, by name.
+        newly_attained: The value of ``attained`` if the newest decision ended an interval; else empty.
     """
 
     config: DecideConfig | None = None
@@ -68,7 +75,7 @@ class PlannerStats:
     _rejected: float = 0.0
 
     def begin(self, config: DecideConfig) -> None:
-        """Follow a loop that starts with this configuration; counters continue, expectations and attainment restart."""
+        """Prepare for a loop that starts with this configuration. Counters continue; forecasts and attainment start again."""
         self.config = config
         self.forecast, self.readings, self.attained, self.newly_attained = None, {}, {}, {}
         self.shares = self.wanted_gpus = None
@@ -77,11 +84,11 @@ class PlannerStats:
         self._interval_s, self._rejected = None, 0.0
 
     def restarted(self) -> None:
-        """Continue counting after a loop ended; the next one's ledger errors start at 0."""
+        """Record that a loop has ended, since the next loop counts its ledger errors from 0."""
         self._errors_seen = 0
 
     def tick(self, view: View) -> None:
-        """Take the numbers of a tick."""
+        """Record the values of a tick."""
         if self.view is not None:
             self.gpu_seconds += view.gpus * max(0.0, view.at_s - self.view.at_s)
         self.ticks += 1
@@ -104,7 +111,7 @@ class PlannerStats:
             self._rejected += view.pull.demand.refused + view.pull.demand.timed_out
 
     def decided(self, decision: Decision, view: View) -> None:
-        """Take what a decision expected and read off the profile, and the latencies of the preceding interval."""
+        """Record a decision: its forecast, its profile values, and the latencies since the previous decision."""
         for role in decision.roles:
             self.decisions[role.role.value, role.action.value, role.rule, role.reason.value] += 1
         steps = {
@@ -126,23 +133,23 @@ class PlannerStats:
         self.attained = self.newly_attained or self.attained
 
     def drop_demands(self) -> None:
-        """Forget the demand so far, once it is drawn."""
+        """Discard the collected demands, after they were drawn."""
         self.demands = []
 
     def due(self, now_s: float) -> Iterator[tuple[float, float]]:
-        """Yield, once, the times that have come and the uncached tokens/s that were expected for them."""
+        """Yield (time, uncached tokens/s) of each forecast whose time has come by ``now_s``; each forecast is yielded only once."""
         while self._expected and self._expected[0][0] <= now_s:
             self._due = heapq.heappop(self._expected)
             yield self._due
 
     def expected_now(self) -> float | None:
-        """Return the uncached tokens/s that were expected for about now; None: unknown."""
+        """Return the uncached tokens/s that were forecast for about the current time; None if unknown."""
         if self.view is None or self._due is None or self.view.at_s - self._due[0] > FORECAST_MOST_S:
             return None
         return self._due[1]
 
     def _attained(self, at_s: float) -> dict[str, float]:
-        """Return the shares within mode sla's targets since the last time, once per adjustment interval: two seconds hold few."""
+        """Return the fractions within mode sla's targets in the last adjustment interval; empty if no interval has ended."""
         config = self.config
         if config is None:
             return {}
@@ -153,7 +160,7 @@ class PlannerStats:
         self._interval, self._interval_s, self._rejected = dict(self._latency), at_s, 0.0
         if is_first or config.mode != Mode.SLA:
             return {}
-        # Each request that was refused or timed out has missed its TTFT.
+        # Each request that was refused or timed out counts as late.
         shares = {"ttft": share_within(gains.get("ttft", ()), config.ttft_slo_s, missed=rejected)}
         if config.itl_slo_s is not None:
             shares["itl"] = share_within(gains.get("itl", ()), config.itl_slo_s)

@@ -1,1 +1,1 @@
-"""Where decisions go: the port that a backend implements, and one that only records."""
+"""Targets: the interface that a backend implements for the planner, and its implementation for Kubernetes."""

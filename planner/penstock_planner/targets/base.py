@@ -1,6 +1,6 @@
-"""The port between the planner and the backend that starts and stops workers.
+"""The interface between the planner and the backend that starts and stops workers.
 
-A backend (local processes, a cluster) implements `Target`; the loop calls nothing else of it.
+A backend (local processes, a Kubernetes cluster) implements `Target`. The planner's loop calls nothing else of the backend.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from penstock_planner.decide.observation import PoolCounts
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One ready worker's address.
+    """Address of one ready worker.
 
     Attributes:
-        name: Worker name, unique within the graph; the router uses the same.
+        name: Name of the worker, unique within the graph; the router uses the same name.
+        role: Role of the worker.
+        url: Base URL of the worker, without a trailing slash.
     """
 
     name: str
@@ -28,20 +30,21 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class TargetState:
-    """One consistent snapshot of the backend; an event of the planner's core.
+    """Consistent snapshot of the backend, which the planner's core receives at each tick.
 
     Attributes:
-        pools: By role; only the roles that the graph has, the router's excluded.
-        is_adjusting: A requested replica is not ready yet (first start) or one is draining. A worker that
-            restarts after a crash is not an adjustment.
-        endpoints: Ready workers only.
+        pools: Replica counts by role, for the worker roles that the graph has.
+        is_adjusting: Whether a requested replica has not been ready yet, or a replica is draining. A worker that restarts after a crash is
+            not an adjustment.
+        endpoints: Addresses of the ready workers.
         edited: Roles whose number of replicas another client has set since the last snapshot.
-        writers: Who set each role's number of replicas last, where that is known.
-        failures: The newest reason of a replica that was given up, by role; it holds no GPU and is not a replica.
-        grant: GPUs that a pool lets the graph hold; None: it is in no pool.
-        guaranteed: GPUs that the pool lets it hold whenever it wants them; None: it is in no pool.
-        grant_note: Which pool, who holds what the graph lacks there, and when it comes.
-        never_ready: Roles with a replica that counts as starting and will never become ready, and why.
+        writers: Name of the client that set each role's number of replicas last; roles for which it is unknown are missing.
+        failures: Newest reason for which a replica counts as failed, by role. A failed replica holds no GPU and is not counted in
+            ``pools``.
+        never_ready: Reason for which a replica that counts as starting will never become ready, for each role with such a replica.
+        grant: GPUs that a GPU pool grants to the graph; None if it is in no pool.
+        grant_note: Name of the pool, the graphs holding GPUs that this one lacks, and the expected time of their return.
+        guaranteed: GPUs that the pool guarantees to the graph; None if it is in no pool or the guarantee is unknown.
     """
 
     pools: Mapping[Role, PoolCounts]
@@ -57,10 +60,10 @@ class TargetState:
 
 
 class Target(Protocol):
-    """What a backend does for the planner."""
+    """Interface of a backend: reads the replicas of a graph, scales them, and switches workers between roles."""
 
     async def observe(self) -> TargetState:
-        """Return the pools as they are now.
+        """Return the current state of the graph's workers.
 
         Raises:
             ClusterError: the backend cannot be read.
@@ -68,12 +71,17 @@ class Target(Protocol):
         ...
 
     async def scale(self, role: Role, replicas: int, *, decision_id: str) -> None:
-        """Ask for ``replicas`` of ``role``; returns when the desired number is recorded, not when it is fulfilled.
+        """Set the desired number of replicas of ``role``; returns when the number is recorded, before the replicas are ready or removed.
 
-        Idempotent and level-triggered: asking twice for the same number changes nothing more.
+        Repeated calls with the same number change nothing more.
+
+        Args:
+            role: Role to scale.
+            replicas: Desired number of replicas.
+            decision_id: Id of the planner's decision, for logs and events.
 
         Raises:
-            ConflictError: another writer changed the backend first; observe and decide again.
+            ConflictError: another writer changed the backend first; the caller must observe and decide again.
             ClusterError: the backend refused or failed.
         """
         ...
@@ -81,13 +89,19 @@ class Target(Protocol):
     async def switch(
         self, giver: Role, taker: Role, *, replicas: Mapping[Role, int], decision_id: str
     ) -> None:
-        """Ask for workers of ``giver`` to become workers of ``taker``; both roles then have their ``replicas``.
+        """Move workers from the role ``giver`` to the role ``taker``, so that both roles have their desired ``replicas``.
 
-        Returns when it is recorded. From then on the workers count as starting in ``taker``, as `PoolCounts.switching`, and the
-        backend ends every switch: one that cannot be made becomes a start. Idempotent as `scale`.
+        Returns when the switch is recorded. From then on the workers count as starting in ``taker``, as `PoolCounts.switching`. The backend
+        completes every switch; one that is impossible becomes a start of a new replica. Repeated calls change nothing more.
+
+        Args:
+            giver: Role that loses workers.
+            taker: Role that gains them.
+            replicas: Desired number of replicas of both roles.
+            decision_id: Id of the planner's decision, for logs and events.
 
         Raises:
-            ConflictError: another writer changed the backend first; observe and decide again.
+            ConflictError: another writer changed the backend first; the caller must observe and decide again.
             ClusterError: the backend refused or failed, and changed nothing.
         """
         ...

@@ -1,7 +1,7 @@
-"""The planner's way to a cluster: pools from watched pods, a GPU pool's grant from the graph, desired replicas through ScalingAdapters' /scale.
+"""The planner's backend on Kubernetes. It reads pods and the GPU pool's grant from watches, and writes ScalingAdapters' /scale.
 
-It creates and deletes nothing: the operator makes a desired number true, drains what leaves and keeps the GPU budget.
-Reads come from the informers' copies; only a change is a call to the API server.
+It creates and deletes nothing. The operator creates and drains pods to match the desired numbers, within the GPU budget. Reads use the
+informers' copies; only changes are calls of the API server.
 """
 
 from __future__ import annotations
@@ -25,19 +25,22 @@ if TYPE_CHECKING:
     from penstock_planner.cluster.watch import GraphWatch
 
 UNSCHEDULABLE_S: Final = 15.0
-"""Seconds after which an unschedulable pod is given up. A cluster that adds nodes needs longer: an option."""
+"""Default seconds after which an unschedulable pod counts as failed. A cluster that adds nodes on demand needs more, by an option."""
 
 STUCK_S: Final = 60.0
-"""Seconds for containers that cannot start. Chosen: a registry's hiccup and two crashes fit in."""
+"""Seconds after which a pod whose containers cannot start counts as failed. Chosen: longer than a registry's hiccup or two crashes."""
 
 GATED_S: Final = 60.0
-"""Seconds that a pod waits for the GPU budget while nothing leaves. Chosen: the operator acts within seconds."""
+"""Seconds after which a pod that waits for the GPU budget counts as failed, if no pod is leaving.
+
+Chosen: the operator acts within seconds.
+"""
 
 ATTEMPTS: Final = 4
-"""Tries of one write while others change other fields of the same adapter. Chosen: its status has few writers."""
+"""Maximum number of tries of one write while other clients change other fields of the adapter. Chosen: few clients write its status."""
 
 OWN_MANAGERS: Final = frozenset({PLANNER, OPERATOR, f"{OPERATOR}-init", ""})
-"""Field managers whose number of replicas is not an edit by another client."""
+"""Field managers whose writes of the number of replicas are not edits by another client."""
 
 Object = Mapping[str, Any]
 
@@ -46,11 +49,15 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ScaledService:
-    """One worker service, its scaled part.
+    """The scaling settings of one worker service.
 
     Attributes:
-        replicas: Fixed number, or the first one.
-        is_external: Whether another client than the planner sets its number.
+        name: Name of the service.
+        gpus: GPUs per replica.
+        replicas: Number of replicas without a ScalingAdapter, or at first.
+        bounds: Minimum and maximum number of replicas.
+        is_scalable: Whether the service has a ``scaling`` section, and so a ScalingAdapter.
+        is_external: Whether a client other than the planner sets its number of replicas.
     """
 
     name: str
@@ -61,13 +68,13 @@ class ScaledService:
     is_external: bool
 
     def clamp(self, replicas: int) -> int:
-        """Return the number within the bounds, as the operator takes it."""
+        """Return the number limited to the bounds, as the operator does."""
         low, high = self.bounds
         return max(low, min(high, replicas))
 
 
 def services_of(graph: GraphDeployment) -> dict[Role, ScaledService]:
-    """Return the worker services by role."""
+    """Return the worker services of a graph by role."""
     return {
         spec.role: ScaledService(
             name,
@@ -82,7 +89,7 @@ def services_of(graph: GraphDeployment) -> dict[Role, ScaledService]:
 
 
 class KubernetesTarget:
-    """Implements `penstock_planner.targets.base.Target` on one GraphDeployment."""
+    """`penstock_planner.targets.base.Target` for one GraphDeployment."""
 
     def __init__(
         self,
@@ -94,6 +101,16 @@ class KubernetesTarget:
         unschedulable_s: float = UNSCHEDULABLE_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Create a target.
+
+        Args:
+            client: Kubernetes client.
+            graph: The graph.
+            view: Watched objects of the graph.
+            emit: Function that queues an Event about the graph.
+            unschedulable_s: Seconds after which an unschedulable pod counts as failed.
+            now_s: Monotonic clock, real seconds.
+        """
         self._client = client
         self._graph = graph.name
         self._namespace = graph.metadata.namespace
@@ -110,10 +127,10 @@ class KubernetesTarget:
         self._refused_since_s: dict[Role, float] = {}
 
     async def observe(self) -> TargetState:
-        """Return the pools as the informers see them.
+        """Return the state of the graph's workers from the watched objects.
 
         Raises:
-            ClusterError: the informers' copies may be old.
+            ClusterError: the watched objects may be outdated.
         """
         if (problem := self._view.problem()) is not None:
             raise ClusterError(f"the cluster cannot be watched: {problem}")
@@ -137,7 +154,7 @@ class KubernetesTarget:
         counts = {role: pool.counts for role, pool in pools.items()}
         return TargetState(
             pools=with_switching(counts, pods) if self._switches_roles else counts,
-            # Another autoscaler's changes hold no decision about the other roles back.
+            # Changes by another autoscaler do not delay decisions about the other roles.
             is_adjusting=any(
                 pool.is_adjusting for role, pool in pools.items() if not self._services[role].is_external
             ),
@@ -155,9 +172,9 @@ class KubernetesTarget:
         )
 
     async def scale(self, role: Role, replicas: int, *, decision_id: str) -> None:
-        """Write the number, within the service's bounds, into its ScalingAdapter, as `Target.scale` describes it.
+        """Write the number, limited to the service's bounds, to its ScalingAdapter; see `Target.scale`.
 
-        A change of anything else in the adapter is not a conflict; a number other than the last one observed is.
+        It is a conflict if the adapter's number differs from the last one observed; changes of its other fields are not.
         """
         service = self._services.get(role)
         if service is None:
@@ -178,10 +195,10 @@ class KubernetesTarget:
     async def switch(
         self, giver: Role, taker: Role, *, replicas: Mapping[Role, int], decision_id: str
     ) -> None:
-        """Write both numbers, as `Target.switch` describes it; the operator lets what drains take the place of what waits.
+        """Write both numbers; see `Target.switch`. The operator then lets draining workers replace the pods that wait for GPUs.
 
-        The taking role's goes first, so that its pod waits for GPUs before the giving role's is idle. Where the second
-        one fails, the first exceeds the budget, waits, and is decided about again.
+        The number of ``taker`` is written first, so that its pod already waits for GPUs when a worker of ``giver`` becomes idle. If the
+        second write fails, the first number exceeds the budget, its pod waits, and the planner decides again.
         """
         await self.scale(taker, replicas[taker], decision_id=decision_id)
         await self.scale(giver, replicas[giver], decision_id=decision_id)
@@ -202,7 +219,7 @@ class KubernetesTarget:
         await self._annotate(service, adapter, decision_id)
 
     async def _set(self, service: ScaledService, adapter: Object, wanted: int) -> Object:
-        """Write the number, unless another writer has."""
+        """Write the number of replicas, unless another client has changed it."""
         known = adapter["spec"]["replicas"]
         name = adapter["metadata"]["name"]
         for attempt in range(1, ATTEMPTS + 1):
@@ -238,7 +255,7 @@ class KubernetesTarget:
         raise AssertionError("the loop returns or raises")
 
     async def _annotate(self, service: ScaledService, adapter: Object, decision_id: str) -> None:
-        """Note the decision on the adapter; the number is set whether or not that succeeds."""
+        """Write the decision's id to an annotation of the adapter. An error is logged and does not undo the scaling."""
         metadata = adapter["metadata"]
         if (metadata.get("annotations") or {}).get(DECISION_ANNOTATION) == decision_id:
             return
@@ -257,7 +274,7 @@ class KubernetesTarget:
         return adapter
 
     def _adapter(self, service: ScaledService) -> Object | None:
-        """Return the adapter as the informer or, while that lags behind, as this target has written it."""
+        """Return the adapter from the informer or, while the informer is behind, the one that this target wrote last."""
         seen, written = self._view.adapter(service.name), self._written.get(service.name)
         if seen is None:
             self._written.pop(service.name, None)
@@ -270,7 +287,7 @@ class KubernetesTarget:
         return written
 
     def _desired(self, role: Role, service: ScaledService) -> tuple[int, bool]:
-        """Return the desired replicas, and whether another writer has set them since the last read."""
+        """Return the desired replicas, and whether another client has set them since the last read."""
         adapter = self._adapter(service)
         if adapter is None:
             self._desired_by_role.pop(role, None)
@@ -287,7 +304,7 @@ class KubernetesTarget:
         return service.clamp(desired), True
 
     def _refused(self) -> dict[Role, str]:
-        """Return the roles whose missing pods the API server has refused for long enough, and why."""
+        """Return the reason for each role whose missing pods the API server has refused for longer than the timeout."""
         now_s = self._now_s()
         found = {}
         for role, service in self._services.items():
@@ -299,9 +316,9 @@ class KubernetesTarget:
         return {role: why for role, why in found.items() if now_s - self._refused_since_s[role] > patience_s}
 
     def _failing(self, pods: list[PodFacts]) -> dict[str, str]:
-        """Return the pods that were given enough time, and why they are given up.
+        """Return the reason for each pod (by uid) that has had its problem for longer than the timeout.
 
-        Times are this process's own, from when it first saw the trouble: no clocks are compared.
+        Times are measured by this process's clock from when it first saw the problem, so no clocks of two hosts are compared.
         """
         now_s = self._now_s()
         is_leaving = any(pod.leaving and not pod.finished for pod in pods)
@@ -323,7 +340,7 @@ class KubernetesTarget:
 
 
 def _edited(role: Role, by: str, change: str) -> EventMessage:
-    """Return the message about a number that another writer has set; the same text for all of a writer's."""
+    """Return the Event about a number of replicas set by another client; its text is the same for all edits by that client."""
     if by == PLANNER:
         text = (
             f"another planner scales {role.value}: two installations with the same operatorClass "

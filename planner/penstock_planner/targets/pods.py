@@ -1,6 +1,6 @@
-"""Counts a role's replicas from its pods. Pure: the caller passes the time and what it remembers.
+"""Counts a role's replicas from its pods. Pure: the caller passes all state between calls.
 
-A replica is one pod of a Deployment, or one group of pods of a LeaderWorkerSet, represented by its leader.
+A replica is one pod of a Deployment, or one group of pods of a LeaderWorkerSet, which its leader represents.
 """
 
 from __future__ import annotations
@@ -30,29 +30,37 @@ from penstock_planner.decide.observation import PoolCounts
 from penstock_planner.targets.base import Endpoint
 
 SERVED_AFTER_S: Final = 5.0
-"""Chosen: a Ready condition that changed this long after the kubelet first saw the pod changed because the pod
-was ready once; the first one is written within a second."""
+"""Seconds between a pod's start and the last change of its Ready condition above which the pod must have been ready before.
+
+Chosen: the kubelet writes the first value of the condition within a second, so a later change means that the pod was ready once.
+"""
 
 CRASHES: Final = 3
-"""Chosen: restarts before the first readiness that make it a crash loop; one or two may be a dependency."""
+"""Number of restarts before the first readiness from which a pod is crash-looping. Chosen: one or two can be due to a dependency."""
 
 _STUCK: Final = PULL_REASONS | CONFIG_REASONS | {CRASH_LOOP}
-"""The kubelet's reasons for a container that does not run and will not by waiting alone."""
+"""Reasons of the kubelet for a waiting container that does not start by waiting longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """What the planner reads of a pod.
+    """The fields of a pod that the planner uses.
 
     Attributes:
-        uid: Names repeat over time, uids never do.
-        url: Base URL; None before it has an address.
-        served: Whether it certainly was ready before.
-        leaving: Terminating, or asked to drain.
-        finished: Its containers are gone for good.
-        bound: Whether it has a node, and so holds its GPUs.
-        trouble: Why it cannot become ready: ``gated``, ``unschedulable``, ``stuck`` or empty.
-        message: The scheduler's or the kubelet's own words about it.
+        name: Name of the pod.
+        uid: Uid of the pod; unlike names, uids are never reused.
+        role: Role from its label; None if it has none.
+        group: Replica that the pod belongs to: the group key of a LeaderWorkerSet, else the pod's name.
+        is_leader: Whether it is the leader of its group; True for pods of Deployments.
+        url: Base URL; None before it has an IP address.
+        ready: Whether it is ready.
+        served: Whether it was certainly ready before, so that it is restarting if it is not ready now.
+        leaving: Whether it is terminating or draining.
+        finished: Whether all its containers have ended for good.
+        bound: Whether it is scheduled on a node, and so holds its GPUs.
+        trouble: Kind of problem that prevents it from becoming ready: ``gated`` (waits for the GPU budget), ``unschedulable``, ``stuck``
+            (a container cannot start), or empty.
+        message: Message of the scheduler or kubelet about the problem.
     """
 
     name: str
@@ -71,7 +79,7 @@ class PodFacts:
 
 
 def pod_facts(obj: Mapping[str, Any]) -> PodFacts:
-    """Return what the planner reads of a pod object; missing fields are taken as not there yet."""
+    """Return the fields of a pod object that the planner uses; missing fields have their initial values."""
     metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
     labels = metadata.get("labels") or {}
     conditions = {each.get("type"): each for each in status.get("conditions") or ()}
@@ -98,14 +106,14 @@ def pod_facts(obj: Mapping[str, Any]) -> PodFacts:
 
 @dataclass(frozen=True, slots=True)
 class PodPool:
-    """One role's replicas.
+    """Replicas of one role.
 
     Attributes:
-        counts: For the loop.
-        is_adjusting: A requested replica is not ready for the first time, one leaves, or the operator has not
-            acted on the desired number yet.
-        endpoints: Of the ready ones.
-        failed: One reason per replica that was given up.
+        counts: Counts for the planner's loop.
+        is_adjusting: Whether a requested replica has not been ready yet, a replica is leaving, or the operator has not acted on the desired
+            number yet.
+        endpoints: Addresses of the ready replicas.
+        failed: One reason per failed replica.
     """
 
     counts: PoolCounts
@@ -124,12 +132,19 @@ def count(
     failing: Mapping[str, str],
     refused: str = "",
 ) -> PodPool:
-    """Return a role's pool.
+    """Return the replicas of a role.
 
-    Desired replicas without a pod yet are starting, or given up if the API server has ``refused`` their
-    pods; those beyond the ``desired`` number, within bounds, are draining, because the operator is about to take
-    them. So a desired number counts from the moment it is written. ``served`` are uids of pods that were ready
-    before, ``failing`` of pods that are given up, with the reason.
+    A desired replica without a pod counts as starting, or as failed if the API server refuses its pod. Replicas beyond the desired
+    number count as draining, since the operator is about to remove them. A new desired number therefore takes effect immediately.
+
+    Args:
+        role: The role.
+        pods: Pods of the role.
+        desired: Desired number of replicas, within the service's bounds.
+        gpus: GPUs per replica.
+        served: Uids of pods that were ready before.
+        failing: Reasons by uid of pods that count as failed.
+        refused: Reason for which the API server refuses further pods; empty if it does not.
     """
     counts: Counter[str] = Counter()
     reasons, endpoints = [], []
@@ -140,7 +155,7 @@ def count(
             counts["draining"] += 1
         elif why is not None:
             reasons.append(why)
-            # A pod given up on a node holds its GPUs until it has ended.
+            # A failed pod that is on a node holds its GPUs until it has ended.
             counts["failed"] += any(pod.bound for pod in replica)
         elif leader.ready:
             counts["ready"] += 1
@@ -157,9 +172,14 @@ def count(
 
 
 def with_switching(pools: Mapping[Role, PoolCounts], pods: Iterable[PodFacts]) -> dict[Role, PoolCounts]:
-    """Return the counts of roles whose workers switch: one that drains is that of the other role whose place it takes.
+    """Return the counts for roles between which workers switch.
 
-    A place is a replica that starts and has no GPUs: its pod waits at the budget's gate, or is yet to be made.
+    Each draining worker whose role has a counterpart with a starting replica without GPUs counts as a switching replica of that role. Such
+    a replica is one whose pod waits for the GPU budget or does not exist yet; the switching worker replaces it.
+
+    Args:
+        pools: Counts by role, as returned by `count`.
+        pods: Pods of all roles.
     """
     begun = Counter(
         pod.role
@@ -178,7 +198,7 @@ def with_switching(pools: Mapping[Role, PoolCounts], pods: Iterable[PodFacts]) -
 
 
 _ALIVE: Final = ("starting", "restarting", "ready")
-"""Replicas that are neither leaving nor given up, in the order in which a surplus is taken."""
+"""Kinds of replicas that are neither leaving nor failed, in the order in which surplus replicas are removed."""
 
 
 def _against_desired(
@@ -242,6 +262,6 @@ def _role(label: str | None) -> Role | None:
 
 
 def _gap_s(earlier: object, later: object) -> float:
-    """Return the seconds between two RFC 3339 times of one clock, the kubelet's; 0 if one is unknown."""
+    """Return the seconds between two RFC 3339 times of the kubelet's clock; 0 if one is unknown."""
     earlier_s, later_s = seconds(earlier), seconds(later)
     return 0.0 if earlier_s is None or later_s is None else later_s - earlier_s

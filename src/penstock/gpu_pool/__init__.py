@@ -1,1 +1,1 @@
-"""GPU pools: which graph may hold how many of the GPUs that several graphs share. Pure."""
+"""GPU pools: decides how many of the GPUs that several graphs share each graph can hold. Pure."""

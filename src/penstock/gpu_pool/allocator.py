@@ -1,18 +1,19 @@
-"""Which graph of a GPU pool may hold how many GPUs now.
+"""Divides the GPUs of a pool between its graphs.
 
-Pure; the drivers (operator, local backend, simulator) count what exists, keep the state and deliver the grants. A graph may
-hold its *grant*. `allocate` first finds the *target* of each graph: its guarantee as far as its planner wants it, then what
-graphs that have gained within a start-up hold, then the rest by the pool's order of who gives back: by priority, and within a
-priority evenly (the next replica to the graph that borrows least) unless the pool says otherwise. Every graph is given whole
-replicas, in the order of its bid.
+Pure: the drivers (operator, local backend, simulator) count the GPUs in use, store the state and deliver the grants. A graph is
+allowed to hold its *grant*. `allocate` first computes the *target* of each graph. GPUs go first to guarantees, as far as the planners
+want them; then to the graphs whose grant was raised less than one start-up time ago; then to all others in the pool's reclaim order.
+By default that is by priority, and among graphs of equal priority the next replica goes to the graph that borrows least. Each graph
+receives whole replicas in the order of its bid.
 
-**Ceiling.** A grant above its target is lowered at once, and the graph drains. One below its target is raised only by GPUs
-that no graph can hold any more: a lowered grant counts in full until the graph has acknowledged it, and then as what still
-exists. A lost message, a stale view or a kill between two steps can so delay a grant and never exceed the pool.
+**Ceiling.** A grant above its target is lowered immediately, and the graph drains the excess. A grant below its target is raised only
+by GPUs that no other graph can hold. A lowered grant counts with its old size until its graph has acknowledged it, and after that with
+the GPUs that the graph still holds. A lost message, an outdated view or a crash between two steps can therefore delay a grant, but the
+pool is never exceeded.
 
-**Hysteresis.** A graph that gained loses nothing for one start-up, and one that lost gains nothing for one that another graph
-wants, except for guarantees, a pool that shrinks, and its own bid. Giving the next replica to the least borrower, and not dividing by largest
-remainders, keeps a larger pool from taking a replica from any graph.
+**Hysteresis.** For one start-up time a graph whose grant was raised loses nothing, and a graph whose grant was lowered gains nothing
+that another graph wants. Exceptions are guarantees, a pool that shrinks, and a smaller bid of the graph itself. The next replica goes
+to the graph that borrows least. Unlike division by largest remainders, this never takes a replica from a graph when the pool grows.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from penstock.api import ReclaimBy
 
 @dataclass(frozen=True, slots=True)
 class GraphBid:
-    """What one graph may draw, wants and holds.
+    """Limits, request and current use of one graph.
 
     Attributes:
-        guaranteed: GPUs that it gets whenever it wants them, >= 0.
-        priority: Who borrows first: the highest.
-        most: Most GPUs that it may hold.
-        replicas: GPUs of each replica that its planner wants, in the order in which it needs them, each >= 1; of those that
-            exist where its planner does not answer.
-        held: GPUs of its existing workers, those that start and drain included.
-        serial: Of the grant that it acted under when ``held`` was counted; a graph never returns to an older grant.
+        guaranteed: GPUs that the graph receives whenever it wants them, >= 0.
+        priority: Rank for borrowing GPUs above the guarantees; the highest borrows first.
+        most: Maximum GPUs that the graph may hold.
+        replicas: GPU count of each replica that its planner wants, the most urgent first, each >= 1. If the planner does not answer, of
+            each existing replica.
+        held: GPUs of its existing workers, starting and draining ones included.
+        serial: Serial number of the newest grant that the graph had received when ``held`` was counted; it never decreases.
     """
 
     guaranteed: int
@@ -49,12 +50,12 @@ class GraphBid:
 
 @dataclass(frozen=True, slots=True)
 class PoolTerms:
-    """The pool.
+    """Size of a pool and the rules for dividing it.
 
     Attributes:
-        gpus: That its graphs may hold together now, those of lost nodes and of foreign pods left out.
-        startup_s: How long a replica takes until it serves, seconds: for this long a graph that gained loses nothing.
-        order: Who gives back first; without `ReclaimBy.PRIORITY` that is the last.
+        gpus: GPUs that its graphs can hold together now, without those of lost nodes and of pods that belong to no graph.
+        startup_s: Seconds that a replica takes to become ready; for this long, a graph whose grant was raised loses nothing.
+        order: Criteria, the first most important, by which graphs give GPUs back. `ReclaimBy.PRIORITY` is always last if it is missing.
     """
 
     gpus: int
@@ -64,13 +65,14 @@ class PoolTerms:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What is remembered of one graph.
+    """Stored state of one graph.
 
     Attributes:
-        gpus: Its grant.
-        serial: The grant's number, which rises with each change.
-        exposed: Most GPUs that it may hold until it acknowledges that serial.
-        gained_s, lost_s: When the grant was raised, and when it was lowered below what it wanted, last; None: never.
+        gpus: Its grant, in GPUs.
+        serial: Serial number of the grant; it increases with each change.
+        exposed: Maximum GPUs that the graph can hold until it acknowledges that serial number.
+        gained_s: Time at which the grant was raised last; None if never.
+        lost_s: Time at which the grant was last lowered below the GPUs that the graph wanted; None if never.
     """
 
     gpus: int = 0
@@ -81,18 +83,18 @@ class Share:
 
 
 PoolState = Mapping[str, Share]
-"""By graph. To be kept before grants are delivered, so that a successor delivers the same ones."""
+"""State of each graph by name. It must be stored before grants are delivered, so that a successor process delivers the same ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What one graph may do.
+    """Grant of one graph.
 
     Attributes:
-        gpus: It may hold this many, draining ones included, and drains what it holds above.
-        serial: To be acknowledged.
-        target: What it is to have once others have given back.
-        wanted: What it bids for, in GPUs, within its most.
+        gpus: Maximum GPUs that the graph is allowed to hold, draining workers included; it drains what it holds above.
+        serial: Serial number, which the graph must acknowledge.
+        target: GPUs that the graph will be granted when other graphs have returned theirs.
+        wanted: GPUs that the graph bids for, limited to its maximum.
     """
 
     gpus: int
@@ -109,14 +111,14 @@ Allocator = Callable[
 def allocate(
     pool: PoolTerms, graphs: Mapping[str, GraphBid], state: PoolState, now_s: float
 ) -> tuple[Mapping[str, Grant], PoolState]:
-    """Return every graph's grant, and the state for the next time.
+    """Return every graph's grant by name, and the state for the next call.
 
     Args:
-        pool: What there is.
-        graphs: By name, in any order; one that is missing and in ``state`` keeps its share. One that is gone for good is
-            removed from ``state`` by the caller once none of its workers exists.
-        state: What the last allocation left; empty at first. A graph that is not in it counts with what it holds.
-        now_s: Seconds of any clock. After a step back, a change that is in the future counts as old.
+        pool: Size of the pool and the rules for dividing it.
+        graphs: Bids by graph name, in any order. A graph that is missing here but is in ``state`` keeps its grant. If a graph was deleted,
+            the caller removes it from ``state`` when none of its workers exists any more.
+        state: State returned by the last call; empty at first. A graph that is not in it starts with the GPUs that it holds.
+        now_s: Current time, seconds of any clock. If the clock is set back, changes in its future count as old.
     """
     shares = {name: state.get(name) or Share(bid.held, bid.serial, bid.held) for name, bid in graphs.items()}
     kept = {**state, **shares}
@@ -132,20 +134,22 @@ def granted(
     targets: Mapping[str, int],
     now_s: float,
 ) -> tuple[Mapping[str, Grant], PoolState]:
-    """Return grants on the way to the targets: lowered at once, raised by whole replicas as far as GPUs are free.
+    """Return grants that approach the targets, and the next state.
+
+    A grant above its target is lowered immediately; one below it is raised by whole replicas while GPUs are free.
 
     Args:
-        pool: What there is.
-        graphs: By name.
-        state: With a share of every graph.
-        targets: GPUs of each graph, together within the pool.
-        now_s: As in `allocate`.
+        pool: Size of the pool.
+        graphs: Bids by graph name.
+        state: State with an entry for every graph.
+        targets: Target GPUs of each graph; their sum must be within the pool.
+        now_s: Current time, as in `allocate`.
     """
     after = {name: _lowered(state[name], bid, targets[name], now_s) for name, bid in graphs.items()}
     free = pool.gpus - sum(share.exposed for share in {**state, **after}.values())
     for name in sorted(graphs, key=lambda each: _turn(graphs[each], after[each], each)):
         share = after[name]
-        # Above its grant a graph may still hold what it was lent before: that room is its own already.
+        # A graph can still hold GPUs above its grant from an earlier grant; these are already reserved for it.
         gpus = _within(graphs[name].replicas, min(targets[name], share.exposed + max(0, free)))
         if gpus > share.gpus:
             free -= max(0, gpus - share.exposed)
@@ -158,12 +162,12 @@ def granted(
 
 
 def wanted_gpus(bid: GraphBid) -> int:
-    """Return the GPUs that a graph bids for, in whole replicas within its most."""
+    """Return the GPUs that a graph bids for, as whole replicas within its maximum."""
     return _within(bid.replicas, bid.most)
 
 
 def _lowered(share: Share, bid: GraphBid, target: int, now_s: float) -> Share:
-    """Return the share with what the graph has acknowledged, and a grant no larger than the target."""
+    """Return the graph's state after its acknowledgement, with a grant no larger than the target."""
     is_acknowledged = bid.serial == share.serial
     exposed = max(bid.held, share.gpus, 0 if is_acknowledged else share.exposed)
     if target >= share.gpus:
@@ -173,7 +177,7 @@ def _lowered(share: Share, bid: GraphBid, target: int, now_s: float) -> Share:
 
 
 def _turn(bid: GraphBid, share: Share, name: str) -> tuple[bool, int, str]:
-    """Return who grows first where GPUs become free: who lacks of its guarantee, then by priority."""
+    """Return the sort key for growing when GPUs become free: graphs below their guarantee first, then by priority."""
     has_guarantee = share.gpus >= _within(bid.replicas, _floor(bid))
     return (has_guarantee, -bid.priority, name)
 
@@ -183,7 +187,7 @@ def _floor(bid: GraphBid) -> int:
 
 
 def _within(replicas: Sequence[int], gpus: int) -> int:
-    """Return the GPUs of the first replicas that fit together."""
+    """Return the total GPUs of as many of the first replicas as fit into ``gpus``."""
     total = 0
     for size in replicas:
         if total + size > gpus:
@@ -195,7 +199,7 @@ def _within(replicas: Sequence[int], gpus: int) -> int:
 def _targets(
     pool: PoolTerms, graphs: Mapping[str, GraphBid], shares: Mapping[str, Share], now_s: float
 ) -> dict[str, int]:
-    """Return what each graph is to have: guarantees, what is not taken back yet, the rest, and what no other graph wants."""
+    """Return each graph's target, filled in this order: guarantees, recent gains, other bids, and GPUs that no other graph wants."""
 
     def is_recent(at_s: float | None) -> bool:
         return at_s is not None and 0.0 <= now_s - at_s < pool.startup_s
@@ -223,7 +227,7 @@ def _targets(
 
 
 class _Filling:
-    """Hands out a pool's GPUs, a replica at a time."""
+    """Assigns a pool's GPUs to graphs, one replica at a time."""
 
     def __init__(self, pool: PoolTerms, graphs: Mapping[str, GraphBid], shares: Mapping[str, Share]) -> None:
         self._left = pool.gpus
@@ -235,7 +239,7 @@ class _Filling:
         self._next = {name: next(coming, None) for name, coming in self._coming.items()}
 
     def fill(self, caps: Mapping[str, int]) -> None:
-        """Give every graph replicas up to its cap, the next one always to who would give it back last."""
+        """Assign replicas to the graphs, each up to its cap; the next one always goes to the graph that would return it last."""
         waiting = [self._turn_to_keep(name, size) for name in caps if (size := self._next[name]) is not None]
         heapify(waiting)
         while waiting:
@@ -250,7 +254,7 @@ class _Filling:
                 heappush(waiting, self._turn_to_keep(name, size))
 
     def _turn_to_keep(self, name: str, size: int) -> tuple[list[tuple[float, ...]], bool, str]:
-        """Return the order of those who want a replica, of ``size``: the pool's, then who has it already."""
+        """Return a graph's sort key for its next replica of ``size`` GPUs: the pool's criteria, then whether it has the replica already."""
         bid, share = self._graphs[name], self._shares[name]
         after = self.given[name] + size
         is_new = after > share.gpus

@@ -1,6 +1,6 @@
-"""What a graph bids for, a replica at a time in order of need, and which of them a grant is for. Pure.
+"""A graph's bid: its wanted replicas in order of need, and the part of them that a grant covers. Pure.
 
-Used by the planner, by roles, and by the operator, by services, so that both find the same replicas within a grant.
+The planner uses it by role, and the operator by service, so that both select the same replicas for a grant.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from typing import Final, TypeVar
 K = TypeVar("K")
 
 WANTS_S: Final = 60.0
-"""Seconds between two times at which it is noted that a bid stands, so that not every look writes. Chosen."""
+"""Seconds between two times at which an unchanged bid is confirmed in the graph's status, to limit writes. Chosen."""
 WANTS_VALID_S: Final = 180.0
-"""For this long a bid counts after its planner last said it. Chosen: three of those."""
+"""Seconds after which a bid that its planner has not confirmed expires. Chosen: three times `WANTS_S`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleBid:
-    """What one role, or one service, bids for.
+    """Bid of one role or one service.
 
     Attributes:
-        replicas: That it wants, >= 0.
-        floor: Replicas that it never goes below while it is served.
-        gpus: Of one replica, >= 0.
-        is_prefill: Of two that lack the same share, the other one goes first: a full decode pool destroys work.
+        replicas: Number of replicas wanted, >= 0.
+        floor: Minimum number of replicas, which are requested before all replicas above a floor.
+        gpus: GPUs per replica, >= 0.
+        is_prefill: Whether it is the prefill role. If two roles have the same fraction of their replicas, the other role comes first, since
+            a full decode pool discards computed prompts.
     """
 
     replicas: int
@@ -36,7 +37,10 @@ class RoleBid:
 
 
 def by_need(bids: Mapping[K, RoleBid]) -> tuple[K, ...]:
-    """Return whose replicas are wanted, the most needed first: floors, then of whom the smallest share is there."""
+    """Return one key per wanted replica, the most urgent first.
+
+    Replicas within the floors come first, then always one of the role or service with the lowest fraction of its replicas.
+    """
     have = Counter[K]()
     order: list[K] = []
 
@@ -52,7 +56,7 @@ def by_need(bids: Mapping[K, RoleBid]) -> tuple[K, ...]:
 
 
 def granted(bids: Mapping[K, RoleBid], gpus: int) -> dict[K, int]:
-    """Return the replicas of each that a grant is for: the first of the bid that fit together."""
+    """Return the number of replicas of each key that a grant of ``gpus`` covers: the first ones in order of need that fit."""
     have, left = dict.fromkeys(bids, 0), gpus
     for key in by_need(bids):
         if bids[key].gpus > left:
@@ -63,5 +67,5 @@ def granted(bids: Mapping[K, RoleBid], gpus: int) -> dict[K, int]:
 
 
 def sizes(bids: Mapping[K, RoleBid]) -> tuple[int, ...]:
-    """Return the GPUs of each replica that is wanted, in order of need; those that need none are left out."""
+    """Return the GPU count of each wanted replica, the most urgent first; replicas without GPUs are left out."""
     return tuple(bids[key].gpus for key in by_need(bids) if bids[key].gpus)

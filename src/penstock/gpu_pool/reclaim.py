@@ -1,6 +1,6 @@
-"""When a drain is cut because the pool takes the GPU back, and how that is said. Pure.
+"""Time limit of drains when a pool reclaims GPUs, and the messages about drains that were cut short. Pure.
 
-Operator, local supervisor and simulator ask here; each ends the worker in its own way.
+The operator, the local supervisor and the simulator use it; each ends the worker in its own way.
 """
 
 from __future__ import annotations
@@ -8,22 +8,22 @@ from __future__ import annotations
 from typing import Final
 
 CUT_SHOWN_S: Final = 180.0
-"""For this long a planner's sentences repeat that a drain was cut, seconds. Chosen: as long as a bid counts."""
+"""Seconds for which the planner's messages repeat that a drain was cut short. Chosen: the validity of a bid."""
 
 
 def drain_grace_s(own_s: float, *, reclaim_s: float | None, is_above: bool) -> float:
-    """Return the longest drain of a graph's worker, seconds.
+    """Return the maximum duration of a worker's drain, in seconds.
 
     Args:
-        own_s: Its terminationGracePeriodSeconds; infinite where drains are not bounded.
-        reclaim_s: The pool's reclaim.graceSeconds; None: none.
-        is_above: The graph holds more than its grant.
+        own_s: The worker's terminationGracePeriodSeconds; infinite if its drains are not limited.
+        reclaim_s: The pool's reclaim.graceSeconds; None if the pool sets no limit.
+        is_above: Whether the graph holds more GPUs than its grant; only then the pool's limit applies.
     """
     return min(own_s, reclaim_s) if is_above and reclaim_s is not None else own_s
 
 
 def cut_sentence(worker: str, reclaim_s: float) -> str:
-    """Return what is said of a worker that ends before it has drained."""
+    """Return the message about a worker whose drain was cut short after ``reclaim_s`` seconds."""
     return (
         f"{worker} has drained for {reclaim_s:g} s, the pool's reclaim.graceSeconds, and ends; its streams continue elsewhere or "
         "are lost"
@@ -31,5 +31,11 @@ def cut_sentence(worker: str, reclaim_s: float) -> str:
 
 
 def with_cut(note: str, sentence: str, ago_s: float) -> str:
-    """Return what a pool says to a graph, with what was said of its last cut, ``ago_s`` seconds ago; empty: none was."""
+    """Return a pool's message to a graph, extended by the sentence about its last cut drain if that is at most `CUT_SHOWN_S` old.
+
+    Args:
+        note: Message to extend.
+        sentence: Sentence about the last cut drain; empty if there was none.
+        ago_s: Age of the cut in seconds.
+    """
     return f"{note}; {sentence}" if sentence and ago_s <= CUT_SHOWN_S else note

@@ -1,6 +1,6 @@
-"""Who holds the GPUs that a graph of a pool lacks, and when they come. Pure.
+"""Determines the graphs that hold the GPUs which a graph of the pool lacks, and the expected time of their return. Pure.
 
-The drivers say what each graph holds and how long its drains took; planners, status and Events repeat the words.
+The drivers pass the GPUs that each graph holds and the durations of its drains. Planners, statuses and Events repeat the messages.
 """
 
 from __future__ import annotations
@@ -13,23 +13,28 @@ from penstock.core.stamps import seconds
 from penstock.gpu_pool.allocator import Grant
 
 NEWEST: Final = 0.5
-"""Weight of the newest drain in what is learnt. Chosen: drains follow the answers that run, which change within the day."""
+"""Weight of the newest drain in the learned duration. Chosen: drains last as long as the running answers, which change during a day."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainTimes:
-    """How long a graph's workers take to drain.
+    """Duration of the drains of a graph's workers.
 
     Attributes:
-        begun: Of each worker that drains, when that began, seconds of the driver's clock.
-        took_s: Learnt, seconds; None: no drain has been seen to its end.
+        begun: Start time of the drain of each draining worker by name, seconds of the driver's clock.
+        took_s: Learned duration of a drain, seconds (an exponential mean); None before the first drain has ended.
     """
 
     begun: Mapping[str, float] = field(default_factory=dict)
     took_s: float | None = None
 
     def after(self, draining: Mapping[str, float], now_s: float) -> DrainTimes:
-        """Return what is known once ``draining`` is what drains, with the begin of each; the others have ended."""
+        """Return the updated state. Workers that were draining before and are missing in ``draining`` have ended their drain.
+
+        Args:
+            draining: Start time of the drain of each worker that drains now, by name.
+            now_s: Current time of the driver's clock.
+        """
         took_s = self.took_s
         for name in sorted(self.begun.keys() - draining.keys()):
             newest = max(0.0, now_s - self.begun[name])
@@ -38,7 +43,7 @@ class DrainTimes:
 
     @property
     def ends_s(self) -> float | None:
-        """When the last of them is expected to end; None: none drains, or nothing is learnt yet."""
+        """Time at which the last drain is expected to end; None if no worker drains or no duration is learned yet."""
         if self.took_s is None or not self.begun:
             return None
         return max(self.begun.values()) + self.took_s
@@ -46,13 +51,13 @@ class DrainTimes:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one graph of a pool has.
+    """GPUs of one graph of a pool.
 
     Attributes:
-        guaranteed: GPUs that it gets whenever it wants them.
+        guaranteed: GPUs that the pool guarantees to the graph.
         held: GPUs of its existing workers.
-        grant: What it may hold, is to have, and wants.
-        returns_s: When the last of what it gives back is expected, seconds; None: not known.
+        grant: Its grant, target and bid.
+        returns_s: Time at which it is expected to have returned its GPUs above the target, seconds; None if unknown.
     """
 
     guaranteed: int
@@ -62,13 +67,23 @@ class Holding:
 
     @property
     def gives_back(self) -> int:
-        """GPUs that it holds above what it is to have."""
+        """Number of GPUs that it holds above its target."""
         return max(0, self.held - self.grant.target)
 
 
 @dataclass(frozen=True, slots=True)
 class PoolRow:
-    """What one graph of a pool holds, may hold and wants, GPUs; ``waits_for`` are graphs that have yet to give back."""
+    """One graph of a pool for display, in GPUs.
+
+    Attributes:
+        graph: Name of the graph.
+        guaranteed: Guaranteed GPUs.
+        held: GPUs of existing workers.
+        grant: Maximum that it is allowed to hold now.
+        wanted: GPUs that it bids for.
+        target: GPUs that it will be granted when other graphs have returned theirs.
+        waits_for: Names of the graphs that still have to return GPUs for it.
+    """
 
     graph: str
     guaranteed: int
@@ -80,7 +95,7 @@ class PoolRow:
 
 
 def holdings_in(status: Mapping[str, Any] | None) -> dict[str, Holding]:
-    """Return what each graph has by a GpuPool's status."""
+    """Return each graph's GPUs by name, from the status of a GpuPool; empty if the status is None."""
     return {
         row["name"]: Holding(
             row.get("guaranteed", 0),
@@ -93,7 +108,7 @@ def holdings_in(status: Mapping[str, Any] | None) -> dict[str, Holding]:
 
 
 def rows_of(holdings: Mapping[str, Holding]) -> list[PoolRow]:
-    """Return a row of each graph, as it is shown."""
+    """Return one row per graph for display."""
     return [
         PoolRow(
             name,
@@ -109,7 +124,7 @@ def rows_of(holdings: Mapping[str, Holding]) -> list[PoolRow]:
 
 
 def waits_for(graph: str, holdings: Mapping[str, Holding]) -> tuple[str, ...]:
-    """Return the graphs that have yet to give back what a graph is to have; empty where it waits for none."""
+    """Return the names of the graphs that still have to return GPUs before ``graph`` has its target; empty if it has it."""
     grant = holdings[graph].grant
     if grant.target <= grant.gpus:
         return ()
@@ -117,12 +132,12 @@ def waits_for(graph: str, holdings: Mapping[str, Holding]) -> tuple[str, ...]:
 
 
 def lacking(graph: str, holdings: Mapping[str, Holding], when: Callable[[float], str]) -> str:
-    """Return who holds what a graph wants above its grant, and when it comes; empty: it lacks nothing.
+    """Return a message about the GPUs that a graph wants above its grant: their holders and expected return; empty if it lacks none.
 
     Args:
-        graph: Whose.
-        holdings: Of all graphs of the pool.
-        when: Writes a time: ``at 21:14:05``.
+        graph: Name of the graph.
+        holdings: GPUs of all graphs of the pool, by name.
+        when: Function that formats a time, for example as ``at 21:14:05``.
     """
     grant = holdings[graph].grant
     coming, more = grant.target - grant.gpus, grant.wanted - max(grant.target, grant.gpus)

@@ -1,5 +1,5 @@
-"""Report: what a load run measured and what the planner did about it, as text, pictures and one page.
+"""Report on a load run and on the planner's decisions during it, as text, charts and one HTML page.
 
-Reads results (`penstock.workload`) and the planner's ledger (`penstock_planner`). `analysis` and
-`series` are pure; pictures need the extra ``plots``.
+It reads the results of `penstock.workload` and the ledger of `penstock_planner`. `analysis` and `series` are pure; charts need the extra
+``plots``.
 """

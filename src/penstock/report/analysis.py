@@ -1,6 +1,6 @@
-"""What a run cost and whether it held its targets: GPU-hours, violations, demand, and how mode sla planned; with the words.
+"""Analyses a run: GPU-hours, missed latency targets, demand, and the planning of mode sla, each with its sentences for the reader.
 
-Pure. All times are simulated seconds from the load run's zero.
+Pure. All times are simulated seconds from the start of the load run.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ from penstock_planner.served_shares import ServedShares, agreement, share_window
 _HOUR_S = 3600.0
 
 _COVERED = 0.99
-"""Chosen: the share of a run that a ledger must cover for its GPU-hours to represent the run's."""
+"""Fraction of a run that a ledger must cover for its GPU-hours to count as the run's. Chosen."""
 
 FACTOR_NAMES: Final = {"prefill": "prefill", "ttft": "TTFT", "itl": "ITL"}
-"""Correction factors by their key, as people read them."""
+"""Display names of the correction factors, by key."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """GPU-hours over a span; a draining replica still holds its GPUs.
+    """GPU-hours over a span of time, draining replicas included.
 
     Attributes:
-        end_s: End of the span; what the ledger does not reach is not counted.
-        used_hours: Held by existing replicas.
-        static_max_hours: The budget, held all the time: what provisioning for the peak costs. With no
-            ceiling configured it is the largest number held.
-        static_min_hours: The floor of each role, held all the time: the least that serves at all.
-        budget_gpus: The ceiling; None when there is none.
+        start_s, end_s: Start and end of the span; times that the ledger does not cover are not in it.
+        used_hours: GPU-hours held by existing replicas.
+        static_max_hours: GPU-hours if the budget were held all the time, the cost of provisioning for the peak. Without a budget, the
+            largest number of GPUs held is used.
+        static_min_hours: GPU-hours if the minimum replicas of each role were held all the time.
+        peak_gpus: Largest number of GPUs held.
+        budget_gpus: GPU budget; None if there is no limit.
     """
 
     start_s: float
@@ -54,15 +55,15 @@ class GpuUse:
 
     @property
     def saved_fraction(self) -> float:
-        """Share of the static maximum that was not used."""
+        """Fraction of ``static_max_hours`` that was not used."""
         return 1 - self.used_hours / self.static_max_hours if self.static_max_hours > 0 else 0.0
 
     def covers(self, duration_s: float) -> bool:
-        """Return whether the span represents a run of that many seconds."""
+        """Return whether the span covers nearly all of a run of ``duration_s`` seconds, so that its GPU-hours count as the run's."""
         return self.end_s - self.start_s >= _COVERED * duration_s
 
     def lines(self) -> list[str]:
-        """Return it in one sentence."""
+        """Return the figures as a list with one sentence."""
         ceiling = "the peak held" if self.budget_gpus is None else f"the budget of {self.budget_gpus}"
         hours = f"{self.used_hours:.3f} used over {self.end_s - self.start_s:.0f} s"
         static = f"{self.static_max_hours:.3f} static at {ceiling} ({self.saved_fraction:.1%} saved)"
@@ -71,12 +72,12 @@ class GpuUse:
 
 
 def gpu_use(run: PlannerRun, *, start_s: float, end_s: float) -> GpuUse | None:
-    """Return the GPU-hours between two times, or None where the ledger saw nothing.
+    """Return the GPU-hours between two times; None if the ledger covers no part of them.
 
     Args:
-        run: From the ledger.
-        start_s: Begin; moved to the first pull if that is later.
-        end_s: End; moved to the newest record if that is earlier.
+        run: Planner's run, from its ledger.
+        start_s: Start of the span; the first metrics scrape if that is later.
+        end_s: End of the span; the newest record if that is earlier.
     """
     steps = run.gpu_steps()
     if not steps:
@@ -106,13 +107,15 @@ def gpu_use(run: PlannerRun, *, start_s: float, end_s: float) -> GpuUse | None:
 
 @dataclass(frozen=True, slots=True)
 class Violations:
-    """How many requests and gaps missed a target; failed and rejected requests missed both.
+    """Numbers of requests and token gaps that missed a latency target. Failed and rejected requests missed both.
 
     Attributes:
-        late_first_tokens: Requests without a first token within the TTFT target; None without one.
-        slow_requests: Requests whose mean gap between tokens (TPOT) is above the ITL target; None without one.
-        gaps: Inter-token gaps of ok requests.
-        long_gaps: Gaps above the ITL target; None without one.
+        ttft_target_s, itl_target_s: Targets, seconds; None if there is none.
+        requests: Number of requests.
+        late_first_tokens: Number of requests without a first token within the TTFT target; None without a target.
+        slow_requests: Number of requests whose mean gap between tokens (TPOT) is above the ITL target; None without a target.
+        gaps: Number of inter-token gaps of successful requests.
+        long_gaps: Number of gaps above the ITL target; None without a target.
     """
 
     ttft_target_s: float | None
@@ -124,7 +127,7 @@ class Violations:
     long_gaps: int | None
 
     def lines(self) -> list[str]:
-        """Return a sentence for each target that was given."""
+        """Return one sentence for each target; empty if there is no target."""
         lines = []
         if self.ttft_target_s is not None and self.late_first_tokens is not None:
             lines.append(
@@ -145,7 +148,10 @@ class Violations:
 def violations(
     results: Sequence[RequestResult], *, ttft_target_s: float | None, itl_target_s: float | None
 ) -> Violations:
-    """Count what missed the targets; a request without a first token missed its target."""
+    """Return the numbers of requests and gaps that missed the targets; None means that there is no target.
+
+    A request without a first token counts as late for both.
+    """
     in_time, is_fast = kept(results, ttft_s=ttft_target_s, itl_s=itl_target_s)
     gaps = pooled_gaps(results)
     return Violations(
@@ -161,15 +167,15 @@ def violations(
 
 @dataclass(frozen=True, slots=True)
 class DemandSummary:
-    """Demand over a span; times are simulated seconds.
+    """Demand over a span of time.
 
     Attributes:
-        arrivals: Requests that came, rejected ones included.
-        rejected: Refused, or timed out in the queue.
-        oldest_wait_s: The longest that any had waited at a pull; None when none waited.
-        unknown_pulls: Pulls at which no router reported the demand.
-        forecasts: Forecasts that could be held against what came.
-        forecast_error: Their median of |forecast - what came| / what came; None without any.
+        arrivals: Number of requests that arrived, rejected ones included.
+        rejected: Number of requests that were refused or timed out in the queue.
+        oldest_wait_s: Longest wait of any queued request at a metrics scrape, simulated seconds; None if none waited.
+        unknown_pulls: Number of metrics scrapes without a demand from a router.
+        forecasts: Number of forecasts that could be compared with the observed demand.
+        forecast_error: Median of |forecast - observed| / observed; None if no forecast could be compared.
     """
 
     arrivals: float
@@ -180,7 +186,7 @@ class DemandSummary:
     forecast_error: float | None
 
     def lines(self) -> list[str]:
-        """Return it in sentences."""
+        """Return the figures as sentences."""
         wait = "none waited at a pull"
         if self.oldest_wait_s is not None:
             wait = f"the oldest wait was {self.oldest_wait_s:.1f} s"
@@ -196,7 +202,7 @@ class DemandSummary:
 
 
 def demand_summary(run: PlannerRun, *, start_s: float, end_s: float) -> DemandSummary | None:
-    """Return the demand between two times; None where no pull knew any."""
+    """Return the demand between two times; None if no metrics scrape between them has the demand."""
     pulls = [pull for pull in run.pulls if start_s <= pull.at_s <= end_s]
     known = [pull.demand for pull in pulls if pull.demand is not None]
     if not known:
@@ -222,12 +228,12 @@ def demand_summary(run: PlannerRun, *, start_s: float, end_s: float) -> DemandSu
 
 @dataclass(frozen=True, slots=True)
 class PredictionSummary:
-    """How near the planner's model of late requests came to what was served.
+    """Comparison of the fraction of requests on time as observed and as predicted by the planner's model.
 
     Attributes:
-        windows: Stretches of ten minutes with enough requests.
-        agreed: Share of them in which served and predicted share differ by one point at most; None without any.
-        newest: Both shares at the newest decision.
+        windows: Number of ten-minute windows with enough requests.
+        agreed: Fraction of these windows in which the two fractions differ by at most one percentage point; None if there are none.
+        newest: Both fractions at the newest decision.
     """
 
     windows: int
@@ -235,7 +241,7 @@ class PredictionSummary:
     newest: ServedShares
 
     def lines(self) -> list[str]:
-        """Return it in one sentence."""
+        """Return the figures as a list with one sentence."""
         newest = self.newest
         line = (
             f"requests on time over the last half hour (rejected count as late): observed {newest.served:.1%}, "
@@ -248,7 +254,7 @@ class PredictionSummary:
 
 
 def prediction_summary(run: PlannerRun, *, start_s: float, end_s: float) -> PredictionSummary | None:
-    """Return the comparison between two times; None where the ledger has none."""
+    """Return the comparison between two times; None if the ledger has no predictions between them."""
     found = [(at_s, shares) for at_s, shares in run.shares() if start_s <= at_s <= end_s]
     if not found:
         return None
@@ -258,7 +264,14 @@ def prediction_summary(run: PlannerRun, *, start_s: float, end_s: float) -> Pred
 
 @dataclass(frozen=True, slots=True)
 class NeededReplicas:
-    """Mean replicas that one role needed by profile and targets, and had, starting ones included; share with too few."""
+    """Replicas of one role that the latency targets needed according to the profile, and those it had.
+
+    Attributes:
+        decisions: Number of decisions compared.
+        needed: Mean number of replicas needed.
+        had: Mean number of replicas, starting ones included.
+        short: Fraction of the decisions at which there were too few.
+    """
 
     decisions: int
     needed: float
@@ -268,7 +281,7 @@ class NeededReplicas:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """One correction factor, seconds observed over seconds by the profile; ``last`` at the newest decision."""
+    """One correction factor (observed seconds over the profile's seconds): its minimum, median and maximum, and ``last``, the newest."""
 
     least: float
     median: float
@@ -278,14 +291,14 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class TargetsSummary:
-    """How a planner of mode sla planned for its targets.
+    """Planning of mode sla for its latency targets.
 
     Attributes:
-        goal: Share of the requests to hold them for.
+        goal: Fraction of the requests that should meet the targets.
         factors: Correction factors by name.
-        replicas: By role.
-        outside: Share of the decisions at which the load lay outside of the profile, so that its edge held; None without
-            decisions.
+        replicas: Needed and existing replicas by role.
+        outside: Fraction of the decisions at which the load was outside the profile's range, so that values at its edge were used; None if
+            there were no decisions.
     """
 
     goal: float
@@ -294,7 +307,7 @@ class TargetsSummary:
     outside: float | None
 
     def lines(self) -> list[str]:
-        """Return it in sentences."""
+        """Return the figures as sentences."""
         lines = [f"the targets are to hold for {self.goal:.1%} of the requests"]
         if self.factors:
             factors = "; ".join(
@@ -313,7 +326,7 @@ class TargetsSummary:
 
 
 def targets_summary(run: PlannerRun, *, start_s: float, end_s: float) -> TargetsSummary | None:
-    """Return how a planner planned for its targets between two times; None in another mode than sla."""
+    """Return the planning for the targets between two times; None in modes other than sla."""
     config = run.config
     if config.mode != Mode.SLA:
         return None

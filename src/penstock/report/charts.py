@@ -1,4 +1,4 @@
-"""Draws the report's pictures with matplotlib (the extra ``plots``); nothing is computed here."""
+"""Draws the report's charts with matplotlib (the extra ``plots``); the data are computed elsewhere."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ from penstock.workload.record import RequestStatus
 from penstock.workload.statistics import percentiles
 
 _TALL_INCHES, _TALL_PANELS = 9.0, 3
-"""Height of a picture of more panels."""
+"""Number of panels above which a chart has the height `_TALL_INCHES`."""
+
 
 _RED: Final = "#A00000"
 
@@ -49,11 +50,11 @@ _STYLES: Final = {
     FleetKind.AUTOSCALER: (("^", PURPLE),),
     FleetKind.ORACLE: (("D", GREEN),),
 }
-"""Marker and colour of the fleets of one kind in turn, so that the two fixed ones differ."""
+"""Markers and colours for the fleets of each kind, used in turn, so that the two fixed fleets differ."""
 
 
 def draw_all(report: RunReport, directory: Path) -> list[Path]:
-    """Write every picture that the report has data for, and return their paths in the page's order."""
+    """Write every chart that the report has data for as a PNG file, and return the paths in the order of the page."""
     run = report.planner
     pictures: list[tuple[str, Callable[[], Figure]]] = []
     if run is not None and run.pulls:
@@ -68,13 +69,13 @@ def draw_all(report: RunReport, directory: Path) -> list[Path]:
 
 
 def _measured_figure(title: str, *, is_distorted: bool) -> Figure:
-    """Return the figure of a latency; the title is red where lag has made its values wrong."""
+    """Return a figure for a measured quantity; its title is red if lag of the load generator has distorted the values."""
     mark = "  (DISTORTED: a process lagged behind its schedule)" if is_distorted else ""
     return blank_figure(title + mark, colour=_RED if is_distorted else BLACK)
 
 
 def _over_time(report: RunReport, run: PlannerRun, picture: Picture) -> Figure:
-    """Draw one of the planner's pictures, with the spans in which replicas start or drain."""
+    """Draw one of the planner's charts over time, with the times shaded at which replicas start or drain."""
     figure = blank_figure(picture.title)
     if picture.panels > _TALL_PANELS:
         figure.set_size_inches(SIZE_INCHES[0], _TALL_INCHES)
@@ -100,7 +101,7 @@ def _over_load(report: RunReport, axes: Axes) -> None:
 
 
 def _fleets(report: RunReport, found: Counterfactual) -> Figure:
-    """Draw every fleet whose cost is known; the measured one is a star, with lines through it to compare by."""
+    """Draw every fleet with known cost; the measured one is a star, with lines through it for comparison."""
     figure = _measured_figure("The same traffic on other fleets", is_distorted=report.lag["is_distorted"])
     axes = figure.subplots()
     named, served = {each.name for each in found.outcomes}, found.served
@@ -130,7 +131,7 @@ def _points(axes: Axes, fleets: Sequence[FleetOutcome], label: str, marker: str,
 
 
 def _ttft(report: RunReport) -> Figure:
-    """Draw TTFT of each request over its arrival, with running percentiles, and its distribution."""
+    """Draw the TTFT of each request by arrival time, with running percentiles, and its distribution."""
     ok = [
         (result.arrival_s, result.ttft_s)
         for result in report.load.results
@@ -153,7 +154,7 @@ def _ttft(report: RunReport) -> Figure:
 
 
 def _itl(report: RunReport) -> Figure:
-    """Draw inter-token latency over time and its distribution, with the per-request TPOT."""
+    """Draw inter-token latency over time, and its distribution together with the per-request TPOT."""
     times, gaps = series.token_gaps(report.load.results)
     shortest_s = report.lag["resolution_s"] if report.lag["is_itl_unresolved"] else 0.0
     gaps = np.maximum(gaps, shortest_s)  # shorter ones are below the client's timer resolution

@@ -1,6 +1,6 @@
-"""What other fleets would have cost and kept in time on the traffic just served: the figures and their words.
+"""Outcomes of other fleets on the traffic of a run: cost and fraction of requests on time, and their sentences for the reader.
 
-Pure. `penstock.simulator.counterfactual` fills it; terminal, page and picture show it.
+Pure. `penstock.simulator.counterfactual` computes them; terminal, page and chart show them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.workload.statistics import describe
 
 
 class FleetKind(StrEnum):
-    """Who sets the number of replicas."""
+    """The component that sets the number of replicas: Penstock's planner, none (a fixed fleet), an autoscaler, or an oracle."""
 
     PLANNER = "planner"
     FIXED = "fixed"
@@ -27,16 +27,17 @@ class FleetKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FleetOutcome:
-    """One fleet on the recorded traffic.
+    """Outcome of one fleet on the recorded traffic.
 
     Attributes:
-        name: Such as ``3P+1D`` or ``hpa``.
-        is_measured: What happened; else it was simulated.
-        in_time: Share of all requests with TTFT below the SLO, 0-1; lost ones are late.
-        lost: Failed and rejected requests.
-        ttft_p50_s, ttft_p90_s, ttft_p99_s: Of the served ones; None when none was.
-        gpu_hours: Held from the first request to the last answer; None when unknown.
-        remark: Why it is shown; empty where the name says it.
+        name: Display name such as ``3P+1D`` or ``hpa``.
+        kind: Component that sets the number of replicas.
+        is_measured: Whether it is the actual run; otherwise it was simulated.
+        in_time: Fraction of all requests with a TTFT below the SLO, 0-1; lost ones count as late.
+        lost: Number of failed and rejected requests.
+        ttft_p50_s, ttft_p90_s, ttft_p99_s: Percentiles of the served requests' TTFT, seconds; None if none was served.
+        gpu_hours: GPU-hours held from the first request to the last answer; None if unknown.
+        remark: Reason for which it is shown; empty if the name suffices.
     """
 
     name: str
@@ -58,15 +59,15 @@ class FleetOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Counterfactual:
-    """The comparison.
+    """Comparison of the actual run with other fleets.
 
     Attributes:
-        slo_s: TTFT that counts as in time, simulated seconds.
-        outcomes: What is shown, the measured one first.
-        fixed: Every fixed fleet that was tried, the smallest first.
-        notes: How it was made, and what it lacks.
-        equal: The cheapest fixed fleet that serves as well; None where none that was tried does.
-        is_complete: Whether every fleet that could be as good was tried; else the time was used up.
+        slo_s: TTFT target, simulated seconds.
+        outcomes: Outcomes to show, the measured one first.
+        fixed: Outcome of every fixed fleet that was simulated, the smallest first.
+        notes: Sentences about the assumptions and limits of the comparison.
+        equal: Cheapest fixed fleet that serves as well; None if no simulated one does.
+        is_complete: Whether the search did not stop at its limit before all fixed fleets that could be as good were simulated.
     """
 
     slo_s: float
@@ -78,21 +79,21 @@ class Counterfactual:
 
     @property
     def served(self) -> FleetOutcome:
-        """Return what happened."""
+        """Outcome of the actual run."""
         return self.outcomes[0]
 
 
 def served_outcome(
     results: Sequence[RequestResult], use: GpuUse | None, *, name: str, slo_s: float, duration_s: float
 ) -> FleetOutcome:
-    """Return the run itself as an outcome of that name; a ledger that covers less than the run leaves GPU-hours unknown.
+    """Return the outcome of the actual run; its GPU-hours are unknown if the ledger does not cover the run.
 
     Args:
-        results: Of all requests that ended, at least one.
-        use: GPU-hours by the ledger; None: unknown.
-        name: Of what scaled.
-        slo_s: TTFT that counts as in time, seconds.
-        duration_s: Of the run.
+        results: Results of all requests that ended; at least one.
+        use: GPU-hours from the ledger; None if unknown.
+        name: Name of the planner mode that scaled the run.
+        slo_s: TTFT target, seconds.
+        duration_s: Duration of the run, seconds.
     """
     ttft = [result.ttft_s for result in results if result.status is RequestStatus.OK]
     return outcome(
@@ -116,10 +117,16 @@ def outcome(
     gpu_hours: float | None,
     is_measured: bool = False,
 ) -> FleetOutcome:
-    """Return a fleet's figures.
+    """Return a fleet's outcome.
 
-    TTFTs are of the served requests, shape (served,), in seconds; below ``slo_s`` they are in time. Of the ``requests`` that
-    were sent, one at least, those not served are lost.
+    Args:
+        ttft_s: TTFT of each served request, seconds, shape (served,).
+        name: Display name.
+        kind: Component that sets the number of replicas.
+        requests: Number of requests sent, >= 1; those that were not served count as lost.
+        slo_s: TTFT target, seconds; a TTFT below it is on time.
+        gpu_hours: GPU-hours held; None if unknown.
+        is_measured: Whether it is the actual run.
     """
     ranks = describe(ttft_s)
     return FleetOutcome(
@@ -136,7 +143,7 @@ def outcome(
 
 
 def sentences(found: Counterfactual) -> list[str]:
-    """Return what each other fleet would have done, as text; then how far to believe it."""
+    """Return one sentence per other fleet, followed by the notes about the assumptions."""
     lines = []
     for each in found.outcomes[1:]:
         did = _did(each, found.served)

@@ -1,6 +1,6 @@
-"""Drawing parts that every picture shares: colours, legends, axes in seconds; the report and the simulator use them.
+"""Parts that all charts share, in the report and the simulator: colours, legends, and axes in seconds.
 
-Colours are Okabe and Ito's, which stay apart for the colour-blind; roles keep theirs in every picture.
+The colours are those of Okabe and Ito, which colour-blind readers can distinguish; each role has the same colour in every chart.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ GREEN: Final = "#009E73"
 WINE: Final = "#882255"
 ROLE_COLOURS: Final = {Role.PREFILL: BLUE, Role.DECODE: VERMILION, Role.AGGREGATED: GREEN}
 LINE_COLOURS: Final = (BLUE, VERMILION, GREEN, PURPLE, YELLOW, SKY, BLACK, GREY, WINE)
-"""For lines without an assigned colour, in this order."""
+"""Colours of lines without an assigned colour, in this order."""
 SIZE_INCHES: Final = (10.0, 5.6)
 DPI: Final = 120
 
 
 def blank_figure(title: str, *, colour: str = BLACK) -> Figure:
-    """Return a figure of the house's size with a title."""
+    """Return an empty figure of the standard size with a title."""
     figure = Figure(figsize=SIZE_INCHES, layout="constrained")
     figure.suptitle(title, fontsize=12, color=colour)
     return figure
 
 
 def save_all(pictures: Iterable[tuple[str, Callable[[], Figure]]], directory: Path) -> list[Path]:
-    """Draw each picture, write it under its name into a folder that exists, and return the paths."""
+    """Draw each picture, write it under its file name into an existing folder, and return the paths."""
     paths = []
     for name, draw in pictures:
         paths.append(directory / name)
@@ -50,20 +50,20 @@ def save_all(pictures: Iterable[tuple[str, Callable[[], Figure]]], directory: Pa
 
 
 def columns(points: Sequence[tuple[float, float | None]]) -> tuple[Floats, Floats]:
-    """Return the two columns of points; what is unknown is NaN, at which a line is broken."""
+    """Return the two columns of (x, y) points as arrays; None becomes NaN, at which a line is interrupted."""
     found = np.array(points, dtype=np.float64).reshape(-1, 2)
     return found[:, 0], found[:, 1]
 
 
 def legend_beside(axes: Axes) -> None:
-    """Put the legend to the right of the axes, where there is one."""
+    """Put the legend to the right of the axes; does nothing if they have no labels."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         axes.legend(handles, labels, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, frameon=False)
 
 
 def legend_above(axes: Axes) -> None:
-    """Put the legend above the axes, where there is one."""
+    """Put the legend above the axes; does nothing if they have no labels."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         axes.legend(
@@ -80,7 +80,7 @@ def legend_above(axes: Axes) -> None:
 
 
 def legend_below(figure: Figure, axes: Axes) -> None:
-    """Put the legend of one of several axes side by side below all of them; above its own it would push them apart."""
+    """Put the legend of ``axes``, one of several next to each other, below all of them, where it does not take width from them."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         figure.legend(
@@ -96,7 +96,13 @@ def legend_below(figure: Figure, axes: Axes) -> None:
 
 
 def seconds_axis(axes: Axes, which: Literal["x", "y"], values: Floats) -> None:
-    """Scale an axis logarithmically, with ticks that read as seconds and do not touch."""
+    """Scale an axis logarithmically, with ticks in seconds that do not overlap; does nothing if a value is 0 or less.
+
+    Args:
+        axes: Axes to change.
+        which: The x or the y axis.
+        values: Values that the axis shows.
+    """
     if not values.size or values.min() <= 0:
         return
     if which == "x":
@@ -110,7 +116,7 @@ def seconds_axis(axes: Axes, which: Literal["x", "y"], values: Floats) -> None:
 
 
 class _SecondsLocator(LogLocator):
-    """Chooses ticks by the range that is shown, which every curve of the axes widens."""
+    """Chooses ticks by the range shown, since each curve on the axes can widen it."""
 
     def tick_values(self, vmin: float, vmax: float) -> Sequence[float]:
         decades = np.log10(vmax / vmin) if 0 < vmin < vmax else 0.0

@@ -1,4 +1,4 @@
-"""Reads a load run and a planner's ledger, and holds what they show: the body of `penstock report`."""
+"""Reads a load run and a planner's ledger, and analyses them: the data of `penstock report`."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ from penstock.workload.results import LoadRun, read_run
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """Everything that the page, the pictures and the text are made from.
+    """All data of a report, from which page, charts and text are made.
 
     Attributes:
-        planner: None without a ledger.
-        use: None without a ledger, or where it saw nothing of the load run.
-        violations: Against the targets given.
-        demand: At the routers, by the ledger; None without one, or where it knew none.
-        targets: How a planner of mode sla planned for them; None in another mode.
-        prediction: How near the planner's model came to what was served; None where the ledger has none.
-        counterfactual: None where no other fleets were simulated.
-        remarks: What else a reader should know.
+        load: The load run.
+        planner: The planner's run; None without a ledger.
+        use: GPU-hours during the load run; None without a ledger, or if it does not cover the load run.
+        violations: Numbers of requests that missed the targets.
+        demand: Demand at the routers; None without a ledger, or if it has no demand.
+        targets: Planning of mode sla for its targets; None in other modes.
+        prediction: Observed and predicted fractions on time; None if the ledger has none.
+        counterfactual: Outcomes of other fleets; None if none were simulated.
+        remarks: Further sentences for the reader.
     """
 
     load: LoadRun
@@ -53,19 +54,19 @@ class RunReport:
 
     @property
     def duration_s(self) -> float:
-        """How long the load run lasted, simulated seconds."""
+        """Duration of the load run, simulated seconds."""
         duration_s: float = self.load.summary["throughput"]["duration_s"]
         return duration_s
 
     @property
     def lag(self) -> dict[str, Any]:
-        """How late the processes of the load run were."""
+        """Lag of the load run's processes behind their schedules, as in its summary."""
         lag: dict[str, Any] = self.load.summary["lag"]
         return lag
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return what a reader should know in addition to the load's notes, which are in its summary."""
+        """Sentences for the reader in addition to the notes of the load run's summary."""
         if self.planner is None:
             return self.remarks
         coverage: tuple[str, ...] = ()
@@ -82,13 +83,13 @@ def analyse(
     ttft_target_s: float | None = None,
     itl_target_s: float | None = None,
 ) -> RunReport:
-    """Read a load run and, if given, the planner's ledger.
+    """Read a load run and, if its path is set, the planner's ledger, and return the report's data.
 
     Args:
         run: Output directory of `penstock load`.
-        ledger: A ledger file or the planner's log directory.
-        ttft_target_s: Simulated seconds, > 0; None: the target of a planner in mode sla, else none.
-        itl_target_s: Likewise.
+        ledger: Ledger file or the planner's log directory; None for no planner.
+        ttft_target_s: TTFT target, simulated seconds, > 0. None uses the target of a planner in mode sla, if there is one.
+        itl_target_s: ITL target, as ``ttft_target_s``.
 
     Raises:
         ConfigError: the run's files cannot be read, or a target is not above 0.
@@ -117,7 +118,7 @@ def analyse(
 
 
 def with_graph(report: RunReport, graph: GraphDeployment) -> RunReport:
-    """Return a report against the SLO of the graph that served, where no target was given."""
+    """Return the report with the graph's SLO as the targets; unchanged if it has a TTFT target already."""
     if report.violations.ttft_target_s is not None:
         return report
     slo, itl_s = graph.spec.slo, report.violations.itl_target_s
@@ -127,12 +128,12 @@ def with_graph(report: RunReport, graph: GraphDeployment) -> RunReport:
 
 
 def has_plots() -> bool:
-    """Return whether pictures can be drawn."""
+    """Return whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
 def require_plots() -> None:
-    """Say early what a report needs.
+    """Check that charts can be drawn, before other work is done.
 
     Raises:
         ConfigError: matplotlib is not installed; the message names the extra.

@@ -1,7 +1,4 @@
-"""Says what came of a run in one sentence, which opens the report on page, terminal and in JSON; and names its load.
-
-Pure.
-"""
+"""The report's headline, one sentence with the result of a run, and its title, which describes the load. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +8,9 @@ _MINUTE_S = 60.0
 
 
 def headline(report: RunReport) -> str:
-    """Return the result: what was served, how much of it in time, and for which GPU-hours alongside a fixed fleet.
+    """Return the result of the run: requests served, fraction on time, and GPU-hours compared with a fixed fleet.
 
-    What the run does not know is left out. In time is against the target of the comparison, else of the report.
+    Unknown figures are left out. The TTFT target is that of the comparison with other fleets, or else that of the report.
     """
     counts = report.load.summary["requests"]
     served = f"Served {counts['ok']:,} of {counts['planned']:,}"
@@ -23,7 +20,7 @@ def headline(report: RunReport) -> str:
 
 
 def title(report: RunReport) -> str:
-    """Return the load as text: what came, how many requests to which model, and in what time."""
+    """Return a description of the load: trace, number of requests, model and duration."""
     summary = report.load.summary
     trace, duration_s = summary["trace"], report.duration_s
     length = f"{duration_s:.0f} s" if duration_s < 2 * _MINUTE_S else f"{duration_s / _MINUTE_S:.0f} min"
@@ -39,7 +36,7 @@ def _in_time(report: RunReport) -> str:
         share, target_s = 1 - missed.late_first_tokens / missed.requests, missed.ttft_target_s
     else:
         return ""
-    # 1,999 of 2,000 are not all of them.
+    # Only exactly all requests are shown as 100%: 1,999 of 2,000 would be rounded up.
     shown = share if share == 1 else min(share, 0.999)
     doubt = ", DISTORTED by lag" if report.lag["is_distorted"] else ""
     return f"{shown:.1%} in time (first token within {target_s:g} s{doubt})"
@@ -50,7 +47,7 @@ def _cost(report: RunReport) -> str:
     if use is None or not use.covers(report.duration_s):
         return ""
     spent = f"{_hours(use.used_hours)} GPU-hours"
-    # A distorted run is compared as it was simulated, to which the measured hours do not belong.
+    # A distorted run is compared by its simulation, to which the measured GPU-hours do not belong.
     if compared is not None and compared.fixed and not report.lag["is_distorted"]:
         equal = compared.equal
         if equal is not None and equal.gpu_hours:

@@ -1,4 +1,4 @@
-"""Pieces of a self-contained HTML page: no script, nothing from a network; the report and the simulator use them."""
+"""Parts of a self-contained HTML page without scripts or network access, for the report and the simulator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ figure { margin: 1rem 0; } img { max-width: 100%; background: #fff; } figcaption
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """Return a complete document."""
+    """Return a complete HTML document with a title and a body of HTML parts."""
     body = "\n".join(parts)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{text(title)}</title>'
@@ -36,25 +36,28 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 
 def text(value: object) -> str:
-    """Return a value as text that HTML cannot mistake."""
+    """Return a value as HTML-escaped text."""
     return html.escape(str(value))
 
 
 def figure(path: Path, captions: Mapping[str, str]) -> str:
-    """Return a picture, read and put inline, with its caption by file name."""
+    """Return a PNG file as an inline picture.
+
+    ``captions`` are captions by file name; a picture without one has its file name as the caption.
+    """
     data = b64encode(path.read_bytes()).decode()
     caption = text(captions.get(path.name, path.stem))
     return f'<figure><img alt="{caption}" src="data:image/png;base64,{data}"><figcaption>{caption}</figcaption></figure>'
 
 
 def pairs(rows: Iterable[tuple[str, object]]) -> str:
-    """Return a table of two columns."""
+    """Return a table with two columns, keys and values."""
     cells = "".join(f"<tr><th>{text(key)}</th><td>{_value(value)}</td></tr>" for key, value in rows)
     return f"<table>{cells}</table>"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, texts: int = 1) -> str:
-    """Return a table whose first columns, ``texts`` of them, are text and whose others are numbers."""
+    """Return a table whose first ``texts`` columns are text and whose other columns are numbers."""
     lines = [("th", heads), *(("td", row) for row in rows)]
     body = "".join(
         "<tr>"

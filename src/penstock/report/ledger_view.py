@@ -1,6 +1,6 @@
-"""Turns a planner's ledger into what the report draws: pulls, decisions and adjustments over time.
+"""Converts a planner's ledger into the data that the report shows: metrics, decisions and adjustments over time.
 
-Pure except for `load_planner_run`, which reads the file. Times become seconds from the load run's zero.
+Pure except for `load_planner_run`, which reads the file. Times are converted to seconds from the start of the load run.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from penstock_planner.ledger import read_ledger
 from penstock_planner.served_shares import ServedShares, served_of
 
 _SAME_CLOCK_S = 2.0
-"""Chosen: real seconds by which two wall clocks of one host may seem to differ between two readings."""
+"""Maximum difference, in real seconds, between two readings of one host's wall clock. Chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOrigin:
-    """The zero of a load run: on the host's simulated clock and on the wall.
+    """Start of a load run.
 
     Attributes:
-        simulated_s: Simulated seconds of the host's monotonic clock.
-        unix_s: Real seconds since 1970.
-        speed: Time scale: simulated seconds per real second.
+        simulated_s: Time of the start on the host's monotonic clock, in simulated seconds.
+        unix_s: Time of the start, real seconds since 1970.
+        speed: Time factor, simulated seconds per real second.
     """
 
     simulated_s: float
@@ -43,17 +43,22 @@ class LoadOrigin:
 
 @dataclass(frozen=True, slots=True)
 class RoleChange:
-    """One role's part of a decision: what it had, what it wants, and why.
+    """One role's part of a decision.
 
     Attributes:
-        current: Ready + starting replicas.
-        action: up, hold or down.
-        mean: The interval's mean that was compared with the thresholds; None: unknown or not compared.
-        outcome: applied, failed, abandoned; ``not asked`` for a hold or in no-operation mode; ``unknown``
-            when the ledger ends before it.
-        forecast: Of what would arrive; None where the mode makes none.
-        profile: What it took from the performance profile; None where the mode has none.
-        shares: Served and predicted share of requests in time; None where the mode predicts none, and of roles behind the first.
+        role: The role.
+        current: Number of ready and starting replicas.
+        desired: Number of replicas requested.
+        action: ``up``, ``hold`` or ``down``.
+        reason: Reason code.
+        sentence: Explanation.
+        mean: Mean of the signal in the interval that was compared with the thresholds; None if unknown or not compared.
+        outcome: ``applied``, ``failed`` or ``abandoned``; ``not asked`` for a hold or in no-operation mode; ``unknown`` if the ledger ends
+            before it.
+        forecast: Demand forecast; None if the mode makes none.
+        profile: Values from the performance profile; None if the mode has none.
+        shares: Observed and predicted fractions of requests on time; None if the mode predicts none, and for roles that requests do not
+            reach first.
     """
 
     role: Role
@@ -74,9 +79,10 @@ class DecisionMark:
     """One decision of the ledger.
 
     Attributes:
-        at_s: Seconds from zero.
-        roles: In the order carried out.
-        gpus_after: GPUs held plus what the decision adds.
+        id: Id of the decision.
+        at_s: Seconds from the start of the load run.
+        roles: Parts of the roles, in the order in which they are carried out.
+        gpus_after: GPUs held at the decision plus those that the decision adds.
     """
 
     id: str
@@ -86,22 +92,23 @@ class DecisionMark:
 
     @property
     def is_change(self) -> bool:
-        """Whether any role was to be scaled."""
+        """Whether the decision scales any role."""
         return any(role.action != "hold" for role in self.roles)
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerRun:
-    """A planner's run as the report sees it.
+    """A planner's run as shown in the report. Times are seconds from the start of the load run.
 
     Attributes:
-        config: The newest header's.
-        pulls: In order of time.
-        adjusting: Spans (begin, end) in which replicas started or drained as the planner had asked.
+        config: Configuration in the newest header.
+        pulls: Metrics scrapes in order of time.
+        decisions: Decisions in order of time.
+        adjusting: Spans (start, end) in which replicas started or drained because of the planner's decisions.
         end_s: Time of the newest record.
-        notes: What a reader should know: torn lines, another clock.
-        start_ups_s: How long each replica that became ready had taken, seconds, in order of time.
-        graph_file: Where the planner had its graph from; None where the ledger does not say.
+        notes: Sentences for the reader, for example about incomplete lines or another clock.
+        start_ups_s: Start-up time of each replica that became ready, seconds, in order of time.
+        graph_file: Path of the graph's manifest; None if the ledger does not name it.
     """
 
     config: DecideConfig
@@ -116,8 +123,8 @@ class PlannerRun:
     def gpu_steps(self) -> list[tuple[float, int]]:
         """Return (time, GPUs held from then on), in order of time.
 
-        While an adjustment is under way nothing is pulled: from a decision that was carried out to the next
-        pull the replicas it adds hold their GPUs, and those it removes still hold theirs.
+        A planner that waits for its adjustments scrapes no metrics meanwhile. From a decision until the next scrape, the replicas that it
+        adds count as holding their GPUs, and those that it removes still hold theirs.
         """
         steps = [(pull.at_s, existing_gpus(pull.pools, self.config)) for pull in self.pulls]
         steps += [
@@ -125,11 +132,11 @@ class PlannerRun:
             for mark in self.decisions
             if any(role.outcome == "applied" for role in mark.roles)
         ]
-        # a pull and its decision share their time: the decision comes after it
+        # A scrape and its decision have the same time; the sort is stable, so the decision comes second.
         return sorted(steps, key=lambda step: step[0])
 
     def floor_gpus(self) -> int:
-        """Return the GPUs of the fewest replicas that the planner may leave, over all roles seen."""
+        """Return the GPUs of the minimum number of replicas, summed over all roles."""
         engines: dict[Role, int] = {}
         for pull in self.pulls:
             for role, pool in pull.pools.items():
@@ -144,14 +151,14 @@ class PlannerRun:
                     yield mark.at_s, part.forecast
 
     def shares(self) -> Iterator[tuple[float, ServedShares]]:
-        """Yield (time of the decision, served and predicted share of requests in time), in order of time."""
+        """Yield (time of the decision, observed and predicted fractions on time), in order of time."""
         for mark in self.decisions:
             for part in mark.roles:
                 if part.shares is not None:
                     yield mark.at_s, part.shares
 
     def readings(self) -> Iterator[tuple[float, Role, ProfileReading]]:
-        """Yield (time, role, what it took from the profile) of every decision, in order of time."""
+        """Yield (time of the decision, role, values from the profile), in order of time."""
         for mark in self.decisions:
             for part in mark.roles:
                 if part.profile is not None:
@@ -159,10 +166,10 @@ class PlannerRun:
 
 
 def load_planner_run(path: Path, *, origin: LoadOrigin) -> PlannerRun:
-    """Read a ledger file, or the one in a folder.
+    """Read a ledger file, or the ledger in a folder, and return its newest timeline.
 
     Raises:
-        LedgerError: it cannot be read, or holds no run.
+        LedgerError: the ledger cannot be read, or holds no run.
     """
     found = read_ledger(path)
     try:
@@ -175,10 +182,10 @@ def load_planner_run(path: Path, *, origin: LoadOrigin) -> PlannerRun:
 
 
 def view_of(records: Sequence[Record], *, origin: LoadOrigin) -> PlannerRun | None:
-    """Return the newest timeline of a ledger, or None without a header.
+    """Return the newest timeline of a ledger; None if the ledger has no header.
 
     Raises:
-        KeyError, TypeError, ValueError: a record lacks what its type promises.
+        KeyError, TypeError, ValueError: a record lacks a field of its type.
     """
     current = _newest_timeline(records)
     if not current:
@@ -218,7 +225,7 @@ def _newest_timeline(records: Sequence[Record]) -> list[Record]:
 
 
 def _zero(records: Sequence[Record], origin: LoadOrigin) -> tuple[float, tuple[str, ...]]:
-    """Return the ledger's time of the load run's zero, by the shared clock or else by the wall's."""
+    """Return the ledger's time at the start of the load run, by the shared monotonic clock or else by the wall clock."""
     header = records[0]
     by_wall_s = header["at_s"] - (header["wall_s"] - origin.unix_s) * origin.speed
     if abs(by_wall_s - origin.simulated_s) <= _SAME_CLOCK_S * origin.speed:
@@ -254,7 +261,7 @@ def _decision(
 
 
 def _adjusting(records: Sequence[Record], zero_s: float) -> Iterator[tuple[float, bool]]:
-    """Yield (time, is adjusting) of a planner that waits for its changes."""
+    """Yield (time, whether an adjustment is in progress) for a planner that waits for its adjustments."""
     for record in records:
         if record["type"] == "settled" or (record["type"] == "actuation" and record["outcome"] == "applied"):
             yield record["at_s"] - zero_s, record["type"] == "actuation"
@@ -262,7 +269,7 @@ def _adjusting(records: Sequence[Record], zero_s: float) -> Iterator[tuple[float
 
 
 def _changing(pulls: Sequence[Pull]) -> Iterator[tuple[float, bool]]:
-    """Yield (time, do replicas start or drain) of a planner that does not wait for them."""
+    """Yield (time, whether replicas start or drain) for a planner that does not wait for its adjustments."""
     for pull in pulls:
         yield pull.at_s, any(pool.starting or pool.draining for pool in pull.pools.values())
     for pull in pulls[-1:]:
@@ -270,7 +277,7 @@ def _changing(pulls: Sequence[Pull]) -> Iterator[tuple[float, bool]]:
 
 
 def _spans(marks: Iterator[tuple[float, bool]]) -> tuple[tuple[float, float], ...]:
-    """Return (begin, end) of what is on from a true mark to the next false one."""
+    """Return the (start, end) spans from each true mark to the next false one."""
     spans = []
     begin_s: float | None = None
     for at_s, is_on in marks:

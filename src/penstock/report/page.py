@@ -1,4 +1,4 @@
-"""Writes the report as one self-contained HTML page: pictures inline, no script, nothing from a network."""
+"""Writes the report as one self-contained HTML page, with inline charts and without scripts or network access."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _CAPTIONS = {
 
 
 def write_report(report: RunReport, output: Path, *, with_pictures: bool = True) -> list[Path]:
-    """Write the pictures and the page, and return their paths.
+    """Write the charts and the page into the folder ``output``, and return their paths.
 
     Raises:
-        ConfigError: matplotlib is needed and missing, or the directory cannot be written to.
-        PenstockError: the disk is full or gone.
+        ConfigError: charts are requested and matplotlib is not installed, or the folder cannot be written to.
+        PenstockError: a file cannot be written, for example because the disk is full.
     """
     if with_pictures:
         require_plots()
@@ -70,7 +70,7 @@ def _draw(report: RunReport, output: Path) -> list[Path]:
 
 
 def render_page(report: RunReport, pictures: Sequence[Path]) -> str:
-    """Return the page; the pictures are read and put into it."""
+    """Return the HTML page with the chart files in ``pictures`` inline."""
     summary = report.load.summary
     name = title(report)
     said = {name: [line] for name, line in load_lines(summary).items()} | facts(report)

@@ -11,7 +11,7 @@ from penstock.report.headline import headline, title
 
 
 def as_json(report: RunReport, files: list[Path]) -> dict[str, Any]:
-    """Return the analysis as plain data."""
+    """Return the report as plain data; ``files`` are the paths of the written files."""
     parts = {
         "gpu_use": report.use,
         "demand": report.demand,

@@ -1,4 +1,4 @@
-"""Draws what a planner did, over time: replicas, signals, demand, and how mode sla kept its targets; called by `charts`."""
+"""Draws a planner's run over time (replicas, signals, demand, and the targets of mode sla); called by `charts`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _FACTOR_COLOURS: Final = {"prefill": BLUE, "ttft": YELLOW, "itl": PURPLE}
 
 
 def _steps(axes: Axes, points: Points, colour: str, label: str, *, until_s: float | None = None) -> None:
-    """Draw steps, the last one until a time; what is black was wanted, and is dashed."""
+    """Draw steps, the last one until ``until_s``. Desired values are black and dashed."""
     if points:
         last_s, last = points[-1]
         shown = [*points, (max(until_s, last_s), last)] if until_s is not None else points
@@ -67,7 +67,14 @@ def _needing_roles(run: PlannerRun) -> list[Role]:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One picture over time: its file, title and number of panels, and what draws them one below the other."""
+    """A chart over time.
+
+    Attributes:
+        name: File name without its ending.
+        title: Title of the chart.
+        panels: Number of panels.
+        draw: Function that draws the panels, one below the other.
+    """
 
     name: str
     title: str
@@ -76,7 +83,7 @@ class Picture:
 
 
 def planner_pictures(run: PlannerRun) -> list[Picture]:
-    """Return the pictures that a ledger has data for."""
+    """Return the charts that the ledger has data for."""
     roles, thresholds = _roles(run), ", thresholds" if run.config.mode == Mode.LOAD else ""
     signals = 2 if Role.PREFILL in roles else 1
     found = [
@@ -94,7 +101,7 @@ def planner_pictures(run: PlannerRun) -> list[Picture]:
 
 
 def _draw_replicas(run: PlannerRun, _results: Sequence[RequestResult], panels: Sequence[Axes]) -> None:
-    """Draw each role's replicas, actual and desired, and below them the GPUs against the budget."""
+    """Draw each role's replicas, existing and desired, and below them the GPUs with the budget."""
     for axes, role in zip(panels, _roles(run), strict=False):
         pools = [(pull.at_s, pull.pools[role]) for pull in run.pulls if role in pull.pools]
         desired = [
@@ -115,7 +122,7 @@ def _draw_replicas(run: PlannerRun, _results: Sequence[RequestResult], panels: S
 
 
 def _draw_signals(run: PlannerRun, _results: Sequence[RequestResult], panels: Sequence[Axes]) -> None:
-    """Draw KV usage and, on a second panel, the prefill queue; decisions as markers where they were taken."""
+    """Draw KV usage and, on a second panel, the prefill queue, with a marker for each decision."""
     config = run.config
     kv_role = Role.DECODE if len(panels) > 1 else Role.AGGREGATED
     kv = [(pull.at_s, pull.kv.mean) for pull in run.pulls]
@@ -161,7 +168,7 @@ def _draw_signal(
 
 
 def _draw_demand(run: PlannerRun, _results: Sequence[RequestResult], panels: Sequence[Axes]) -> None:
-    """Draw requests/s, prompt tokens/s with forecast and supply, and the oldest wait."""
+    """Draw requests/s, prompt tokens/s with forecast and supply, and the longest wait."""
     rates, tokens, waits = panels
     width_s = np.ceil(series.window_for(run.end_s) / 2)
     edges, found = series.demand_bins(run.pulls, width_s)
@@ -186,14 +193,14 @@ def _draw_demand(run: PlannerRun, _results: Sequence[RequestResult], panels: Seq
 
 
 def _draw_forecasts(axes: Axes, run: PlannerRun) -> None:
-    """Draw what was expected to arrive, at the time that it was expected for."""
+    """Draw each forecast at the time that it was for."""
     made = [(at_s + forecast.horizon_s, forecast.tokens_per_s) for at_s, forecast in run.forecasts()]
     if made:
         axes.plot(*columns(sorted(made)), color=BLACK, linestyle=":", label="forecast")
 
 
 def _draw_targets(run: PlannerRun, results: Sequence[RequestResult], panels: Sequence[Axes]) -> None:
-    """Draw prediction, attainment, correction factors and each role's replicas."""
+    """Draw forecast, attainment, correction factors and each role's replicas."""
     prediction, attainment, factors, *replicas = panels
     pulls = np.array([pull.at_s for pull in run.pulls])
     prediction.plot(pulls, series.tokens_around(run.pulls, pulls), color=SKY, label="came (30 s)")
@@ -219,14 +226,14 @@ def _draw_targets(run: PlannerRun, results: Sequence[RequestResult], panels: Seq
 
 
 def _shares(axes: Axes, label: str) -> None:
-    """Let an axis of shares end at 100% and begin at 90% or below what is drawn: less would magnify a few requests."""
+    """Scale an axis of fractions from at most 90% to 100%, since a smaller range would magnify single requests."""
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_ylabel(label)
     axes.set_ylim(min(0.9, axes.get_ylim()[0]), 1.01)
 
 
 def _draw_in_time(run: PlannerRun, _results: Sequence[RequestResult], panels: Sequence[Axes]) -> None:
-    """Draw the share served in time and the one that the planner's model predicts, by windows of ten minutes."""
+    """Draw the observed and the predicted fraction on time, by windows of ten minutes."""
     (axes,), windows = panels, share_windows(run.shares())
     for values, colour, label in (
         ([each.served for each in windows], BLUE, "served"),

@@ -1,7 +1,4 @@
-"""Numbers behind the pictures: running percentiles, distributions, counts over time.
-
-Pure: arrays in, arrays out; nothing is drawn here.
-"""
+"""Data of the charts: running percentiles, distributions, and counts over time. Pure; nothing is drawn here."""
 
 from __future__ import annotations
 
@@ -19,15 +16,17 @@ from penstock_planner.decide.observation import Pull
 Floats = NDArray[np.float64]
 
 COMPARED_S: Final = 30.0
-"""A forecast is compared with the mean over this long around the time that it was made for. Chosen: tokens arrive a
-prompt at a time, so that shorter means are noise."""
+"""Seconds over which the observed demand is averaged, around the time of a forecast, to compare the two.
+
+Chosen: tokens arrive one prompt at a time, so shorter means are noise.
+"""
 
 MAX_CURVE_POINTS: Final = 2000
-"""Chosen: more points than a picture has columns."""
+"""Maximum number of points of a curve. Chosen: more than a chart has pixel columns."""
 
 
 def cdf(values: Sequence[float] | NDArray[np.floating]) -> tuple[Floats, Floats]:
-    """Return (sorted values, share of values at most as large), thinned to `MAX_CURVE_POINTS`."""
+    """Return the sorted values, and for each the fraction of values at or below it; thinned to `MAX_CURVE_POINTS`."""
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     share = np.arange(1, ordered.size + 1) / max(1, ordered.size)
     if ordered.size > MAX_CURVE_POINTS:
@@ -39,13 +38,13 @@ def cdf(values: Sequence[float] | NDArray[np.floating]) -> tuple[Floats, Floats]
 def running_percentiles(
     times: Floats, values: Floats, *, ranks: Sequence[float], window_s: float
 ) -> tuple[Floats, Floats]:
-    """Return (times, percentiles) over half-overlapping windows.
+    """Return percentiles over half-overlapping windows of time.
 
     Args:
-        times: Of the values, in any order.
-        values: Same shape as ``times``.
-        ranks: In percent.
-        window_s: Width, > 0; the steps are half of it.
+        times: Times of the values, in any order.
+        values: Values, same shape as ``times``.
+        ranks: Percentiles to compute, in percent.
+        window_s: Width of the windows, > 0; their centres are half of it apart.
 
     Returns:
         The windows' centres, shape (n,), and percentiles, shape (ranks, n); NaN in windows without values.
@@ -65,12 +64,12 @@ def running_percentiles(
 
 
 def window_for(span_s: float) -> float:
-    """Return a window width in seconds: a thirtieth of the span, between 5 and 120."""
+    """Return a window width for a time span: a thirtieth of the span, between 5 and 120 seconds."""
     return min(120.0, max(5.0, span_s / 30))
 
 
 def token_gaps(results: Sequence[RequestResult]) -> tuple[Floats, Floats]:
-    """Return (times, gaps) of every inter-token gap of ok requests; a gap's time is its end."""
+    """Return (times, gaps) of every inter-token gap of successful requests; a gap's time is its end."""
     times, gaps = [np.empty(0)], [np.empty(0)]
     for result in results:
         if result.status is RequestStatus.OK and result.itl_s and result.ttft_s is not None:
@@ -81,7 +80,7 @@ def token_gaps(results: Sequence[RequestResult]) -> tuple[Floats, Floats]:
 
 
 def in_flight(results: Sequence[RequestResult]) -> tuple[Floats, Floats]:
-    """Return (times, requests in flight from each on)."""
+    """Return the times at which the number of requests in flight changes, and that number from each time on."""
     times = np.array([result.sent_s for result in results] + [result.ended_s for result in results])
     steps = np.repeat([1.0, -1.0], len(results))
     order = np.lexsort((-steps, times))
@@ -91,9 +90,10 @@ def in_flight(results: Sequence[RequestResult]) -> tuple[Floats, Floats]:
 def kept(
     results: Sequence[RequestResult], *, ttft_s: float | None, itl_s: float | None
 ) -> tuple[Floats, Floats]:
-    """Return 1 or 0 per request: whether its TTFT, and whether its mean gap, was within the target; of lost ones neither.
+    """Return two arrays with 1 or 0 per request: TTFT within its target, and mean gap within its target.
 
-    None is not a target; an answer of one token has no gap to miss.
+    A target of None is always met. A request with one output token has no gap, and meets the second target. Failed and rejected requests
+    are 0 in both.
     """
     first, gaps = [], []
     for result in results:
@@ -104,7 +104,7 @@ def kept(
 
 
 def attainment_over_time(results: Sequence[RequestResult], values: Floats) -> tuple[Floats, Floats]:
-    """Return (centres of windows, mean of the requests that arrived in each); windows without any are NaN."""
+    """Return (centres of windows, mean of ``values`` over the requests that arrived in each window); NaN in windows without requests."""
     arrivals = np.array([result.arrival_s for result in results])
     if not arrivals.size:
         return np.empty(0), np.empty(0)
@@ -115,7 +115,7 @@ def attainment_over_time(results: Sequence[RequestResult], values: Floats) -> tu
 
 
 def tokens_around(pulls: Sequence[Pull], times: Floats) -> Floats:
-    """Return the uncached tokens/s that came within `COMPARED_S` around each time; NaN beyond the pulls that know them."""
+    """Return the observed uncached tokens/s, averaged over `COMPARED_S` around each time; NaN outside the times with a known demand."""
     known = [(pull.at_s, pull.demand) for pull in pulls if pull.demand is not None]
     ends = np.array([at_s for at_s, _ in known])
     begins_s, ends_s = times - COMPARED_S / 2, times + COMPARED_S / 2
@@ -129,15 +129,15 @@ def tokens_around(pulls: Sequence[Pull], times: Floats) -> Floats:
 
 
 def demand_bins(pulls: Sequence[Pull], width_s: float) -> tuple[Floats, dict[str, Floats]]:
-    """Return means over bins: of pulls each second, single requests and prompts would be all that a picture shows.
+    """Return the demand averaged over bins; metrics are scraped each second, and without averaging a chart would show single requests.
 
     Args:
-        pulls: In order of time; at least one knows the demand.
-        width_s: Of a bin, seconds, > 0.
+        pulls: Metrics scrapes in order of time; at least one has the demand.
+        width_s: Width of a bin, seconds, > 0.
 
     Returns:
-        Times of the bins' edges, shape (n + 1,), and by name, shape (n,) with NaN where no pull knew any: requests/s that
-        arrived and were rejected, prompt tokens/s that came and were computed, and the longest wait in seconds.
+        Times of the bins' edges, shape (n + 1,), and by name, shape (n,), with NaN in bins without a known demand: ``arrivals`` and
+        ``rejected`` in requests/s, ``uncached`` (arrived) and ``computed`` in prompt tokens/s, and ``oldest_wait_s``, the longest wait.
     """
     known = [(pull.at_s, pull.demand) for pull in pulls if pull.demand is not None]
     demands = [demand for _, demand in known]
@@ -168,7 +168,7 @@ def _ratio(sums: NDArray[Any], counts: NDArray[Any]) -> Floats:
 
 
 def shown_span(run: PlannerRun, *, duration_s: float) -> tuple[float, float]:
-    """Return the span of time to draw: the load run of that duration, and the time after it in which the planner shrinks."""
+    """Return the time span to draw: the load run, and up to ten adjustment intervals after it, in which the planner shrinks."""
     interval_s = run.config.adjustment_interval_s
     first_s = run.pulls[0].at_s if run.pulls else 0.0
     return max(min(0.0, first_s), -interval_s), min(max(run.end_s, duration_s), duration_s + 10 * interval_s)

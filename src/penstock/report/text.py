@@ -1,4 +1,4 @@
-"""What terminal and page say of a run: sentences, tables and marks; printed by `penstock load`, `penstock report` and the demo."""
+"""Sentences, tables and notes about a run, for terminal and page; used by `penstock load`, `penstock report` and the demo."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _RANKS: Final = ("p50", "p90", "p99", "mean", "max")
 
 
 def seconds(value: float | None) -> str:
-    """Return a readable duration: milliseconds below one second, ``-`` when unknown."""
+    """Return a duration for display, in milliseconds below one second; ``-`` if None."""
     if value is None:
         return "-"
     return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
 
 
 def percent(value: float | None) -> str:
-    """Return a fraction as a percentage, ``-`` when unknown."""
+    """Return a fraction as a percentage; ``-`` if None."""
     return "-" if value is None else f"{value:.1%}"
 
 
@@ -37,11 +37,13 @@ def _rate(value: float | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FigureTable:
-    """A table, as terminal and page show it.
+    """A table for terminal and page.
 
     Attributes:
-        texts: How many columns are text, from the left; the others are numbers.
-        note: Below it.
+        heads: Column headings.
+        rows: Rows of cells.
+        texts: Number of text columns, from the left; the others are numbers.
+        note: Note below the table; None for none.
     """
 
     heads: Sequence[str]
@@ -50,7 +52,7 @@ class FigureTable:
     note: str | None = None
 
     def for_terminal(self, title: str | None = None) -> Table:
-        """Return it for a terminal; what is in it is not markup."""
+        """Return the table for a terminal; its texts are not interpreted as markup."""
         table = Table(title=title, caption=self.note)
         for place, head in enumerate(self.heads):
             is_short = place == 0 or place < self.texts - 2  # the last texts are sentences, which may wrap
@@ -61,7 +63,7 @@ class FigureTable:
 
 
 def latencies(summary: Mapping[str, Any]) -> FigureTable:
-    """Return percentiles by latency; a gap below the timers' resolution is shown as that bound."""
+    """Return a table of latency percentiles; a gap below the client's timer resolution is shown as less than that resolution."""
     latency, lag = summary["latency"], summary["lag"]
 
     def cell(key: str, rank: str) -> str:
@@ -92,7 +94,7 @@ def _tiers(tiers: Mapping[str, Mapping[str, Any]]) -> FigureTable:
 
 
 def fleets(found: Counterfactual) -> FigureTable:
-    """Return a row per fleet on the same traffic, the measured one first."""
+    """Return a table with one row per fleet on the same traffic, the measured one first."""
     rows = [
         (
             each.name,
@@ -114,7 +116,10 @@ def fleets(found: Counterfactual) -> FigureTable:
 
 
 def decisions(marks: Iterable[DecisionMark], *, with_holds: bool = False) -> FigureTable:
-    """Return what each decision did about each role, and why."""
+    """Return a table with each decision's change of each role and its reason.
+
+    ``with_holds`` includes roles that a decision does not change.
+    """
     rows = [
         (f"{mark.at_s:.0f} s", mark.id, role.sentence, role.outcome)
         for mark in marks
@@ -125,7 +130,7 @@ def decisions(marks: Iterable[DecisionMark], *, with_holds: bool = False) -> Fig
 
 
 def process_lags(lag: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return each process's p99 lag in simulated seconds by the name that the summary's marks use."""
+    """Return the p99 lag of each process in simulated seconds, by the names that the summary's notes use."""
     return {
         "client sending": lag["send_p99_s"],
         "client event loop": lag["loop_p99_s"],
@@ -134,7 +139,7 @@ def process_lags(lag: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def load_summary(summary: dict[str, Any]) -> RenderableType:
-    """Return a load run's summary: requests, latencies, tokens, and every mark that it carries."""
+    """Return a load run's summary for a terminal: requests, latencies, tokens and notes."""
     requests, tokens = load_lines(summary).values()
     parts: list[RenderableType] = [Text(requests), latencies(summary).for_terminal()]
     if summary.get("tiers"):
@@ -145,7 +150,7 @@ def load_summary(summary: dict[str, Any]) -> RenderableType:
 
 
 def load_lines(summary: Mapping[str, Any]) -> dict[str, str]:
-    """Return what was sent and what came of it, a sentence each by its name."""
+    """Return two sentences, ``requests`` and ``tokens``, about the requests sent and their results."""
     counts, rates, tokens = summary["requests"], summary["throughput"], summary["tokens"]
     return {
         "requests": f"{counts['ok']} ok, {counts['failed']} failed, {counts['rejected']} rejected of {counts['planned']}"
@@ -157,7 +162,7 @@ def load_lines(summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 def notes(summary: Mapping[str, Any]) -> list[str]:
-    """Return what qualifies the figures: partial, closed loop, skipped rows, mismatches, lag."""
+    """Return sentences that qualify the figures: partial run, closed loop, skipped rows, mismatches, lag."""
     requests, trace, settings = summary["requests"], summary["trace"], summary["settings"]
     overload, mismatches = summary.get("overload"), summary["usage_mismatches"]
     found: list[str] = []
@@ -227,7 +232,7 @@ def _lag_notes(lag: Mapping[str, Any]) -> list[str]:
 
 
 def facts(report: RunReport) -> dict[str, list[str]]:
-    """Return the findings in addition to the load run's own figures: sentences by name, for terminal and page."""
+    """Return sentences about targets, demand, planning and GPU-hours, by topic; topics without data are left out."""
     parts = {
         "target": report.violations,
         "demand": report.demand,
@@ -240,13 +245,13 @@ def facts(report: RunReport) -> dict[str, list[str]]:
 
 
 def counted(marks: Sequence[DecisionMark]) -> str:
-    """Return how many decisions there were and how many changed something."""
+    """Return a sentence with the number of decisions and of those that changed replicas."""
     changes = sum(mark.is_change for mark in marks)
     return f"{len(marks)} decisions, {changes} with a change, {len(marks) - changes} held"
 
 
 def report_text(report: RunReport) -> RenderableType:
-    """Return the complete report for a terminal: the result, load, targets, GPU-hours, each change with its reason."""
+    """Return the complete report for a terminal: headline, load, targets, GPU-hours, and each change with its reason."""
     parts = [Text(headline(report), style="bold"), load_summary(report.load.summary)]
     parts += [Text(line) for lines in facts(report).values() for line in lines]
     if report.planner is not None:

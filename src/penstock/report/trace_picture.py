@@ -1,4 +1,4 @@
-"""The picture of a trace: rate and reuse over time, and the lengths of prompts and answers; needs the extra ``plots``."""
+"""Draws the chart of a trace: rate and prefix reuse over time, and lengths of prompts and answers; needs the extra ``plots``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from penstock.workload.traces import TraceRequest
 
 
 def draw_trace(name: str, info: TraceInfo, requests: Sequence[TraceRequest]) -> Figure:
-    """Return the picture; a trace without ids has no panel of reuse, and its title says why."""
+    """Return the chart of a trace; a trace without block ids has no panel for reuse, and its title says why.
+
+    Args:
+        name: Name of the trace.
+        info: Figures of the trace.
+        requests: Requests of the trace.
+    """
     unknown = "" if info.reuse is not None else "; no ids, so reuse is unknown"
     figure = blank_figure(f"{name}: {info.requests:,} requests{unknown}")
     rate, *middle, lengths = figure.subplots(1, 2 if unknown else 3)
