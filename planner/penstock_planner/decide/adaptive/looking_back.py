@@ -102,14 +102,14 @@ def _tried(
 
 
 def _late_by_itl(demands: Sequence[Demand]) -> float:
-    """Return the number of the window's requests that were late by ITL, estimated from the fraction of late gaps; 0 if unknown."""
+    """Return the number of the window's requests that were late by ITL, estimated from the gaps above the target; 0 if unknown."""
     gaps = sum(each.itl_count for each in demands)
     late = sum(each.itl_late or 0.0 for each in demands)
     return sum(each.ttft_count for each in demands) * late / gaps if gaps else 0.0
 
 
 def _waits_inside(window: Window) -> bool:
-    """Return whether requests wait inside decode workers. Late requests then are no evidence about prefill."""
+    """Return whether requests wait inside decode workers. Then late requests say nothing about prefill."""
     inside = window.pulls[-1].worker_waiting
     return Role.PREFILL in window.pulls[-1].pools and inside is not None and inside.total > 0
 

@@ -1,5 +1,6 @@
-"""Other autoscalers, each from its published definition: what the planner's own modes are measured against.
+"""Other autoscalers, each implemented from its published definition, with which the planner's own modes are compared.
 
-A module has the algorithm on plain numbers, as its source states it, and a policy that feeds it from a window.
-What a policy asks for passes through the same floors, ceilings and GPU budget as the planner's own modes do.
+Each module has the algorithm on plain numbers, as its source defines it, and a policy that reads these numbers from a
+window. A policy's proposal passes through the same minimum, maximum and GPU budget as those of the planner's own
+modes.
 """

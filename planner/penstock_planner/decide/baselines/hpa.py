@@ -1,4 +1,4 @@
-"""The Kubernetes HorizontalPodAutoscaler, v2: ratio, tolerance, missing and unready pods, stabilisation, rates.
+"""The Kubernetes HorizontalPodAutoscaler, v2: ratio, tolerance, missing and unready pods, stabilisation, and scaling rates.
 
 Source: the algorithm's description in the Kubernetes documentation ("Horizontal Pod Autoscaling") and
 ``pkg/controller/podautoscaler`` of Kubernetes 1.34: replica_calculator.go, horizontal.go.
@@ -18,24 +18,33 @@ from penstock_planner.decide.observation import Pull, Window, turned_away
 from penstock_planner.decide.policy import PlannerPolicy
 
 TOLERANCE = 0.1
-"""``--horizontal-pod-autoscaler-tolerance``."""
+"""Deviation of the ratio from 1 up to which nothing changes. Default of ``--horizontal-pod-autoscaler-tolerance``."""
 KV_TARGET = 0.5
-"""KV usage that it keeps; served more in time than 0.8 on the tuned cases, for 3-4% more GPU-hours."""
+"""Target of the mean KV usage fraction. On the tuned cases it served more requests on time than 0.8, for 3-4% more
+GPU-hours."""
 
 QUEUE_TARGET = 1.0
-"""Waiting requests per replica that it keeps; served better there than 3 or 5."""
+"""Target of the waiting requests per replica. On the tuned cases it served more requests on time than 3 or 5."""
 
 SYNC_S = 15.0
-"""``--horizontal-pod-autoscaler-sync-period``."""
+"""Seconds between two decisions. Default of ``--horizontal-pod-autoscaler-sync-period``."""
 DOWN_WINDOW_S = 300.0
-"""Default stabilisation on the way down; on the way up there is none."""
+"""Stabilisation window for scaling down, in seconds. Default; there is none for scaling up."""
 UP_PODS, UP_FACTOR = 4, 2
-"""Default rate on the way up: 4 pods or 100% per 15 s, whichever is more; on the way down 100%."""
+"""Scaling rate upwards: 4 pods or 100% per 15 s, whichever is more. Default; the rate downwards is 100%."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodMetric:
-    """One metric that each pod reports: sum over the ready pods that reported, how many those are, and the average to keep, > 0."""
+    """One metric that each pod reports.
+
+    Attributes:
+        total: Sum over the ready pods that reported a value.
+        reported: Number of those pods.
+        missing: Number of ready pods that reported no value.
+        unready: Number of pods that are not ready.
+        target: Desired average per pod, > 0.
+    """
 
     total: float
     reported: int
@@ -45,13 +54,17 @@ class PodMetric:
 
 
 def pods_desired(metric: PodMetric, current: int) -> int | None:
-    """Return the replicas that a metric of pods asks for; None when no pod reported.
+    """Return the desired replicas by a metric of pods; None if no pod reported a value.
 
-    Missing pods count as exactly on target on the way down and as 0 on the way up, unready ones as 0 on the way
-    up; if that turns the direction around, nothing changes.
+    A missing pod counts as exactly on target if the metric asks to scale down, and as 0 if it asks to scale up. An
+    unready pod counts as 0 if it asks to scale up. If that reverses the direction, nothing changes.
 
-    Example: 3 pods report 1.6 each against a target of 1 and 2 are not ready: ratio 1.6, counted again over 5
-    pods 4.8 / 5 = 0.96: within the tolerance, no change.
+    Example: 3 pods report 1.6 each against a target of 1, and 2 pods are not ready. The ratio is 1.6; calculated
+    again over 5 pods it is 4.8 / 5 = 0.96, which is within the tolerance: no change.
+
+    Args:
+        metric: Values of the pods.
+        current: Present number of replicas.
     """
     if not metric.reported:
         return None
@@ -74,9 +87,14 @@ def pods_desired(metric: PodMetric, current: int) -> int | None:
 
 
 def external_desired(total: float, target: float, current: int) -> int:
-    """Return the replicas that an external metric asks for, by its average over the current ones.
+    """Return the desired replicas by an external metric, such as a queue length, whose target is an average per replica.
 
-    Example: 12 waiting requests at a target of 3 each, 2 replicas: 4.
+    Example: 12 waiting requests with a target of 3 and 2 replicas give 4.
+
+    Args:
+        total: Value of the metric.
+        target: Desired value per replica, > 0.
+        current: Present number of replicas.
     """
     if current and _is_within(total / (target * current)):
         return current
@@ -84,7 +102,14 @@ def external_desired(total: float, target: float, current: int) -> int:
 
 
 def combined(desired: Sequence[int | None], current: int) -> int | None:
-    """Return the largest of several metrics' numbers; with one unknown nothing shrinks, with all nothing changes."""
+    """Return the largest of several metrics' desired replicas, or None for no change.
+
+    None means no change: if all are unknown, or if one is unknown and the others ask to scale down.
+
+    Args:
+        desired: Desired replicas of each metric; None if a metric is unknown.
+        current: Present number of replicas.
+    """
     known = [each for each in desired if each is not None]
     if not known or (len(known) < len(desired) and max(known) < current):
         return None
@@ -92,9 +117,13 @@ def combined(desired: Sequence[int | None], current: int) -> int | None:
 
 
 def stabilised(desired: int, current: int, recent: Sequence[int]) -> int:
-    """Return what stabilisation and rates leave of a number, by the numbers of the last 300 s without this one.
+    """Return the desired replicas after stabilisation and scaling rates.
 
-    After a start the current number replaces them.
+    Args:
+        desired: Desired replicas of this decision.
+        current: Present number of replicas.
+        recent: Desired replicas of the earlier decisions of the last 300 s. After a start, when there are none, pass
+            the present number.
     """
     held = max([desired, *recent]) if desired < current else desired
     held = min(held, current) if desired < current else held
@@ -104,10 +133,14 @@ def stabilised(desired: int, current: int, recent: Sequence[int]) -> int:
 def recommend(
     desired: int, current: int, now_s: float, before: Sequence[float]
 ) -> tuple[int, tuple[float, ...]]:
-    """Return the stabilised number and the recommendations to remember.
+    """Return the stabilised replicas, and the recommendations to keep for the next decision.
 
-    ``before`` are those remembered, as time, number, time, number, ...; empty after a start, which the current
-    number then stands for.
+    Args:
+        desired: Desired replicas of this decision.
+        current: Present number of replicas.
+        now_s: Present time, in simulated seconds.
+        before: Kept recommendations as time, replicas, time, replicas, ... Empty after a start; then the present
+            number is used.
     """
     pairs = list(zip(before[::2], before[1::2], strict=True)) or [(now_s, float(current))]
     recent = [(at_s, number) for at_s, number in pairs if at_s > now_s - DOWN_WINDOW_S]
@@ -117,7 +150,7 @@ def recommend(
 
 
 def hpa(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
-    """Return what an HPA per role asks for: KV usage of decode, the queue of prefill, both of aggregated."""
+    """Return the proposal of one HPA per role: on KV usage for decode, on the queue for prefill, and on both for aggregated."""
     pull = window.pulls[-1]
     proposals, memory = [], {}
     for role, pool in pull.pools.items():
@@ -145,7 +178,7 @@ def _metrics(pulls: Sequence[Pull], role: Role) -> list[tuple[str, int | None]]:
     if role is not Role.DECODE:
         waiting = waiting_requests(pull, role)
         if waiting is not None:
-            # As the routers' penstock_router_unserved_requests has it; a synchronisation sees those since the last.
+            # Like the routers' metric penstock_router_unserved_requests; an HPA sees those since its last decision.
             waiting += turned_away(pulls, role)
         queue = None if waiting is None else external_desired(waiting, QUEUE_TARGET, pool.replicas)
         metrics.append(("queue", queue))

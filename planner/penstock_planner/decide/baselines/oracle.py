@@ -1,7 +1,7 @@
-"""A planner that knows the future: it follows sizes chosen with every arrival known.
+"""A policy that knows the future: it follows replica counts that were chosen with every arrival known.
 
-Floors, budget, rebalance and the most replicas per decision bind it as they bind every policy. Who chooses the sizes is
-the simulator (`penstock.simulator.oracle`); nothing else knows the future.
+Minimum, budget, rebalancing and the maximum step bind it like every policy. The counts are chosen by the simulator
+(`penstock.simulator.oracle`), which alone knows the future.
 """
 
 from __future__ import annotations
@@ -19,21 +19,25 @@ from penstock_planner.decide.observation import Window
 from penstock_planner.decide.policy import PlannerPolicy
 
 Sizes = tuple[tuple[float, int], ...]
-"""(from second, replicas), by strictly increasing time, one at least."""
+"""Replica counts over time as (start in simulated seconds, replicas), at strictly increasing times; at least one."""
 
 
 @dataclass(frozen=True, slots=True)
 class OracleParameters:
-    """What an oracle knows: by role the sizes that it follows; empty: it cannot run."""
+    """Parameters of the oracle.
+
+    Attributes:
+        schedule: Replica counts to follow, by role. If it is empty, the policy cannot run.
+    """
 
     schedule: Mapping[Role, Sizes] = field(default_factory=dict)
 
 
 def oracle(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
-    """Return what the schedule has for the decision's time.
+    """Return the proposal to scale each role to the count that its schedule has at the end of the window.
 
     Raises:
-        ConfigError: no schedule is given.
+        ConfigError: The configuration has no schedule.
     """
     schedule = config.parameters_as(OracleParameters).schedule
     if not schedule:
@@ -51,9 +55,9 @@ def oracle(window: Window, state: PlannerState, config: DecideConfig) -> Proposa
 
 
 def size_at(sizes: Sizes, at_s: float) -> int:
-    """Return the size that holds at a time.
+    """Return the replica count at a time.
 
-    Example: ((0.0, 2), (60.0, 5)) at 59.9 s: 2; at 60 s: 5.
+    Example: ((0.0, 2), (60.0, 5)) gives 2 at 59.9 s and 5 at 60 s.
     """
     place = bisect_right(sizes, at_s, key=lambda size: size[0])
     return sizes[max(0, place - 1)][1]
@@ -68,5 +72,6 @@ ANY_STEP = PlannerPolicy(
     max_step=None,
     parameters=OracleParameters,
 )
+"""Oracle that decides every second and can add or remove any number of replicas."""
 ONE_STEP = replace(ANY_STEP, interval_s=ADAPTIVE_INTERVAL_S, max_step=1)
-"""As often, and by as much, as the planner's own default."""
+"""Oracle that decides as often as the planner's default mode, and changes as many replicas per decision."""

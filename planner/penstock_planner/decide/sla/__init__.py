@@ -1,5 +1,5 @@
 """Mode ``sla``: mode ``adaptive`` with a performance profile and targets for TTFT and ITL.
 
-What a worker can do is looked up in the profile (`workers`), corrected by what is observed (`learning`); how busy a pool may
-be follows from the wait that its requests may have (`queueing`).
+A worker's throughput is looked up in the profile (`workers`) and corrected by observations (`learning`). The maximum
+utilisation of a pool follows from the wait that its requests can have (`queueing`).
 """

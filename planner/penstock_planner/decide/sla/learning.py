@@ -1,7 +1,8 @@
-"""What mode ``sla`` learns from each pull: lengths, variability, how far the profile is off, and whether arrivals change or only chance does.
+"""Learned state of mode ``sla``: lengths, variability, the profile's errors, and whether a change of the arrival rate is real or chance.
 
-A trend that follows a rise within its slope's time follows chance as well: Poisson arrivals of 3/s swing its prediction by 13%, and a
-pool that follows them is too large for most of a swing. So it counts only where it differs from the mean of some minutes by more than its error.
+A trend that follows a rise quickly also follows chance: with Poisson arrivals of 3/s its prediction varies by 13%,
+and a pool that follows it is too large for most of a swing. So the trend is used only if it differs from the mean of
+some minutes by more than its error.
 """
 
 from __future__ import annotations
@@ -18,91 +19,127 @@ from penstock_planner.decide.observation import Demand, Pull, entry_role, kv_rol
 from penstock_planner.decide.sla import queueing
 
 PRIOR_S = 20.0
-"""Chosen: the profile counts as much as this many seconds of computing or answering that agreed with it; observations
-outweigh it within a minute."""
+"""Weight of the profile, in seconds of computing or decoding that agreed with it. Chosen: observations outweigh it
+within a minute."""
 
 POISSON = 2.0
-"""Ca2 + Cs2 of Poisson arrivals and exponential lengths: assumed before the first observation."""
+"""Ca2 + Cs2 of Poisson arrivals and exponential lengths. Assumed before the first observation."""
 
 LENGTHS_TAU_S = 120.0
-"""Chosen: as in mode adaptive, lengths change more slowly than arrivals."""
+"""Time constant in seconds of the averages of lengths. Chosen: as in mode adaptive, lengths change more slowly than
+arrivals."""
 
 VARIABILITY_TAU_S = 300.0
-"""Chosen: a variance needs more samples than a mean."""
+"""Time constant in seconds of the average of the variability. Chosen: a variance needs more samples than a mean."""
 
 VARIABILITY_LEAST, VARIABILITY_MOST = 0.25, 8.0
-"""Chosen: equal gaps never stay equal, and what varies more than this is a change of the rate."""
+"""Minimum and maximum of the variability. Chosen: equal gaps do not stay equal, and a larger variability is a change
+of the rate."""
 
 RUNNING_TAU_S = 5.0
-"""Chosen: requests in flight over the time of an answer or so."""
+"""Time constant in seconds of the average of the requests in flight. Chosen: about the duration of an answer."""
 
 FORGET_S = 120.0
-"""Chosen: seconds of computing, of first tokens or of answering, after which an observation weighs a third."""
+"""Time constant in seconds of the corrections, in seconds of computing, of first tokens or of decoding.
+
+Chosen. After this long an old observation weighs a third."""
 
 FACTOR_MOST = 3.0
-"""Chosen: beyond three times as fast or as slow, a profile is of another engine."""
+"""Maximum correction of the profile, as a factor in either direction. Chosen: beyond it, the profile is that of
+another engine."""
 
 LIGHT = 0.8
-"""Chosen: above this utilisation a modelled wait says too little to correct a TTFT by."""
+"""Maximum utilisation at which TTFT is used to correct the profile. Chosen: above it the calculated wait is too
+inaccurate."""
 
 STEADY_TAU_S = 120.0
-"""Chosen: three times the trend's, so that the mean is steadier than the trend, and known within some minutes."""
+"""Time constant in seconds of the mean arrival rate.
+
+Chosen: three times that of the trend, so that the mean is steadier than the trend and known within some minutes."""
 
 CHANCE_SIGMAS = 1.5
-"""Chosen: chance rarely exceeds it, and a swing of minutes soon does."""
+"""Number of standard errors up to which a trend's difference from the mean counts as chance. Chosen: chance rarely
+exceeds it, and a swing of minutes soon does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Seconds by the profile and seconds seen, both decayed alike."""
+    """Correction of one figure of the profile, such as the prefill time, from expected and observed durations.
+
+    Attributes:
+        expected_s: Duration by the profile, in seconds, decayed (`FORGET_S`).
+        observed_s: Observed duration, in seconds, decayed alike.
+    """
 
     expected_s: float = PRIOR_S
     observed_s: float = PRIOR_S
 
     @property
     def factor(self) -> float:
-        """Return observed over expected, within `FACTOR_MOST` either way; above 1 the engine is slower than its profile."""
+        """Return observed divided by expected duration; above 1 the engine is slower than its profile.
+
+        The result is limited to `FACTOR_MOST` in either direction.
+        """
         return min(FACTOR_MOST, max(1.0 / FACTOR_MOST, self.observed_s / self.expected_s))
 
     def followed(self, observed_s: float, expected_s: float, forget_s: float) -> Correction:
-        """Return it with one more observation, which weighs like ``forget_s`` seconds."""
+        """Return the correction with one more observation.
+
+        Args:
+            observed_s: Observed duration, in seconds.
+            expected_s: Duration by the profile, in seconds.
+            forget_s: Seconds by which the earlier observations are decayed.
+        """
         kept = math.exp(-forget_s / FORGET_S)
         return Correction(self.expected_s * kept + expected_s, self.observed_s * kept + observed_s)
 
 
 @dataclass(frozen=True, slots=True)
 class SteadyRate:
-    """Arrivals over the last minutes, without a slope: requests and seconds, decayed alike."""
+    """Mean arrival rate over the last minutes, without a slope.
+
+    Attributes:
+        requests: Number of requests, decayed (`STEADY_TAU_S`).
+        seen_s: Observed seconds, decayed alike.
+    """
 
     requests: float = 0.0
     seen_s: float = 0.0
 
     def followed(self, demand: Demand) -> SteadyRate:
-        """Return the rate after a pull's arrivals."""
+        """Return the rate after the arrivals of one pull."""
         kept = math.exp(-demand.period_s / STEADY_TAU_S)
         return SteadyRate(self.requests * kept + demand.arrivals, self.seen_s * kept + demand.period_s)
 
     def steadied(self, along: TrendForecast) -> TrendForecast:
-        """Return the mean where the trend, now and ahead, is within chance of it; else the trend."""
+        """Return the mean rate as a forecast if the trend does not differ from it by more than chance, else the trend ``along``."""
         if self.seen_s <= 0:
             return along
         mean = self.requests / self.seen_s
         apart = max(abs(along.now - mean), abs(along.ahead - mean))
         if apart > CHANCE_SIGMAS * along.error:
             return along
-        # The span that an exponential average weighs is twice its constant; arrivals as random as Poisson's.
+        # Standard error of a Poisson rate; an exponential average is as accurate as a mean over twice its time constant.
         error = math.sqrt(mean / min(2.0 * STEADY_TAU_S, self.seen_s))
         return TrendForecast(mean, mean, min(error, along.error))
 
 
 @dataclass(frozen=True, slots=True)
 class SlaMemory:
-    """Lengths, variability and corrections, which mode ``sla`` remembers in addition to adaptive's memory.
+    """Learned state of mode ``sla`` in addition to that of mode adaptive.
 
     Attributes:
-        arrived: Requests, decayed over minutes.
-        prompt_tokens: Of them, cached ones included, decayed alike.
-        variability: Ca2 + Cs2 of arrivals and their tokens together.
+        arrived: Number of requests that arrived, decayed over minutes.
+        prompt_tokens: Their prompt tokens, cached ones included, decayed alike.
+        uncached_tokens: Their prompt tokens that must be computed, decayed alike.
+        answered: Number of completed requests, decayed alike.
+        output_tokens: Their output tokens, decayed alike.
+        variability: Ca2 + Cs2 of the arrivals and their tokens together.
+        running: Average number of requests that are being decoded.
+        prefill: Correction of the profile's prefill time.
+        ttft: Correction of the TTFT calculated from the corrected prefill time and the wait.
+        itl: Correction of the profile's ITL.
+        steady: Mean arrival rate over the last minutes.
     """
 
     arrived: float = 0.0
@@ -119,53 +156,59 @@ class SlaMemory:
 
     @classmethod
     def read(cls, memory: Memory) -> SlaMemory:
-        """Return a state's memory as a decision left it or a ledger gives it back; a blank one where it has none.
+        """Return this mode's part of the planner's learned state. A default one if there is none.
+
+        Args:
+            memory: Learned state as a decision left it, or as plain data read from a ledger.
 
         Raises:
-            AttributeError, TypeError, ValueError: the data is not such a memory.
+            AttributeError, TypeError, ValueError: The data does not have this form.
         """
         known = memory.get("sla", {})
         return known if isinstance(known, cls) else from_plain(cls, known, skips_unknown=True)
 
     @property
     def isl(self) -> float | None:
-        """Return the mean prompt, tokens; None before the first."""
+        """Return the mean prompt length in tokens; None before the first request."""
         return self.prompt_tokens / self.arrived if self.arrived > 0 else None
 
     @property
     def uncached_isl(self) -> float | None:
-        """Return the mean of a prompt that must be computed, tokens; None before the first."""
+        """Return the mean number of prompt tokens that must be computed; None before the first request."""
         return self.uncached_tokens / self.arrived if self.uncached_tokens > 0 else None
 
     @property
     def osl(self) -> float | None:
-        """Return the mean answer, tokens; None before the first."""
+        """Return the mean length of an answer in tokens; None before the first one is complete."""
         return self.output_tokens / self.answered if self.output_tokens > 0 else None
 
     @property
     def context(self) -> float | None:
-        """Return the tokens that a request holds while it is answered, on average; None before the first arrival."""
+        """Return the mean number of tokens that a request holds in the KV cache while it is decoded; None before the first request."""
         isl = self.isl
         return None if isl is None else isl + (self.osl or 0.0) / 2.0
 
     def service_s(self, profile: PerformanceProfile) -> float | None:
-        """Return the corrected time that a worker computes at the mean prompt; None before the first."""
+        """Return the time in seconds that a worker computes the mean prompt, corrected by observations; None before the first request."""
         tokens = self.uncached_isl
         return None if tokens is None else tokens / profile.prefill.tokens_per_s(tokens) * self.prefill.factor
 
     def resumed(self, by_s: float, now_s: float) -> SlaMemory:
-        """Return the memory on a clock that shows ``by_s`` more; no time is after ``now_s``."""
-        del by_s, now_s  # it remembers durations alone
+        """Return the state after a restart on another clock: unchanged, because it contains only durations."""
+        del by_s, now_s  # all values are durations
         return self
 
     def carried(self) -> SlaMemory:
-        """Return what another graph of the same model starts from: lengths and corrections, not this traffic."""
+        """Return the state with which another graph of the same model can start: lengths and corrections, without this graph's traffic."""
         return replace(self, running=0.0, steady=SteadyRate())
 
     def followed(self, pull: Pull, profile: PerformanceProfile, *, mean_rate: float) -> SlaMemory:
-        """Return the memory after one pull; what the pull does not know leaves its part as it was.
+        """Return the state after one pull. Parts for which the pull has no value stay unchanged.
 
-        ``mean_rate`` is the requests/s expected to arrive, before the pull; 0: not known.
+        Args:
+            pull: The pull.
+            profile: Performance profile to compare with.
+            mean_rate: Requests/s that were expected to arrive before this pull; 0 if unknown.
         """
         demand = pull.demand
         if demand is None:
@@ -193,10 +236,10 @@ def _sized(memory: SlaMemory, demand: Demand) -> SlaMemory:
 
 
 def _varied(memory: SlaMemory, demand: Demand, expected: float, size: float) -> SlaMemory:
-    """Follow the variance of the tokens that arrive, over what one mean prompt at a time would have.
+    """Update the variability from the variance of the arriving tokens.
 
-    The variance of the tokens of a time is its mean number of requests times size squared times (Ca2 + Cs2), where the
-    requests do not depend on each other.
+    The variance of the tokens that arrive in a time is the mean number of requests times the squared size times (Ca2
+    + Cs2), if the requests are independent.
     """
     weight = 1.0 - math.exp(-demand.period_s / VARIABILITY_TAU_S)
     deviation = demand.uncached_tokens - expected
@@ -206,7 +249,7 @@ def _varied(memory: SlaMemory, demand: Demand, expected: float, size: float) -> 
 
 
 def _prefilled(memory: SlaMemory, demand: Demand, profile: PerformanceProfile) -> SlaMemory:
-    """Compare the worker-seconds of computing with what the profile takes for the tokens that were computed."""
+    """Compare the worker-seconds of computing with the time of the profile for the computed tokens."""
     size = memory.uncached_isl
     if size is None:
         return memory
@@ -216,7 +259,7 @@ def _prefilled(memory: SlaMemory, demand: Demand, profile: PerformanceProfile) -
 
 
 def _answering(memory: SlaMemory, pull: Pull, demand: Demand, profile: PerformanceProfile) -> SlaMemory:
-    """Compare the gaps between tokens with what the profile has at the requests in flight."""
+    """Compare the observed gaps between tokens with the ITL of the profile at the number of requests being decoded."""
     role = kv_role(pull.pools)
     pool = pull.pools.get(role)
     if pool is None:
@@ -233,10 +276,10 @@ def _answering(memory: SlaMemory, pull: Pull, demand: Demand, profile: Performan
 
 
 def _first_tokens(memory: SlaMemory, pull: Pull, demand: Demand, profile: PerformanceProfile) -> SlaMemory:
-    """Compare TTFT with the corrected time of a prompt and the wait that the utilisation implies, where that is light."""
+    """Compare the TTFT with the corrected prefill time plus the wait calculated from the utilisation, if that is low."""
     role, own_s = entry_role(pull.pools), memory.service_s(profile)
     pool = pull.pools.get(role)
-    # The prompts that wait inside aggregated workers are not counted, so TTFT does not show a prompt's own time.
+    # Prompts that wait inside aggregated workers are not counted, so the TTFT there does not show the prefill time.
     if role is Role.AGGREGATED or not demand.ttft_count or own_s is None or pool is None or not pool.ready:
         return memory
     load = demand.prefilling_workers

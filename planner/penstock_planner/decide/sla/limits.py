@@ -1,7 +1,8 @@
-"""Demand beyond what budget and maxReplicas allow: who gets the GPUs, what binds, and what to expect.
+"""Demand that exceeds the budget and maxReplicas: how the GPUs are divided, which limit binds, and what latency to expect.
 
-The GPUs are split as `shared` has it. A role at its share leaves what is free to the other one. A role above its
-share gives one replica up for one below it, as a `rebalance` that waits for the drain, and only if that can succeed.
+The GPUs are divided as by `shared`. A role that has its share leaves free GPUs to the other role. A role above its
+share gives one replica up for a role below it; the receiving role waits for the drain (`rebalance`). This happens
+only if it can succeed.
 """
 
 from __future__ import annotations
@@ -20,12 +21,17 @@ from penstock_planner.decide.sla import queueing
 from penstock_planner.decide.sla.workers import ProfiledWorkers
 
 REPLICAS_MOST = 1000
-"""The API's bound of a service's replicas; demand that needs more is counted as needing these."""
+"""Maximum replicas of a service in the API. Demand for more counts as demand for this number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """The targets' figures on a number of replicas, None where they grow without end."""
+    """Expected TTFT and ITL with some number of replicas.
+
+    Attributes:
+        numbers: Values for the record, by name with unit; None if a value is unbounded.
+        words: The same in words.
+    """
 
     numbers: dict[str, float | None]
     words: str
@@ -33,13 +39,14 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """Demand at the horizon on the workers of the profile.
+    """Demand at the horizon, on workers of the profile.
 
     Attributes:
-        kv: KV load so far, for decode before the first answer was complete.
+        workers: Workers of the profile with the learned corrections.
+        kv: Observed KV load, used for decode until the first answer is complete.
         tokens_per_s: Uncached prompt tokens/s expected to arrive, >= 0.
-        service_s: Corrected time that a worker computes at the mean prompt, > 0.
-        speed: Prompt tokens/s of one worker, > 0.
+        service_s: Corrected time in seconds that a worker computes the mean prompt, > 0.
+        speed: Prompt tokens/s that one worker computes, > 0.
     """
 
     workers: ProfiledWorkers
@@ -49,7 +56,7 @@ class Projection:
     speed: float
 
     def needed(self, role: Role) -> int:
-        """Return the fewest replicas of a role that hold the targets and the KV, 1 to `REPLICAS_MOST`."""
+        """Return the minimum number of replicas of a role that meet the targets and fit the KV, from 1 to `REPLICAS_MOST`."""
         holds, enough = self._test(role), 1
         while enough < REPLICAS_MOST and not holds(enough):
             enough *= 2  # the formula's cost grows with the count
@@ -57,7 +64,12 @@ class Projection:
         return counts.start + bisect_left(counts, True, key=holds)
 
     def steps(self, role: Role, replicas: int) -> tuple[Step, ...]:
-        """Return how many replicas the targets need by the profile; nothing where that cannot be looked up yet."""
+        """Return a step with the number of replicas needed by profile and targets. Empty if the profile cannot be used yet.
+
+        Args:
+            role: Role to calculate.
+            replicas: Present number of replicas, for the record.
+        """
         if role is not Role.PREFILL and self.workers.learnt.osl is None:
             return ()
         inputs = {
@@ -69,11 +81,11 @@ class Projection:
         return (Step("needed", inputs, None, "by profile and targets"),)
 
     def behind(self, prefill_replicas: int) -> Projection:
-        """Return the same for decode: no more prompts than this many prefill replicas compute become answers."""
+        """Return the projection for decode behind this number of prefill replicas, which limits the prompts that reach decode."""
         return replace(self, tokens_per_s=min(self.tokens_per_s, prefill_replicas * self.speed))
 
     def expected(self, role: Role, replicas: int) -> Expectation:
-        """Return what this many replicas of a role give, >= 1."""
+        """Return the expected latency of a role with this number of replicas, >= 1."""
         first = None if role is Role.DECODE else self._first_token(role, replicas)
         gaps = None if role is Role.PREFILL else self._gaps(replicas)
         found = [each for each in (first, gaps) if each is not None]
@@ -81,7 +93,7 @@ class Projection:
         return Expectation(numbers, ", ".join(each.words for each in found))
 
     def _test(self, role: Role) -> Callable[[int], bool]:
-        """Return a function that says whether this many replicas hold targets and KV."""
+        """Return a function that tells whether a number of replicas meets the targets and fits the KV."""
         gaps = None if role is Role.PREFILL else self.workers.gaps(self.tokens_per_s)
         decoding = None if role is Role.PREFILL else self.workers.decoding(self.kv, self.tokens_per_s)
 
@@ -102,7 +114,7 @@ class Projection:
         return 1.0 - self.workers.config.attainment
 
     def _servers(self, role: Role, replicas: int) -> tuple[int, float]:
-        """Return how many serve one queue, and their load in erlangs."""
+        """Return the number of workers that serve one queue, and its load in erlangs."""
         return queueing.queue_of(role, replicas, self.tokens_per_s / self.speed)
 
     def _late_share(self, role: Role, replicas: int) -> float:
@@ -159,12 +171,13 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class RoleNeed:
-    """What one role needs, and what bounds it.
+    """Number of replicas that one role needs, and its bounds.
 
     Attributes:
-        needed: Replicas that hold the targets, >= 1.
-        floor: Fewest that it may have, >= 1.
-        most: Most that it may have; None: no such bound.
+        needed: Number of replicas that meet the targets, >= 1.
+        floor: Minimum number of replicas, >= 1.
+        most: Maximum number of replicas; None means no limit.
+        gpus: GPUs of one replica.
     """
 
     role: Role
@@ -175,28 +188,32 @@ class RoleNeed:
 
     @property
     def wanted(self) -> int:
-        """Return the replicas that it would have without a budget."""
+        """Return the replicas that the role would have without a GPU budget: the needed number within its minimum and maximum."""
         reachable = self.needed if self.most is None else min(self.needed, self.most)
         return max(self.floor, reachable)
 
 
 def gpus_of(needs: Sequence[RoleNeed], counts: Mapping[Role, int]) -> int:
-    """Return the GPUs of this many replicas of each role."""
+    """Return the GPUs of ``counts`` replicas of each role."""
     return sum(each.gpus * counts[each.role] for each in needs)
 
 
 def coverage(needs: Sequence[RoleNeed], counts: Mapping[Role, int]) -> float:
-    """Return the least that a role has of what it needs, as a share; the ratio of the roles holds where all have as much."""
+    """Return the smallest fraction of its needed replicas that any role has. It is largest if all roles have the same fraction."""
     return min(counts[each.role] / each.needed for each in needs)
 
 
 def shared(needs: Sequence[RoleNeed], budget: int | None) -> dict[Role, int]:
-    """Return the replicas of each role within the budget: the desired number, or else the greatest `coverage`.
+    """Return the replicas of each role within the GPU budget: the wanted number, or else the split with the largest `coverage`.
 
-    From the floors, which are kept even above the budget, each replica goes to the role that has least of what it
-    needs, decode on equal terms, as long as one of it fits. Taking one away again would leave its role no better
-    off than the one that has least now, so no other split covers more. Example: prefill needs 4 and decode 8, one
-    GPU each, of 6: 2 and 4.
+    Starting with the minimums, which are kept even above the budget, each further replica goes to the role with the
+    smallest fraction of its need (decode if equal), as long as it fits. No other split has a larger coverage, because
+    taking one replica away again would leave its role no better off than the role that now has the smallest fraction.
+    Example: prefill needs 4 and decode 8 replicas of one GPU; with 6 GPUs they get 2 and 4.
+
+    Args:
+        needs: Need of each role.
+        budget: GPUs of all roles; None means no limit.
     """
     wanted = {each.role: each.wanted for each in needs}
     if budget is None or gpus_of(needs, wanted) <= budget:
@@ -213,17 +230,20 @@ def shared(needs: Sequence[RoleNeed], budget: int | None) -> dict[Role, int]:
 
 
 MOVE_GAIN = 1.1
-"""Chosen: the role that has least of what it needs must have a tenth more of it after a move, because a move costs the
-GPUs of one replica for a drain and a start-up. So the needed ratio must change by a fifth before a move is undone."""
+"""Minimum factor by which a move of one replica must raise `coverage`.
+
+Chosen: a move costs the GPUs of one replica for a drain and a start-up. With a tenth, the needed ratio must change by
+a fifth before a move is reversed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the roles need and may have.
+    """Needs of the roles, and the replicas that budget and bounds allow.
 
     Attributes:
-        allowed: Replicas within budget and bounds.
-        budget: GPUs of all roles; None: no ceiling.
+        needs: Need of each role.
+        allowed: Replicas by role within budget and bounds, as by `shared`.
+        budget: GPUs of all roles; None means no limit.
     """
 
     needs: tuple[RoleNeed, ...]
@@ -232,7 +252,7 @@ class Limits:
 
     @property
     def gpus_needed(self) -> int:
-        """Return the GPUs that would hold the targets."""
+        """Return the GPUs that would be enough to meet the targets."""
         return gpus_of(self.needs, {each.role: each.needed for each in self.needs})
 
     @property
@@ -242,11 +262,11 @@ class Limits:
         return self.budget is not None and wanted > self.budget
 
     def of(self, role: Role) -> RoleNeed:
-        """Return one role's need."""
+        """Return the need of one role."""
         return next(each for each in self.needs if each.role is role)
 
     def binding(self, role: Role) -> str:
-        """Return what keeps a role from the replicas that it needs, by the keys to raise; empty: nothing does."""
+        """Return the manifest keys that keep a role from the replicas it needs, with their values; empty if none does."""
         need = self.of(role)
         if self.allowed[role] >= need.needed:
             return ""
@@ -266,9 +286,18 @@ def limited(
     gpus: int,
     rested: Collection[Role],
 ) -> list[RoleProposal]:
-    """Return adaptive's proposals within each role's share, with what binds and what to expect where demand is beyond it.
+    """Return adaptive's proposals limited to each role's share of the budget, and with an explanation if demand exceeds the limits.
 
-    ``gpus`` counts draining workers' too; ``rested`` roles neither grew nor shrank lately.
+    The explanation names the limit that binds and the expected latency. Returns the proposals unchanged if no role
+    grows, or if a role shrinks because of a lowered budget.
+
+    Args:
+        proposals: One proposal per role.
+        projection: Demand at the horizon.
+        config: Bounds and budget.
+        gpus: GPUs held by existing workers, draining ones included.
+        rested: Roles whose hold-down is over, because they neither grew nor shrank recently. Only they can give up a
+            replica.
     """
     is_lowered = any(each.reason is Reason.ABOVE_BUDGET for each in proposals)
     if is_lowered or not any(each.action is Action.UP for each in proposals):
@@ -285,7 +314,7 @@ def limited(
 
 
 def _need(proposal: RoleProposal, projection: Projection, config: DecideConfig) -> RoleNeed:
-    """Return what a role needs: by the profile if it asks for more, else what it has or is left with."""
+    """Return the need of a role: by the profile if it wants to grow, else the replicas that its proposal leaves it."""
     replicas, role = proposal.pool.replicas, proposal.role
     asked = max(1, replicas + proposal.change)
     needed = max(projection.needed(role), replicas + 1) if proposal.action is Action.UP else asked
@@ -294,7 +323,7 @@ def _need(proposal: RoleProposal, projection: Projection, config: DecideConfig) 
 
 
 def _explained(proposal: RoleProposal, limits: Limits, projection: Projection) -> RoleProposal:
-    """Return the proposal with what binds, and what to expect at what is allowed."""
+    """Return the proposal with an explanation of the binding limit and the expected latency with the allowed replicas."""
     role = proposal.role
     binds = limits.binding(role)
     if not binds:
@@ -315,7 +344,7 @@ def _explained(proposal: RoleProposal, limits: Limits, projection: Projection) -
 
 
 def _within_share(proposal: RoleProposal, limits: Limits, free: int | None) -> RoleProposal:
-    """Return a scale-up of at most the role's share; at its share, it leaves the free GPUs to the other role."""
+    """Return a scale-up limited to the role's share. A role that has its share leaves the free GPUs to the other role."""
     if proposal.action is not Action.UP or not limits.is_budget_short or free is None:
         return proposal
     share = limits.allowed[proposal.role]
@@ -333,7 +362,7 @@ def _within_share(proposal: RoleProposal, limits: Limits, free: int | None) -> R
 def _giver(
     proposals: Sequence[RoleProposal], limits: Limits, free: int | None, rested: Collection[Role]
 ) -> Role | None:
-    """Return the role that gives a replica up for another one; None unless both halves can happen and are worth it."""
+    """Return the role that gives up a replica for another one. None unless both changes are possible and worth their cost."""
     is_moving = any(each.pool.starting or each.pool.draining for each in proposals)
     if free is None or not limits.is_budget_short or is_moving:
         return None

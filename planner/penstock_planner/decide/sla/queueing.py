@@ -1,8 +1,9 @@
 """How long requests wait for one of several workers: the Allen-Cunneen approximation of a G/G/c queue.
 
-A request waits at all with the probability that Erlang's C formula gives for Poisson arrivals. If it waits, its wait is
-taken as exponential with the mean s (Ca2 + Cs2) / (2 (c - a)), for c workers, a offered load of a erlangs, a mean service
-of s seconds, and squared coefficients of variation of the gaps between arrivals and of the services. Exact for M/M/c.
+The probability that a request waits is Erlang's C formula for Poisson arrivals. If a request waits, its wait is
+assumed to be exponential with mean s (Ca2 + Cs2) / (2 (c - a)), for c workers, an offered load of a erlangs, a mean
+service time of s seconds, and the squared coefficients of variation Ca2 of the gaps between arrivals and Cs2 of the
+service times. This is exact for M/M/c.
 
 Source: A. O. Allen, Probability, Statistics and Queueing Theory, 2nd ed. 1990, 5.2; W. Whitt, Approximations for the
 GI/G/m queue, 1993.
@@ -16,33 +17,35 @@ from penstock.api import Role
 from penstock.performance.capacity import wait_probability
 
 _HALVINGS = 30
-"""Bisection to a part in a thousand million."""
+"""Number of bisection steps, enough for a precision of 1e-9."""
 
 
 def queue_of(role: Role, workers: int, load: float) -> tuple[int, float]:
-    """Return how many workers serve one queue, and its load: all of a pool, but each aggregated one has its own.
+    """Return the number of workers that serve one queue, and the load of that queue in erlangs.
 
-    Prompts wait in front of prefill workers in the router, and inside aggregated ones. The router sends them where least KV is in
-    use, which says more of the answers that are decoded than of the prompts that wait; so they wait as if sent by chance.
+    Prefill workers share one queue in the router. Each aggregated worker has its own queue, because prompts wait
+    inside the worker. The router sends them to the worker with the lowest KV usage, which depends on the answers
+    being decoded more than on the waiting prompts, so the prompts wait as if they were assigned at random.
 
     Args:
-        role: prefill or aggregated.
-        workers: Of the pool, >= 1.
-        load: Offered to the pool, in erlangs.
+        role: Prefill or aggregated.
+        workers: Number of workers of the pool, >= 1.
+        load: Load offered to the whole pool, in erlangs.
     """
     return (1, load / workers) if role is Role.AGGREGATED else (workers, load)
 
 
 def mean_wait_s(workers: int, load: float, *, service_s: float, variability: float) -> float:
-    """Return the mean wait of an arrival, those that do not wait included.
+    """Return the mean wait of all arrivals in seconds, including those that do not wait.
+
+    Example: one worker at load 0.8, 1 s of service and variability 2 give 4 s, as M/M/1 does.
 
     Args:
-        workers: >= 1.
-        load: Offered, in erlangs, 0 to below ``workers``.
-        service_s: Mean service, > 0.
-        variability: Ca2 + Cs2, > 0; 2 for Poisson arrivals and exponential services, 1 for constant services.
-
-    Example: one worker at 0.8, 1 s of service, 2: 4 s, as M/M/1 has it.
+        workers: Number of workers that serve the queue, >= 1.
+        load: Offered load in erlangs, from 0 to below ``workers``.
+        service_s: Mean service time in seconds, > 0.
+        variability: Ca2 + Cs2, > 0; 2 for Poisson arrivals and exponential service times, 1 for constant service
+            times.
     """
     return wait_probability(workers, load) * service_s * variability / (2.0 * (workers - load))
 
@@ -50,9 +53,14 @@ def mean_wait_s(workers: int, load: float, *, service_s: float, variability: flo
 def late_share(
     workers: int, load: float, *, service_s: float, variability: float, may_wait_s: float
 ) -> float:
-    """Return the share of arrivals that wait longer than ``may_wait_s``; 1 from ``workers`` erlangs on.
+    """Return the fraction of arrivals that wait longer than ``may_wait_s``; 1 if the load is ``workers`` erlangs or more.
 
-    Other arguments as of `mean_wait_s`.
+    Args:
+        workers: Number of workers that serve the queue, >= 1.
+        load: Offered load in erlangs, >= 0.
+        service_s: Mean service time in seconds, > 0.
+        variability: Ca2 + Cs2, > 0, as for `mean_wait_s`.
+        may_wait_s: Maximum wait of a request that is on time, in seconds.
     """
     if load >= workers:
         return 1.0
@@ -61,11 +69,17 @@ def late_share(
 
 
 def most_load(workers: int, *, service_s: float, variability: float, may_wait_s: float, late: float) -> float:
-    """Return the greatest load, in erlangs, at which no more than a share of ``late`` waits longer than it may.
+    """Return the largest load in erlangs at which at most a fraction ``late`` of the arrivals waits longer than ``may_wait_s``.
 
-    Other arguments as of `late_share`.
+    Example: 1 s of service, variability 2, a maximum wait of 5 s and 1% give 0.27 for one worker and 1.68 for three,
+    so each of three workers can be twice as busy.
 
-    Example: one worker, 1 s of service, 2, 5 s, 1%: 0.27; three of them 1.68, so each may be twice as busy.
+    Args:
+        workers: Number of workers that serve the queue, >= 1.
+        service_s: Mean service time in seconds, > 0.
+        variability: Ca2 + Cs2, > 0, as for `mean_wait_s`.
+        may_wait_s: Maximum wait of a request that is on time, in seconds.
+        late: Fraction of arrivals that is allowed to wait longer.
     """
     low, high = 0.0, float(workers)
     for _ in range(_HALVINGS):

@@ -1,4 +1,4 @@
-"""The workers of a graph by their profile, corrected by what is observed."""
+"""The workers of a graph according to their performance profile, corrected by observations."""
 
 from __future__ import annotations
 
@@ -16,23 +16,30 @@ from penstock_planner.decide.sla import queueing
 from penstock_planner.decide.sla.learning import SlaMemory
 
 KV_SIGMAS = 1.1
-"""Chosen: with the sixth of the cache that growing leaves free (`Stabilization.kv_ahead`), a cache of forty requests is full one time
-in sixty. With 0.75 a gap in the metrics was borne badly (scoreboard, fault-metrics-gap, seed 0: 92% in time, not 99.9%)."""
+"""Number of standard deviations of the requests in flight that are added when the KV load is calculated.
+
+Chosen: the growing threshold (`Stabilization.kv_ahead`) leaves a sixth of the cache free, and together a cache of
+forty requests is full one time in sixty. With 0.75 a gap in the metrics had bad effects (scoreboard,
+fault-metrics-gap, seed 0: 92% on time instead of 99.9%)."""
 
 ITL_AFTER = 0.95
-"""Chosen: share of the ITL target that one worker fewer may reach, so that growing and shrinking do not meet."""
+"""Fraction of the ITL target that the ITL can reach after one worker is removed. Chosen so that a role does not grow
+again right after shrinking."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfiledAnswers:
-    """Expected answers on the workers of the profile.
+    """Expected answers, decoded by workers of the profile.
 
     Attributes:
-        tokens_per_s: Answer tokens/s expected at the horizon, >= 0.
-        variability: Ca2 + Cs2: by how much more their tokens vary than a constant number each would.
-        factor: By which the observed ITL exceeds the profile's.
-        sigmas: Standard deviations of the requests in flight that are counted in, from the attainment.
-        target_s: ITL to hold; infinite where there is none.
+        tokens_per_s: Output tokens/s expected at the horizon, >= 0.
+        running: Number of requests that are being decoded now, on all workers.
+        row: ITL and throughput of the profile at the mean context length.
+        variability: Ca2 + Cs2: factor by which the variance of the tokens exceeds that of requests of constant
+            length.
+        factor: Observed ITL divided by that of the profile.
+        sigmas: Number of standard deviations of the requests in flight to add, from the SLO's percentile.
+        target_s: ITL target in seconds; infinite if there is none.
     """
 
     tokens_per_s: float
@@ -45,16 +52,19 @@ class ProfiledAnswers:
 
     @property
     def after_s(self) -> float:
-        """Return the ITL that one worker fewer may reach, seconds."""
+        """Return the maximum ITL after one worker is removed, in seconds."""
         return ITL_AFTER * self.target_s
 
     def concurrency(self, workers: int) -> float | None:
-        """Return the requests in flight at one of this many workers; None: they cannot keep up."""
+        """Return the number of requests in flight at each of ``workers`` workers. None if they cannot keep up."""
         expected = self.row.concurrency_at(self.tokens_per_s * self.factor / workers)
         return None if expected is None else max(expected, self.running / workers)
 
     def load_on(self, workers: int) -> float:
-        """Return the KV load of ``workers`` that serve the answers, at most `LOAD_MOST` of each."""
+        """Return the KV load if ``workers`` workers serve the answers, in units of one full worker; at most `LOAD_MOST` for each.
+
+        With 0 workers it returns the load that idle workers would have.
+        """
         share = self.row.context / self.row.kv_tokens
         if workers < 1:
             return self.tokens_per_s * self.row.itl_s[0] * share
@@ -65,9 +75,10 @@ class ProfiledAnswers:
         return workers * min(LOAD_MOST, crowded * share)
 
     def itl_with(self, workers: int) -> float:
-        """Return the ITL while as many requests are in flight as the attainment must cover.
+        """Return the ITL with ``workers`` workers, in seconds, at the SLO's percentile of the requests in flight.
 
-        Requests in flight are Poisson where arrivals are, and the router spreads them over the workers.
+        Infinite if the workers cannot keep up. Requests in flight are Poisson distributed if arrivals are, and the
+        router spreads them over the workers.
         """
         each = self.concurrency(workers) if workers >= 1 else None
         if each is None:
@@ -77,39 +88,55 @@ class ProfiledAnswers:
 
 
 LATE_TIMES = 2.5
-"""Chosen: a pool grows once this multiple of the share that the targets allow would be late, because it gets there only at
-the crest of demand; it shrinks where one fewer would keep to the share itself. At 2 and 2.5
-aggregated-sine took 2.15 and 2.09 GPU-hours for 98.7 and 97.8% in time with one seed, 1.96 for 99.5 and 99.6% with another."""
+"""Factor on the allowed late fraction at which a pool grows.
+
+Chosen: more than 1 because a pool reaches it only at the peak of demand; the pool shrinks if one replica fewer would
+keep the allowed fraction itself. With 2 and 2.5, aggregated-sine took 2.15 and 2.09 GPU-hours for 98.7 and 97.8% on
+time with one seed, and 1.96 for 99.5 and 99.6% with another."""
 
 AHEAD_SIGMAS = 0.0
-"""Chosen: the shares that demand may fill leave room for chance as it is."""
+"""Number of standard errors added to demand. Chosen: the utilisations from the queueing formula already leave room
+for chance."""
 
 RESTRAINT = Stabilization(sigmas=0.5, kv_ahead=0.85, kv=0.65)
-"""Chosen: milder than adaptive's, because what one fewer can do is known and need not be tried."""
+"""Conditions of mode sla. Chosen: milder than those of mode adaptive, because the effect of one replica fewer is
+known from the profile."""
 
 LATE_SHARE_MOST = 0.5
-"""Chosen: a target for few of the requests is not a reason to let more than half of them wait too long."""
+"""Maximum late fraction at which a pool grows. Chosen: even with a target for few requests, at most half of them wait
+too long."""
 
 BURSTY = 4.0
-"""Chosen: arrivals of more than twice the variance of Poisson's come in bursts, of which no formula knows the length: then
-shadow fleets and adaptive's shares decide, on the profile's throughput."""
+"""Maximum variability for which the queueing formula is used.
+
+Chosen: arrivals with more than twice the variance of Poisson arrivals come in bursts, whose length no formula knows.
+Then the shadow fleets and adaptive's fractions decide, with the throughput of the profile."""
 
 LEAST_ARRIVED = 100.0
+"""Minimum number of requests for the queueing formula to be used. Also enough is `LEAST_OBSERVED_S` of demand."""
 LEAST_OBSERVED_S = 60.0
-"""Chosen: the mean and the variance of fewer prompts and of less time are chance; a formula fed with them asked for eleven
-aggregated workers in place of seven. Until then shadow fleets and adaptive's shares decide."""
+"""Minimum seconds of demand for the queueing formula to be used. Also enough are `LEAST_ARRIVED` requests.
+
+Chosen: mean and variance of fewer prompts or less time are chance, and a formula that used them requested eleven
+aggregated workers instead of seven. Before that, the shadow fleets and adaptive's fractions decide."""
 
 LEAST_SEEN_S = 6.0
-"""Chosen: fewer seconds of arrivals give no rate."""
+"""Minimum seconds of arrivals that give a rate. Chosen."""
 
 WAIT_LEAST = 0.5
-"""Chosen: share of the TTFT target that is left for waiting at least; a prompt that alone needs more is late in
-almost any fleet."""
+"""Minimum fraction of the TTFT target that is reserved for waiting. Chosen: a prompt that alone needs more is late
+with almost any number of workers."""
 
 
 @dataclass(frozen=True)
 class ProfiledWorkers(ObservedWorkers):
-    """The workers of one profile, corrected by what was learnt; until enough is known, as observed."""
+    """Workers of a performance profile, corrected by learned factors. Until enough is learned it behaves like `ObservedWorkers`.
+
+    Attributes:
+        profile: Performance profile of the engine.
+        learnt: Learned lengths, variability and corrections.
+        config: Targets.
+    """
 
     profile: PerformanceProfile
     learnt: SlaMemory
@@ -117,51 +144,51 @@ class ProfiledWorkers(ObservedWorkers):
 
     @property
     def knows_waits(self) -> bool:
-        """Whether the queueing formula gives the late share; else shadow fleets and adaptive's shares decide."""
+        """Whether the late fraction is calculated by the queueing formula. If not, the shadow fleets and adaptive's fractions decide."""
         learnt = self.learnt
         is_known = learnt.arrived >= LEAST_ARRIVED or learnt.steady.seen_s >= LEAST_OBSERVED_S
         return is_known and learnt.variability <= BURSTY
 
     @property
     def has_shadows(self) -> bool:
-        """Whether the queueing formula does not give the late share."""
+        """Whether the learned floor decides how many replicas to keep, because the queueing formula is not used."""
         return not self.knows_waits
 
     @property
     def follows_trend(self) -> bool:
-        """Whether demand is not taken to stay."""
+        """Whether demand is forecast along its slope; False with the predictor "constant"."""
         return self.config.predictor is not Predictor.CONSTANT
 
     @property
     def sigmas_ahead(self) -> float:
-        """Return the chosen number."""
+        """Return the number of standard errors added to the demand forecast before a pool grows."""
         return AHEAD_SIGMAS if self.knows_waits else super().sigmas_ahead
 
     @property
     def restraint(self) -> Stabilization:
-        """Return what the queue and the profile do not say themselves."""
+        """Return the KV usage for growing and the further conditions for shrinking."""
         return RESTRAINT if self.knows_waits else super().restraint
 
     @property
     def service_s(self) -> float | None:
-        """Return the corrected time that a worker computes at the mean prompt; None before the first."""
+        """Return the corrected time in seconds that a worker computes the mean prompt; None before the first request."""
         return self.learnt.service_s(self.profile)
 
     def tokens_per_s(self, work: Work) -> float | None:
-        """Return the profile's throughput at the mean prompt, corrected; None before the first arrival."""
+        """Return the corrected prompt tokens/s of one worker at the mean prompt length. None until `LEAST_SEEN_S` of arrivals are known."""
         size, own_s = self.learnt.uncached_isl, self.service_s
         return None if size is None or own_s is None or work.rate.seen_s < LEAST_SEEN_S else size / own_s
 
     def arriving(self, along: TrendForecast) -> TrendForecast:
-        """Return the trend where it is more accurate than the last minutes' mean, else that mean."""
+        """Return the trend if it differs from the last minutes' mean rate by more than chance, else that mean."""
         return self.learnt.steady.steadied(along)
 
     def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
-        """Return the answers by the profile; before the first was complete, as observed."""
+        """Return the expected answers according to the profile. Before the first answer was complete, as much KV as observed."""
         return self.answers(tokens_per_s) or super().decoding(kv, tokens_per_s)
 
     def gaps(self, tokens_per_s: float) -> GapsView | None:
-        """Return the same answers; None without a target, and before the first answer was complete."""
+        """Return the expected ITL of the answers. None if there is no target, or before the first answer was complete."""
         return None if self.config.itl_slo_s is None else self.answers(tokens_per_s)
 
     def busy_most(self, role: Role, workers: int) -> float:
@@ -171,9 +198,9 @@ class ProfiledWorkers(ObservedWorkers):
         return self._busy(role, workers, min(LATE_SHARE_MOST, LATE_TIMES * (1.0 - self.config.attainment)))
 
     def busy_after(self, role: Role, workers: int) -> float:
-        """Return the utilisation at which as many wait too long as the targets allow.
+        """Return the utilisation at which as many prompts wait too long as the targets allow, but at most adaptive's fraction for growing.
 
-        Even arrivals, which hardly wait, leave the room that keeps adaptive from growing.
+        The limit matters for evenly spaced arrivals, which hardly wait.
         """
         if not self.knows_waits:
             return super().busy_after(role, workers)
@@ -195,12 +222,19 @@ class ProfiledWorkers(ObservedWorkers):
         return load / servers
 
     def may_wait_s(self, own_s: float) -> float:
-        """Return the rest of the TTFT target after a prompt's own time."""
+        """Return the TTFT target minus a prompt's corrected TTFT without waiting, in seconds; at least `WAIT_LEAST` of the target.
+
+        Args:
+            own_s: Corrected computing time of the prompt, in seconds.
+        """
         target_s = self.config.ttft_slo_s
         return max(target_s - own_s * self.learnt.ttft.factor, WAIT_LEAST * target_s)
 
     def answers(self, tokens_per_s: float) -> ProfiledAnswers | None:
-        """Return the answers to prompts that end at this many uncached tokens/s; None before the first was complete."""
+        """Return the answers expected if prompts with this many uncached tokens/s end their prefill.
+
+        Returns None before the first answer was complete.
+        """
         learnt = self.learnt
         uncached, osl, context = learnt.uncached_isl, learnt.osl, learnt.context
         if uncached is None or osl is None or context is None:
@@ -217,7 +251,7 @@ class ProfiledWorkers(ObservedWorkers):
         )
 
     def step(self) -> Step:
-        """Return what the decision takes from the profile, and where the load is outside of it."""
+        """Return the record of the profile's figures and corrections. The outcome says if the load is outside the profile's range."""
         learnt, profile, config = self.learnt, self.profile, self.config
         prompts, contexts = profile.prefill.prompt_tokens, profile.decode.contexts
         prompt_s = self.service_s
