@@ -1,4 +1,4 @@
-"""What a decision changes, role by role, and what became of it. Pure."""
+"""The replica changes of a decision, and their outcome. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from penstock_planner.decide.decision import Action, Decision, PlannerState, Rea
 
 
 class ChangeOutcome(StrEnum):
-    """What became of a recorded change."""
+    """Outcome of a recorded change.
+
+    Attributes:
+        APPLIED: The backend accepted it.
+        FAILED: The backend refused it or did not answer.
+        ABANDONED: It was left by an earlier process and was dropped, because it is too old or the replicas have
+            changed since.
+    """
 
     APPLIED = "applied"
     FAILED = "failed"
@@ -22,14 +29,16 @@ class ChangeOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaChange:
-    """One role's part of a recorded decision.
+    """Change of one role's replicas in a recorded decision.
 
     Attributes:
-        current: Replicas that it was decided on.
-        desired: Replicas to ask for.
-        decided_s: Simulated seconds.
-        is_roll_back: It takes back a replica that never became ready.
-        is_switch: It is one side of workers that go from one role to the other.
+        decision_id: Id of the decision.
+        role: Role to scale.
+        current: Number of replicas on which the decision was based.
+        desired: Number of replicas to scale to.
+        decided_s: Time of the decision, in simulated seconds.
+        is_roll_back: Whether it rolls back a scale-up whose replica never became ready.
+        is_switch: Whether it is one side of a role switch, in which workers change role without a restart.
     """
 
     decision_id: str
@@ -42,13 +51,13 @@ class ReplicaChange:
 
 
 def changes_of(decision: Decision) -> tuple[ReplicaChange, ...]:
-    """Return what a decision changes; nothing in no-operation mode."""
-    # Most decisions change nothing, and making one plain takes longer than all else here.
+    """Return the replica changes of a decision; empty in no-operation mode."""
+    # Most decisions change nothing, and converting one to plain data is the most expensive part of this function.
     return recorded_changes(to_plain(decision)) if decision.changes else ()
 
 
 def recorded_changes(decision: Mapping[str, Any]) -> tuple[ReplicaChange, ...]:
-    """Return what a decision as the ledger has it changes; nothing in no-operation mode."""
+    """Return the replica changes of a decision in the plain form in which the ledger has it; empty in no-operation mode."""
     if decision["no_operation"]:
         return ()
     return tuple(
@@ -67,5 +76,5 @@ def recorded_changes(decision: Mapping[str, Any]) -> tuple[ReplicaChange, ...]:
 
 
 def without_asked(state: PlannerState, role: Role) -> PlannerState:
-    """Return the state after a scale-up that the backend refused: nothing is outstanding."""
+    """Return the state without the role's pending scale-up, because the backend refused it or it was dropped."""
     return replace(state, roles={**state.roles, role: replace(state.of(role), asked=None)})

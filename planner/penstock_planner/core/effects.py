@@ -1,4 +1,4 @@
-"""What the planner's core asks of its driver. Pure."""
+"""Effects: the actions that the planner's core requests from its driver. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ from penstock_planner.decide.observation import Pull
 
 @dataclass(frozen=True, slots=True)
 class RecordDecision:
-    """Write a decision to the disk before it is carried out; one that is not there is not taken."""
+    """Write a decision durably to disk before it is carried out. A decision that could not be written is not carried out.
+
+    The answer is whether it was written.
+
+    Attributes:
+        kind: Function that made the decision.
+        decision: The decision.
+        record: Ledger record to write.
+    """
 
     kind: DecisionKind
     decision: Decision
@@ -22,85 +30,108 @@ class RecordDecision:
 
 @dataclass(frozen=True, slots=True)
 class ObserveAt:
-    """End the tick; observe the backend at ``at_s``, or now if that is past."""
+    """End the tick, and observe the backend at ``at_s`` simulated seconds, or immediately if that is past.
+
+    The answer is the `TargetState`, or None if the backend cannot be read.
+    """
 
     at_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class ReadMetrics:
-    """Read the metrics of the pools just observed."""
+    """Scrape the metrics of the replicas that were just observed. The answer is the `Pull`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Ask the backend for a change."""
+    """Request a replica change from the backend. The answer is the reason if it was refused, or None if it was accepted."""
 
     change: ReplicaChange
 
     @property
     def changes(self) -> tuple[ReplicaChange, ...]:
-        """Return what it is made of."""
+        """Return the change as a tuple, for code that also handles `Switch`."""
         return (self.change,)
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Ask the backend to turn workers of the role that shrinks into workers of the one that grows, as one change."""
+    """Request from the backend that workers of the shrinking role become workers of the growing role.
+
+    The answer is the reason if it was refused, or None if it was accepted.
+
+    Attributes:
+        giver: Change of the shrinking role.
+        taker: Change of the growing role, by the same number.
+    """
 
     giver: ReplicaChange
     taker: ReplicaChange
 
     @property
     def changes(self) -> tuple[ReplicaChange, ...]:
-        """Return what it is made of."""
+        """Return both changes."""
         return (self.giver, self.taker)
 
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """Show observers a recorded decision."""
+    """Pass a recorded decision to the observers."""
 
     decision: Decision
 
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Write a record that may be lost."""
+    """Write a record to the ledger, without need to be durable."""
 
     record: Record
 
 
 @dataclass(frozen=True, slots=True)
 class AppendPull:
-    """Write a pull that may be lost; its record is made when it is asked for, as a simulation does not."""
+    """Write a pull to the ledger, without need to be durable.
+
+    Its record is made only if the driver asks for it, because a simulation does not.
+
+    Attributes:
+        pull: Pull to record.
+        tick: Number of the tick within the interval, from 1.
+    """
 
     pull: Pull
     tick: int
 
     @property
     def record(self) -> Record:
-        """Return what to write."""
+        """Return the ledger record of the pull."""
         return pull_record(self.pull, self.tick)
 
 
 @dataclass(frozen=True, slots=True)
 class BeginLedger:
-    """Write the header of this run."""
+    """Write the header of this run to the ledger."""
 
     header: Record
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Here the header alone holds the state of the planner: a long ledger may begin a new file with it."""
+    """Point at which the header contains the planner's whole state, so that the driver can start a new ledger file with it."""
 
     header: Record
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Log a constant text with its keys."""
+    """Log a constant text with variable keys.
+
+    Attributes:
+        text: The message.
+        keys: Structured fields of the message.
+        is_warning: Whether to log it as a warning instead of as information.
+    """
 
     text: str
     keys: Mapping[str, object] = field(default_factory=dict)
@@ -120,3 +151,4 @@ Effect = (
     | Checkpoint
     | Log
 )
+"""All effects. ObserveAt, ReadMetrics, RecordDecision, Scale and Switch need an answer; the others do not."""

@@ -1,6 +1,7 @@
-"""The state of a planner after each record of its ledger. Pure.
+"""Reconstruction of the planner's state from the records of its ledger. Pure.
 
-The ledger has only the count of decisions like the last one; they are made again from the recorded pulls.
+For consecutive decisions that change nothing, the ledger has only their number. They are made again from the recorded
+pulls.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from penstock_planner.decide.pipeline import decide
 
 
 class LedgerFollower:
-    """Takes a ledger's records in, from an anchor on."""
+    """Reconstructs the planner's state by reading a ledger's records in order, starting with an anchor."""
 
     def __init__(self, config: DecideConfig) -> None:
-        """Begin; the configuration is for what the records lack."""
+        """Create a follower; ``config`` is used for values that the records do not contain."""
         self._config = config
         self._schedule = TickSchedule.of(config, 0.0)
         self._state = PlannerState()
@@ -35,9 +36,14 @@ class LedgerFollower:
         self._is_applied = False
 
     def follow(self, record: Record) -> Record | None:
-        """Take one record in; return the record of a decision to hold that is due with it, None without.
+        """Process one record.
 
-        The ledger may have that decision too, or the planner died before it was made. Raises as `restore`.
+        If the record is a pull that completes an interval, and the decision made from it changes nothing, that
+        decision's record is returned; otherwise None. The ledger may contain the same decision too, and the planner
+        may have stopped before it made the decision. Records before the first anchor are ignored.
+
+        Raises:
+            KeyError, TypeError, ValueError: The record lacks a value that its type requires.
         """
         match record["type"]:
             case "pull":
@@ -51,7 +57,7 @@ class LedgerFollower:
         return None
 
     def history(self, newest: Record) -> LedgerHistory:
-        """Return where the planner stood when it wrote the newest record; an anchor has been taken in."""
+        """Return the planner's state when it wrote the record ``newest``. An anchor must have been processed before."""
         anchor = self._anchor
         return LedgerHistory(
             state=self._state,
@@ -68,7 +74,7 @@ class LedgerFollower:
     def _stand(self, record: Record) -> None:
         if "config" in record:
             config = config_from(record["config"])
-            # A decision's record lacks the profile, which is long.
+            # A decision's record omits the performance profile, which is long.
             is_complete = record["type"] == "header"
             self._config = config if is_complete else replace(config, performance=self._config.performance)
         self._state = from_plain(PlannerState, record["state"])
@@ -76,7 +82,7 @@ class LedgerFollower:
         before = self._schedule
         self._begin(record["start_s"])
         if record.get("resumed", False) and self._anchor:
-            # The current interval continues, and so do changes not known to be carried out.
+            # The current interval continues, and changes that are not known to be carried out remain pending.
             pulls = tuple(pull for pull in before.pulls if pull.at_s > record["start_s"])
             self._schedule = replace(self._schedule, pulls=pulls, tick=before.tick if pulls else 0)
             return
@@ -124,9 +130,14 @@ class LedgerFollower:
 
 
 def restore(records: Sequence[Record], config: DecideConfig) -> LedgerHistory | None:
-    """Return where the planner stood by `Ledger.tail`, or None without an anchor; ``config`` is for what the records lack.
+    """Return the planner's state after the records of `Ledger.tail`; None if there are no records.
 
-    Raises `KeyError`, `TypeError` or `ValueError` where a record lacks what its type promises.
+    Args:
+        records: Records in file order, the first one an anchor.
+        config: Configuration for values that the records do not contain.
+
+    Raises:
+        KeyError, TypeError, ValueError: A record lacks a value that its type requires.
     """
     if not records:
         return None

@@ -1,4 +1,4 @@
-"""What a planner resumes from. Pure."""
+"""State that a planner reads from its ledger after a restart. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from penstock_planner.decide.decision import PlannerState
 
 @dataclass(frozen=True, slots=True)
 class LedgerHistory:
-    """Where the planner stood.
+    """State of the planner when it wrote the newest record of its ledger. Times are simulated seconds of ``timeline``.
 
     Attributes:
-        origin_s: Simulated seconds when the first run of this timeline began.
+        state: State left by the last decision.
+        timeline: Name of the clock on which the times were measured.
+        origin_s: Time at which the first run on this timeline started.
         newest_s: Time of the newest record.
-        wall_s: The same in real seconds since 1970; None in a ledger of an older version.
-        blocked_s: Since when an adjustment has been under way; None when none is.
-        starts: Replicas asked for and not ready yet.
-        pending: Changes recorded but not known to be carried out.
+        wall_s: Unix time of the newest record; None in a ledger of an older version.
+        schedule: Adjustment interval in progress, with its pulls.
+        blocked_s: Time since which an adjustment has been in progress; None if there is none.
+        starts: Times at which the replicas that are not ready yet were requested, by role.
+        pending: Changes that were recorded but not known to be carried out.
     """
 
     state: PlannerState
@@ -36,14 +39,15 @@ class LedgerHistory:
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """What a former run left in the ledger.
+    """Description of the learned state that an earlier run left in the ledger.
 
     Attributes:
-        until_wall_s: When it was last written, real seconds since 1970; None in a ledger of an older version.
-        learnt_from: Model, engine, profile and time scale; empty: unknown.
-        seen_s: Simulated seconds of demand that it has seen.
-        is_taken: It is of what runs now, and the planner continues it.
-        learns_from: What runs now, as ``learnt_from``; empty: unknown.
+        until_wall_s: Unix time of the last record of that run; None in a ledger of an older version.
+        learnt_from: Identity of the model, engine, profile and time scale from which it was learned; empty if
+            unknown.
+        seen_s: Simulated seconds of demand from which it was learned.
+        is_taken: Whether this run continues with it, because the identity is that of the present run.
+        learns_from: Identity of the present run, in the form of ``learnt_from``; empty if unknown.
     """
 
     until_wall_s: float | None

@@ -1,4 +1,4 @@
-"""What the planner is doing, as its metrics and status show it."""
+"""Activity of the planner, as shown in its metrics and its status."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from enum import StrEnum
 
 
 class PlannerPhase(StrEnum):
-    """What the planner is doing."""
+    """Activity of the planner.
+
+    Attributes:
+        OBSERVING: It scrapes metrics and makes decisions.
+        ADJUSTING: It waits for replicas to start or drain, or carries out changes.
+        TARGET_UNAVAILABLE: The backend cannot be read, so no decisions are made.
+    """
 
     OBSERVING = "observing"
     ADJUSTING = "adjusting"

@@ -1,8 +1,9 @@
-"""The planner's rules of what happens next, without I/O: effects out, answers in.
+"""The planner's control flow, without I/O: it returns effects and receives answers.
 
-A tick is: observe the backend; finish what a killed process left; wait for the adjustment under way, or roll back what
-never becomes ready; else pull, and decide at the interval's end. A decision is recorded before it is carried out, so
-that a killed planner continues as if it had not been killed.
+In each tick it observes the backend. Then it does the first of these that applies: carry out changes that a killed
+process left; roll back scale-ups that never become ready; wait for the adjustment in progress; scrape metrics, and at
+the interval's end decide. A decision is recorded before it is carried out, so that a planner that was killed
+continues as if it had not been.
 """
 
 from __future__ import annotations
@@ -51,27 +52,31 @@ from penstock_planner.decide.pipeline import decide, roll_back
 from penstock_planner.targets.base import TargetState
 
 REAPPLY_INTERVALS = 2
-"""Chosen: a recorded decision older than this many intervals is not carried out after a restart; the load it
-was made for is gone."""
+"""Maximum age, in adjustment intervals, of a recorded decision that is still carried out after a restart.
+
+Chosen: the load for which an older decision was made is gone."""
 
 Answer = TargetState | Pull | bool | str | None
-"""To `ObserveAt` (None: the backend could not be read), `ReadMetrics`, `RecordDecision` (whether it is on the disk) and
-`Scale` and `Switch` (why the backend refused; None if it took the change)."""
+"""Answer of the driver to an effect.
+
+`ObserveAt`: the backend's state, or None if it could not be read. `ReadMetrics`: the pull. `RecordDecision`: whether
+it is written to disk. `Scale` and `Switch`: the reason if the backend refused the change, or None if it accepted it."""
 
 
 class PlannerCore:
-    """One planner; times in simulated seconds.
+    """One planner. Times are simulated seconds.
 
     Attributes:
-        settings: May be replaced between two answers.
-        origin_s: When the planner first started on this timeline.
-        schedule: The interval under way with its pulls.
-        decided: What the last decision left for the next.
-        phase: Of the tick under way, or of the last one.
-        startup_s: How long the newest replica of each role took to become ready; since this process began.
-        desired: Replicas desired by the last decision, by role.
-        is_overdue: An adjustment that never ended is being ignored.
-        remembered: What a former run left; None where it left nothing.
+        settings: Settings; the driver can replace them between two answers.
+        origin_s: Time at which the planner first started on this timeline.
+        schedule: Adjustment interval in progress, with its pulls.
+        decided: State left by the last decision.
+        phase: Activity in the tick in progress, or in the last one.
+        startup_s: Seconds that the newest replica of each role took to become ready, since this process started. A
+            role is absent if none has.
+        desired: Number of replicas desired by the last decision, by role.
+        is_overdue: Whether an adjustment that did not finish in time is being ignored.
+        remembered: Learned state that an earlier run left; None if there was none.
     """
 
     def __init__(self, settings: PlannerSettings, now_s: float) -> None:
@@ -84,13 +89,13 @@ class PlannerCore:
         self.desired: Mapping[Role, int] = {}
         self.is_overdue = False
         self.remembered: Remembered | None = None
-        # Real seconds since 1970 less simulated ones, by the newest pull of a graph that has a schedule.
+        # Unix time minus simulated time at the newest pull; None if the configuration does not use the calendar.
         self._calendar_s: float | None = None
         self._now_s = now_s
         self._starts: Starts = {}
         self._pending: Sequence[ReplicaChange] = ()
         self._pools: Mapping[Role, PoolCounts] = {}
-        # After a roll-back that could not be recorded, the next waits until then.
+        # Earliest time of the next roll-back, after one that could not be recorded.
         self._roll_back_after_s = now_s
         self._effects: list[Effect] = []
         self._ticks: Generator[Effect, Any, None] = self._tick_by_tick(now_s)
@@ -103,24 +108,28 @@ class PlannerCore:
         first_sequence: int = 0,
         gone_s: float = 0.0,
     ) -> tuple[Effect, ...]:
-        """Return the first effects of a process; `answer` has the later ones.
+        """Start the planner and return the first effects; `answer` returns the later ones.
 
         Args:
-            now_s: Simulated seconds.
-            history: What its ledger says; None without one.
-            first_sequence: Decisions known to have been made, even if the ledger is lost; ids continue after them.
-            gone_s: Simulated seconds since the ledger's newest record, by the wall clock; the only measure there is across
-                timelines.
+            now_s: Present time, in simulated seconds.
+            history: State read from the ledger; None if there is none.
+            first_sequence: Number of decisions known to have been made even if the ledger was lost. Ids continue
+                after it.
+            gone_s: Simulated seconds since the ledger's newest record, by the wall clock. Used if the ledger's times
+                are of another timeline.
         """
         self._now_s, self._effects = now_s, []
         self._ticks = self._tick_by_tick(self._begin(history, first_sequence, gone_s))
         return (*self._effects, next(self._ticks))
 
     def answer(self, answer: Answer, now_s: float) -> tuple[Effect, ...]:
-        """Return what follows from the answer to the last effect.
+        """Return the effects that follow from the answer to the last effect.
 
-        ``now_s`` is never before the last one. The effects are to be carried out in order; exactly the last one asks for an
-        answer.
+        The driver must carry them out in order. The last one, and only that one, needs an answer.
+
+        Args:
+            answer: Answer to the last effect, see `Answer`.
+            now_s: Present time in simulated seconds; never before that of the previous call.
         """
         self._now_s, self._effects = now_s, []
         asked = self._ticks.send(answer)
@@ -132,7 +141,7 @@ class PlannerCore:
 
     @property
     def _interval_s(self) -> float:
-        """Return the simulated seconds until the next decision: what the last one requested, else the mode's."""
+        """Return the simulated seconds until the next decision: as the last decision requested, else the interval of the mode."""
         asked_s = self.decided.interval_s
         return self._config.interval_s if asked_s is None else asked_s
 
@@ -142,7 +151,7 @@ class PlannerCore:
     # -- start ----------------------------------------------------------------------------------------
 
     def _begin(self, history: LedgerHistory | None, first_sequence: int, gone_s: float) -> float:
-        """Resume from the ledger; return when the first tick is due."""
+        """Resume from the ledger, and return the time of the first tick."""
         is_resumed = history is not None and self._resume(history, gone_s)
         said = [] if history is None else self._remember(history)
         remembered = self.decided.memory
@@ -155,12 +164,12 @@ class PlannerCore:
             self._emit(Log("--memory not used: the ledger's memory takes precedence"))
         if self._pending or self.schedule.is_decidable:
             return self._now_s
-        # The tick that was due when the planner died, not one more right after its decision.
+        # Continue with the tick after the last one before the restart, rather than with one right after its decision.
         self.schedule, due_s = self.schedule.advanced(self._now_s)
         return due_s
 
     def _remember(self, history: LedgerHistory) -> list[Effect]:
-        """Record what a former run left, forget it where it was learnt from something else, and return what to log."""
+        """Note the learned state of an earlier run, drop it if its identity differs, and return the messages to log."""
         known = AdaptiveMemory.read(self.decided.memory)
         if not known.seen_s:
             return []
@@ -176,8 +185,8 @@ class PlannerCore:
     def _resume(self, history: LedgerHistory, gone_s: float) -> bool:
         """Resume from the ledger; return whether the current interval continues.
 
-        Of another timeline (another boot, node or time scale) only the state is kept, its times moved to this one;
-        changes not known to be carried out are forgotten.
+        From another timeline (another boot, node or time scale) only the state is used, with its times converted to
+        this timeline. Changes that are not known to be carried out are dropped then.
         """
         self.decided = history.state
         by_s = 0.0
@@ -192,7 +201,7 @@ class PlannerCore:
         return False
 
     def _continue(self, history: LedgerHistory) -> bool:
-        """Resume the current interval; False if it is long over and nothing is outstanding."""
+        """Resume the current interval; return False if it ended long ago and no change or adjustment is pending."""
         self.origin_s, self._pending, self._starts = history.origin_s, history.pending, history.starts
         if history.blocked_s is not None:
             self.schedule = self.schedule.blocked(history.blocked_s)
@@ -259,12 +268,12 @@ class PlannerCore:
     # -- an adjustment in progress --------------------------------------------------------------------
 
     def _follow_starts(self, seen: TargetState) -> None:
-        """Record the replicas that have become ready; those that have disappeared are left to be rolled back."""
+        """Record the replicas that have become ready. Replicas that have disappeared remain, to be rolled back."""
         for role, pool in seen.pools.items():
             asked = self.decided.of(role).asked
             gone = max(0, asked - pool.replicas) if asked is not None else 0
             if asked is not None and not self._starts.get(role) and asked > pool.ready:
-                # Asked for on another timeline: its deadline begins now.
+                # The replica was requested on another timeline, so its deadline is counted from now.
                 waiting = min(pool.begun, asked - pool.ready)
                 self._starts = added(self._starts, role, waiting, self._now_s)
             for asked_s in finished(self._starts, role, pool.begun + gone):
@@ -276,7 +285,7 @@ class PlannerCore:
                 self._emit(Append({"type": "started", "role": role.value, **times}))
 
     def _accept_edits(self, seen: TargetState, roles: Collection[Role]) -> None:
-        """Keep another writer's numbers for an interval: forget the request, and start an interval."""
+        """Keep the replica counts that another client has set: drop the pending scale-up, and start a new interval."""
         for role in roles:
             changed = written(self.decided.of(role), seen.writers.get(role) or "another writer")
             self.decided = replace(self.decided, roles={**self.decided.roles, role: changed})
@@ -287,7 +296,11 @@ class PlannerCore:
         self._converge()
 
     def _to_roll_back(self, seen: TargetState) -> Mapping[Role, str] | None:
-        """Return the scale-ups to take back at a tick that neither pulls nor decides, and why; None at any other."""
+        """Return the scale-ups to roll back in this tick, with the reasons by role.
+
+        None means that the tick continues with metrics and decisions. An empty mapping means that the tick ends,
+        because an adjustment is in progress.
+        """
         never = {role: why for role, why in seen.never_ready.items() if self._is_unready(role, seen)}
         if found := self._own(never):
             return found
@@ -329,7 +342,7 @@ class PlannerCore:
     # -- scale-ups to roll back -----------------------------------------------------------------------
 
     def _gone(self, seen: TargetState) -> dict[Role, str]:
-        """Return the roles with fewer replicas than requested: the backend gave one up or dropped it."""
+        """Return the roles with fewer replicas than were requested, with the reasons: the backend gave a replica up or removed it."""
         return {
             role: seen.failures.get(role, "the backend removed it")
             for role, pool in seen.pools.items()
@@ -337,7 +350,7 @@ class PlannerCore:
         }
 
     def _late(self, seen: TargetState) -> dict[Role, str]:
-        """Return the roles whose oldest start has passed the deadline, in a mode that does not wait."""
+        """Return the roles whose oldest start exceeds the deadline, with the reasons. Used in modes that do not wait for adjustments."""
         begun = {role: starts[0] for role, starts in self._starts.items() if starts}
         deadline_s = self.settings.adjustment_deadline_s
         late = {role for role, begun_s in begun.items() if self._now_s - begun_s > deadline_s}
@@ -378,7 +391,7 @@ class PlannerCore:
     def _record(
         self, kind: DecisionKind, made: tuple[Decision, PlannerState], position: Record, **inputs: Any
     ) -> Generator[Effect, Any, bool]:
-        """Record a decision; return whether it is on the disk, and so taken."""
+        """Record a decision; return whether it was written to disk and is therefore valid."""
         decision, after = made
         record = decision_record(
             kind, position, config=self._config, before=self.decided, made=made, **inputs
@@ -397,9 +410,10 @@ class PlannerCore:
     def _carry_out(
         self, changes: Sequence[ReplicaChange], *, is_left: bool = False
     ) -> Generator[Effect, Any, bool]:
-        """Ask the backend for changes; return whether it took one.
+        """Request changes from the backend; return whether it accepted any of them.
 
-        Of those that a killed process left, only what still fits is asked for.
+        If a killed process left the changes (``is_left``), only those that still fit the observed replicas are
+        requested.
         """
         is_any_applied = False
         for asked in _requests(changes):
@@ -425,7 +439,7 @@ class PlannerCore:
         return is_any_applied
 
     def _count_in(self, change: ReplicaChange) -> None:
-        """Let the rest of this tick see a scale-up that the backend accepted: the remaining changes must fit with it."""
+        """Add an accepted scale-up to this tick's replica counts, so that the remaining changes must fit the budget together with it."""
         pool, added = self._pools.get(change.role), change.desired - change.current
         if pool is not None and added > 0 and pool.replicas != change.desired:
             self._pools = {**self._pools, change.role: replace(pool, starting=pool.starting + added)}
@@ -438,7 +452,7 @@ class PlannerCore:
         self._emit(Append(actuation_record(change, at_s=self._now_s, outcome=outcome, error=error)))
 
     def _is_still_desired(self, change: ReplicaChange) -> bool:
-        """Return whether a change that a killed process left is still to be carried out."""
+        """Return whether a change that a killed process left must still be carried out."""
         config, pool = self._config, self._pools.get(change.role)
         age_s = self._now_s - change.decided_s
         if (
@@ -471,9 +485,9 @@ class PlannerCore:
 
 
 def _requests(changes: Sequence[ReplicaChange]) -> list[Scale | Switch]:
-    """Return what to ask the backend for, in order: both sides of a switch at once."""
+    """Return the requests to the backend in order. The two sides of a role switch are one request."""
     sides = sorted((each for each in changes if each.is_switch), key=lambda each: each.desired - each.current)
     if len(sides) == 2:
         return [Switch(*sides)]
-    # Of a switch that a killed process left half recorded, the backend has both sides.
+    # If a killed process left only one side of a switch recorded as pending, the backend already has both sides.
     return [Scale(change) for change in changes]

@@ -1,4 +1,4 @@
-"""What one planner is set to. Pure."""
+"""Settings of one planner. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from penstock_planner.decide.decision import Memory
 
 @dataclass(frozen=True, slots=True)
 class PlannerSettings:
-    """What one planner is set to; what the core does not read is for its driver.
+    """Settings of one planner. Some of them are not used by the core but by its driver.
 
     Attributes:
-        adjustment_deadline_s: Longest wait for an adjustment before it is rolled back or ignored; simulated seconds.
-        timeline: Names the clock: times of another timeline cannot be compared.
-        rolls_back: Take back scale-ups that never become ready.
-        memory: Of another graph's planner, to start from where the ledger has none.
-        max_age_s: Oldest fresh metric; simulated seconds.
-        about: For the ledger's header.
-        first_sequence: Decisions known to have been made, even if the ledger is lost; ids continue after them.
+        config: Configuration of the decisions.
+        adjustment_deadline_s: Maximum simulated seconds to wait for an adjustment. After that it is rolled back or
+            ignored.
+        timeline: Name of the clock. Times of different timelines cannot be compared.
+        rolls_back: Whether scale-ups whose replicas never become ready are rolled back.
+        memory: Learned state of another graph's planner, used if the ledger contains none.
+        max_age_s: Maximum age of a fresh metric, in simulated seconds.
+        about: Descriptive values that are written to the ledger's header.
+        first_sequence: Number of decisions known to have been made even if the ledger was lost. The ids of new
+            decisions continue after it.
     """
 
     config: DecideConfig

@@ -1,7 +1,8 @@
-"""The ledger's records, as the planner's core writes them; resume, replay and explain read them. Pure.
+"""The records that the planner's core writes to the ledger. Resume, replay and explain read them. Pure.
 
-Values may be dataclasses: the ledger writes them as the objects that `codec` reads. An anchor (``header`` of a fresh run,
-``decision``, ``settled``) carries the state and the start of the interval that follows it.
+Values can be dataclasses, which the ledger writes as the JSON objects that `codec` reads. An anchor is a record from
+which the planner's state can be restored: it contains the state and the start of the interval that follows it.
+Anchors are the ``header`` of a new run, ``decision`` and ``settled``.
 """
 
 from __future__ import annotations
@@ -20,28 +21,38 @@ from penstock_planner.decide.decision import Decision, PlannerState
 from penstock_planner.decide.observation import Pull
 
 Record = dict[str, Any]
+"""One record of the ledger: values by key."""
 
 SCHEMA: Final = 1
-"""Raised when a reader of the old schema would misunderstand a record."""
+"""Version of the records. It is raised if a reader of the old version would misunderstand a record."""
 
 MALFORMED: Final = (AttributeError, IndexError, KeyError, TypeError, ValueError)
-"""What reading a record raises when a value is missing or of another type."""
+"""Exceptions that reading a record can raise if a value is missing or has another type."""
 
 ANCHORS: Final = frozenset({"header", "decision", "settled"})
+"""Types of records that are anchors. The ``header`` of a resumed run is an exception."""
 
 
 class DecisionKind(StrEnum):
-    """Which function made a decision: `decide` or `roll_back`."""
+    """Function that made a decision.
+
+    Attributes:
+        ADJUSTMENT: `decide`.
+        ROLL_BACK: `roll_back`. The value in the ledger is "withdrawal".
+    """
 
     ADJUSTMENT = "adjustment"
     ROLL_BACK = "withdrawal"
 
 
 def anchor_position(timeline: str, origin_s: float, start_s: float, starts: Starts) -> Record:
-    """Return where an anchor is in time.
+    """Return the position of an anchor in time, as keys of its record.
 
-    ``timeline`` names the clock of the simulated seconds, ``origin_s`` is when its first run began, ``start_s``
-    when the interval after the anchor begins; ``starts`` are requested before it and not ready yet.
+    Args:
+        timeline: Name of the clock of the simulated seconds.
+        origin_s: Time at which the first run on this timeline started.
+        start_s: Time at which the interval after the anchor starts.
+        starts: Replicas that were requested before the anchor and are not ready yet.
     """
     return {"timeline": timeline, "origin_s": origin_s, "start_s": start_s, "starts": starts}
 
@@ -49,7 +60,15 @@ def anchor_position(timeline: str, origin_s: float, start_s: float, starts: Star
 def header_record(
     position: Record, *, at_s: float, state: PlannerState, config: DecideConfig, is_resumed: bool
 ) -> Record:
-    """Return what begins a run or a file; of a resumed run, whose interval continues, it is not an anchor."""
+    """Return the header, the first record of a run or of a file.
+
+    Args:
+        position: Position in time, as of `anchor_position`.
+        at_s: Present time, in simulated seconds.
+        state: State left by the last decision.
+        config: Configuration of the decisions.
+        is_resumed: Whether the run continues the interval of the previous records. Then the header is not an anchor.
+    """
     return {
         "type": "header",
         "schema": SCHEMA,
@@ -71,10 +90,16 @@ def decision_record(
     made: tuple[Decision, PlannerState],
     **inputs: Any,
 ) -> Record:
-    """Return the record of one decision; the header before it holds the performance profile, which is long.
+    """Return the record of one decision. It omits the performance profile, which is long and is in the header before it.
 
-    ``made`` is the decision and the state after; ``inputs`` are ``window`` of `decide`, or ``role``, ``why`` and
-    ``pull`` of `roll_back`.
+    Args:
+        kind: Function that made the decision.
+        position: Position in time, as of `anchor_position`.
+        config: Configuration of the decision.
+        before: State before the decision.
+        made: Decision, and state after it.
+        inputs: Remaining arguments of the function: ``window`` for `decide`; ``role``, ``why`` and ``pull`` for
+            `roll_back`.
     """
     decision, after = made
     return {
@@ -91,14 +116,21 @@ def decision_record(
 
 
 def pull_record(pull: Pull, tick: int) -> Record:
-    """Return the record of one pull."""
+    """Return the record of one pull; ``tick`` is its number within the interval, from 1."""
     return {"type": "pull", "at_s": pull.at_s, "slot": tick, "pull": to_short(pull)}
 
 
 def actuation_record(
     change: ReplicaChange, *, at_s: float, outcome: ChangeOutcome, error: str = ""
 ) -> Record:
-    """Return the record of what became of one change."""
+    """Return the record of the outcome of one change.
+
+    Args:
+        change: Change that the backend was asked for, or that was dropped.
+        at_s: Present time, in simulated seconds.
+        outcome: Outcome of the change.
+        error: Reason why the change was not applied; empty if it was.
+    """
     return {
         "type": "actuation",
         "at_s": at_s,

@@ -1,4 +1,4 @@
-"""Which replicas start, and since when. Pure."""
+"""The replicas that are starting, and the times at which they were requested. Pure."""
 
 from __future__ import annotations
 
@@ -8,31 +8,42 @@ from penstock.api import Role
 from penstock_planner.core.changes import ReplicaChange
 
 Starts = Mapping[Role, tuple[float, ...]]
-"""By role: simulated seconds at which each starting replica was requested, oldest first."""
+"""By role, the simulated seconds at which each starting replica was requested, oldest first."""
 
 
 def added(starts: Starts, role: Role, count: int, asked_s: float) -> Starts:
-    """Return the starts after ``count`` more replicas were requested; below 0: the newest are taken back."""
+    """Return the starts after ``count`` more replicas were requested at ``asked_s``.
+
+    If ``count`` is negative, that many of the newest starts are removed.
+    """
     begun = starts.get(role, ())
     return {**starts, role: begun[:count] if count < 0 else begun + (asked_s,) * count}
 
 
 def without_oldest(starts: Starts, role: Role, count: int = 1) -> Starts:
-    """Return the starts after the ``count`` oldest of a role became ready or failed."""
+    """Return the starts without the ``count`` oldest of a role, which became ready or failed."""
     return {**starts, role: starts.get(role, ())[count:]}
 
 
 def finished(starts: Starts, role: Role, starting: int) -> tuple[float, ...]:
-    """Return when the replicas of a role were requested that are ready now: the oldest beyond ``starting``."""
+    """Return the times at which the replicas of a role that are ready now were requested.
+
+    These are the oldest starts, all but ``starting`` of them.
+
+    Args:
+        starts: Starts known so far.
+        role: Role to look up.
+        starting: Number of replicas that are still starting.
+    """
     begun = starts.get(role, ())
     return begun[: max(0, len(begun) - starting)]
 
 
 def starts_after(starts: Starts, change: ReplicaChange) -> Starts:
-    """Return the replicas that start after the backend took a change.
+    """Return the starts after the backend accepted a change.
 
-    A roll-back goes below the number that was asked for: what it takes back is out of ``starts`` already. A worker that
-    switches does not start.
+    A roll-back changes nothing, because its replica has already been removed from ``starts``. Neither does a role
+    switch, because its workers need no start.
     """
     count = change.desired - change.current
     return (

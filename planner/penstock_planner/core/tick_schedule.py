@@ -1,4 +1,4 @@
-"""When the planner's core pulls and decides. Pure."""
+"""The times at which the planner's core scrapes metrics and decides. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from penstock_planner.decide.observation import Pull, Window
 
 @dataclass(frozen=True, slots=True)
 class TickSchedule:
-    """One adjustment interval: ticks at start + k x pull for k = 1, 2, ...; decided at start + interval.
+    """One adjustment interval: metrics are scraped at start + k x pull for k = 1, 2, ..., and the decision is made at start + interval.
 
     Times are simulated seconds.
 
     Attributes:
-        start_s: When the interval began.
-        pull_s: Between two ticks, > 0.
-        interval_s: Between two decisions, >= ``pull_s``.
-        waits: The mode neither pulls nor decides while an adjustment is under way.
-        blocked_s: Since when an adjustment has stopped pulls and decisions; None when none does.
+        start_s: Time at which the interval started.
+        pull_s: Seconds between two ticks, > 0.
+        interval_s: Seconds between two decisions, >= ``pull_s``.
+        waits: Whether the mode neither scrapes nor decides while an adjustment is in progress.
+        tick: Number of the latest tick in the interval; 0 before the first.
+        pulls: Pulls of the interval so far, in time order.
+        blocked_s: Time since which an adjustment has prevented scrapes and decisions; None if there is none.
     """
 
     start_s: float
@@ -33,45 +35,49 @@ class TickSchedule:
 
     @classmethod
     def of(cls, config: DecideConfig, start_s: float) -> TickSchedule:
-        """Return the schedule of an interval that begins at ``start_s``."""
+        """Return the schedule of an interval that starts at ``start_s``."""
         return cls(
             start_s, config.metric_pulling_interval_s, config.interval_s, config.policy.waits_for_adjustments
         )
 
     @property
     def end_s(self) -> float:
-        """Return when the interval is decided."""
+        """Return the time at which the interval ends and the decision is made."""
         return self.start_s + self.interval_s
 
     @property
     def is_decidable(self) -> bool:
-        """Return whether the interval is over and has something to decide on."""
+        """Return whether the interval has ended and has a pull from its end or later to decide on."""
         return bool(self.pulls) and self.pulls[-1].at_s >= self.end_s
 
     @property
     def window(self) -> Window:
-        """Return the input of the decision; it has at least one pull."""
+        """Return the interval's pulls as input of a decision. There must be at least one pull."""
         return Window(self.start_s, self.pulls[-1].at_s, self.pulls)
 
     @property
     def next_start_s(self) -> float:
-        """Return where the interval after a decidable one starts: right after it, or at its last pull if that is late."""
+        """Return the time at which the interval after a decidable one starts.
+
+        It is the end of this interval, or the time of its last pull if that is a full interval late.
+        """
         last_s = self.pulls[-1].at_s
         return self.end_s if last_s < self.end_s + self.interval_s else last_s
 
     def at_s(self, tick: int) -> float:
-        """Return when tick number ``tick`` (from 1) is due.
+        """Return the time of tick number ``tick``, counted from 1.
 
-        The last one falls on the decision even if the intervals do not divide. Ticks behind the decision exist too:
-        they are used while the backend cannot be observed.
+        The last tick before the decision is moved to the decision if the intervals do not divide evenly. Ticks after
+        the decision exist too; they are used while the backend cannot be observed.
         """
         due_s = self.start_s + tick * self.pull_s
         return self.end_s if due_s - self.pull_s < self.end_s < due_s else due_s
 
     def advanced(self, now_s: float) -> tuple[TickSchedule, float]:
-        """Return the schedule at its next tick, and when that is due: the first that is not past at ``now_s``.
+        """Return the schedule at its next tick, and the time of that tick, which is the first one that is not before ``now_s``.
 
-        Missed ticks are skipped, never made up for in a burst.
+        Missed ticks are skipped and not made up for. While an adjustment blocks the interval, ticks are counted from
+        its start.
         """
         if self.blocked_s is not None:
             return self, self.blocked_s + self._tick_after(0, now_s, self.blocked_s) * self.pull_s
@@ -79,7 +85,7 @@ class TickSchedule:
         return replace(self, tick=tick), self.at_s(tick)
 
     def after(self, now_s: float) -> tuple[TickSchedule, float]:
-        """Return the schedule at the tick after one at ``now_s``, and when that is due: later than ``now_s``."""
+        """Return the schedule at the first tick that is later than ``now_s``, and the time of that tick."""
         schedule, due_s = self.advanced(now_s)
         if due_s > now_s:
             return schedule, due_s
@@ -89,17 +95,26 @@ class TickSchedule:
         return max(tick + 1, math.ceil((now_s - start_s) / self.pull_s - 1e-9))
 
     def begun(self, start_s: float, interval_s: float) -> TickSchedule:
-        """Return the schedule of the next interval, which is decided after ``interval_s``; a block stays."""
+        """Return the schedule of the next interval, which starts at ``start_s`` and is decided ``interval_s`` later.
+
+        An adjustment that blocks the schedule continues to block it.
+        """
         return replace(self, start_s=start_s, interval_s=interval_s, tick=0, pulls=())
 
     def blocked(self, at_s: float) -> TickSchedule:
-        """Return the schedule stopped for an adjustment, in a mode that waits for it; the first block counts."""
+        """Return the schedule blocked by an adjustment since ``at_s``.
+
+        Returns it unchanged if it is already blocked or the mode does not wait for adjustments.
+        """
         if self.blocked_s is not None or not self.waits:
             return self
         return replace(self, blocked_s=at_s)
 
     def converged(self, at_s: float, interval_s: float) -> TickSchedule:
-        """Return the schedule of an interval that begins after an adjustment, or after what made this one worthless."""
+        """Return the schedule of a new interval that starts at ``at_s``, without a block.
+
+        Used after an adjustment has ended, or after an event that makes the current interval's pulls useless.
+        """
         return replace(self.begun(at_s, interval_s), blocked_s=None)
 
     def pulled(self, pull: Pull) -> TickSchedule:
