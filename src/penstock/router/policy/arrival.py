@@ -1,4 +1,4 @@
-"""A request as routing policies see it and as it waits, the line that it waits in, and a queue's token counts. Pure."""
+"""A request as routing policies see it and as it waits in a queue, the order of a queue, and a queue's token counts. Pure."""
 
 from __future__ import annotations
 
@@ -15,22 +15,28 @@ _RANKS: Final = {tier: rank for rank, tier in enumerate(Tier)}
 
 @dataclass(slots=True)
 class Arrival:
-    """A request to place; never changed, and not frozen because a frozen one takes three times as long to make.
+    """A request to be routed. It is never changed; it is not a frozen dataclass because creating a frozen one takes three times as long.
 
     Attributes:
-        chain: Chained prefix keys, one per begun block.
-        tokens: Prompt tokens, known or estimated, >= 0.
-        avoid: Workers that have failed it or are busy; taken only if there is no other.
-        block_tokens: Prompt tokens that one block stands for, > 0. 512 where keys are made of token ids or traces;
-            keys made of bytes stand for ``BLOCK_BYTES`` over the prompt's bytes per token.
-        sub_block_keys: Keys that stand for the first block together, >= 1; each later key is a block.
-        session: Whatever the client says ties requests together; empty for none.
-        is_non_streaming: Its answer comes in one piece, so nothing shows when its prompt was computed.
-        tenant: Whose it is; empty: no tenant's.
-        is_rest: Its client has the beginning of the answer, so that it waits for room where others are refused.
-        alone_at: Roles on whose workers it may only run alone, because it may have killed some.
-        packed: The chain as bytes, where it came so; else it is packed here.
-        rank: The tier's place, 0 is the highest.
+        chain: Chained prefix keys, each of which depends on all of the prompt before its end. The first block of the prompt
+            has up to `sub_block_keys` keys (fewer if the prompt is shorter); each further block has one key, including a
+            partial last block.
+        tokens: Number of prompt tokens, known or estimated, >= 0.
+        avoid: Names of workers that have failed the request or are busy; they are chosen only if there is no other worker.
+        block_tokens: Number of prompt tokens per block, > 0. It is 512 if the keys are made from token ids or come from a
+            trace. If they are made from bytes, it is ``BLOCK_BYTES`` divided by the prompt's bytes per token.
+        sub_block_keys: Number of keys that together represent a complete first block, >= 1.
+        session: Identifier by which the client groups requests into a session; empty if it gives none.
+        is_non_streaming: Whether the response arrives in one piece, so that the end of the prefill cannot be observed.
+        tier: Tier of the request.
+        tenant: Identifier of the tenant to which the request belongs; empty if it belongs to none.
+        is_rest: Whether the request resumes a stream whose first part the client has received. It waits for capacity in cases
+            in which a new request is rejected.
+        alone_at: Roles on whose workers the request must run alone, because it is suspected of crashing workers; usually
+            empty.
+        packed: `chain` as bytes, 8 bytes per key in native byte order, if the caller has it already; None packs `chain` here.
+        prefix: `chain` together with its packed form.
+        rank: Position of the tier, 0 for the highest.
     """
 
     chain: tuple[int, ...]
@@ -53,15 +59,15 @@ class Arrival:
         self.rank = _RANKS[self.tier]
 
     def avoiding(self, names: frozenset[str]) -> Arrival:
-        """Return the same request that avoids further workers; its keys are not packed once more."""
+        """Return a copy of the request that avoids the workers ``names`` as well; the keys are not packed again."""
         other = copy(self)
         other.avoid = self.avoid | names
         return other
 
     def uncached(self, held: int) -> int:
-        """Return the tokens to compute where ``held`` keys are held; at least 1 of any prompt."""
+        """Return the number of prompt tokens to compute if the first ``held`` keys are cached; at least 1 unless the prompt is empty."""
         tokens = self.tokens
-        # Most workers of a large fleet hold nothing of a prompt.
+        # In a large fleet most workers have nothing of a prompt in their cache.
         if not held:
             return tokens
         parts = self.sub_block_keys
@@ -75,19 +81,25 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class QueuedRequest(Generic[T]):
-    """A request with its place.
+    """A request in a dispatch queue, waiting or running.
 
     Attributes:
-        since_s: When it was first queued.
-        worker: Where it waits or runs.
-        held: Blocks of it that the worker held before.
-        other: The pair's other worker, empty without one.
-        other_uncached: Tokens expected to be computed there.
-        started_s: When it was dispatched; None while it waits.
-        weight: ``uncached`` when it was submitted, wherever it goes afterwards; see `PromptTokenCounts`.
-        is_prefilled: Its prompt is computed and it still weighs at its worker.
-        is_adopted: Another router dispatched it, which counts it, and knows when its prompt was begun.
-        is_retry: It was at a worker before.
+        item: The caller's identifier of the request.
+        arrival: The request as the policy sees it.
+        since_s: Time at which the request was first queued, in simulated seconds.
+        worker: Name of the worker for which it waits or on which it runs; empty while it waits in the central queue.
+        uncached: Number of prompt tokens expected to be computed on `worker`.
+        held: Number of the prompt's leading keys that the worker's prefix index contained before this request was queued
+            there.
+        other: Name of the other candidate worker, to which the request can be moved; empty if there is none.
+        other_uncached: Number of prompt tokens expected to be computed on `other`.
+        started_s: Time at which it was dispatched, in simulated seconds; None while it waits.
+        reason: Why the policy chose the worker, for logs.
+        weight: Value of `uncached` when the request was submitted, at least 1. It does not change if the request moves, see
+            `PromptTokenCounts`.
+        is_prefilled: Whether its prompt was computed although it still counts as running at its worker.
+        is_adopted: Whether another router dispatched it. That router counts its tokens and measures its prefill.
+        is_retry: Whether it was dispatched to a worker before.
     """
 
     item: T
@@ -107,27 +119,30 @@ class QueuedRequest(Generic[T]):
 
     @property
     def tokens(self) -> int:
-        """Prompt tokens; >= 0."""
+        """Number of prompt tokens, cached ones included, >= 0."""
         return self.arrival.tokens
 
 
 _LATE_TURN = 10
-"""Chosen: late requests get at least every tenth turn, so that they end, and leave the others 90% of a worker."""
+"""Chosen: late requests get at least every tenth turn, so that they are served in the end, and leave 90% of a worker to the
+others."""
 
 IsLate = Callable[[QueuedRequest[T]], bool]
-"""Returns whether a request can no longer be in time."""
+"""Returns whether a request can no longer meet its TTFT target."""
 
 
 class Lane(Generic[T]):
-    """Requests of one tier and tenant, or all of them where there are no tiers.
+    """The waiting requests of one tier and tenant; all waiting requests if there are no tiers.
 
-    Begun streams wait apart, the one that has waited longest first, and take turns with the others: a worker's death may bring
-    hundreds of them at once, which must neither hold up every new request nor wait behind all of them.
+    Streams that are to be resumed wait in a queue of their own, the one that has waited longest first, and alternate with the
+    other requests: the death of a worker can add hundreds of them at once, which must neither delay every new request nor
+    wait for all of them.
 
     Attributes:
-        begun: Begun streams that wait.
-        late: Requests that wait and were found unable to be in time.
-        late_tokens: Uncached tokens of the late ones.
+        queue: Waiting requests that are not resumed streams and were not found late, by item, in order of arrival.
+        begun: Waiting streams that are to be resumed, by item.
+        late: Waiting requests that can no longer meet their TTFT target, by item.
+        late_tokens: Number of uncached tokens of the requests in `late`.
     """
 
     __slots__ = ("_late_turns", "_was_begun", "begun", "late", "late_tokens", "queue")
@@ -142,7 +157,7 @@ class Lane(Generic[T]):
         self._late_turns = 0
 
     def lower_tokens(self, rank: int) -> int:  # noqa: ARG002 - one lane has no tiers
-        """Return 0: all are of one tier."""
+        """Return 0, because a single lane has no lower tiers; see `TierQueue.lower_tokens`."""
         return 0
 
     def __bool__(self) -> bool:
@@ -155,12 +170,12 @@ class Lane(Generic[T]):
 
     @property
     def oldest_s(self) -> float | None:
-        """Return when the request that has waited longest was queued; None when none waits."""
+        """Time at which the request that has waited longest was queued, in simulated seconds; None if no request waits."""
         firsts = [next(iter(each.values())).since_s for each in (self.begun, self.late, self.queue) if each]
         return min(firsts, default=None)
 
     def put(self, queued: QueuedRequest[T], *, is_first: bool = False) -> None:
-        """Add a request, behind or before all others; a begun stream behind the other ones."""
+        """Add a request after all others, or before them if ``is_first``. A stream to be resumed is added after the other ones."""
         if queued.arrival.is_rest:
             self.begun[queued.item] = queued
         elif is_first:
@@ -169,7 +184,11 @@ class Lane(Generic[T]):
             self.queue[queued.item] = queued
 
     def pull(self, queued: QueuedRequest[T]) -> None:
-        """Take a request out."""
+        """Remove a waiting request.
+
+        Raises:
+            KeyError: the request does not wait here.
+        """
         if queued.arrival.is_rest:
             del self.begun[queued.item]
         elif self.queue.pop(queued.item, None) is None:
@@ -177,11 +196,15 @@ class Lane(Generic[T]):
             self.late_tokens -= queued.uncached
 
     def charge(self, queued: QueuedRequest[T]) -> None:
-        """Count whose turn it was; a single lane shares tokens with no other."""
+        """Record that a request was served, so that resumed streams and other requests alternate."""
         self._was_begun = queued.arrival.is_rest
 
     def in_order(self, *, hit_first: bool) -> Iterator[QueuedRequest[T]]:
-        """Iterate over the queue in the order in which it is served; begun streams and late ones are left out."""
+        """Iterate over `queue` in the order in which it is served, without resumed streams and late requests.
+
+        ``hit_first`` orders by the number of cached tokens, the largest first, and then by arrival; otherwise by arrival
+        alone.
+        """
         queue = self.queue.values()
         return iter(sorted(queue, key=_hit_order) if hit_first else queue)
 
@@ -194,14 +217,16 @@ class Lane(Generic[T]):
         urgent: bool = False,  # noqa: ARG002 - where there are no tiers a worker has room for all or for none
         begun: bool = False,  # noqa: ARG002 - likewise
     ) -> QueuedRequest[T] | None:
-        """Return the request to be served next; None when none waits.
+        """Return the request to be served next, without removing it; None if no request waits.
 
         Args:
-            now_s: Simulated seconds.
-            hit_first: The largest number of cached tokens first, then arrival, instead of arrival alone.
-            is_late: Late requests let all others of their lane go first, except each `_LATE_TURN`-th time.
-            urgent: Of system and premium alone; see `TierQueue.next_up`.
-            begun: Likewise, begun streams besides.
+            now_s: Current time in simulated seconds; not used by a lane.
+            hit_first: Whether to order by the number of cached tokens, the largest first, and then by arrival; otherwise by
+                arrival alone.
+            is_late: Returns whether a request can no longer meet its target. Late requests let all others of the lane go
+                first, except every `_LATE_TURN`-th time. None treats no request as late.
+            urgent: Only used by `TierQueue.next_up`.
+            begun: Only used by `TierQueue.next_up`.
         """
         if self.begun and not (self._was_begun and (self.queue or self.late)):
             return next(iter(self.begun.values()))
@@ -230,14 +255,18 @@ def _hit_order(queued: QueuedRequest[T]) -> int:
 
 @dataclass(slots=True)
 class PromptTokenCounts:
-    """Counts of one queue and of the workers that it gives requests to.
+    """Token counts of one queue and of the workers to which it dispatches.
 
-    A request weighs the same in every count: the tokens that routing expected to be computed when it was admitted.
-    So what was admitted is what was computed, waits, is pending, or has left before it was computed.
+    A request has the same weight in every count: the uncached tokens that were expected when it was admitted. So the admitted
+    tokens equal the computed, waiting and pending ones plus those of requests that left before they were computed.
 
     Attributes:
-        pending: Given to a worker and not computed there yet, by worker; absent means 0.
-        routed: Prompt tokens of all requests admitted so far, cached ones included; a retry does not count again.
+        waiting: Tokens of the requests that wait now.
+        pending: Tokens that were dispatched to a worker and are not computed yet, by worker name; workers without such tokens
+            are absent.
+        routed: Cumulative prompt tokens, cached ones included, of all admitted requests; a retry does not count again.
+        admitted: Cumulative expected uncached tokens of all admitted requests; a retry does not count again.
+        computed: Cumulative expected uncached tokens of the requests whose prompts were computed.
     """
 
     waiting: int = 0
@@ -247,15 +276,19 @@ class PromptTokenCounts:
     computed: int = 0
 
     def expected(self, tokens: int) -> float:
-        """Return the tokens to compute of a prompt of this many, as far as those admitted so far tell."""
+        """Return the expected number of uncached tokens of a prompt of ``tokens`` tokens.
+
+        It is based on the fraction of uncached tokens of all requests admitted so far; without any, all tokens count as
+        uncached.
+        """
         return tokens * self.admitted / self.routed if self.routed else tokens
 
     def give(self, worker: str, weight: int) -> None:
-        """Count a request as pending at a worker."""
+        """Count a request's weight as pending at a worker."""
         self.pending[worker] = self.pending.get(worker, 0) + weight
 
     def take_back(self, worker: str, weight: int) -> None:
-        """End what `give` began."""
+        """Subtract a request's weight that `give` has added."""
         left = self.pending[worker] - weight
         if left:
             self.pending[worker] = left
@@ -268,18 +301,18 @@ _DECAY = 0.999
 
 
 class KeyDensity:
-    """Keys over tokens of recent prompts, both decaying; a key to 512 tokens while there was none."""
+    """Number of prefix keys per prompt token, over the last prompts (exponentially weighted); 1 per 512 tokens before the first prompt."""
 
     def __init__(self) -> None:
         self._keys = 1.0
         self._tokens = float(BLOCK_TOKENS)
 
     def learn(self, keys: int, tokens: int) -> None:
-        """Add a prompt; one without keys or tokens changes nothing."""
+        """Add a prompt with this many keys and tokens; does nothing if either is 0."""
         if keys and tokens:
             self._keys = self._keys * _DECAY + keys
             self._tokens = self._tokens * _DECAY + tokens
 
     def keys(self, tokens: int) -> int:
-        """Return how many keys a cache of ``tokens`` holds, >= 2."""
+        """Return the number of prefix keys for which a cache of ``tokens`` tokens has room, >= 2."""
         return max(2, int(tokens * self._keys / self._tokens))

@@ -1,4 +1,4 @@
-"""Which workers are busy or at capacity, kept up with every load event, and when the first will take requests. Pure.
+"""Determines which workers are busy or refuse requests, after every change of load, and when the first one will be free. Pure.
 
 Source: NVIDIA Dynamo's document "Request Rejection", "Busy Detection Logic".
 """
@@ -21,12 +21,13 @@ _Multiple = Annotated[int, Meta(ge=0)] | Annotated[float, Meta(ge=0, le=sys.floa
 
 
 class BusyThresholds(NamedTuple):
-    """Above which load a rank is busy; either threshold suffices, one that is None never does.
+    """Load above which a worker's data-parallel rank is busy. Exceeding either threshold suffices; None disables a threshold.
 
     Attributes:
         active_decode_blocks_threshold: Fraction of the KV blocks in use, 0-1.
-        active_prefill_tokens_threshold: Prompt tokens to be computed, >= 0.
-        active_prefill_tokens_threshold_frac: The same as a multiple of the worker's batch token limit, >= 0.
+        active_prefill_tokens_threshold: Number of prompt tokens to be computed, >= 0.
+        active_prefill_tokens_threshold_frac: Number of prompt tokens to be computed, as a multiple of the worker's maximum
+            tokens per engine step, >= 0.
     """
 
     active_decode_blocks_threshold: _Fraction | None = None
@@ -35,13 +36,14 @@ class BusyThresholds(NamedTuple):
 
     @property
     def is_set(self) -> bool:
-        """Whether any threshold can make a worker busy."""
+        """Whether at least one threshold is set."""
         return any(each is not None for each in self)
 
     def prefill_limit(self, batch_tokens: int | None) -> float | None:
-        """Return the lower of both prefill thresholds in tokens; None: no such threshold.
+        """Return the lower of both prefill thresholds, in tokens; None if neither applies.
 
-        Without ``batch_tokens``, the most tokens of one step of the worker, the fraction is ignored.
+        ``batch_tokens`` is the worker's maximum number of tokens per engine step; if it is None, the threshold ``..._frac``
+        is ignored.
         """
         tokens, fraction = self.active_prefill_tokens_threshold, self.active_prefill_tokens_threshold_frac
         if fraction is None or batch_tokens is None:
@@ -54,24 +56,33 @@ NO_THRESHOLDS: Final = BusyThresholds()
 
 
 class Excess(NamedTuple):
-    """How far a busy worker is above its thresholds: KV blocks as a fraction of all, and prompt tokens; both >= 0."""
+    """Amount by which a busy worker exceeds its thresholds.
+
+    Attributes:
+        decode_blocks_fraction: Excess of KV blocks, as a fraction of all blocks, >= 0.
+        prefill_tokens: Excess of prompt tokens to be computed, >= 0.
+    """
 
     decode_blocks_fraction: float = 0.0
     prefill_tokens: float = 0.0
 
 
 def busy_thresholds(config: AdmissionConfig) -> BusyThresholds:
-    """Return the thresholds that a graph's admission section asks for; mode ``none`` clears them all."""
+    """Return the thresholds in a graph's admission section; mode ``none`` disables all of them."""
     if config.mode is AdmissionMode.NONE:
         return NO_THRESHOLDS
     return BusyThresholds(*(getattr(config, name) for name in BusyThresholds._fields))
 
 
 def check_flags(config: AdmissionConfig, given: Mapping[str, Any]) -> None:
-    """Refuse thresholds that are given as flags and change nothing.
+    """Check that thresholds passed as command-line flags have an effect.
+
+    Args:
+        config: The admission section after the flags were applied.
+        given: The flags that were passed, by field name.
 
     Raises:
-        ConfigError: its mode is none.
+        ConfigError: a threshold was passed, and the admission mode is none.
     """
     idle = [f"--{name.replace('_', '-')}" for name in given if name.startswith("active_")]
     if idle and config.mode is AdmissionMode.NONE:
@@ -88,18 +99,18 @@ def worker_excess(
     thresholds: BusyThresholds,
     batch_tokens: int | None = None,
 ) -> Excess | None:
-    """Return how far a worker is above its thresholds, at the rank that is nearest to them; None: it is not busy.
+    """Return the amount by which a worker exceeds its thresholds, at the rank that exceeds them least; None if it is not busy.
 
-    A worker is busy only if all its ranks are: one with room takes the next request. What is unknown makes no rank
-    busy. The worker balances complete prompts over its ranks as they come: three prompts of 9,000 tokens over two ranks
-    are 18,000 and 9,000, and not 13,500 twice.
+    A worker is busy only if all its ranks are, because a rank with capacity takes the next request. Unknown values make no
+    rank busy. It is assumed that the worker balances complete prompts over its ranks in order of arrival: three prompts of
+    9,000 tokens over two ranks are 18,000 and 9,000 tokens, and not 13,500 each.
 
     Args:
-        usages: KV blocks in use, by rank, 0-1, or above 1 where more is on its way; None: unknown.
-        prompts: Tokens to be computed of each prompt there, the oldest first.
-        rest: Further tokens to be computed there whose prompts are not known; they count evenly.
-        thresholds: Of the model.
-        batch_tokens: Most tokens of one step of the worker; None: unknown.
+        usages: Fraction of the KV blocks in use, by rank, 0-1, or above 1 if more is in flight than fits; None if unknown.
+        prompts: Number of tokens to be computed of each prompt there, the oldest first.
+        rest: Number of further tokens to be computed there, whose prompts are not known; they are distributed evenly.
+        thresholds: Thresholds of the model.
+        batch_tokens: Maximum number of tokens per engine step of the worker; None if unknown.
     """
     tokens = [rest / len(usages)] * len(usages)
     ranks = sorted(range(len(usages)), key=lambda rank: usages[rank] or 0.0)
@@ -118,14 +129,14 @@ def worker_excess(
 
 
 _WINDOW_S = 10.0
-"""Chosen: some tens of prompts; older ones count for a third and less. Seconds of work of one worker."""
+"""Chosen: tens of prompts; older ones have a weight of a third or less. Seconds of work of one worker."""
 
 
 class DrainRate:
-    """Tokens per second of a worker at work, exponentially weighted.
+    """Tokens per second that one worker computes while it has work, exponentially weighted.
 
-    Idle time of all workers is not counted, so that light traffic measures what the workers can and not
-    what came. A clock that steps back counts as standing.
+    Time in which no worker has work is not counted, so that under light traffic the result is the workers' capability and not
+    the traffic. If the clock is set back, no time passes.
     """
 
     def __init__(self) -> None:
@@ -135,7 +146,7 @@ class DrainRate:
         self._seen_s = 0.0
 
     def at_work(self, workers: int, now_s: float) -> None:
-        """Set how many workers have work from now on, simulated seconds."""
+        """Set the number of workers that have work from now on; ``now_s`` is in simulated seconds."""
         worked_s = self._workers * max(0.0, now_s - self._seen_s)
         kept = exp(-worked_s / _WINDOW_S)
         self._tokens *= kept
@@ -144,32 +155,36 @@ class DrainRate:
         self._workers = workers
 
     def drained(self, tokens: float, now_s: float) -> None:
-        """Count tokens that have left just now."""
+        """Count tokens that were computed just before ``now_s``."""
         self.at_work(self._workers, now_s)
         self._tokens += tokens
 
     def tokens_per_s(self, now_s: float) -> float | None:
-        """Return one worker's rate; None while it is unknown."""
+        """Return the rate of one worker in tokens/s; None if nothing was counted yet."""
         self.at_work(self._workers, now_s)
         return self._tokens / self._worked_s if self._tokens > 0 and self._worked_s > 0 else None
 
 
 ALL_BUSY = "Service temporarily unavailable: All workers are busy, please retry later"
-"""Message to a rejected client. Source: NVIDIA Dynamo's document "Request Rejection", "Error Response"."""
+"""Message to a client whose request is rejected. Source: NVIDIA Dynamo's document "Request Rejection", "Error Response"."""
 
 _STAY_WEIGHT = 0.1
-"""Chosen: of the newest request in the mean stay, so that about the last ten count."""
+"""Chosen: weight of the newest request in the mean duration of requests, so that about the last ten count."""
 
 AT_CAPACITY_S = 1.0
-"""Chosen: one interval of health checks; a worker that refused for lack of room is tried again after this long even if
-it reports nothing else, simulated seconds."""
+"""Time in simulated seconds after which a worker that refused a request for lack of capacity is tried again, even if its metrics
+were not scraped since. Chosen: one interval of health checks."""
 
 
 class BusyWorkers:
-    """The workers of one stage that take no new requests for now.
+    """Tracks which workers of one stage take no new requests now.
+
+    A worker is busy if it exceeds the thresholds, and at capacity if it has itself refused a request.
 
     Attributes:
-        batch_tokens: Most tokens of one step of a worker; None: unknown.
+        thresholds: Thresholds in effect.
+        has_thresholds: Whether any threshold is set.
+        batch_tokens: Maximum number of tokens per engine step of a worker; None if unknown.
     """
 
     def __init__(
@@ -179,13 +194,13 @@ class BusyWorkers:
         self.has_thresholds = thresholds.is_set
         self.batch_tokens = batch_tokens
         self._computed = DrainRate()
-        # Workers with prompts to compute, and how long requests have stayed lately.
+        # Workers with prompts to compute, and the mean duration of recent requests.
         self._computing: set[str] = set()
         self._stay_s: float | None = None
-        # By name: seconds until it is not busy any more, and when it refused a request for lack of room.
+        # By worker name: seconds until it is no longer busy, and the time at which it refused a request for lack of capacity.
         self._busy: dict[str, float] = {}
         self._at_capacity: dict[str, float] = {}
-        # Of the busy ones, those above the threshold of KV blocks.
+        # Busy workers that exceed the threshold of KV blocks.
         self._out_of_blocks: set[str] = set()
 
     # ------------------------------------------------------------------ load events
@@ -199,14 +214,16 @@ class BusyWorkers:
         now_s: float,
         prompts: Sequence[int] = (),
     ) -> None:
-        """Decide again whether a worker is busy.
+        """Decide again whether a worker is busy; does nothing if no threshold is set.
 
         Args:
-            load: The worker's.
-            prefill_tokens: Prompt tokens that it has still to compute, including those of requests that wait for it.
-            peer_tokens: Tokens that other routers have in flight there, as far as known.
-            now_s: Simulated seconds.
-            prompts: Those of ``prefill_tokens`` whose prompts are known, one by one; used where it has several ranks.
+            load: Load of the worker.
+            prefill_tokens: Number of prompt tokens that the worker still has to compute, including those of requests queued
+                for it.
+            peer_tokens: Number of tokens that other routers have in flight there, as far as known.
+            now_s: Current time in simulated seconds.
+            prompts: Tokens of the individual prompts in ``prefill_tokens``, as far as they are known; used if the worker has
+                several ranks.
         """
         if not self.has_thresholds:
             return
@@ -226,29 +243,32 @@ class BusyWorkers:
             self._busy[load.name] = self._free_in_s(load, excess, ranks=len(usages), now_s=now_s)
 
     def computed(self, tokens: int, now_s: float) -> None:
-        """Count prompt tokens that a worker has computed."""
+        """Count prompt tokens that a worker of the stage has computed."""
         self._computed.drained(tokens, now_s)
 
     def computed_tokens_per_s(self, now_s: float) -> float | None:
-        """Return the prompt tokens/s that one worker computes while it has any to compute; None: not measured yet."""
+        """Return the prompt tokens/s that one worker computes while it has work; None if this was not measured yet."""
         return self._computed.tokens_per_s(now_s)
 
     def released(self, load: WorkerLoad, stay_s: float) -> None:
-        """Record that a request has left its worker after some simulated seconds: there is room for another."""
+        """Record that a request has left its worker, which is then no longer at capacity.
+
+        ``stay_s`` is the time since its dispatch, in simulated seconds.
+        """
         known_s = stay_s if self._stay_s is None else self._stay_s
         self._stay_s = known_s + _STAY_WEIGHT * (max(0.0, stay_s) - known_s)
         self._at_capacity.pop(load.name, None)
 
     def load_read(self, load: WorkerLoad) -> None:
-        """Record a new reading of a worker's metrics: its earlier refusal no longer counts."""
+        """Record that a worker's metrics were scraped: its earlier refusal no longer counts."""
         self._at_capacity.pop(load.name, None)
 
     def refused(self, name: str, now_s: float) -> None:
-        """Record that a worker has refused a request for lack of room."""
+        """Record that a worker has refused a request for lack of capacity."""
         self._at_capacity[name] = now_s
 
     def keep_only(self, names: Collection[str], now_s: float) -> None:
-        """Forget the workers that have left, and refusals of long ago."""
+        """Delete the state of workers that are not in ``names``, and refusals older than `AT_CAPACITY_S`."""
         self._busy = {name: wait_s for name, wait_s in self._busy.items() if name in names}
         self._out_of_blocks &= self._busy.keys()
         self._computing &= set(names)
@@ -259,7 +279,7 @@ class BusyWorkers:
         }
 
     def set_thresholds(self, thresholds: BusyThresholds) -> None:
-        """Take new thresholds; every worker has to be refreshed."""
+        """Replace the thresholds; no worker is busy until the caller calls `refresh` for it again."""
         self.thresholds = thresholds
         self.has_thresholds = thresholds.is_set
         self._busy.clear()
@@ -269,55 +289,59 @@ class BusyWorkers:
 
     @property
     def is_any(self) -> bool:
-        """Whether any worker takes no new requests."""
+        """Whether any worker is busy or at capacity."""
         return bool(self._busy or self._at_capacity)
 
     def at_capacity(self) -> frozenset[str]:
-        """Return the workers that have refused a request for lack of room since their last report."""
+        """Return the names of the workers that have refused a request for lack of capacity since their metrics were last scraped."""
         return frozenset(self._at_capacity)
 
     def none_takes(self, names: frozenset[str]) -> bool:
-        """Return whether there are workers, and each of them is busy or at capacity."""
+        """Return whether ``names`` is not empty and all these workers are busy or at capacity."""
         busy, full = self._busy, self._at_capacity
         if not names or len(busy) + len(full) < len(names):
             return False
         return all(name in busy or name in full for name in names) if full else names <= busy.keys()
 
     def all_at_capacity(self, names: frozenset[str]) -> bool:
-        """Return whether there are workers, and each of them has refused a request for lack of room."""
+        """Return whether ``names`` is not empty and all these workers are at capacity."""
         return bool(names) and len(self._at_capacity) >= len(names) and names <= self._at_capacity.keys()
 
     def have_blocks(self, names: frozenset[str]) -> bool:
-        """Return whether some worker has KV blocks and room: prompts to be computed are all that keeps it busy."""
+        """Return whether at least one of these workers has KV blocks and is not at capacity, even if it is busy with prefills."""
         return not names <= self._out_of_blocks | self._at_capacity.keys()
 
     def has_blocks(self, name: str) -> bool:
-        """Return whether a worker is not known to be above its threshold of KV blocks."""
+        """Return whether a worker is not known to exceed the threshold of KV blocks."""
         return name not in self._out_of_blocks
 
     def not_taking(self, names: frozenset[str]) -> frozenset[str]:
-        """Return those of some workers that take no new requests; none when that is all of them."""
+        """Return those of the workers ``names`` that are busy or at capacity; an empty set if all of them are."""
         return _unless_all(names, names & (self._busy.keys() | self._at_capacity))
 
     def full(self, names: frozenset[str]) -> frozenset[str]:
-        """Return those of some workers without KV blocks or room, whatever prompts are to be computed; none when that is all."""
+        """Return those of the workers ``names`` that lack KV blocks or are at capacity; an empty set if all of them do."""
         return _unless_all(names, names & (self._out_of_blocks | self._at_capacity.keys()))
 
     def prefill_limit_exceeded(self, share: float) -> bool:
-        """Return whether every worker is busy, each with an even share of the tokens that wait in a central queue."""
+        """Return whether ``share``, the tokens per worker that wait in a central queue, exceeds the prefill threshold.
+
+        Returns False if no prefill threshold applies.
+        """
         limit = self.thresholds.prefill_limit(self.batch_tokens)
         return limit is not None and share > limit
 
     def free_in_s(self) -> float | None:
-        """Return the seconds until the first busy worker is expected to take requests again; None: unknown."""
+        """Return the simulated seconds until the first busy worker is expected to take requests again; None if unknown or none is busy."""
         soonest = min(self._busy.values(), default=inf)
         return None if soonest == inf else soonest
 
     def _free_in_s(self, load: WorkerLoad, excess: Excess, *, ranks: int, now_s: float) -> float:
-        """Return the time in which a worker drains what is above the thresholds.
+        """Return the time in which a worker's excess over the thresholds is expected to be gone; inf if unknown.
 
-        Prompts leave as fast as workers compute them, KV blocks by the tokens there over the time that requests stay:
-        10,000 tokens that stay 5 s are 2,000 tokens/s, whether as many have come lately or not.
+        Prompts are computed at the measured rate. KV blocks are freed at the rate of the tokens in flight divided by the mean
+        duration of requests: 10,000 tokens with a mean duration of 5 s are 2,000 tokens/s, whether or not as many have
+        arrived recently.
         """
         wait_s = 0.0
         if excess.prefill_tokens:
@@ -331,5 +355,5 @@ class BusyWorkers:
 
 
 def _unless_all(names: frozenset[str], found: frozenset[str]) -> frozenset[str]:
-    """Return those of some workers that were found; none when that is all of them, so that someone takes a request."""
+    """Return ``found``, or an empty set if it contains all of ``names``, so that some worker takes the request."""
     return frozenset() if len(found) == len(names) else found

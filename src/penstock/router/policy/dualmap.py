@@ -1,6 +1,6 @@
 """DualMap: two candidates per prefix from two hash rings; cache affinity until the SLO is at risk, then load.
 
-Source: the DualMap paper, sections 3.2 to 3.4 and A.7. Departures are listed in docs/routing.md. Pure.
+Source: the DualMap paper, sections 3.2 to 3.4 and A.7. Differences from the paper are listed in docs/routing.md. Pure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,12 @@ from penstock.router.policy.routing_policy import (
 class PairChoice(StrEnum):
     """How one of the two candidates is chosen.
 
-    The middle three are the paper's ablation; the last is not the paper's, see `prefix_cost`.
+    Attributes:
+        SLO_AWARE: The one with more cached tokens, unless it would miss the TTFT target; then the less loaded one.
+        CACHE_AFFINITY: The one with more cached tokens. An ablation of the paper, like the next two.
+        LEAST_LOADED: The one with fewer pending tokens.
+        MIN_TTFT: The one with fewer pending and uncached tokens together.
+        PREFIX_COST: The one with the lower `prefix_cost`. Not in the paper.
     """
 
     SLO_AWARE = "slo-aware"
@@ -40,18 +45,20 @@ class PairChoice(StrEnum):
 
 @dataclass(eq=False)
 class DualMap:
-    """Two candidates per prefix, one of which is chosen.
+    """The DualMap policy: maps each prefix to two candidates, one of which is chosen.
 
     Attributes:
-        slo_s: TTFT aimed for, simulated seconds, > 0.
-        choice: How one of the pair is chosen.
-        rebalance: Move queued requests within their pair when both are overloaded.
-        adaptive_prefix: Let the hotness tree choose the key's length; else always ``start_depth`` blocks.
-        hot_window: Requests over which hotness is counted.
-        hot_share: Share of them above which a prefix is hot, 0-1; None: 2/n of n workers.
-        cold_share: Share below which it is cold again; None: 1/n.
-        start_depth: Blocks of a key while nothing is hot.
-        decode_bottleneck_s: T, seconds without a computed prompt after which a worker counts as decode-bound.
+        slo_s: TTFT target in simulated seconds, > 0.
+        choice: How one of the two candidates is chosen.
+        rebalance: Whether queued requests are moved to their other candidate if both are overloaded.
+        adaptive_prefix: Whether the hotness tree chooses the length of the hash key; otherwise it is always ``start_depth``
+            blocks.
+        hot_window: Number of recent requests over which hotness is counted.
+        hot_share: Fraction of these requests above which a prefix is hot, 0-1; None uses 2/n for n workers.
+        cold_share: Fraction of these requests below which a prefix is no longer hot, 0-1; None uses 1/n.
+        start_depth: Number of blocks of a key while nothing is hot.
+        decode_bottleneck_s: Simulated seconds without a computed prompt after which a worker counts as limited by decode; T
+            in the paper.
     """
 
     slo_s: float = 5.0
@@ -68,37 +75,40 @@ class DualMap:
     reads_usage = False
 
     def __post_init__(self) -> None:
-        """Start without workers."""
+        """Create empty rings."""
         self._rings = HashRing(seed=1), HashRing(seed=2)
         self._hotness = HotnessTree(self.hot_window, self.start_depth, self.hot_share, self.cold_share)
 
     @classmethod
     def from_config(cls, config: RouterConfig, slo: SloConfig) -> Self:
-        """Return the policy that a graph's router section and targets ask for."""
+        """Return the policy as configured by a graph's router section and targets."""
         return parameters(cls, config, _own_keys(config, slo))
 
     @property
     def bottleneck_s(self) -> float:
-        """``decode_bottleneck_s``; inf: what waits is not moved."""
+        """Value of `decode_bottleneck_s`; inf if waiting requests are not moved."""
         return self.decode_bottleneck_s if self.rebalance else inf
 
     def worker_joined(self, name: str) -> None:
-        """Put a worker on both rings."""
+        """Add a worker to both rings."""
         for ring in self._rings:
             ring.add(name)
 
     def worker_left(self, name: str) -> None:
-        """Take a worker off both rings."""
+        """Remove a worker from both rings."""
         for ring in self._rings:
             ring.remove(name)
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
-        """Return the better of the two candidates, with the other as its alternative."""
+        """Return the better of the two candidates, with the other one as its alternative.
+
+        If both candidates have failed the request, the least loaded of the other workers is returned, without an alternative.
+        """
         names = pair(*self._rings, self._key(arrival, len(workers)))
         if arrival.avoid:
             usable = [name for name in names if name not in arrival.avoid]
             if len(usable) < len(names) < len(workers) and not usable:
-                # Its pair has failed it: anybody else is better than the same worker again.
+                # Both candidates have failed the request: any other worker is better than one of them.
                 pool = eligible(workers, arrival.avoid)
                 return RoutingDecision(
                     min(pool, key=lambda each: estimates.pending_tokens(each, arrival)).name,
@@ -149,21 +159,22 @@ class DualMap:
 
 
 class PairCost(DualMap):
-    """The cheaper of a prefix's two candidates by prefix cost. Not the paper's."""
+    """DualMap that chooses the candidate with the lower prefix cost. This is not in the paper."""
 
     @classmethod
     def from_config(cls, config: RouterConfig, slo: SloConfig) -> Self:
-        """Return the policy that a graph's router section and targets ask for."""
+        """Return the policy as configured by a graph's router section and targets."""
         given = parameters(cls, config, {**_own_keys(config, slo), "choice": PairChoice.PREFIX_COST})
         return replace(given, start_depth=max(PAIR_COST_DEPTH, given.start_depth))
 
 
 PAIR_COST_DEPTH = 2
-"""Chosen: of all Conversation prompts the first block is the same, and a key of it alone has one pair for all."""
+"""Minimum number of blocks of a key. Chosen: the first block is the same in all Conversation prompts, so that a key of one block
+has the same two candidates for all."""
 
 
 class CacheAffinity(LeastPending):
-    """One ring: equal prefixes always go to the same worker, however busy; a baseline of the paper."""
+    """One hash ring: equal prefixes always go to the same worker, however busy it is; a baseline of the DualMap paper."""
 
     reason = "its worker has failed it"
 
@@ -172,15 +183,15 @@ class CacheAffinity(LeastPending):
         self._hotness = HotnessTree()
 
     def worker_joined(self, name: str) -> None:
-        """Put a worker on the ring."""
+        """Add a worker to the ring."""
         self._ring.add(name)
 
     def worker_left(self, name: str) -> None:
-        """Take a worker off the ring."""
+        """Remove a worker from the ring."""
         self._ring.remove(name)
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
-        """Return the key's worker."""
+        """Return the key's worker; if it has failed the request, the worker with the fewest pending tokens."""
         name = self._ring.find(self._hotness.key(arrival.chain, len(workers)))
         if name is None or name in arrival.avoid:
             return super().route(arrival, workers, estimates)

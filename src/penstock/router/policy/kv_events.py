@@ -1,10 +1,10 @@
-"""KV events of an engine, fed to the prefix index: what a worker really holds, instead of what it should hold. Pure.
+"""Applies an engine's KV events to the prefix index, so that it contains the blocks that a worker really has cached. Pure.
 
-Engines that publish events (vLLM over ZMQ) number them and name blocks by hashes of their own, each with its parent and its
-token ids. From those this makes the router's exact keys, as `prefixes.token_keys` does with the engine's block size as its
-unit. A gap in the numbers means that removals may be lost: everything is forgotten then, since a block believed held sends
-requests to the wrong place, one not known only costs a prefill. vLLM wrote events as arrays up to 0.23 and as maps since
-(its pull request 42892); both are read.
+Engines that publish events (vLLM over ZMQ) number the batches and identify blocks by hashes of their own, each with its
+parent's hash and its token ids. From these, this module makes the same keys as the router, as `prefixes.token_keys` does with
+``engine_block_tokens``. A gap in the numbers means that removals may be lost. The index is then cleared, because a block that
+is wrongly assumed to be cached sends requests to the wrong worker, while an unknown cached block only costs a prefill. vLLM
+encoded events as arrays up to 0.23 and as maps since (its pull request 42892); both are read.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import Any, Final
 from penstock.router.policy.prefixes import BLOCK_TOKENS, ROOT, Prefix, PrefixIndex, token_keys
 
 MAX_BLOCKS: Final = 1 << 20
-"""Engine blocks known per worker. Chosen: 16 M tokens of 16-token blocks; beyond it events are a fault."""
+"""Maximum number of engine blocks known per worker. Chosen: 16 M tokens in blocks of 16; more indicates a fault of the events."""
 ANYWHERE_BLOCKS: Final = 1 << 15
-"""Maximum blocks that the router counts as held in any memory of one worker. Chosen: as many tokens as `MAX_BLOCKS` of 16."""
+"""Maximum number of router blocks assumed in any memory of one worker. Chosen: the same number of tokens as `MAX_BLOCKS` of 16."""
 NAME_BYTES: Final = 128
-"""Longest name of a block; `MAX_BLOCKS` of them are kept. Chosen: twice a SHA-512; vLLM's are SHA-256 or 64 bits."""
+"""Maximum length of a block's hash; up to `MAX_BLOCKS` of them are stored. Chosen: twice a SHA-512; vLLM's are SHA-256 or 64
+bits."""
 _GPU, _ELSEWHERE = 1, 2
 _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "BlockStored": (
@@ -31,22 +32,22 @@ _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "BlockRemoved": ("block_hashes", "medium"),
     "AllBlocksCleared": (),
 }
-"""The first fields of each event in the order of an array."""
+"""The first fields of each event, in the order in which an event that is an array has them."""
 _SGLANG_NAMESPACES: Final = ("cache_salt", "lora_id")
-"""By which SGLang 0.5.23 says that a block is of a salt or an adapter, where vLLM has ``extra_keys``."""
+"""Fields by which SGLang 0.5.23 marks blocks of a cache salt or an adapter, for which vLLM uses ``extra_keys``."""
 _MEDIA: Final = {None, "GPU"}
-"""Names of the GPU's memory; any other is an offloading connector's, whose blocks come and go by themselves."""
+"""Names of the GPU's memory; any other name is an offloading connector's, whose blocks are stored and removed independently."""
 
 
 @dataclass(slots=True)
 class _Block:
-    """One engine block.
+    """One block of the engine.
 
     Attributes:
-        key: Chained key of everything up to its end.
-        depth: Engine blocks up to its end, >= 1.
-        corner: Hash of the last block before it that ends a router's block; None: there is none.
-        homes: Where it is held: `_GPU`, `_ELSEWHERE` or both.
+        key: Chained key of the prompt up to the block's end.
+        depth: Number of engine blocks of the prompt up to the block's end, >= 1.
+        corner: Hash of the last earlier engine block that ends a router block; None if there is none.
+        homes: Memories that contain the block: `_GPU`, `_ELSEWHERE` or both.
     """
 
     key: int
@@ -56,7 +57,11 @@ class _Block:
 
 
 class KvEvents:
-    """The events of one worker; ``expected`` is the number of the next batch, None before the first."""
+    """Applies the KV events of one worker to its prefix index.
+
+    Attributes:
+        expected: Number of the next batch of events; None before the first batch.
+    """
 
     def __init__(
         self,
@@ -72,14 +77,15 @@ class KvEvents:
         self.expected: int | None = None
 
     def __len__(self) -> int:
-        """Return the engine blocks known."""
+        """Return the number of engine blocks that the worker is known to have."""
         return len(self._blocks)
 
     def numbered(self, sequence: int) -> bool:
-        """Record a batch's number before it is applied; return whether there was a gap.
+        """Record the number of a batch before the batch is applied; return whether there was a gap.
 
-        Any other than the expected one forgets everything first: a larger one means lost batches; a smaller one a
-        restarted engine, whose first batches may be lost, because messages never overtake each other.
+        Any number other than the expected one clears the index first. A larger number means that batches were lost. A smaller
+        one means that the engine has restarted, and its first batches may be lost, because messages never overtake each
+        other.
         """
         is_gap = self.expected is not None and sequence != self.expected
         if is_gap:
@@ -88,10 +94,11 @@ class KvEvents:
         return is_gap
 
     def apply(self, event: Any) -> bool:
-        """Learn from an event as it was decoded; return whether it is one that is known.
+        """Apply a decoded event; return whether its type and fields are known.
 
-        Blocks that a plain prompt cannot hit, of a salt, an adapter or an image, teach nothing: tokens alone do not
-        distinguish them from a plain prompt's. Of other memory an engine may send neither tokens nor a block size.
+        Blocks of a cache salt, an adapter or an image are ignored, because a plain prompt cannot hit them and their token ids
+        do not distinguish them from a plain prompt's blocks. For blocks in other memory than the GPU's, an engine may send
+        neither tokens nor a block size.
         """
         if isinstance(event, dict) and any(event.get(name) is not None for name in _SGLANG_NAMESPACES):
             return event.get("type") in _FIELDS
@@ -127,14 +134,15 @@ class KvEvents:
         *,
         is_offloaded: bool = False,
     ) -> None:
-        """Learn that blocks are held.
+        """Record that the worker has blocks.
 
         Args:
-            hashes: The engine's names of consecutive blocks.
-            parent: Name of the block before them; None: they begin a prompt. An unknown one, whose own event was
-                lost, makes all that follows it useless.
-            tokens: Their ids, ``engine_block_tokens`` each; more blocks than ids, or ids out of range, are ignored.
-            is_offloaded: In other memory than the GPU's, from which they would have to be loaded.
+            hashes: The engine's hashes of consecutive blocks.
+            parent: Hash of the block before them; None if they start a prompt. If it is unknown because its own event was
+                lost, the blocks are ignored.
+            tokens: Token ids of the blocks, ``engine_block_tokens`` each. If there are too few, or ids are out of range, the
+                blocks are ignored.
+            is_offloaded: Whether the blocks are in other memory than the GPU's, from which they would have to be loaded.
         """
         if parent is None:
             key, depth, corner = ROOT, 0, None
@@ -162,7 +170,7 @@ class KvEvents:
             index.use(Prefix(self._chain(last)))
 
     def copied(self, hashes: Sequence[Hashable]) -> None:
-        """Learn that known blocks are held in other memory, too; what is not known is ignored."""
+        """Record that known blocks are in other memory than the GPU's as well; unknown ones are ignored."""
         for name in hashes:
             block = self._blocks.get(name)
             if block is not None:
@@ -171,14 +179,15 @@ class KvEvents:
                     self._anywhere().use(Prefix(self._chain(name)))
 
     def removed(self, hashes: Sequence[Hashable], *, is_offloaded: bool = False) -> None:
-        """Learn that blocks are no longer held on the GPU, or in other memory; unknown ones are ignored."""
+        """Record that blocks are no longer in the GPU's memory or, if ``is_offloaded``, in other memory; unknown ones are ignored."""
         home = _ELSEWHERE if is_offloaded else _GPU
         for name in hashes:
             block = self._blocks.get(name)
             if block is None or not block.homes & home:
                 continue
             block.homes &= ~home
-            # Engines free prompts from their ends, so a router's block loses the unit that ends it first.
+            # Engines free the blocks of a prompt from its end, so the first engine block that a router block loses is its
+            # last one.
             if block.depth % self._per_key == 0:
                 prefix = Prefix(self._chain(name))
                 if not is_offloaded:
@@ -189,22 +198,22 @@ class KvEvents:
                 del self._blocks[name]
 
     def _anywhere(self) -> PrefixIndex:
-        """Return the index of what is held in any memory, which begins with the first block elsewhere."""
+        """Return the index of the blocks in any memory; it is created with the first block outside of the GPU."""
         if self._index.anywhere is None:
             self._index.anywhere = PrefixIndex(ANYWHERE_BLOCKS)
         return self._index.anywhere
 
     def cleared(self) -> None:
-        """Learn that nothing is held."""
+        """Record that the worker has no blocks."""
         self._blocks.clear()
         self._index.clear()
 
     def _chain(self, name: Hashable) -> tuple[int, ...]:
-        """Return the keys of a prompt up to a block that ends a router's block, as far back as they are known."""
+        """Return the keys of a prompt up to a block that ends a router block, as far back as the blocks are known."""
         keys = []
         at: Hashable | None = name
         depth = inf
-        # A name given twice may stand for a later block by now, so that the way back would have no end.
+        # A hash that was used twice may identify a later block now, so that following the parents would not end.
         while at is not None and (block := self._blocks.get(at)) is not None and block.depth < depth:
             keys.append(block.key)
             at, depth = block.corner, block.depth

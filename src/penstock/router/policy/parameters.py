@@ -1,4 +1,4 @@
-"""What a routing policy reads of its graph's router section, by its own model. Pure."""
+"""Reads a routing policy's parameters from the graph's router section into the policy's own model. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ P = TypeVar("P")
 
 
 def parameters(model: type[P], config: RouterConfig, own: Mapping[str, Any] | None = None) -> P:
-    """Return a policy's parameters as its model reads them.
+    """Return a policy's parameters as an instance of ``model``.
 
     Args:
-        model: A dataclass or pydantic model; its fields turn the texts of ``policyParameters`` into values.
-        config: The router section.
-        own: Fields that the section sets by other keys, and ``policyParameters`` may not.
+        model: A dataclass or pydantic model; its fields convert the texts of ``policyParameters`` to values.
+        config: Router section of the graph.
+        own: Values of fields that the section sets by other keys; ``policyParameters`` must not contain them.
 
     Raises:
-        ConfigError: there is no such parameter, or its value does not fit.
+        ConfigError: a parameter is unknown, or its value does not fit its field.
     """
     given = config.policy_parameters or {}
     return read_parameters(model, given, key="router.policyParameters", policy=config.policy, own=own)

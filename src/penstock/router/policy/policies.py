@@ -1,9 +1,9 @@
-"""The policies that compare workers: prefix cost, which is the default, round-robin, least-loaded, and published ones. Pure.
+"""Routing policies that compare workers: prefix cost (the default), round-robin, least-loaded, and published ones. Pure.
 
-Prefix cost: what a request computes again delays not only itself but all behind it, and pushes another prefix out of a
-cache. A policy that minimises its own TTFT counts such a token once, leaves caches too early under load, and so makes the
-load that it flees from. bench/dualmap measures it. Among equals the worker that remembers the fewest blocks is taken, so
-that idle workers fill their caches evenly.
+Prefix cost: tokens that a request computes again delay not only this request but all after it, and evict another prefix from
+a cache. A policy that minimises only its own TTFT counts such a token once, moves away from cached prefixes too early under
+load, and so creates the load that it avoids. bench/dualmap measures this. Among workers of about equal cost the one with the
+fewest remembered blocks is chosen, so that idle workers fill their caches evenly.
 
 Sources: the DualMap paper's baselines; Preble; Dynamo's router documentation for the KV cost.
 """
@@ -33,7 +33,7 @@ from penstock.router.policy.routing_policy import (
 )
 
 _PREBLE_SHARE = 0.5
-"""Share of a prompt that must be cached for affinity. Source: Preble, as the DualMap paper states it."""
+"""Fraction of a prompt that must be cached for affinity. Source: Preble, as described in the DualMap paper."""
 
 
 class _Memoryless:
@@ -43,14 +43,14 @@ class _Memoryless:
     reads_usage = False
 
     def worker_joined(self, name: str) -> None:
-        """Record nothing."""
+        """Do nothing: the policy does not track workers."""
 
     def worker_left(self, name: str) -> None:
-        """Record nothing."""
+        """Do nothing: the policy does not track workers."""
 
 
 class RoundRobin(_Memoryless):
-    """Each worker with room in turn, in the order given."""
+    """Assigns requests to the workers with free capacity in turn, in the order of the mapping."""
 
     assigns = AssignTime.WHEN_FREE
 
@@ -58,7 +58,7 @@ class RoundRobin(_Memoryless):
         self._turn = 0
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:  # noqa: ARG002 - the next in turn, whatever comes
-        """Return the next worker."""
+        """Return the next worker in turn."""
         names = list(workers)
         name = names[self._turn % len(names)]
         self._turn += 1
@@ -66,10 +66,10 @@ class RoundRobin(_Memoryless):
 
 
 class LeastLoaded(_Memoryless):
-    """The emptiest worker: least KV in use where every worker's is known, then fewest tokens in flight.
+    """Chooses the least loaded worker: the smallest KV usage if it is known for every worker, then the fewest tokens in flight.
 
-    Prefill and aggregated workers without a KV reading are compared by tokens alone. Equals take turns, so
-    that an idle pool does not send everything to its first worker.
+    If a worker's KV usage is unknown, all workers are compared by tokens alone. Equally loaded workers take turns, so that an
+    idle pool does not send everything to its first worker.
     """
 
     assigns = AssignTime.WHEN_FREE
@@ -86,7 +86,7 @@ class LeastLoaded(_Memoryless):
         count = len(pool)
         if count == 1:
             return RoutingDecision(pool[0].name, "only candidate")
-        # One unknown reading makes the comparison unfair either way, so tokens decide for all.
+        # If one worker's usage is unknown, no comparison by usage is fair, so all are compared by tokens.
         known: list[float] = []
         for each in pool:
             usage = each.projected_kv_usage(estimates.now_s)
@@ -112,14 +112,17 @@ class LeastLoaded(_Memoryless):
 
 
 class _Cheapest(_Memoryless, ABC):
-    """The worker of the lowest cost, of equals the one that remembers least; within ``noise`` costs are equal."""
+    """Chooses the worker with the lowest cost, and of about equal ones the one with the fewest remembered blocks.
+
+    Costs that differ by a fraction of at most ``noise`` count as equal.
+    """
 
     noise = 0.0
     reason: str
 
     @abstractmethod
     def costs(self, pool: list[WorkerQueue[Any]], arrival: Arrival, estimates: Estimates) -> list[float]:
-        """Return what a request costs at each worker."""
+        """Return the cost of a request at each worker of ``pool``, in the same order."""
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
         """Return the cheapest worker."""
@@ -131,26 +134,26 @@ class _Cheapest(_Memoryless, ABC):
 
 
 class LeastPending(_Memoryless):
-    """The fewest uncached tokens pending, whatever is cached where: the paper's Least Loaded."""
+    """Chooses the worker with the fewest pending uncached tokens, regardless of what is cached; the DualMap paper's Least Loaded."""
 
     reason = "fewest pending tokens"
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
-        """Return the least loaded worker."""
+        """Return the worker with the fewest pending tokens."""
         pool = eligible(workers, arrival.avoid)
         best = min(pool, key=lambda each: (estimates.pending_tokens(each, arrival), each.index.count))
         return RoutingDecision(best.name, self.reason)
 
 
 class MinTtft(_Cheapest):
-    """The smallest estimated TTFT over all workers; by tokens alone while no throughput is known."""
+    """Chooses the worker with the smallest estimated TTFT; compares tokens while no throughput is known."""
 
     noise = 0.05
-    """Chosen: measured throughputs of equal GPUs differ by less."""
+    """Chosen: the measured throughputs of equal GPUs differ by less."""
     reason = "smallest estimated TTFT"
 
     def costs(self, pool: list[WorkerQueue[Any]], arrival: Arrival, estimates: Estimates) -> list[float]:
-        """Return the estimates."""
+        """Return the estimated TTFTs, in simulated seconds; in tokens while no throughput is known."""
         return [
             (estimates.pending_tokens(each, arrival) + each.uncached(arrival))
             / (estimates.tokens_per_s(each) or 1.0)
@@ -159,17 +162,17 @@ class MinTtft(_Cheapest):
 
 
 class KvCost(_Cheapest):
-    """Dynamo's cost in blocks: pending and own uncached prefill, plus all blocks that requests there occupy.
+    """Chooses the worker by Dynamo's cost: uncached prompt tokens, pending and own, plus all KV blocks of requests there.
 
-    ``prefill_load_scale`` and the overlap credit are 1, and the weight of a request 0: its defaults. Blocks
-    of decoding requests are counted from dispatch to the computed prompt, all that a router in front of
-    prefill workers sees of them. What the request itself will occupy is the same everywhere.
+    ``prefill_load_scale`` and the overlap credit are 1, and the weight of a request is 0: Dynamo's defaults. KV blocks are
+    counted from a request's dispatch until its prompt is computed, which is all that a router in front of prefill workers
+    observes. The blocks of the request itself are the same on every worker and are left out.
     """
 
     reason = "lowest KV cost"
 
     def costs(self, pool: list[WorkerQueue[Any]], arrival: Arrival, estimates: Estimates) -> list[float]:
-        """Return the costs in tokens."""
+        """Return the costs, in tokens."""
         return [
             estimates.pending_tokens(each, arrival) + each.uncached(arrival) + each.running_prompt_tokens
             for each in pool
@@ -177,12 +180,15 @@ class KvCost(_Cheapest):
 
 
 class Preble(LeastPending):
-    """Affinity when more than half of the prompt is cached somewhere, else load: what the DualMap paper has of Preble."""
+    """Chooses the worker with the largest cached part if that is more than half of the prompt, else the least loaded worker.
+
+    This is Preble as described in the DualMap paper; see `PrebleE2` for the published algorithm.
+    """
 
     reason = "little is cached anywhere: least loaded"
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
-        """Return the worker with the largest hit, or the least loaded one."""
+        """Return the worker with the largest cached part, or the least loaded one."""
         uncached, _, _, worker = min(
             (each.uncached(arrival), estimates.pending_tokens(each, arrival), at, each)
             for at, each in enumerate(eligible(workers, arrival.avoid))
@@ -193,29 +199,36 @@ class Preble(LeastPending):
 
 
 HIT_WEIGHT: Final = 4
-"""Waiting tokens that one recomputed token is worth: one for its own time, which is longer on a slower worker, and three for
-what it does to caches, which costs as much on any. Chosen: of 1, 1.5, 2, 3, 4, 6, 10 and 20 the smallest
-behind which capacity no longer grows clearly, on all of bench/dualmap's workloads; 1 is min-TTFT."""
+"""Cost of a recomputed token, in waiting tokens: one for its own time, which is longer on a slower worker, and three for its effect
+on caches, which is the same on every worker. Chosen: of 1, 1.5, 2, 3, 4, 6, 10 and 20 the smallest value above which capacity no
+longer grows clearly, on all of bench/dualmap's workloads; 1 is min-TTFT."""
 
 DECODE_WEIGHT: Final = 0.1
-"""Waiting tokens that a prompt token is worth whose answer is being decoded, where workers do both. Chosen: on 8
-simulated A100s at 4 Conversation requests/s, 0.05 to 0.25 bring P99 of the time per output token from 97 to 56-62 ms
-and of complete requests from 35 to 24 s, with TTFT unchanged; 1 costs TTFT a third."""
+"""Cost, in waiting tokens, of a prompt token whose response is being decoded, on workers that do prefill and decode. Chosen: on 8
+simulated A100s at 4 Conversation requests/s, 0.05 to 0.25 reduce P99 of the time per output token from 97 to 56-62 ms and of
+complete requests from 35 to 24 s, with TTFT unchanged; with 1, TTFT is a third longer."""
 
 
 EXCESS_WEIGHT = 0.4
-"""The same, on top, of what a worker decodes beyond `_EXCESS_FROM` times the mean of the workers compared. Chosen: 40 agents of
-50 turns, whose prompts are cached, pile up where they began: E2E p99 falls from 32 to 22 s, TPOT p99 from 82 to 51 ms. A weight
-of 0.5 of all tokens gives 15 s, and costs TTFT p50 up to a third where all workers decode alike; see bench/routing/RESULTS.md."""
+"""Additional cost, like `DECODE_WEIGHT`, of the tokens that a worker decodes beyond `_EXCESS_FROM` times the mean of the compared
+workers. Chosen: 40 agents of 50 turns, whose prompts are cached, accumulate on the workers on which they started: E2E p99 falls
+from 32 to 22 s, TPOT p99 from 82 to 51 ms. A weight of 0.5 of all tokens gives 15 s, but increases TTFT p50 by up to a third if all
+workers decode alike; see bench/routing/RESULTS.md."""
 _EXCESS_FROM: Final = 1.5
-"""Chosen: from 1 on TTFT rises by a tenth on Conversation, from 2 on agents gain half as much."""
+"""Chosen: below it, from 1 on, TTFT increases by a tenth on Conversation; from 2 on, agents gain half as much."""
 
 
 def prefix_cost(worker: WorkerQueue[Any], arrival: Arrival, uncached: int, estimates: Estimates) -> float:
-    """Return what a request costs at a worker, in waiting tokens: 4 x its own uncached tokens and what is before it.
+    """Return the cost of a request at a worker, in waiting tokens: the tokens before it plus 4 times its own uncached tokens.
 
-    At a worker that takes s times as long for a token: (3 + s) x its own uncached tokens and s x what is before it.
-    ``uncached`` are the request's tokens to compute there.
+    On a worker that takes s times as long per token as the fleet: s times the tokens before it, plus (3 + s) times its own
+    uncached tokens. On workers that decode as well, `DECODE_WEIGHT` times the tokens being decoded is added.
+
+    Args:
+        worker: The worker.
+        arrival: The request.
+        uncached: Number of the request's tokens to compute on the worker.
+        estimates: Estimates at the time of the decision.
     """
     before = worker.pending_for(arrival) + uncached
     if worker.running:
@@ -228,18 +241,18 @@ def prefix_cost(worker: WorkerQueue[Any], arrival: Arrival, uncached: int, estim
 
 
 ALL_UP_TO: Final = 64
-"""Chosen: up to this many workers all are compared, in some 30 us; sampling would save little."""
+"""Maximum number of workers that are all compared. Chosen: takes about 30 us; a shortlist would save little."""
 _IDLEST: Final = 16
 _IN_TURN: Final = 8
-"""Chosen: the entire fleet of 1,024 is seen once in 128 requests, within a second where such a fleet is busy."""
+"""Chosen: an entire fleet of 1,024 workers is considered once in 128 requests, within a second if such a fleet is busy."""
 _HOLDERS: Final = 4
-"""Chosen: workers remembered of each beginning; the fifth to hold a prefix is found by its load."""
+"""Chosen: number of workers remembered per prefix; a fifth worker with the prefix is found by its load."""
 _PREFIXES: Final = 1 << 16
-"""Chosen: beginnings remembered, least recently used forgotten; 20 MB at most."""
+"""Chosen: number of prefixes remembered, the least recently used of which are deleted; 20 MB at most."""
 
 
 def beginnings_of(keys: tuple[int, ...]) -> list[int]:
-    """Return the keys of a prompt's first 1, 2, 4, ... blocks, and of the complete prompt."""
+    """Return the last keys of a prompt's first 1, 2, 4, ... blocks, and of the complete prompt; empty if there are no keys."""
     found, blocks = [], 1
     while blocks < len(keys):
         found.append(keys[blocks - 1])
@@ -248,16 +261,17 @@ def beginnings_of(keys: tuple[int, ...]) -> list[int]:
 
 
 _NOISE = 0.02
-"""Chosen: a last block that another prompt's does not share, and no more."""
+"""Chosen: the cost of a last block that is not shared with another prompt, and no more."""
 
 
 def cheapest(
     pool: Sequence[WorkerQueue[Any]], arrival: Arrival, estimates: Estimates
 ) -> tuple[WorkerQueue[Any], int]:
-    """Return the worker to take, of nearly equals the one that remembers least, and its tokens to compute there.
+    """Return the worker with the lowest prefix cost, and the number of tokens to compute there.
 
-    Costs are computed of those alone that may be among the cheapest: nothing costs less than `HIT_WEIGHT` - 1 times its
-    own tokens, so that a hit rules out whatever holds nothing.
+    Of workers with about equal cost, the one with the fewest remembered blocks is chosen. Costs are only calculated for
+    workers that can be among the cheapest: the cost is never less than `HIT_WEIGHT` - 1 times the request's own tokens, so
+    that a worker with a large cached part rules out the workers without one.
     """
     uncached = [each.uncached(arrival) for each in pool]
     usual = _EXCESS_FROM * sum(each.decoding_tokens for each in pool) / len(pool)
@@ -278,9 +292,10 @@ def cheapest(
 def idle_sooner(
     pool: Sequence[WorkerQueue[Any]], arrival: Arrival, estimates: Estimates, *, than_s: float
 ) -> tuple[WorkerQueue[Any], int] | None:
-    """Return the worker without work at which a request is served soonest, and its tokens to compute there.
+    """Return the idle worker with the smallest estimated TTFT, and the number of tokens to compute there.
 
-    None where none is served before ``than_s``, simulated seconds. Of equals the one that remembers least is taken.
+    Returns None if no idle worker would be sooner than ``than_s``, in simulated seconds. Of equal ones, the worker with the
+    fewest remembered blocks is chosen.
     """
     idle = [
         (ttft_s, each.index.count, at, own)
@@ -298,24 +313,27 @@ def idle_sooner(
 
 @dataclass(frozen=True, slots=True)
 class PrefixCostParameters:
-    """What `PrefixCost` reads of ``policyParameters``.
+    """Parameters of `PrefixCost` in ``policyParameters``.
 
     Attributes:
-        idle_slo_share: A request that is expected to take more than this share of its TTFT target at the cheapest worker
-            goes to one without work that is sooner; None: it waits for its hit. Chosen: the largest that lets estimates
-            err by a fifth; 1 serves fewer in time on the planner's *shared*, 0.6 fewer on arXiv (bench/routing/RESULTS.md).
+        idle_slo_share: Fraction of the TTFT target, in (0, 1]. A request whose estimated TTFT at the cheapest worker exceeds
+            it goes to an idle worker that is sooner. None always waits for the cheapest worker. Chosen: the largest value
+            that tolerates estimates which are wrong by a fifth; 1 serves fewer requests on time on the planner's *shared*,
+            0.6 fewer on arXiv (bench/routing/RESULTS.md).
     """
 
     idle_slo_share: Annotated[float, Field(gt=0, le=1)] | None = 0.8
 
 
 class PrefixCost:
-    """The worker with the smallest pending + 4 x uncached tokens, more on a slower one; of a large fleet's shortlist.
+    """Chooses the worker with the lowest prefix cost (see `prefix_cost`); in a large fleet, the cheapest of a shortlist.
 
-    Where it decodes too, what it decodes counts as well, and more where others decode less. Among nearly equals the one that remembers least is taken.
+    On workers that decode as well, decoding tokens count too, with a higher weight if other workers decode fewer. Of workers
+    with about equal cost, the one with the fewest remembered blocks is chosen.
 
-    For the shortlist a prompt's first 1, 2, 4, 8, ... blocks and the complete prompt are remembered: another prompt that
-    shares n blocks with it is found to share more than n/2 of them, and the worker's own index then says how many.
+    For the shortlist, the workers that served a prompt's first 1, 2, 4, 8, ... blocks and the complete prompt are remembered.
+    So for another prompt that shares n blocks with it, a match of more than n/2 blocks is found, and the worker's own index
+    then gives the exact number.
     """
 
     assigns = AssignTime.ON_ARRIVAL
@@ -330,22 +348,22 @@ class PrefixCost:
 
     @classmethod
     def from_config(cls, config: RouterConfig, _slo: SloConfig) -> Self:
-        """Return the policy that a graph's router section asks for."""
+        """Return the policy as configured by a graph's router section."""
         return cls(parameters(PrefixCostParameters, config))
 
     def worker_joined(self, name: str) -> None:
-        """Take a worker into the turn, and among the idlest until its load is known."""
+        """Add a worker to the rotation and, until its load is known, to the idle workers."""
         self._names.append(name)
         self._idlest.append(name)
 
     def worker_left(self, name: str) -> None:
-        """Leave a worker out."""
+        """Remove a worker."""
         self._names.remove(name)
         if name in self._idlest:
             self._idlest.remove(name)
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
-        """Return the cheapest worker."""
+        """Return the worker with the lowest prefix cost, or an idle worker that would meet the TTFT target more safely."""
         if len(workers) <= ALL_UP_TO:
             return self._choose(eligible(workers, arrival.avoid), arrival, estimates)
         beginnings = beginnings_of(arrival.chain)
@@ -370,7 +388,7 @@ class PrefixCost:
         return RoutingDecision(worker.name, "lowest prefix cost", uncached=uncached)
 
     def prompt_queued(self, arrival: Arrival, worker: str, workers: WorkerQueues) -> None:
-        """Remember of a large fleet which worker another router's prompt went to."""
+        """In a large fleet, remember the worker to which another router has sent a prompt."""
         if len(workers) > ALL_UP_TO:
             self._remember(beginnings_of(arrival.chain), worker)
 
@@ -381,7 +399,7 @@ class PrefixCost:
         self._turn = (first + _IN_TURN) % max(1, len(names))
         in_turn = names[first : first + _IN_TURN]
         idlest = [workers[name] for name in dict.fromkeys((*self._idlest, *in_turn)) if name in workers]
-        # Of so few, sorting all is quicker than a heap.
+        # With this few workers, sorting all is faster than a heap.
         pending = estimates.pending_tokens
         idlest.sort(key=lambda each: (pending(each), each.index.count))
         del idlest[_IDLEST:]
@@ -402,40 +420,41 @@ class PrefixCost:
 
 
 WINDOW_S = 180.0
-"""Over which a worker's load is summed, simulated seconds. Source: Preble's H, three minutes."""
+"""Window over which a worker's load is summed, in simulated seconds. Source: Preble's H, three minutes."""
 
 
 class PrebleE2:
-    """Preble's E2: exploit a prefix longer than the rest of the prompt, else explore the worker that was given least lately.
+    """Preble's E2: exploit a cached prefix longer than the rest of the prompt, else explore the worker with the least recent load.
 
-    Unlike `Preble`, it compares what each worker was given over minutes, not what waits there now. Source: Srivatsa et al.,
-    "Preble", section 3.2, with its published code's defaults: nothing is charged for blocks that would be evicted, and
-    prefixes are not moved later.
+    Unlike `Preble`, it compares the load that each worker was assigned over minutes, not the requests that wait there now.
+    Source: Srivatsa et al., "Preble", section 3.2, with the defaults of its published code: blocks that would be evicted cost
+    nothing, and prefixes are not moved later.
 
-    The load is what a worker was given to prefill within `WINDOW_S`, with the request's own uncached tokens. Preble adds
-    the decoding of as many tokens as requests had on average; a router knows no output length in advance, so that
-    decoding counts as in prefix cost, by the prompts being answered.
+    The load is the number of uncached tokens that a worker was assigned within `WINDOW_S`, plus the request's own. Preble
+    adds the decode time of as many tokens as requests had on average. A router does not know the output length in advance, so
+    decode counts as in prefix cost, by the prompts of the requests being decoded.
     """
 
     assigns = AssignTime.ON_ARRIVAL
     reads_usage = False
 
     def __init__(self) -> None:
-        # What was given within the window, the oldest first: when, to whom, and the tokens; and their sums by worker.
+        # Assignments within the window, the oldest first: time, worker's name, and uncached tokens; and the sums of tokens by
+        # worker.
         self._given: deque[tuple[float, str, int]] = deque()
         self._sums: dict[str, int] = {}
 
     def worker_joined(self, name: str) -> None:
-        """Begin with nothing given."""
+        """Start to track a new worker, with no tokens assigned to it yet."""
         self._sums[name] = 0
 
     def worker_left(self, name: str) -> None:
-        """Forget what it was given."""
+        """Delete the record of the tokens that were assigned to the worker."""
         del self._sums[name]
         self._given = deque(each for each in self._given if each[1] != name)
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
-        """Return the worker with the prefix, the least loaded of several; else the least loaded of all."""
+        """Return the least loaded of the workers with the longest cached prefix, if that is long enough; else the least loaded of all."""
         given, sums = self._given, self._sums
         while given and given[0][0] <= estimates.now_s - WINDOW_S:
             _, name, tokens = given.popleft()

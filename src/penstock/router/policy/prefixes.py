@@ -1,10 +1,11 @@
-"""Prefixes of prompts: one chained key per block, and the index of those that a worker holds, as far as is known. Pure.
+"""Prefixes of prompts: one chained key per block, and an index of the prefixes that a worker is assumed to have cached. Pure.
 
-Keys are made of bytes, or of token ids where a tokenizer is at hand, and equal exactly where prompts share everything so
-far. What one prompt added is a *run* that is only ever entered at its first block, its *head*: a lookup costs one probe and
-one memory comparison per run, not one probe per block. Runs are forgotten in order of use and from their ends, so that a
-block never outlives the block before it. A run is a number, and the equally numbered items of flat arrays; 0 is not a run. A
-dict would be a little quicker, at some 100 bytes an entry, which is what a block costs where every prompt brings one.
+Keys are made from bytes, or from token ids if a tokenizer is available; two keys are equal exactly if the prompts are equal
+up to the end of that block. The blocks that one prompt added to the index are stored as a *run*, which can only be entered at
+its first block, its *head*: a lookup costs one probe and one memory comparison per run, instead of one probe per block. Runs
+are deleted in order of their last use and from their ends, so that a block is never kept without the block before it. A run
+is a number, and the items with that number in flat arrays; 0 is not a run. A dict would be a little faster, at about 100
+bytes per entry, which is per block if every prompt adds one.
 """
 
 from __future__ import annotations
@@ -18,28 +19,33 @@ import orjson
 import xxhash
 
 BLOCK_TOKENS = 512
-"""Tokens per key. Source: DualMap's artefact and Mooncake's traces."""
+"""Number of tokens per key. Source: DualMap's artefact and Mooncake's traces."""
 BLOCK_BYTES = 2048
-"""Bytes per key: 512 tokens at 4 bytes each. Fixed although the ratio differs between tokenizers, because keys
-must stay comparable while an estimate of the ratio drifts: one changed byte per block would turn all caches into
-strangers. What the ratio does change is how many tokens such a block counts for (`Arrival.block_tokens`)."""
+"""Number of bytes per key: 512 tokens at 4 bytes each. It is fixed although the ratio differs between tokenizers, because keys must
+stay comparable while an estimate of the ratio changes: one byte more per block would make all cached prefixes unknown. The ratio
+only changes how many tokens such a block counts for (`Arrival.block_tokens`)."""
 SUB_BLOCK_KEYS = 8
-"""Keys of the first block: a chat that grows within it keeps its beginning. Chosen: 64 tokens each; engines share
-caches by 16, so that such a key is worth its prefill."""
+"""Number of keys of the first block: a chat that grows within it still shares its first keys. Chosen: 64 tokens each; engines share
+caches in blocks of 16, so that such a key saves that much prefill."""
 MAX_BLOCKS = 512
-"""Blocks hashed of one prompt. Chosen: 262,144 tokens; what follows cannot change where a request goes."""
+"""Maximum number of blocks of a prompt from which keys are made. Chosen: 262,144 tokens; what follows cannot change the routing."""
 MAX_TOKENS = MAX_BLOCKS * BLOCK_TOKENS
 MAX_BYTES = MAX_BLOCKS * BLOCK_BYTES
-"""Bytes of a prompt that any key is made of."""
+"""Maximum number of bytes of a prompt from which keys are made."""
 KEY_BYTES = 8
 
 ROOT = 0x50E570C4
-"""Seed of the chain of a prompt that shares its cache with everybody. Chosen freely; fixed, because routers side by
-side must agree."""
+"""Seed of the key chain of a prompt that may share its cache with all others. Chosen freely; fixed, because several routers must
+make the same keys."""
 
 
 class Prefix:
-    """The chained keys of one prompt, one per begun block, also packed into 8 bytes each for comparing many at once."""
+    """The chained keys of one prompt, also packed into 8 bytes each, to compare many keys at once.
+
+    Attributes:
+        keys: Keys as integers; see `Arrival.chain`.
+        packed: The same keys as bytes, 8 bytes per key in native byte order.
+    """
 
     __slots__ = ("keys", "packed")
 
@@ -49,7 +55,10 @@ class Prefix:
 
 
 def space_seed(*parts: str) -> int:
-    """Return the seed of a key space: prompts share keys only with prompts of equal ``parts``."""
+    """Return the seed of a key space: prompts share keys only with prompts that have equal ``parts``, such as a cache salt or adapter.
+
+    Returns `ROOT` if all parts are empty.
+    """
     return xxhash.xxh3_64_intdigest("\0".join(parts).encode(), ROOT) if any(parts) else ROOT
 
 
@@ -60,13 +69,15 @@ def prompt_keys(
     sub_block_keys: int = SUB_BLOCK_KEYS,
     seed: int = ROOT,
 ) -> tuple[int, ...]:
-    """Return the keys of a prompt, each depending on all before it: of parts of the first block, then of blocks.
+    """Return the keys of a prompt's bytes: first those of the parts of the first block, then one per further block.
+
+    Each key depends on all of the prompt before its end. A partial part or block at the end has a key as well.
 
     Args:
-        prompt: As rendered; a conversation that grows keeps its beginning, and so its keys.
-        block_bytes: >= 1.
-        sub_block_keys: Parts of the first block, a divisor of ``block_bytes``; begun ones count.
-        seed: From `space_seed`.
+        prompt: The prompt as rendered. A conversation that grows keeps its first part, and so its first keys.
+        block_bytes: Number of bytes per block, >= 1.
+        sub_block_keys: Number of parts of the first block, a divisor of ``block_bytes``.
+        seed: Seed of the key space, from `space_seed`.
     """
     keys = _chained(prompt[:block_bytes], block_bytes // sub_block_keys, seed)
     if len(prompt) > block_bytes:
@@ -82,17 +93,18 @@ def token_keys(
     engine_block_tokens: int | None = None,
     seed: int = ROOT,
 ) -> tuple[int, ...]:
-    """Return one key per begun block of token ids; for prompts that come as ids, or are tokenized here.
+    """Return one key per block of token ids, including a partial last block; for prompts that arrive as ids or are tokenized here.
 
     Args:
-        tokens: Ids in [0, 2**32).
-        block_tokens: Per key, >= 1.
-        engine_block_tokens: Tokens per engine block, a divisor of ``block_tokens``: chained over those, so that
-            `kv_events` can make the same keys from the engine's events. None: without events.
-        seed: From `space_seed`.
+        tokens: Token ids in [0, 2**32).
+        block_tokens: Number of tokens per key, >= 1.
+        engine_block_tokens: Number of tokens per block of the engine, a divisor of ``block_tokens``. The keys are then
+            chained over these blocks, so that `kv_events` can make the same keys from the engine's events. None if there are
+            no events.
+        seed: Seed of the key space, from `space_seed`.
 
     Raises:
-        OverflowError, TypeError: what is not a token id.
+        OverflowError, TypeError: an element is not a token id.
     """
     packed = array("I", tokens[:MAX_TOKENS]).tobytes()
     if engine_block_tokens is None:
@@ -107,10 +119,10 @@ _PLAIN = frozenset({"role", "content"})
 
 
 def render_chat(messages: Sequence[Mapping[str, Any]], tools: Any = None) -> bytes:
-    """Return the first `MAX_BYTES` that stand for a chat: appending messages never changes what was rendered before.
+    """Return the first `MAX_BYTES` bytes that represent a chat; appending messages never changes the bytes rendered before.
 
-    This is not a model's template; it only has to change where that would. Tools come first, as in the templates of models
-    that have them. Anything that is not plain text counts by its JSON.
+    This is not a model's chat template; it only has to differ where the template's output differs. Tools come first, as in
+    the templates of models that have tools. Message content other than plain text is represented by its JSON.
     """
     parts = [] if not tools else [b"tools\n", orjson.dumps(tools), b"\0"]
     left = MAX_BYTES - sum(map(len, parts))
@@ -143,21 +155,23 @@ def _chained(data: bytes | memoryview, width: int, seed: int) -> list[int]:
 
 
 _SLACK = 32
-"""Chosen: when full, 1/32 of the capacity is forgotten at once, since finding the oldest looks at all."""
+"""Chosen: when the index is full, 1/32 of its capacity is deleted at once, because finding the oldest blocks scans all of them."""
 _ONE_BLOCK = b""
-"""A run of one block: its head is all there is to know."""
+"""Marks a run of one block, whose only key is its head."""
 _PARTS = 256
-"""Chosen: parts of an empty index's table, a power of two; a worker without a request costs next to nothing."""
+"""Chosen: size of an empty index's table, a power of two; the index of a worker without requests takes almost no memory."""
 _NEVER = (1 << 64) - 1
-"""When a number was used that stands for no run: after all others."""
+"""Last use of a number that represents no run: after all others."""
 
 
 class PrefixIndex:
-    """The blocks of one worker, at most ``capacity`` of them, in [1, 2**31].
+    """The blocks that one worker is assumed to have cached.
 
     Attributes:
-        anywhere: Blocks that the worker holds in any memory, to be loaded where this index has them not; None: none are
-            known to be held elsewhere. Forgotten by `clear`.
+        capacity: Maximum number of blocks, in [1, 2**31]; above it, the least recently used blocks are deleted.
+        count: Present number of blocks.
+        anywhere: Index of the blocks that the worker has in any memory, from which it loads blocks that are missing in this
+            index. None if no blocks in other memory than the GPU's are known; `clear` sets it to None.
     """
 
     __slots__ = (
@@ -179,13 +193,13 @@ class PrefixIndex:
         self.clear()
 
     def resize(self, capacity: int) -> None:
-        """Learn how many blocks the worker's cache holds; what is too much is forgotten."""
+        """Set the capacity to the number of blocks that the worker's cache can store; blocks above it are deleted."""
         self.capacity = capacity
         if self.count > capacity:
             self._forget(self.count - capacity)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Delete all blocks."""
         # A head's lowest bits -> the first run of those whose heads have them, chained by `_next`.
         self._table = array("I", bytes(4 * _PARTS))
         self._mask = _PARTS - 1
@@ -202,7 +216,7 @@ class PrefixIndex:
         self.anywhere: PrefixIndex | None = None
 
     def held(self, prefix: Prefix) -> int:
-        """Return how many leading blocks of a prompt the worker holds."""
+        """Return the number of leading blocks of a prompt that the worker is assumed to have cached."""
         keys, table, mask = prefix.keys, self._table, self._mask
         place, total = 0, len(keys)
         while place < total:
@@ -217,7 +231,7 @@ class PrefixIndex:
         return place
 
     def use(self, prefix: Prefix) -> int:
-        """Remember that the worker computes, or has just read, all blocks of a prompt; return how many it held."""
+        """Record that the worker computes or reads all blocks of a prompt; return how many leading blocks it had cached before."""
         keys, packed, heads, runs = prefix.keys, prefix.packed, self._heads, self._runs
         place, total = 0, len(keys)
         passed = []
@@ -240,7 +254,7 @@ class PrefixIndex:
         if place < total:
             self._add(keys[place], packed[place * KEY_BYTES :] if total - place > 1 else _ONE_BLOCK)
             self.count += total - place
-        # Ancestors last: they must be younger than what builds on them.
+        # Earlier blocks get a later time of use, because they must be deleted after the blocks that follow them.
         used = self._used
         self._clock = clock = self._clock + len(passed)
         for number in passed:
@@ -251,10 +265,10 @@ class PrefixIndex:
         return place
 
     def limit(self, prefix: Prefix, blocks: int) -> None:
-        """Learn that the worker holds at most the first ``blocks`` >= 0 blocks of a prompt, nor do others beyond them."""
+        """Record that the worker has at most the first ``blocks`` blocks of a prompt (>= 0): all blocks that follow them are deleted."""
         keys, runs = prefix.keys, self._runs
         total = len(keys)
-        # Most often a run begins right there: what this prompt had brought.
+        # Usually a run starts at this block, because this prompt has added it.
         place, number = blocks, self._find(keys[blocks]) if blocks < total else 0
         if not number and total:
             place, number = 0, self._find(keys[0])
@@ -273,7 +287,7 @@ class PrefixIndex:
         return number
 
     def _add(self, head: int, run: bytes) -> None:
-        """Take in a run as the youngest; none begins with its head yet. Its blocks are not counted."""
+        """Add a run as the most recently used one; no run may have this head yet. `count` is not changed."""
         runs, after = self._runs, self._next
         self._clock = clock = self._clock + 1
         number = self._free
@@ -305,7 +319,7 @@ class PrefixIndex:
             table[part] = number
 
     def _split(self, number: int, blocks: int) -> None:
-        """Let what follows ``blocks`` blocks of a run age by itself: another prompt continues differently there."""
+        """Split a run after ``blocks`` blocks, because another prompt continues differently there, so that both parts age separately."""
         run, at = self._runs[number], blocks * KEY_BYTES
         self._runs[number] = run[:at] if blocks > 1 else _ONE_BLOCK
         rest = run[at:]
@@ -342,9 +356,9 @@ class PrefixIndex:
         self._free = number
 
     def _forget(self, blocks: int) -> None:
-        """Forget the least recently used blocks, in [1, ``count``]."""
+        """Delete the ``blocks`` least recently used blocks, in [1, `count`]."""
         used = np.array(self._used)
-        # As many runs as blocks at most; what is free or no run comes last, and is never reached.
+        # At most as many runs as blocks are needed; numbers that are free or not a run are sorted last and never reached.
         oldest = np.argpartition(used, min(blocks, len(used)) - 1)[:blocks]
         for number in oldest[np.argsort(used[oldest])].tolist():
             length = len(self._runs[number]) // KEY_BYTES or 1

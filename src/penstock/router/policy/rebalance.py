@@ -1,6 +1,6 @@
-"""Moving queued requests off an overloaded worker, each only to the other candidate of its pair.
+"""Moves queued requests away from an overloaded worker, each only to the other candidate that the policy named for it.
 
-Source: DualMap, section 3.3, equation 6, and A.7 for decode-bound workers. Pure.
+Source: DualMap, section 3.3, equation 6, and A.7 for workers that are limited by decode. Pure.
 """
 
 from __future__ import annotations
@@ -15,11 +15,19 @@ from penstock.router.policy.routing_policy import Estimates, WorkerQueue
 T = TypeVar("T")
 
 _STRIDE = 32
-"""About the root of a long queue's length."""
+"""About the square root of a long queue's length."""
 
 
 class RebalanceParams(NamedTuple):
-    """The TTFT that rebalancing aims for and the time, simulated seconds; see `decode_delay_s` for the bottleneck."""
+    """Parameters of one rebalancing.
+
+    Attributes:
+        slo_s: TTFT target in simulated seconds.
+        bottleneck_s: Time without a computed prompt after which a worker counts as limited by decode, in simulated seconds;
+            see `decode_delay_s`.
+        now_s: Current time in simulated seconds.
+        hit_first: Whether queues are ordered by cached tokens; see `Lane.in_order`.
+    """
 
     slo_s: float
     bottleneck_s: float
@@ -28,10 +36,11 @@ class RebalanceParams(NamedTuple):
 
 
 def decode_delay_s(worker: WorkerQueue[T], estimates: Estimates, now_s: float, bottleneck_s: float) -> float:
-    """Return the delay to add for a decode-bound worker, 0 for others.
+    """Return the delay to add for a worker that is limited by decode, in simulated seconds; 0 for other workers.
 
-    A worker is decode-bound when it has work and has computed no prompt for ``bottleneck_s`` longer than
-    what it was given should take; the paper compares the bare interval, which long prompts exceed as well.
+    A worker is limited by decode if it has work, and the time since it last computed a prompt exceeds the expected duration
+    of its running prompts by ``bottleneck_s``. The delay is that time. The paper compares the time alone with the limit,
+    which long prompts exceed as well.
     """
     if not worker.running:
         return 0.0
@@ -43,7 +52,7 @@ def decode_delay_s(worker: WorkerQueue[T], estimates: Estimates, now_s: float, b
 def decode_bound(
     workers: Mapping[str, WorkerQueue[T]], estimates: Estimates, now_s: float, bottleneck_s: float
 ) -> list[str]:
-    """Return the names of the decode-bound workers that requests wait for."""
+    """Return the names of the workers that are limited by decode and for which requests wait."""
     return [
         each.name
         for each in workers.values()
@@ -52,7 +61,7 @@ def decode_bound(
 
 
 class _MoveTarget:
-    """A worker that requests may move to, with what is pending there by now."""
+    """A worker to which requests can move, with its pending tokens including those of planned moves."""
 
     def __init__(self, worker: WorkerQueue[T], estimates: Estimates, params: RebalanceParams) -> None:
         self.delay_s = decode_delay_s(worker, estimates, params.now_s, params.bottleneck_s)
@@ -66,9 +75,16 @@ def plan_moves(
     estimates: Estimates,
     params: RebalanceParams,
 ) -> list[QueuedRequest[T]]:
-    """Return the requests that leave the overloaded ``source``, so that its queue is within the SLO, in order of benefit.
+    """Return the requests that should leave the overloaded worker ``source`` until its queue meets the TTFT target.
 
-    Only requests whose other candidate would serve them sooner and within the SLO move there. One round, no chains.
+    They are in order of benefit, the largest first. Only requests that their other candidate would serve sooner, and within
+    the target, are moved. A request moves at most once per call.
+
+    Args:
+        source: The overloaded worker.
+        workers: All eligible workers by name.
+        estimates: Estimates of all workers.
+        params: Target, time and order.
     """
     token_s = estimates.seconds(source, 1)
     if token_s is None or not source.line.queue:
@@ -87,12 +103,12 @@ def plan_moves(
     gone = _Gone(len(queue))
     left_s, slo_s = here_s[-1], params.slo_s
     for at in _by_benefit(queue, here_s, targets, slo_s):
-        # With the last of the queue within the SLO, all are.
+        # If the last request of the queue meets the target, all do.
         if left_s <= slo_s:
             break
         queued = queue[at]
         there = targets[queued.other]
-        # Earlier moves have filled the target and shortened this queue: at most by all that they saved.
+        # Earlier moves have added to the target's queue and shortened this one, at most by all the time that they saved.
         there_s = there.delay_s + (there.tokens + queued.other_uncached) * there.token_s
         benefit_s = here_s[at] - there_s
         if there_s >= slo_s or benefit_s <= 0:
@@ -107,7 +123,7 @@ def plan_moves(
 
 
 class _Gone:
-    """Tokens that have left a queue, summed up to any place in it: in strides, so that both steps are short."""
+    """Tokens of the requests that have left a queue, summed up to any position: in strides, so that adding and summing are fast."""
 
     def __init__(self, length: int) -> None:
         self._each = [0] * length

@@ -1,7 +1,8 @@
-"""Policies by the names under which distributions register them in the group `penstock.routing_policies`. Pure.
+"""Routing policies by the names under which Python packages register them in the entry-point group `penstock.routing_policies`. Pure.
 
-An entry names a class that is made without arguments, or one whose ``from_config`` makes it from the graph's router
-section and its ``spec.slo``; `penstock.router.policy.parameters` reads ``policyParameters`` into the policy's own model.
+An entry point names a class that can be created without arguments, or a class whose ``from_config`` creates it from the
+graph's router section and its ``spec.slo``; `penstock.router.policy.parameters` reads ``policyParameters`` into the policy's
+own model.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from penstock.router.policy.routing_policy import (
 )
 
 DEFAULT_SLO: Final = SloConfig()
-"""Targets of a router without a graph."""
+"""Targets of a router that has no graph."""
 
 
 def policy_names() -> tuple[str, ...]:
@@ -36,10 +37,10 @@ def policy_names() -> tuple[str, ...]:
 
 
 def make_policy(config: RouterConfig, slo: SloConfig = DEFAULT_SLO) -> RoutingPolicy:
-    """Return a new policy as a graph's router section and its targets ask for it.
+    """Return a new policy as configured by a graph's router section and targets.
 
     Raises:
-        ConfigError: no such policy is installed, or it does not take its parameters.
+        ConfigError: the policy is not installed, or does not accept its parameters.
     """
     kind = load(ROUTING_POLICIES, config.policy, kind="policy")
     policy: RoutingPolicy
@@ -55,7 +56,10 @@ def make_policy(config: RouterConfig, slo: SloConfig = DEFAULT_SLO) -> RoutingPo
 
 
 def entry_policy(config: RouterConfig, slo: SloConfig = DEFAULT_SLO) -> RoutingPolicy:
-    """Return the policy of the first stage, sticky where sessions have a header and requests are assigned on arrival."""
+    """Return a new policy for the first stage.
+
+    It is wrapped in `StickySessions` if a session header is configured and the policy assigns requests on arrival.
+    """
     policy = make_policy(config, slo)
     if config.session_header is None or policy.assigns is AssignTime.WHEN_FREE:
         return policy
@@ -63,23 +67,26 @@ def entry_policy(config: RouterConfig, slo: SloConfig = DEFAULT_SLO) -> RoutingP
 
 
 def decode_policy(config: RouterConfig, slo: SloConfig = DEFAULT_SLO) -> RoutingPolicy:
-    """Return the policy for decode workers: the named one if it compares loads, else least-loaded.
+    """Return a new policy for decode workers: the configured one if it assigns when a worker is free, else least-loaded.
 
-    A policy that reads prompts knows prefixes; what matters for decode is free KV and load.
+    Policies that assign on arrival choose by prefixes; for decode, free KV blocks and load are decisive.
     """
     policy = make_policy(config, slo)
     return policy if policy.assigns is AssignTime.WHEN_FREE else LeastLoaded()
 
 
 SESSIONS = 65_536
-"""Sessions remembered. Chosen: about 10 MiB; beyond it, the least recently used are dropped."""
+"""Maximum number of remembered sessions; above it, the least recently used are deleted. Chosen: about 10 MiB."""
 
 
 class StickySessions:
-    """Sends a session's requests to one worker while it exists and has not failed them."""
+    """Routes all requests of a session to the same worker, while that worker is eligible and has not failed them."""
 
     def __init__(self, inner: RoutingPolicy, *, most: int = SESSIONS) -> None:
-        """Wrap the policy of requests without a session, and of each session's first; ``most`` sessions are remembered."""
+        """Wrap a policy, which routes the requests without a session and the first request of each session.
+
+        ``most`` is the maximum number of remembered sessions.
+        """
         self._most = most
         self._inner = inner
         self.assigns = inner.assigns
@@ -88,15 +95,15 @@ class StickySessions:
         self._workers: dict[str, str] = {}
 
     def worker_joined(self, name: str) -> None:
-        """Record a new worker."""
+        """Pass the new worker on to the wrapped policy."""
         self._inner.worker_joined(name)
 
     def worker_left(self, name: str) -> None:
-        """Record that a worker is gone; sessions there are queued again when they next ask."""
+        """Pass the loss of a worker on to the wrapped policy; sessions of that worker are routed again at their next request."""
         self._inner.worker_left(name)
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
-        """Return the session's worker, or the policy's choice."""
+        """Return the session's worker, or the wrapped policy's choice."""
         session = arrival.session
         if not session:
             return self._inner.route(arrival, workers, estimates)
@@ -106,11 +113,11 @@ class StickySessions:
             return RoutingDecision(known, "its session's worker")
         decision = self._inner.route(arrival, workers, estimates)
         self._remember(session, decision.worker)
-        # Moving one request of a session would take it from its known.
+        # No second candidate: a request that moves would leave the worker that has its session's prefix.
         return RoutingDecision(decision.worker, decision.reason, "", False, decision.uncached)
 
     def prompt_queued(self, arrival: Arrival, worker: str, workers: WorkerQueues) -> None:
-        """Remember where another router keeps a session."""
+        """Remember the worker to which another router has sent a session's request."""
         if arrival.session:
             self._workers.pop(arrival.session, None)
             self._remember(arrival.session, worker)

@@ -1,6 +1,6 @@
 """Consistent hashing: rings with virtual nodes, and a tree of prefixes that makes their keys longer where traffic is hot.
 
-Source: DualMap, sections 3.2 and 3.4. Positions depend on names only, so every router agrees. Pure.
+Source: DualMap, sections 3.2 and 3.4. Positions depend only on names, so that all routers agree. Pure.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 import xxhash
 
 VIRTUAL_NODES = 128
-"""Anchors of one worker per ring. Chosen: shares then differ by about 1/sqrt(128), 9%; the paper names no
-number, and its figures show one."""
+"""Number of virtual nodes of one worker per ring. Chosen: the workers' shares then differ by about 1/sqrt(128), 9%; the paper names
+no number, and its figures show one virtual node."""
 
 
 class HashRing:
-    """Maps keys to the next worker clockwise."""
+    """A consistent-hash ring: maps a key to the next worker clockwise."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -31,7 +31,10 @@ class HashRing:
         self._owners: list[str] = []
 
     def add(self, name: str) -> None:
-        """Let a worker join; only keys between its anchors and those before them move, all to it."""
+        """Add a worker; only the keys between its virtual nodes and those before them are remapped, all to the new worker.
+
+        Does nothing if the worker is on the ring already.
+        """
         if name not in self._hashes:
             digest = xxhash.xxh3_64_intdigest
             self._hashes[name] = [
@@ -40,12 +43,12 @@ class HashRing:
             self._is_stale = True
 
     def remove(self, name: str) -> None:
-        """Let a worker leave; only its own keys move."""
+        """Remove a worker; only its own keys are remapped. Does nothing if the worker is not on the ring."""
         if self._hashes.pop(name, None) is not None:
             self._is_stale = True
 
     def find(self, key: int, *, besides: str | None = None) -> str | None:
-        """Return the worker for ``key``, or the next one clockwise that is not ``besides``; None: there is none."""
+        """Return the worker for ``key``, or the next one clockwise that is not ``besides``; None if there is none."""
         if self._is_stale:
             self._build()
         owners = self._owners
@@ -59,7 +62,8 @@ class HashRing:
 
     def _build(self) -> None:
         self._is_stale = False
-        # In order of names, and stable: two names on one anchor stand in the same order everywhere.
+        # Sorted by name first, and the sort by position is stable, so that two names at one position have the same order in
+        # all routers.
         names = sorted(self._hashes)
         points = np.array([self._hashes[name] for name in names], dtype=np.uint64).reshape(-1)
         order = np.argsort(points, kind="stable")
@@ -68,10 +72,10 @@ class HashRing:
 
 
 def pair(first: HashRing, second: HashRing, key: int) -> tuple[str, ...]:
-    """Return a key's two distinct candidates on two rings of the same workers; fewer where there are fewer workers.
+    """Return a key's two different candidates on two rings with the same workers; fewer if there are fewer workers.
 
-    Where both rings name the same worker, the second candidate is the next one on the second ring. The
-    paper takes the next worker number instead (its equation 5), which remaps when numbers shift.
+    If both rings map the key to the same worker, the second candidate is the next worker on the second ring. The paper uses
+    the next worker number instead (its equation 5), which remaps keys when numbers shift.
     """
     name = first.find(key)
     other = second.find(key, besides=name)
@@ -79,20 +83,21 @@ def pair(first: HashRing, second: HashRing, key: int) -> tuple[str, ...]:
 
 
 WINDOW = 200
-"""Requests over which traffic is counted. Source: DualMap's artefact."""
+"""Number of recent requests over which traffic is counted. Source: DualMap's artefact."""
 _SEEN_PER_INSTANCE = 16
-"""Chosen: a share of 1/n must be at least 16 requests to rule out chance, so the window grows with n; at 200
-requests and n > 400 a single request would be hot."""
+"""Chosen: a fraction of 1/n must be at least 16 requests to rule out chance, so the window grows with the number n of workers; with
+200 requests and n > 400 a single request would make a prefix hot."""
 _LEAST_PART = 4
-"""Chosen: before a quarter of the window is filled, shares are taken of that quarter, so that the first few
-requests do not make everything hot."""
+"""Chosen: before a quarter of the window is filled, fractions are of that quarter, so that the first few requests do not make every
+prefix hot."""
 MAX_DEPTH = 64
-"""Longest key in blocks. Chosen: 32,768 tokens of a prefix that more than 2/n share; bounds time and memory."""
+"""Maximum number of blocks in a key. Chosen: 32,768 tokens of a prefix that more than 2/n of the requests share; bounds time and
+memory."""
 
 
 @dataclass(slots=True, eq=False)
 class _Seen:
-    """A request in the window: its leading keys, and up to which depth they are counted."""
+    """A request in the window: its leading keys, and the number of them that are counted."""
 
     keys: tuple[int, ...]
     counted: int = 0
@@ -100,16 +105,20 @@ class _Seen:
 
 @dataclass(eq=False)
 class HotnessTree:
-    """Chooses the depth of hash keys, how many blocks of a prompt make its key.
+    """Chooses, for each request, how many blocks of its prompt make the key for the hash rings.
 
-    A prefix that more than 2/n of the requests in the window share is hot: keys of requests below it take one block more,
-    so that they spread over more workers. Below 1/n it is cold again.
+    A prefix that more than 2/n of the requests in the window share (n is the number of workers) is hot: keys of requests with
+    this prefix use one block more, so that they are spread over more workers. Below 1/n it is no longer hot.
 
-    The tree is a count per prefix: a chained key names the entire path to it. Only prefixes down to one below the
-    deepest hot one are counted. When a prefix turns hot, the window is counted one level deeper at once: otherwise
-    a shared prompt of twelve blocks would need twelve times the traffic of one to be distinguished.
+    The tree is a count per prefix, because a chained key identifies the entire path to it. Prefixes are counted down to one
+    block below the deepest hot one. When a prefix becomes hot, the requests in the window are counted one block deeper at
+    once: otherwise a shared prompt of twelve blocks would need twelve times the traffic to be distinguished.
 
-    Parameters are those of `DualMap`; the window is longer where there are many workers.
+    Attributes:
+        window: Minimum number of recent requests that are counted; it is larger if there are many workers.
+        start_depth: Number of blocks of a key while nothing is hot.
+        hot_share: Fraction of the requests above which a prefix is hot, 0-1; None uses 2/n.
+        cold_share: Fraction of the requests below which a prefix is no longer hot, 0-1; None uses 1/n.
     """
 
     window: int = WINDOW
@@ -118,7 +127,7 @@ class HotnessTree:
     cold_share: float | None = None
     _counts: dict[int, int] = field(default_factory=dict, init=False)
     _hot: set[int] = field(default_factory=set, init=False)
-    # Requests by the deepest prefix that they are counted in, to be found when that turns hot.
+    # Requests by the deepest prefix in which they are counted, to find them when that prefix becomes hot.
     _ends: dict[int, list[_Seen]] = field(default_factory=dict, init=False)
     _seen: deque[_Seen] = field(default_factory=deque, init=False)
 
@@ -126,9 +135,10 @@ class HotnessTree:
         return len(self._counts)
 
     def key(self, chain: Sequence[int], workers: int) -> int:
-        """Count a request of chained keys, and return the one at the depth that its traffic calls for.
+        """Count a request with the keys ``chain``, and return the key at the depth that its prefix's traffic requires.
 
-        With ``workers`` <= 2 no prefix can be hot, and every pair holds all workers anyway.
+        Returns 0 if ``chain`` is empty. With two or fewer ``workers`` no prefix can be hot, because each key's candidates are
+        all workers anyway.
         """
         if not chain:
             return 0
@@ -145,7 +155,7 @@ class HotnessTree:
         while self._is_hot(seen.keys[depth - 1], hot, cold) and depth < len(seen.keys):
             depth += 1
             self._count(seen, depth)
-        # Not before: it counts itself on its way down.
+        # Added only now, because `_count` has already counted this request on each level.
         self._ends.setdefault(seen.keys[depth - 1], []).append(seen)
         return seen.keys[depth - 1]
 

@@ -1,8 +1,9 @@
-"""The one protocol of routing policies: workers with their queues and a request go in, a decision with its reason comes out.
+"""The protocol of routing policies: workers with their queues and a request go in, a decision with its reason comes out.
 
-A policy that reads prompts assigns each request when it arrives (`AssignTime.ON_ARRIVAL`), so every worker has a queue.
-One that only compares loads assigns when a worker is free (`AssignTime.WHEN_FREE`), so requests wait in one central
-queue. To write a policy, give a class the three methods and the attribute, and register it; see docs/routing.md. Pure.
+A policy that reads prompts assigns each request when it arrives (`AssignTime.ON_ARRIVAL`), so every worker has a queue. A
+policy that only compares loads assigns when a worker has free capacity (`AssignTime.WHEN_FREE`), so requests wait in one
+central queue. To write a policy, implement the three methods and the attribute of `RoutingPolicy` in a class, and register
+it; see docs/routing.md. Pure.
 """
 
 from __future__ import annotations
@@ -18,26 +19,30 @@ from penstock.router.policy.prefixes import PrefixIndex
 from penstock.router.policy.tiers import PRIORITIES, TierQueue
 
 KV_MAX_AGE_S = 10.0
-"""Chosen: ten scrapes; an older KV reading is stale, so policies compare tokens instead."""
+"""Age in simulated seconds above which a scraped KV usage is stale, so that policies compare tokens instead. Chosen: ten
+scrapes."""
 
 CACHE_BLOCKS = 8192
-"""Keys remembered per worker where nothing else is said. Chosen: 4M tokens of 512-token blocks, or 500,000 of
-prompts so short that their first block's sub-block keys are all they have; 90 KiB of memory where prompts bring 24 new
+"""Number of prefix keys remembered per worker if its cache size is unknown. Chosen: 4M tokens of 512-token blocks, or 500,000
+tokens of prompts so short that the first block's sub-block keys are their only ones; 90 KiB of memory if each prompt adds 24 new
 keys, at most 512."""
 
 
 class WorkerLoad:
-    """One worker's load as this router knows it.
+    """The load of one worker as this router knows it.
 
     Attributes:
-        inflight_requests: Requests that this router has under way there, >= 0.
-        inflight_tokens: Their tokens: prompts, and what was generated for them so far, >= 0.
-        kv_usage_fraction: KV blocks in use when last scraped, 0-1; None: unknown.
-        scraped_tokens: ``inflight_tokens`` at that scrape.
-        scraped_uncomputed_tokens: Those of them that belonged to prompts not computed yet, as far as known.
-        metrics_at_s: When the worker's metrics were last read, simulated seconds; None: never.
-        kv_ranks: ``kv_usage_fraction`` of each of its data-parallel ranks; empty: not distinguished.
-        kv_capacity_tokens: Tokens that the KV blocks of all ranks together hold; None: unknown.
+        name: Name of the worker.
+        inflight_requests: Number of requests that this router has in flight there, >= 0.
+        inflight_tokens: Number of tokens of these requests: prompts plus the tokens generated so far, >= 0.
+        kv_usage_fraction: Fraction of the KV blocks in use at the last scrape, 0-1; None if unknown.
+        scraped_tokens: Value of `inflight_tokens` at that scrape.
+        scraped_uncomputed_tokens: Part of `scraped_tokens` that belonged to prompts not computed yet at that scrape, as far
+            as known.
+        metrics_at_s: Time of the last scrape in simulated seconds; None if there was none.
+        kv_ranks: Value of `kv_usage_fraction` for each data-parallel rank; empty if the ranks are not reported separately.
+        kv_total_blocks: Number of KV blocks of the worker; None if unknown.
+        kv_capacity_tokens: Number of tokens for which the KV blocks of all ranks together have room; None if unknown.
     """
 
     def __init__(self, name: str) -> None:
@@ -53,13 +58,17 @@ class WorkerLoad:
         self.kv_capacity_tokens: int | None = None
 
     def kv_ranks_now(self, inflight_tokens: int, now_s: float) -> tuple[float | None, ...]:
-        """Return the KV usage of each rank, with what came and went since the scrape; None: unknown or too old.
+        """Return the expected KV usage of each rank now; (None,) if it is unknown or older than `KV_MAX_AGE_S`.
 
-        What was sent there since counts in full, although a cache may hold some of it, and evenly for all ranks. So do prompts
-        that were there and not computed yet: an engine takes their blocks when it begins with them, and one reading after
-        another would miss what waits in it for room.
-        Above 1 more is on its way than there is room for. Half full of 100,000 tokens, 10,000 more since: 0.6.
-        ``inflight_tokens`` are those there now, of other routers too where they are known.
+        It is the scraped usage plus the change of the in-flight tokens since then, distributed evenly over the ranks. Tokens
+        sent since the scrape count in full, although part of them may be cached. So do prompts that were in flight at the
+        scrape and not computed yet: an engine allocates their blocks only when it starts to compute them, so that successive
+        scrapes would miss the prompts that wait inside the engine. A value above 1 means that more is in flight than fits.
+        Example: 0.5 of a capacity of 100,000 tokens at the scrape, 10,000 more tokens since: 0.6.
+
+        Args:
+            inflight_tokens: Number of tokens in flight at the worker now, including those of other routers if they are known.
+            now_s: Current time in simulated seconds.
         """
         usage, capacity = self.kv_usage_fraction, self.kv_capacity_tokens
         if usage is None or self.metrics_at_s is None or now_s - self.metrics_at_s > KV_MAX_AGE_S:
@@ -74,17 +83,20 @@ class WorkerLoad:
         return tuple(max(0.0, each + change) for each in ranks)
 
     def projected_kv_usage(self, inflight_tokens: int, now_s: float) -> float | None:
-        """Return the KV usage scaled by how the in-flight tokens changed since the scrape; None: unknown or too old.
+        """Return the scraped KV usage times the ratio of in-flight tokens now and then, at most 1; None if unknown or too old.
 
-        A scrape is up to a second old; without the projection every request of that second would go to
-        the worker that was emptiest at its start. Half full at 1,000 tokens in flight and 1,500 now: 0.75.
-        ``inflight_tokens`` as in `kv_ranks_now`.
+        A scrape is up to a second old; without this projection every request of that second would be sent to the worker that
+        was emptiest at its start. Example: 0.5 with 1,000 tokens in flight at the scrape, and 1,500 tokens now: 0.75.
+
+        Args:
+            inflight_tokens: Number of tokens in flight at the worker now, including those of other routers if they are known.
+            now_s: Current time in simulated seconds.
         """
         usage, scraped = self.kv_usage_fraction, self.scraped_tokens
         if usage is None or self.metrics_at_s is None or now_s - self.metrics_at_s > KV_MAX_AGE_S:
             return None
         if scraped <= 0 and usage == 0:
-            # Idle when scraped and busy now: its usage does not include the requests sent since.
+            # The worker was idle at the scrape and is busy now: its usage does not include the requests sent since.
             return 0.0 if inflight_tokens <= 0 else None
         if scraped <= 0:
             return usage
@@ -94,33 +106,36 @@ class WorkerLoad:
 T = TypeVar("T")
 
 WaitingLine = Lane[T] | TierQueue[T]
-"""What a queue orders its waiting requests by: one lane, or a lane for each tier and tenant."""
+"""The order of a queue's waiting requests: one lane, or a lane for each tier and tenant."""
 
 _DECAY = 0.95
 """Chosen: sums over about the last twenty prefills, so that a slower GPU shows within seconds."""
 LOAD_COST = 0.25
-"""Chosen: tokens computed that take as long as one that is loaded from other memory. An 8B model's 128 KiB a token come
-over PCIe 4 (25 GB/s) as 190,000 tokens/s and from a disk (6 GB/s) as 46,000, of some 15,000 that such a GPU computes:
-0.08 and 0.33; one number, since each engine names memories in its events as it likes."""
+"""Cost of loading a token from other memory than the GPU's, relative to computing it. Chosen: an 8B model's 128 KiB per token are
+loaded over PCIe 4 (25 GB/s) at 190,000 tokens/s and from a disk (6 GB/s) at 46,000, while such a GPU computes about 15,000
+tokens/s: 0.08 and 0.33. It is one number, because engines name memories in their events differently."""
 _BORROWED_S = 1.0
-"""Chosen: a worker's own measurements outweigh those of all together after a second of computing."""
+"""Chosen: a worker's own measurements outweigh the fleet's after a second of computing."""
 _IDLE_HALF_LIFE_S = 60.0
-"""Chosen: what was measured of a worker weighs half after this long without work, simulated seconds. One that looks slow is
-given little and so hardly measured again. After 10 s, half the workers at half speed and 1 Conversation request/s, 95.2%
-were in time, after 60 s 99.2% and without any forgetting 100%."""
+"""Time without work after which a worker's measured throughput has half its weight, in simulated seconds. Chosen: a worker that
+appears slow gets few requests and so is hardly measured again. With 10 s, half the workers at half speed and 1 Conversation
+request/s, 95.2% of requests were on time, with 60 s 99.2%, and without any forgetting 100%."""
 
 
 class PrefillThroughput:
-    """Prefill tokens per second, learnt from what was computed: tokens over seconds, both decaying.
+    """Prefill tokens per second, measured as exponentially weighted tokens divided by exponentially weighted seconds.
 
-    A mean of rates instead would let a prompt of ten new tokens, which takes the time of a launch, weigh as much
-    as one of ten thousand. ``tokens_per_s`` is the estimate; None while nothing was measured.
+    A mean of rates would give a prompt of ten uncached tokens, which takes the time of a kernel launch, the same weight as a
+    prompt of ten thousand.
+
+    Attributes:
+        tokens_per_s: Present estimate; None if nothing was measured.
     """
 
     __slots__ = ("_seconds", "_tokens", "tokens_per_s")
 
     def __init__(self, tokens_per_s: float | None = None) -> None:
-        """Start with a throughput, as if measured over one second, or without one."""
+        """Start with a throughput as if it were measured over one second; None starts without a measurement."""
         self._set(tokens_per_s or 0.0, 1.0 if tokens_per_s else 0.0)
 
     def _set(self, tokens: float, seconds: float) -> None:
@@ -128,27 +143,35 @@ class PrefillThroughput:
         self.tokens_per_s: float | None = tokens / seconds if seconds > 0 and tokens > 0 else None
 
     def learn(self, tokens: int, took_s: float) -> None:
-        """Take one measurement in; ``took_s`` is 0 for requests of the same batch, and a clock that steps back counts as 0."""
+        """Add one measurement: tokens computed and the seconds that this took; does nothing if ``tokens`` is 0.
+
+        ``took_s`` is 0 for the further requests of a batch; a negative value (the clock was set back) counts as 0.
+        """
         if tokens > 0:
             self._set(self._tokens * _DECAY + tokens, self._seconds * _DECAY + max(0.0, took_s))
 
     def learn_other(self, tokens_per_s: float) -> None:
-        """Take another router's word, as if measured over a second."""
+        """Add a throughput that another router has measured, with the weight of a measurement of one second."""
         self._set(self._tokens * _DECAY + tokens_per_s, self._seconds * _DECAY + 1.0)
 
     def is_own(self, idle_s: float) -> bool:
-        """Return whether enough was measured here, and recently enough, to differ from the fleet's."""
+        """Return whether enough was measured on this worker, and recently enough, to use its value instead of the fleet's.
+
+        ``idle_s`` is the time for which the worker has had nothing to compute, in simulated seconds.
+        """
         return self._seconds * _weight(idle_s) >= _BORROWED_S
 
     def idled(self, idle_s: float) -> None:
-        """Let what was measured weigh less after a time without work, simulated seconds."""
+        """Reduce the weight of the measurements after ``idle_s`` simulated seconds without work."""
         weight = _weight(idle_s)
         self._set(self._tokens * weight, self._seconds * weight)
 
     def mixed(self, fleet: float | None, idle_s: float = 0.0) -> float | None:
-        """Return the estimate, tokens/s, borrowing from the fleet's while little was measured here; None: nothing known.
+        """Return the estimate in tokens/s, mixed with the fleet's while little was measured here; None if neither is known.
 
-        ``idle_s``: for how long the worker has had nothing to compute, simulated seconds >= 0.
+        Args:
+            fleet: Throughput of all workers together, in tokens/s; None if unknown.
+            idle_s: Time for which the worker has had nothing to compute, in simulated seconds, >= 0.
         """
         if fleet is None:
             return self.tokens_per_s
@@ -163,19 +186,25 @@ def _weight(idle_s: float) -> float:
 
 
 class WorkerQueue(Generic[T]):
-    """One worker: its queue, its cache, its throughput, its load.
+    """One worker as policies see it: its queue, its assumed cache contents, its throughput, and its load.
 
     Attributes:
-        queued_tokens: Uncached tokens of those that wait.
-        running: Requests dispatched and not computed yet.
-        running_tokens: Uncached tokens of those that run.
-        running_by_rank: The same by rank of their tier, the highest first.
-        running_prompt_tokens: Prompt tokens of those that run, cached or not.
-        peer_tokens: Uncached tokens that other routers have there, as last reported.
-        decoding_tokens: Prompt tokens of the requests that it has computed and still answers.
-        progress_s: When it last computed a prompt, or had nothing to compute.
-        relative_slowdown: How many times as long as all together it took for a token when it was last measured; 1 unless
-            it clearly differs. `Estimates.relative_slowdown` is what is believed now.
+        load: Load as scraped and counted by this router.
+        name: Name of the worker.
+        index: Prefixes that the worker is assumed to have in its cache.
+        throughput: Measured prefill throughput.
+        line: Requests that wait for this worker, in order.
+        queued_tokens: Number of uncached tokens of the requests that wait.
+        running: Requests that were dispatched and whose prompts are not computed yet, by item.
+        running_tokens: Number of uncached tokens of the running requests.
+        running_by_rank: `running_tokens` by rank of the tier, the highest tier first.
+        running_prompt_tokens: Number of prompt tokens of the running requests, cached or not.
+        peer_tokens: Number of uncached tokens that other routers have in flight there, as last reported.
+        decoding_tokens: Number of prompt tokens of the requests whose prompts the worker has computed and which it still
+            answers.
+        progress_s: Time at which the worker last finished a prompt or became busy, in simulated seconds.
+        relative_slowdown: Time per token divided by the fleet's, at the last measurement; 1 unless the two clearly differ.
+            `Estimates.relative_slowdown` returns the present estimate.
     """
 
     __slots__ = (
@@ -212,19 +241,20 @@ class WorkerQueue(Generic[T]):
         self.relative_slowdown = 1.0
 
     def idle_s(self, now_s: float) -> float:
-        """Return for how long it has had nothing to compute, simulated seconds >= 0."""
+        """Return how long the worker has had nothing to compute, in simulated seconds; 0 if it is busy."""
         return 0.0 if self.running else max(0.0, now_s - self.progress_s)
 
     @property
     def pending_tokens(self) -> int:
-        """Uncached tokens of all requests here but, without tiers, the late ones, which let others go first."""
+        """Uncached tokens of all requests here. Without tiers, late requests are not included, because they let others go first."""
         return self.queued_tokens - self.line.late_tokens + self.running_tokens + self.peer_tokens
 
     def pending_for(self, arrival: Arrival) -> int:
-        """Return the uncached tokens to compute before a request that comes now.
+        """Return the uncached tokens to compute here before a request that arrives now.
 
-        Without tiers late requests let it go first. With tiers those of lower tiers do: the ones that wait here, up to their
-        share of one round, and the ones in the engine, except the one whose prompt is being computed.
+        Without tiers, late requests are not included, because they let the new one go first. With tiers, requests of lower
+        tiers are not included either: those that wait here, up to their share of one round, and those in the engine, except
+        the one whose prompt is being computed.
         """
         line = self.line
         pending = self.queued_tokens - line.late_tokens + self.running_tokens + self.peer_tokens
@@ -239,25 +269,25 @@ class WorkerQueue(Generic[T]):
 
     @property
     def inflight_tokens(self) -> int:
-        """Tokens in flight there: this router's, and those of its peers as last reported."""
+        """Tokens in flight at the worker: this router's, plus the other routers' as last reported."""
         return self.load.inflight_tokens + self.peer_tokens
 
     def projected_kv_usage(self, now_s: float) -> float | None:
-        """Return the KV usage expected now, 0-1; None: unknown."""
+        """Return the expected fraction of KV blocks in use now, 0-1; None if unknown."""
         if self.load.kv_usage_fraction is None:
             return None
         return self.load.projected_kv_usage(self.inflight_tokens, now_s)
 
     @property
     def queue(self) -> dict[T, QueuedRequest[T]]:
-        """Requests that wait for it and were not found late."""
+        """Requests that wait for the worker and were not found late, by item."""
         return self.line.queue
 
     def uncached(self, arrival: Arrival) -> int:
-        """Return how many of a prompt's tokens would have to be computed here; at least 1 of any.
+        """Return the number of a prompt's tokens that would have to be computed here; at least 1 unless the prompt is empty.
 
-        A prompt is never wholly cached: its last token is computed for the first answer. What is to be loaded from other
-        memory counts as `LOAD_COST` of as many tokens.
+        A prompt is never cached entirely: its last token is computed to generate the first output token. A token that would
+        be loaded from other memory than the GPU's counts as `LOAD_COST` tokens.
         """
         index = self.index
         missing = arrival.uncached(index.held(arrival.prefix))
@@ -271,9 +301,9 @@ class WorkerQueue(Generic[T]):
         return computed + int(LOAD_COST * (missing - computed))
 
     def put(self, queued: QueuedRequest[T], uncached: int | None = None, *, is_first: bool = False) -> None:
-        """Queue a request here, behind or before all others; its blocks count as held from now on.
+        """Queue a request here, after all others or (``is_first``) before them; its prompt counts as cached here from now on.
 
-        ``uncached`` are its tokens to compute here; None: to be counted.
+        ``uncached`` is the number of its tokens to compute here; None calculates it.
         """
         queued.worker = self.name
         queued.held = self.index.use(queued.arrival.prefix)
@@ -284,26 +314,27 @@ class WorkerQueue(Generic[T]):
         self.queued_tokens += queued.uncached
 
     def pull(self, queued: QueuedRequest[T]) -> None:
-        """Take a request out of the queue."""
+        """Remove a waiting request from the queue."""
         self.line.pull(queued)
         self.queued_tokens -= queued.uncached
 
     def forget(self, queued: QueuedRequest[T]) -> None:
-        """Unlearn the blocks that a request would have brought here, had it been computed."""
+        """Remove from the index the blocks that a request would have added to the cache, because its prompt was not computed here."""
         self.index.limit(queued.arrival.prefix, queued.held)
 
     def unassign(self, queued: QueuedRequest[T]) -> None:
-        """Take a request out of the queue that will not be computed here."""
+        """Remove a waiting request from the queue, and the blocks that it would have added from the index."""
         self.pull(queued)
         self.forget(queued)
 
     def start(self, queued: QueuedRequest[T], now_s: float) -> None:
-        """Dispatch a request."""
+        """Count a waiting request as dispatched: it is removed from the queue and runs now."""
         self.pull(queued)
         self.line.charge(queued)
         queued.started_s = now_s
         if now_s > queued.since_s:
-            # It is used now, and one that moved away meanwhile may have taken shared blocks with it.
+            # The prompt is used now; and if a request with a shared prefix was moved away meanwhile, that has removed the
+            # shared blocks.
             self.index.use(queued.arrival.prefix)
         if not self.running:
             self.throughput.idled(self.idle_s(now_s))
@@ -314,7 +345,10 @@ class WorkerQueue(Generic[T]):
         self.running_prompt_tokens += queued.tokens
 
     def end(self, queued: QueuedRequest[T], now_s: float) -> float:
-        """Take back a request; return the seconds since it was given or something was last computed here, >= 0."""
+        """Remove a running request; return the seconds since it was dispatched or since the last prompt was computed here.
+
+        The later of the two times counts. The result is in simulated seconds, >= 0.
+        """
         del self.running[queued.item]
         self.running_tokens -= queued.uncached
         self.running_by_rank[queued.arrival.rank] -= queued.uncached
@@ -330,23 +364,29 @@ WorkerQueues = Mapping[str, WorkerQueue[Any]]
 
 
 class AssignTime(Enum):
-    """When a policy assigns a request to a worker."""
+    """When a policy assigns a request to a worker.
+
+    Attributes:
+        ON_ARRIVAL: When the request arrives.
+        WHEN_FREE: When a worker has free capacity.
+    """
 
     ON_ARRIVAL = auto()
-    """At once, among all workers; it waits in that worker's queue, and the policy reads its prompt."""
+    """When the request arrives, among all workers. It waits in that worker's queue, and the policy reads its prompt."""
     WHEN_FREE = auto()
-    """At the head of the central queue, among the workers that have room."""
+    """When the request is first in the central queue, among the workers that have free capacity."""
 
 
 class RoutingDecision(NamedTuple):
-    """Where a request goes.
+    """The worker that a policy has chosen for a request.
 
     Attributes:
-        reason: One short phrase for logs.
-        other: The other candidate to which it may be moved while it waits; empty if there is none.
-        is_hot: Both candidates are overloaded: their queues should be rebalanced.
-        uncached: Tokens to compute there, if the policy has counted them; None: it has not.
-        other_uncached: Tokens to compute at ``other``, likewise.
+        worker: Name of the chosen worker.
+        reason: Short phrase for logs.
+        other: Name of the other candidate, to which the request can be moved while it waits; empty if there is none.
+        is_hot: Whether both candidates are overloaded, so that their queues should be rebalanced.
+        uncached: Number of tokens to compute on `worker`, if the policy has calculated it; else None.
+        other_uncached: Number of tokens to compute on `other`, if the policy has calculated it; else None.
     """
 
     worker: str
@@ -360,8 +400,9 @@ class RoutingDecision(NamedTuple):
 class RoutingPolicy(Protocol):
     """Chooses a worker for each request.
 
-    A class that has parameters has a class method ``from_config`` besides, which takes the graph's router section and its ``spec.slo``. It may
-    say more by the attributes that `bottleneck_s` and `reads_usage` read.
+    A class with parameters also has a class method ``from_config``, which receives the graph's router section and its
+    ``spec.slo``. The optional attributes ``bottleneck_s`` and ``reads_usage`` are explained in the functions of the same
+    names.
 
     Attributes:
         assigns: When `route` is called for a request.
@@ -370,43 +411,56 @@ class RoutingPolicy(Protocol):
     assigns: AssignTime
 
     def worker_joined(self, name: str) -> None:
-        """Record a new worker."""
+        """Record that a worker has become eligible."""
 
     def worker_left(self, name: str) -> None:
-        """Record that a worker is gone."""
+        """Record that a worker is no longer eligible."""
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
-        """Return the decision for a request; ``workers`` is not empty."""
+        """Return the decision for a request.
+
+        Args:
+            arrival: The request.
+            workers: Workers to choose from, by name; not empty.
+            estimates: Estimated durations, at the time of the decision.
+        """
 
 
 def bottleneck_s(policy: RoutingPolicy) -> float:
-    """Return the silence after which a worker counts as decode-bound and a policy's waiting requests leave it.
+    """Return the policy's ``bottleneck_s``: the time without a computed prompt after which a worker counts as limited by decode.
 
-    Simulated seconds, see `decode_delay_s`; inf, as where the policy does not say: they stay.
+    Requests that wait for such a worker are moved, see `decode_delay_s`. In simulated seconds; inf, also if the policy has no
+    such attribute, never moves them.
     """
     return float(getattr(policy, "bottleneck_s", inf))
 
 
 def reads_usage(policy: RoutingPolicy) -> bool:
-    """Return whether a policy reads the entry workers' KV usage; one that does not say may."""
+    """Return whether a policy reads the KV usage of the first stage's workers; True if the policy has no ``reads_usage`` attribute."""
     return bool(getattr(policy, "reads_usage", True))
 
 
 @runtime_checkable
 class LearnsPrompts(Protocol):
-    """A policy that remembers where prompts went, beyond each worker's index."""
+    """A policy that remembers where prompts were sent, in addition to each worker's prefix index."""
 
     def prompt_queued(self, arrival: Arrival, worker: str, workers: WorkerQueues) -> None:
-        """Record that another router has queued a request for a worker."""
+        """Record that another router has sent a request to a worker.
+
+        Args:
+            arrival: The request.
+            worker: Name of the worker.
+            workers: All workers, by name.
+        """
 
 
 class Estimates:
-    """Estimates over all workers, the same for every policy.
+    """Estimated durations and throughputs, in the same way for every policy.
 
     Attributes:
-        throughput: Of all workers together; is in for one that has computed little yet.
-        now_s: Time of the decision, simulated seconds.
-        ttft_slo_s: TTFT that the request to place is to have, simulated seconds; None: any is in time.
+        throughput: Prefill throughput of all workers together; used for workers that have computed little yet.
+        now_s: Time of the decision, in simulated seconds.
+        ttft_slo_s: TTFT target of the request to be routed, in simulated seconds; None if it has no target.
     """
 
     def __init__(self) -> None:
@@ -415,19 +469,19 @@ class Estimates:
         self.ttft_slo_s: float | None = None
 
     def seconds(self, worker: WorkerQueue[Any], tokens: int) -> float | None:
-        """Return how long a worker computes this many tokens; None while no throughput is known."""
+        """Return the time in which a worker computes this many tokens, in simulated seconds; None while no throughput is known."""
         tokens_per_s = self.tokens_per_s(worker)
         return None if tokens_per_s is None else tokens / tokens_per_s
 
     def tokens_per_s(self, worker: WorkerQueue[Any]) -> float | None:
-        """Return a worker's prefill throughput; None while none is known."""
+        """Return a worker's prefill throughput in tokens/s; None while none is known."""
         return worker.throughput.mixed(self.throughput.tokens_per_s, worker.idle_s(self.now_s))
 
     def computed_tokens(self, worker: WorkerQueue[Any]) -> int:
-        """Return the tokens that a worker should have computed of the prompt under way there, >= 0.
+        """Return the number of tokens that a worker should have computed of the prompt that it computes now, >= 0.
 
-        Its throughput over the time since it began, at most the entire prompt: those dispatched after it wait until its
-        end is reported. 10,000 tokens/s, 8,000 to compute, begun 0.3 s ago: 3,000.
+        This is its throughput times the time since it started that prompt, at most the entire prompt: the prompts dispatched
+        after it wait until its end is reported. Example: 10,000 tokens/s, 8,000 tokens to compute, started 0.3 s ago: 3,000.
         """
         running = worker.running
         tokens_per_s = worker.throughput.mixed(self.throughput.tokens_per_s) if running else None
@@ -442,18 +496,21 @@ class Estimates:
         return max(0, computed)
 
     def pending_tokens(self, worker: WorkerQueue[Any], arrival: Arrival | None = None) -> int:
-        """Return the uncached tokens that a worker computes before a request that comes now; None: of any tier."""
+        """Return the uncached tokens that a worker has to compute before a request that arrives now.
+
+        With ``arrival`` the order of the tiers is taken into account, see `WorkerQueue.pending_for`; None counts all tiers.
+        """
         pending = worker.pending_tokens if arrival is None else worker.pending_for(arrival)
         return pending - self.computed_tokens(worker) if worker.running else pending
 
     def relative_slowdown(self, worker: WorkerQueue[Any]) -> float:
-        """Return how many times as long as all together a worker takes for a token; 1 where they hardly differ."""
+        """Return a worker's time per token divided by the fleet's; 1 if they hardly differ or too little was measured."""
         if worker.relative_slowdown == 1.0 or worker.running:
             return worker.relative_slowdown
         return self.measured_slowdown(worker)
 
     def measured_slowdown(self, worker: WorkerQueue[Any]) -> float:
-        """Return the same by what has been measured, however little the difference was before."""
+        """Return the same as `relative_slowdown`, always calculated from the present measurements."""
         fleet, own = self.throughput.tokens_per_s, self.tokens_per_s(worker)
         if fleet is None or own is None or not worker.throughput.is_own(worker.idle_s(self.now_s)):
             return 1.0
@@ -461,12 +518,15 @@ class Estimates:
         return 1.0 if 1 / _CLEARLY <= ratio <= _CLEARLY else ratio
 
     def ttft_s(self, worker: WorkerQueue[Any], uncached: int) -> float | None:
-        """Return the estimated TTFT of a request that comes now: pending and own tokens over the throughput."""
+        """Return the estimated TTFT of a request that arrives now, in simulated seconds; None while no throughput is known.
+
+        It is the worker's pending tokens plus the request's ``uncached`` tokens, divided by the throughput.
+        """
         return self.seconds(worker, self.pending_tokens(worker) + uncached)
 
 
 def eligible(workers: WorkerQueues, avoid: Collection[str]) -> list[WorkerQueue[Any]]:
-    """Return the workers besides ``avoid``, or all when that leaves none."""
+    """Return the workers that are not named in ``avoid``, or all workers if that leaves none."""
     if not avoid:
         return list(workers.values())
     rest = [each for name, each in workers.items() if name not in avoid]

@@ -1,8 +1,9 @@
-"""Whether the tiers keep their SLOs, and which share of the lower tiers to shed so that the higher ones do. Pure.
+"""Measures whether the tiers meet their SLOs, and decides which fraction of the lower tiers to shed so that the higher ones do. Pure.
 
-Each second `SloMonitor.evaluate` compares TTFT and TPOT over a sliding window, at the percentile of the tier's attainment, with its targets for TTFT and ITL. While
-premium or standard misses one, shedding goes up the ladder `STEPS`, standard being shed for premium alone; while both keep
-well within their targets it comes down, more slowly. Each step is compared with what was measured since it was taken.
+Each second `SloMonitor.evaluate` compares TTFT and TPOT over a sliding window, at the percentile of the tier's attainment,
+with its targets for TTFT and ITL. While premium or standard misses a target, shedding goes one step further in the list
+`STEPS` (standard is shed for premium alone); while both meet their targets by a margin, it goes back a step, more slowly.
+Each step is evaluated with the values that were measured since it was taken.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from penstock.core.histogram import percentile
 from penstock.router.policy.tiers import PRIORITIES, Slo, slo_of
 
 EVALUATE_S: Final = 1.0
-"""Between two evaluations. Chosen: a fifth of the shortest time between two steps by default; simulated seconds."""
+"""Interval of evaluations in simulated seconds. Chosen: a fifth of the shortest time between two steps by default."""
 
 
 _Waits = Mapping[Tier, Iterable[float]]
@@ -27,21 +28,21 @@ STEPS: Final = (
     (Tier.STANDARD, 0.5),
     (Tier.STANDARD, 1.0),
 )
-"""Shares of one tier's arrivals that are shed, each step's on top of those before it. Chosen: halves, so that a small
-excess does not cost an entire tier; premium and system are never shed."""
+"""Steps of shedding: a tier, and the fraction of its arrivals that is shed; each step adds to those before it. Chosen: halves, so
+that a small overload does not cost an entire tier; premium and system are never shed."""
 
 _PROTECTED: Final = {Tier.PREMIUM: len(STEPS), Tier.STANDARD: 2}
-"""How many steps a tier's missed target may lead to: standard is not shed to protect standard."""
+"""Number of steps that a tier's missed target can cause: standard is not shed to protect standard."""
 
 
 class EndedRequest(NamedTuple):
-    """What a request's end says of its tier; None: it has no such figure.
+    """Latencies of a request that has ended; None if the request has no such value.
 
     Attributes:
-        ttft_s: Arrival to first token.
-        tpot_s: Mean time between the tokens that follow.
-        e2e_s: Arrival to last token.
-        is_failed: It was admitted and got no complete answer, so it has missed every target.
+        ttft_s: Time from arrival to first token, in simulated seconds.
+        tpot_s: Mean time per output token after the first one, in simulated seconds.
+        e2e_s: Time from arrival to last token, in simulated seconds.
+        is_failed: Whether it was admitted and got no complete response, so that it has missed every target.
     """
 
     ttft_s: float | None = None
@@ -51,13 +52,20 @@ class EndedRequest(NamedTuple):
 
     @classmethod
     def after(cls, ttft_s: float | None, e2e_s: float, output_tokens: int, *, is_failed: bool) -> Self:
-        """Return what a request's end says, ``e2e_s`` after its arrival, of an answer of this many tokens."""
+        """Return the latencies of a request that ended ``e2e_s`` after its arrival with ``output_tokens`` tokens.
+
+        Args:
+            ttft_s: Time from arrival to first token, in simulated seconds; None if there was no token.
+            e2e_s: Time from arrival to the end, in simulated seconds.
+            output_tokens: Number of output tokens.
+            is_failed: Whether the request was admitted and got no complete response.
+        """
         has_gaps = ttft_s is not None and output_tokens > 1
         tpot_s = (e2e_s - (ttft_s or 0.0)) / (output_tokens - 1) if has_gaps else None
         return cls(ttft_s, tpot_s, e2e_s, is_failed=is_failed)
 
     def meets(self, slo: Slo) -> bool:
-        """Return whether nothing that was measured exceeds the targets."""
+        """Return whether the request has met the targets; a target or latency that is None counts as met."""
         pairs = (
             (self.ttft_s, slo.ttft_seconds),
             (self.tpot_s, slo.itl_seconds),
@@ -72,22 +80,22 @@ _ATTAINMENT: Final = SloConfig().attainment
 """Attainment of a tier whose section has not been completed by `TiersConfig.under`."""
 
 MOST_VALUES = 8192
-"""Chosen: 270 requests/s of one tier in 30 s; of more, the newest count."""
+"""Maximum number of values in a window; above it, the newest are kept. Chosen: 270 requests/s of one tier in 30 s."""
 
 
 class SlidingWindow:
-    """Values by the time at which they were measured; those older than ``length_s`` simulated seconds are forgotten."""
+    """Values with the time at which they were measured; values older than ``length_s`` simulated seconds are deleted."""
 
     def __init__(self, length_s: float) -> None:
         self.length_s = length_s
         self._values: deque[tuple[float, float]] = deque(maxlen=MOST_VALUES)
 
     def add(self, value: float, now_s: float) -> None:
-        """Take a value in; times never decrease."""
+        """Add a value measured at ``now_s``, which must not decrease from call to call."""
         self._values.append((now_s, value))
 
     def values(self, now_s: float, *, since_s: float = float("-inf")) -> list[float]:
-        """Return the values measured within the window and after ``since_s``, oldest first."""
+        """Return the values measured within the window and after ``since_s``, the oldest first."""
         values = self._values
         while values and values[0][0] <= now_s - self.length_s:
             values.popleft()
@@ -95,10 +103,12 @@ class SlidingWindow:
 
 
 class SloMonitor:
-    """Windows of every tier, and the step of shedding.
+    """Recent latencies of every tier, and the present step of shedding.
 
     Attributes:
-        step: Steps of `STEPS` that are taken, 0 to 4.
+        tiers: Targets and shares of the tiers.
+        settings: Settings of shedding.
+        step: Number of steps of `STEPS` that are in effect, 0 to 4.
     """
 
     def __init__(self, tiers: TiersConfig) -> None:
@@ -112,7 +122,7 @@ class SloMonitor:
         self._debt = dict.fromkeys(PRIORITIES, 0.0)
 
     def configure(self, tiers: TiersConfig) -> None:
-        """Take other targets and settings from now on; what was measured and the step stay."""
+        """Replace the targets and settings; the measured values and the present step are kept."""
         self.tiers = tiers
         self.settings = tiers.shedding
         for windows in (self._ttft, self._tpot, self._met):
@@ -122,39 +132,39 @@ class SloMonitor:
     # ------------------------------------------------------------------ what is measured
 
     def first_token(self, tier: Tier, ttft_s: float, now_s: float) -> None:
-        """Record a request's first token."""
+        """Record the TTFT of a request, in simulated seconds."""
         self._ttft[tier].add(ttft_s, now_s)
 
     def ended(self, tier: Tier, request: EndedRequest, now_s: float) -> None:
-        """Record an admitted request's end."""
+        """Record the end of an admitted request."""
         if request.tpot_s is not None:
             self._tpot[tier].add(request.tpot_s, now_s)
         self._met[tier].add(float(request.meets(slo_of(self.tiers, tier))), now_s)
 
     def compliance(self, tier: Tier, now_s: float) -> float | None:
-        """Return the share of a tier's requests that kept all its targets, 0-1; None: none has ended lately."""
+        """Return the fraction of a tier's requests in the window that met all targets, 0-1; None if none has ended in the window."""
         met = self._met[tier].values(now_s)
         return sum(met) / len(met) if met else None
 
     # ------------------------------------------------------------------ shedding
 
     def shed_fraction(self, tier: Tier) -> float:
-        """Return the share of a tier's arrivals that is shed now, 0-1."""
+        """Return the fraction of a tier's arrivals that is shed now, 0-1."""
         taken = STEPS[: self.step] if self.settings.enabled else ()
         return max((fraction for each, fraction in taken if each is tier), default=0.0)
 
     def sheds(self, tier: Tier) -> bool:
-        """Return whether this arrival is shed; shed arrivals are evenly spaced."""
+        """Count an arrival and return whether it is to be shed; shed arrivals are evenly spaced."""
         debt = self._debt[tier] + self.shed_fraction(tier)
         is_shed = debt >= 1.0
         self._debt[tier] = debt - is_shed
         return is_shed
 
     def evaluate(self, now_s: float, waits: _Waits | None = None) -> None:
-        """Take a step up or down where it is due.
+        """Go one step of shedding further or back, if that is necessary and the last step is long enough ago.
 
-        ``waits``: how long the requests that wait now have waited, by tier. Those beyond the target have missed it already,
-        and while nothing moves they are all there is to see.
+        ``waits`` contains, by tier, how long the requests that wait now have waited, in simulated seconds. Those beyond the
+        TTFT target have missed it already; while no worker makes progress, they are the only values.
         """
         settings, waits = self.settings, waits or {}
         since_s = self._changed_s
@@ -168,7 +178,8 @@ class SloMonitor:
             return
         if self.step and now_s - since_s >= settings.recover_seconds:
             since_s = now_s - settings.recover_seconds
-            # A step taken for premium alone is given back when premium is well, whatever standard is.
+            # A step that protects premium alone is reversed as soon as premium meets its targets by a margin, regardless of
+            # standard.
             guarded = (tier for tier, steps in _PROTECTED.items() if steps >= self.step)
             if all(self._is_well(tier, now_s, since_s, waits) for tier in guarded):
                 self._move(-1, now_s)
@@ -184,7 +195,7 @@ class SloMonitor:
         )
 
     def _is_well(self, tier: Tier, now_s: float, since_s: float, waits: _Waits) -> bool:
-        """Return whether a tier is well within its targets; a tier without data is."""
+        """Return whether a tier meets its targets by the configured margin; True for a tier without values."""
         return all(
             self._percentile(tier, values) <= target_s * self.settings.recover_fraction
             for values, target_s in self._measured(tier, now_s, since_s, waits)
@@ -197,7 +208,7 @@ class SloMonitor:
     def _measured(
         self, tier: Tier, now_s: float, since_s: float, waits: _Waits
     ) -> Iterator[tuple[list[float], float]]:
-        """Yield what was measured of each target of a tier since a moment, and the target."""
+        """Yield, for each target of a tier, the values measured since a time, and the target."""
         slo = slo_of(self.tiers, tier)
         if slo.ttft_seconds is not None:
             overdue = [wait_s for wait_s in waits.get(tier, ()) if wait_s > slo.ttft_seconds]

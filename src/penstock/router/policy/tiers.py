@@ -1,19 +1,21 @@
-"""Priority tiers, and who is next among them and their tenants: deficit round robin, and fair queueing of tenants. Pure.
+"""Priority tiers, and which tier and tenant is served next: deficit round robin of tiers, fair queueing of tenants. Pure.
 
-The unit is the tokens that a request makes its worker compute. The system tier always goes first. The others have a credit
-each, from which the one served pays; while a tier with requests has credit left, the one of the highest effective priority
-goes; when none has, all get their shares of another round. So a tier that asks for less than its share is served as if it
-had strict priority over those below, and one that asks for more gets its share and what others leave.
+The unit is the uncached tokens of a request. The system tier is always served first. Each of the other tiers has a credit,
+from which its served requests are paid. While a tier with waiting requests has credit left, the one with the highest
+effective priority is served; if none has, all tiers get their shares of another round. So a tier that requests less than its
+share is served as if it had strict priority over lower tiers, and a tier that requests more gets its share plus what other
+tiers leave.
 
-Premium within its share goes to workers at once, however much they have, and pays as well, by a debt of `BURST_ROUNDS` at most.
+Premium requests within the tier's share are dispatched to workers at once, however many there are, and pay as well: the
+tier's debt is at most `BURST_ROUNDS` rounds.
 
-An idle tier saves one round's share at most: enough for its next request to go ahead at once, too little to starve another.
-A request may cost more than its tier's credit, which is then negative and paid back round by round, so that
-``-(largest request) < credit <= share of one round``, and the first request of a tier waits while at most
-``largest // share + 2`` rounds and one request of each other tier are served, system requests aside.
+An idle tier saves at most one round's share: enough to serve its next request at once, and too little to starve another tier.
+A request can cost more than its tier's credit, which is then negative and is paid back round by round, so that ``-(largest
+request) < credit <= share of one round``. The first request of a tier waits while at most ``largest // share + 2`` rounds and
+one request of each other tier are served, system requests aside.
 
-Source: Shreedhar and Varghese, "Efficient Fair Queuing Using Deficit Round Robin" (1995); of tenants: Goyal, Vin and
-Cheng, "Start-time Fair Queuing" (1996).
+Sources: Shreedhar and Varghese, "Efficient Fair Queuing Using Deficit Round Robin" (1995); for tenants: Goyal, Vin and Cheng,
+"Start-time Fair Queuing" (1996).
 """
 
 from __future__ import annotations
@@ -28,44 +30,45 @@ from penstock.core.tiers import priority_of
 from penstock.router.policy.arrival import IsLate, Lane, QueuedRequest
 
 PRIORITIES: Final[Mapping[Tier, int]] = {tier: priority_of(tier) for tier in Tier}
-"""As vLLM's ``priority`` of a request: lower goes first. From the highest tier to the lowest."""
+"""Priority of each tier, from the highest tier to the lowest; as in vLLM's ``priority`` of a request, the lower value is served
+first."""
 
 SHARED: Final = (Tier.PREMIUM, Tier.STANDARD, Tier.BACKGROUND)
-"""Tiers that share capacity, highest first; system goes before them and has no share."""
+"""Tiers that share capacity, highest first; system is served before them and has no share."""
 
 BURST_ROUNDS: Final = 8
-"""Chosen: rounds whose share a tier may ask for at once, and be within it. With 4, of the requests of a premium tier that asks
-for 85% of its share one in 200 finds its part of the thresholds full by chance alone, with 8 none of 1,800."""
+"""Number of rounds whose share a tier may request at once without exceeding its share. Chosen: with 4, one in 200 requests of a
+premium tier that requests 85% of its share finds its part of the thresholds full by chance alone; with 8, none of 1,800."""
 
 _AGED_PRIORITY: Final = 0.5
-"""Where aging ends: before a fresh standard request, behind any premium one."""
+"""Priority at which aging ends: before a new standard request, after any premium one."""
 
 Slo: TypeAlias = PremiumSlo | StandardSlo | BackgroundSlo
 _NO_SLO: Final = BackgroundSlo(end_to_end_seconds=None)
 
 
 def slo_of(tiers: TiersConfig, tier: Tier) -> Slo:
-    """Return what a tier is promised; system is promised nothing."""
+    """Return the targets of a tier; the system tier has none."""
     slo: Slo = getattr(tiers.slo, tier.value, _NO_SLO)
     return slo
 
 
 def share_of(tiers: TiersConfig, tier: Tier) -> float:
-    """Return the share of a tier of `SHARED`, in (0, 1]; all shares sum up to 1."""
+    """Return the share of a tier of `SHARED`, in (0, 1]; all shares add up to 1."""
     share: float = getattr(tiers.shares, tier.value)
     return share
 
 
 def quantum(tiers: TiersConfig, tier: Tier) -> float:
-    """Return the tokens that a tier of `SHARED` gets in one round."""
+    """Return the number of tokens that a tier of `SHARED` gets in one round."""
     return tiers.round_tokens * share_of(tiers, tier)
 
 
 def effective_priority(tiers: TiersConfig, tier: Tier, waited_s: float) -> float:
-    """Return the priority of a request that has waited; lower goes first.
+    """Return the priority of a request that has waited ``waited_s`` simulated seconds; lower values are served first.
 
-    By default background reaches 1 after 10 s and ends at 0.5 after 15 s; standard reaches 0.5 after 5 s. No age brings
-    a request before fresh premium.
+    By default a background request reaches 1 after 10 s and ends at 0.5 after 15 s; a standard request reaches 0.5 after 5 s.
+    Aging never puts a request before a new premium request.
     """
     base = PRIORITIES[tier]
     if base <= 0:
@@ -77,13 +80,14 @@ T = TypeVar("T")
 
 
 class TierQueue(Generic[T]):
-    """Waiting requests by tier and tenant; serves as `Lane` does.
+    """Waiting requests by tier and tenant; has the same methods as `Lane`.
 
-    Late requests let others of their lane go first, and yet they are pending: a tier with a short target has hardly any other
-    requests under overload, so that a worker that makes no progress would look empty and draw all that come.
+    Late requests let others of their lane go first, and nevertheless count as pending: under overload almost all requests of
+    a tier with a short target are late, so that a worker that makes no progress would look empty and attract all new
+    requests.
 
     Attributes:
-        held: Tiers that are not served for now.
+        held: Tiers that are not served now.
     """
 
     has_tiers = True
@@ -93,22 +97,22 @@ class TierQueue(Generic[T]):
         self._settings = settings
         self._tiers: dict[Tier, _TenantLanes[T]] = {tier: _TenantLanes() for tier in PRIORITIES}
         self._credits = {tier: quantum(settings, tier) for tier in SHARED}
-        # Of the tiers below each, by rank.
+        # Number of uncached tokens in the tiers below each tier, by its rank.
         self._lower_tokens = [0] * len(PRIORITIES)
         self.held: Collection[Tier] = ()
 
     def configure(self, settings: TiersConfig) -> None:
-        """Take other shares, aging and targets; the requests that wait are not moved."""
+        """Replace shares, aging and targets; waiting requests stay where they are."""
         self._settings = settings
         self._credits = {tier: min(self._credits[tier], quantum(settings, tier)) for tier in SHARED}
 
     @property
     def queue(self) -> dict[T, QueuedRequest[T]]:
-        """Requests that wait and were not found late, the highest tier's first."""
+        """Waiting requests that were not found late, by item, the highest tier's first."""
         return {queued.item: queued for queued in self.in_order(hit_first=False)}
 
     def lower_tokens(self, rank: int) -> int:
-        """Return the uncached tokens of requests of tiers below a rank."""
+        """Return the number of uncached tokens of waiting requests of lower tiers than ``rank``."""
         return self._lower_tokens[rank]
 
     def __bool__(self) -> bool:
@@ -120,29 +124,33 @@ class TierQueue(Generic[T]):
                 yield from lane
 
     def credit(self, tier: Tier) -> float:
-        """Return the tokens that a tier of `SHARED` may still be served in this round; negative: its debt."""
+        """Return the number of tokens that a tier of `SHARED` may still use in this round; negative values are its debt."""
         return self._credits[tier]
 
     def put(self, queued: QueuedRequest[T], *, is_first: bool = False) -> None:
-        """Add a request, behind or before all others of its tier and tenant."""
+        """Add a request after all others of its tier and tenant, or before them if ``is_first``."""
         tier = queued.arrival.tier
         self._count(queued.arrival.rank, queued.uncached)
         self._tiers[tier].lane(queued.arrival.tenant).put(queued, is_first=is_first)
 
     def pull(self, queued: QueuedRequest[T]) -> None:
-        """Take a request out."""
+        """Remove a waiting request.
+
+        Raises:
+            KeyError: the request does not wait here.
+        """
         self._count(queued.arrival.rank, -queued.uncached)
         self._tiers[queued.arrival.tier].pull(queued)
 
     def charge(self, queued: QueuedRequest[T]) -> None:
-        """Count a request's tokens as served to its tier and tenant."""
+        """Charge a served request's uncached tokens to its tier and tenant."""
         tier, tokens = queued.arrival.tier, max(1, queued.uncached)
         if tier in self._credits:
             self._credits[tier] -= tokens
         self._tiers[tier].charge(queued, tokens)
 
     def in_order(self, *, hit_first: bool) -> Iterator[QueuedRequest[T]]:
-        """Iterate over the requests in time, tier by tier."""
+        """Iterate over the requests that were not found late, tier by tier; see `Lane.in_order`."""
         for tier in self._tiers.values():
             for lane in tier.lanes.values():
                 yield from lane.in_order(hit_first=hit_first)
@@ -156,10 +164,15 @@ class TierQueue(Generic[T]):
         urgent: bool = False,
         begun: bool = False,
     ) -> QueuedRequest[T] | None:
-        """Return the request to be served next; see `Lane.next_up`.
+        """Return the request to be served next, without removing it; None if there is none. See `Lane.next_up`.
 
-        An ``urgent`` one is of the system tier, or of premium while its debt is below that of a burst: beyond its share it waits
-        its turn, if a request of another tier waits as well. With ``begun`` a begun stream of any tier may go, where none is urgent.
+        Args:
+            now_s: Current time in simulated seconds, for aging.
+            hit_first: See `Lane.next_up`.
+            is_late: See `Lane.next_up`.
+            urgent: Whether only an urgent request may be returned: one of the system tier, or of premium while its debt is
+                below `BURST_ROUNDS` rounds. Beyond that, premium waits its turn if a request of another tier waits as well.
+            begun: Whether a stream to be resumed, of any tier, may be returned if no request is urgent.
         """
         tier = self._urgent_tier() if urgent else self._next_tier(now_s)
         if tier is None:
@@ -216,7 +229,7 @@ class _TenantLanes(Generic[T]):
 
     def __init__(self) -> None:
         self.lanes: dict[str, Lane[T]] = {}
-        # Tokens served, where a tenant that comes back starts level with those being served.
+        # Number of tokens served per tenant; a tenant that returns starts at the level of those being served.
         self._tags: dict[str, float] = {}
         self._now = 0.0
 
@@ -227,7 +240,7 @@ class _TenantLanes(Generic[T]):
     def lane(self, tenant: str) -> Lane[T]:
         lane = self.lanes.get(tenant)
         if not self.lanes:
-            # The queue was empty: there is no tenant to be level with, and nothing to remember of those that left.
+            # The queue was empty, so there is no tenant to be level with, and the counts of former tenants are not needed.
             self._tags.clear()
             self._now = 0.0
         if lane is None:
