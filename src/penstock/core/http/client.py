@@ -1,7 +1,7 @@
-"""HTTP/1.1 client with keep-alive pools.
+"""HTTP/1.1 client with pools of keep-alive connections.
 
-Requests are never repeated, but where a kept-alive connection was closed by the peer before an idempotent one. All that
-sockets and the parser raise is mapped to ``penstock.core.errors`` here or in ``client_connection``.
+Requests are not retried, except an idempotent one whose kept-alive connection the peer closed before it answered. All
+exceptions of sockets and the parser are converted to ``penstock.core.errors`` here or in ``client_connection``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _IDEMPOTENT = frozenset({"GET", "OPTIONS", "PUT", "DELETE"})
 _BODYLESS = frozenset({"GET", "OPTIONS", "DELETE"})
 _SWEEP_MAX_S = 1.0
 _SWEEP_MIN_S = 0.02
-# What this host lacks is not a fault of the peer.
+# Exhausted resources of this host are not a fault of the peer.
 _EXHAUSTED = {
     errno.EMFILE: "raise the process's limit of open files (ulimit -n)",
     errno.ENFILE: "raise the host's limit of open files (fs.file-max)",
@@ -47,7 +47,13 @@ _CLOSED = "the connection pool is closed: no request can be sent"
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A complete response; header names are lower-case."""
+    """A complete response; header names are lower-case.
+
+    Attributes:
+        status: HTTP status.
+        headers: Headers by lower-case name; repeated headers are joined by ``", "``.
+        body: Complete body.
+    """
 
     status: int
     headers: dict[bytes, bytes]
@@ -62,16 +68,16 @@ class _Target:
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """Bounds of a pool; chosen.
+    """Limits of a connection pool; chosen.
 
     Attributes:
-        connections: Open connections of all origins; beyond it a request raises SaturatedError.
-        idle_per_origin: Kept-alive connections without a request.
-        body_bytes: Longest body that ``request`` returns.
-        keep_alive_s: Longest rest of a kept connection, real seconds; below the servers' own limit, so that this side
-            closes first and no request meets a closing socket.
-        close_s: Longest wait of ``close``, real seconds. An aborted socket takes one turn of the event loop; an attempt
-            under way finds the pool closed and ends by itself.
+        connections: Maximum number of open connections to all origins; beyond it a request raises SaturatedError.
+        idle_per_origin: Maximum number of idle kept-alive connections per origin.
+        body_bytes: Maximum length of a body that ``request`` returns.
+        keep_alive_s: Wall-clock seconds after which an idle connection is closed. It is below the servers' own limit,
+            so that this side closes first and no request meets a closing socket.
+        close_s: Maximum wall-clock seconds for ``close``. An aborted socket takes one turn of the event loop; an
+            attempt in progress notices that the pool is closed and ends by itself.
     """
 
     connections: int = 16384
@@ -82,10 +88,10 @@ class PoolLimits:
 
 
 class ConnectionPool:
-    """Keep-alive connections by origin; used from one event loop. No limit counts the time in which that stood.
+    """Keep-alive connections by origin, for use from one event loop. Timeouts do not count time in which the event loop was blocked.
 
     Attributes:
-        lag_s: Real seconds for which the loop stood while connections were open.
+        lag_s: Total wall-clock seconds for which the event loop was blocked while connections were open.
     """
 
     def __init__(self, limits: PoolLimits = PoolLimits(), tls: TlsFiles = NO_FILES) -> None:
@@ -103,12 +109,12 @@ class ConnectionPool:
 
     @property
     def connections(self) -> int:
-        """Open connections, idle ones and attempts under way included."""
+        """Number of open connections, including idle ones and connection attempts in progress."""
         return len(self._open)
 
     @property
     def idle_connections(self) -> int:
-        """Kept-alive connections without a request."""
+        """Number of kept-alive connections without a request."""
         return sum(map(len, self._idle.values()))
 
     async def request(
@@ -120,14 +126,21 @@ class ConnectionPool:
         headers: Headers = (),
         timeouts: Timeouts = Timeouts(),  # noqa: B008 - frozen
     ) -> Response:
-        """Return the complete response, whatever its status.
+        """Send a request and return the complete response, whatever its status.
+
+        Args:
+            method: HTTP method.
+            url: URL with scheme http or https.
+            body: Request body.
+            headers: Request headers.
+            timeouts: Timeouts of the request.
 
         Raises:
-            UpstreamConnectError: no connection; the request was not sent.
-            UpstreamTimeout: with its phase.
-            StreamBroken: the connection ended early, carried garbage, or the body exceeds the bound.
-            SaturatedError: `PoolLimits.connections` are open, or this host has no file left for one.
-            ConfigError: the URL is not a http or https URL.
+            UpstreamConnectError: The connection could not be opened; the request was not sent.
+            UpstreamTimeout: A timeout expired; the exception has its phase.
+            StreamBroken: The connection ended early or delivered invalid data, or the body is too long.
+            SaturatedError: `PoolLimits.connections` are open, or this host has no free file descriptor.
+            ConfigError: The URL is not a valid http or https URL.
         """
         stream = await self.stream(method, url, body=body, headers=headers, timeouts=timeouts)
         content = await stream.read(limit_bytes=self._limits.body_bytes)
@@ -142,14 +155,14 @@ class ConnectionPool:
         headers: Headers = (),
         timeouts: Timeouts = Timeouts(),  # noqa: B008 - frozen
     ) -> StreamingResponse:
-        """Return the response as soon as its head has arrived; raises as ``request`` does."""
+        """Send a request and return the response as soon as its head has arrived; arguments and exceptions as in `request`."""
         target = parse_http_url(url)
         if target.origin.is_tls:
             headers = self._with_token(headers)
         length = b"content-length: %d\r\n" % len(body) if body or method not in _BODYLESS else b""
         head = b"%b %b%b%b\r\n" % (method.encode(), target.line, length, encode_headers(headers))
         loop = asyncio.get_running_loop()
-        # In seconds in which the loop ran: its pauses until the request is sent are put back then.
+        # The deadline counts only seconds in which the loop was not blocked; `_put_back` adds the blocked time.
         deadline_s = None if timeouts.total_s is None else loop.time() - self.lag_s + timeouts.total_s
         idle = self._idle.get(target.origin)
         connection = idle.pop() if idle else None
@@ -165,7 +178,7 @@ class ConnectionPool:
         return await connection.exchange(head, body, timeouts, self._put_back(deadline_s))
 
     def _with_token(self, headers: Headers) -> Headers:
-        """Return a request's headers with the pool's own token, in place of a client's."""
+        """Return the request's headers with the pool's own token instead of the client's, if the pool has one."""
         own = self._tls.authorization(asyncio.get_running_loop().time())
         if own is None:
             return headers
@@ -175,7 +188,7 @@ class ConnectionPool:
         return None if deadline_s is None else deadline_s + self.lag_s
 
     async def close(self) -> None:
-        """Close idle connections and break those in use; return within `PoolLimits.close_s`."""
+        """Close idle connections and abort those in use; returns within `PoolLimits.close_s`."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -194,12 +207,19 @@ class ConnectionPool:
             self._idle.clear()
 
     def close_idle(self, url: str) -> None:
-        """Close the connections to a URL's host and port that have no request, so that a server that ends need not wait."""
+        """Close idle connections to a URL's host and port, so that a server that shuts down does not have to wait for them."""
         for connection in tuple(self._idle.get(parse_http_url(url).origin, ())):
             connection.close()
 
     def cut(self, url: str, reason: str, *, silent_s: float = 0.0) -> int:
-        """Break every round trip to a URL's host and port, as if that process had died; return how many."""
+        """Abort all requests in progress to a URL's host and port, as if that process had died; return their number.
+
+        Args:
+            url: URL with the host and port.
+            reason: Reason, for the exceptions' messages.
+            silent_s: If above 0, abort nothing and return 0 if any of the connections has received data within this
+                many seconds.
+        """
         origin = parse_http_url(url).origin
         found = [each for each in self._open if each.origin == origin and each.busy]
         since_s = asyncio.get_running_loop().time() - silent_s
@@ -234,7 +254,7 @@ class ConnectionPool:
     async def _connect(
         self, origin: Origin, timeouts: Timeouts, loop: asyncio.AbstractEventLoop
     ) -> ClientConnection:
-        """Open a connection; however the attempt ends, the pool counts it no longer than it lives."""
+        """Open a connection; the pool stops counting it when it ends, or if the attempt fails in any way."""
         if self._closed:
             raise UpstreamConnectError(_CLOSED)
         most = self._limits.connections
@@ -251,7 +271,7 @@ class ConnectionPool:
                     lambda: connection, origin.host, origin.port, ssl=tls, server_hostname=name
                 )
         except BaseException as exc:
-            # An attempt that is cut short behind `connection_made` gets no `connection_lost` from uvloop.
+            # uvloop does not call `connection_lost` for an attempt that is cancelled after `connection_made`.
             connection.discard()
             if isinstance(exc, OSError):
                 raise _connect_error(exc, origin, connect_s) from exc
@@ -275,7 +295,7 @@ class ConnectionPool:
         self._timer = loop.call_later(period_s, self._sweep, loop)
 
     def _forgive(self) -> float:
-        """Take the time for which the loop stood out of all limits, and return it."""
+        """Extend all timeouts by the time for which the event loop was blocked, and return that time in seconds."""
         late_s = self._lag.late_s()
         self.lag_s += late_s
         for connection in self._open:
@@ -284,7 +304,7 @@ class ConnectionPool:
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
-        # What came while the loop stood is read before anything is judged; once, so that every limit ends.
+        # After a blockage, skip one check so that pending data is read first; only one, so that timeouts still expire.
         self._is_judging = self._forgive() <= LATE_S or not self._is_judging
         if not self._is_judging:
             self._sweep_period_s = _SWEEP_MAX_S
@@ -299,7 +319,7 @@ class ConnectionPool:
         for idle in tuple(self._idle.values()):
             for connection in tuple(idle):
                 if now_s - connection.idle_since_s < self._limits.keep_alive_s:
-                    break  # the list is ordered: the newest are last
+                    break  # the list is ordered: the connections used last are at its end
                 connection.close()
                 idle.remove(connection)
         if self._open and not self._closed:
@@ -309,7 +329,11 @@ class ConnectionPool:
 
 @lru_cache(maxsize=4096)
 def parse_http_url(url: str) -> _Target:
-    """Split an http or https URL."""
+    """Parse an http or https URL into its origin and the start of the request head.
+
+    Raises:
+        ConfigError: The URL is invalid.
+    """
     try:
         parts = urlsplit(url)
         is_tls = parts.scheme == "https"
@@ -326,7 +350,7 @@ def parse_http_url(url: str) -> _Target:
 
 
 def _connect_error(exc: OSError, origin: Origin, connect_s: float | None) -> PenstockError:
-    """Map what connecting raises: the one place that knows sockets' errors."""
+    """Convert an exception of a connection attempt; the only place that knows the errors of sockets."""
     name = f"{origin.host}:{origin.port}"
     if exc.errno in _EXHAUSTED:
         return SaturatedError(f"cannot open a connection to {name}: {exc}; {_EXHAUSTED[exc.errno]}")

@@ -1,7 +1,7 @@
-"""One connection to an upstream and the response that streams over it.
+"""One connection to an upstream server, and the response that is streamed over it.
 
-Nothing here starts a task or a timer. Reads that are exactly one chunk, of the form every server sends, go to a relay as
-they came: the parser is spared those in the middle of a body.
+No task or timer is started here. A read that consists of exactly one chunk, in the form that common servers send, is
+passed to a relay unchanged, without the parser.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from penstock.core.errors import StreamBroken, UpstreamConnectError, UpstreamErr
 from penstock.core.http.limits import Timeouts
 from penstock.core.http.streaming import StreamingResponse
 
-# Chosen: several times the longest event of a stream without logprobs; the table takes 200 kB.
+# Chosen: several times the longest event of a stream without logprobs; the table has 200 kB.
 _LONGEST: Final = 4096
 # A size line has at most 16 digits (64 bits), and CR LF.
 _SIZE_LINE_BYTES: Final = 18
 
 UNKNOWN: Final = -1
-"""Where the next chunk begins is not known."""
+"""Value that means that the start of the next chunk is unknown."""
 
 
 def _size_lines() -> tuple[bytes, ...]:
@@ -37,15 +37,20 @@ def _size_lines() -> tuple[bytes, ...]:
 
 
 SIZE_LINES: Final = _size_lines()
-"""Size line by the length of a complete chunk; where no chunk has that length, bytes longer than any read."""
+"""Size line of a chunk, by the total length of the chunk with framing; for lengths that no chunk has, bytes longer
+than any read."""
 
 
 def next_chunk_at(data: bytes, at: int) -> int:
-    """Return where the first chunk behind ``data`` begins, counted from the end of ``data``.
+    """Return the offset of the first chunk after ``data``, relative to the end of ``data``.
+
+    Args:
+        data: Bytes of a chunked body.
+        at: Offset in ``data`` at which a chunk begins.
 
     Returns:
-        0 when ``data`` ends with a complete chunk, more when a chunk's rest is to come, ``UNKNOWN`` when a
-        size line is cut, has an extension, or is the last one.
+        0 if ``data`` ends with a complete chunk, more if the rest of a chunk is missing, and ``UNKNOWN`` if a size
+        line is incomplete, has an extension, or is the last one.
     """
     end = len(data)
     while at < end:
@@ -62,12 +67,12 @@ def next_chunk_at(data: bytes, at: int) -> int:
     return at - end
 
 
-# Chosen: a worker's complete response head is a few hundred bytes; a peer that sends more is not a worker.
+# Chosen: a worker's complete response head has a few hundred bytes; a peer that sends more is not a worker.
 _MAX_HEAD_BYTES = 64 * 1024
-# Chosen: Envoy allows 100; it keeps joining repeated ones cheap.
+# Chosen: Envoy allows 100; the limit keeps joining repeated headers cheap.
 _MAX_FIELDS = 256
-# Chosen: a chunk of one byte has 5 bytes of framing, or 12 with leading zeros. What exceeds this multiple of the
-# body (chunk sizes, extensions, trailers) is bounded as a head is.
+# Chosen: a chunk of one byte has 5 bytes of framing, or 12 with leading zeros. Framing (chunk sizes, extensions,
+# trailers) beyond this multiple of the body is limited like a head.
 _FRAMING_PER_BODY = 12
 # RFC 9110 15. No request of this client asks to switch protocols.
 _MIN_STATUS, _FIRST_FINAL_STATUS, _MAX_STATUS, _SWITCHING = 100, 200, 599, 101
@@ -75,7 +80,7 @@ _END_OF_HEAD = b"\r\n\r\n"
 
 
 class Origin(NamedTuple):
-    """Where connections go."""
+    """Host, port and scheme that connections go to."""
 
     host: str
     port: int
@@ -83,13 +88,19 @@ class Origin(NamedTuple):
 
 
 class StaleConnection(StreamBroken):
-    """A kept-alive connection was closed by the peer before it answered a byte."""
+    """The peer closed a kept-alive connection before it answered a byte."""
 
 
 class ClientConnection(asyncio.Protocol):
-    """Protocol of one upstream socket; carries one round trip at a time.
+    """Protocol of one upstream socket; processes one request at a time.
 
-    CPython 3.11 keeps up to 29 attributes in the object; with one more each read costs a dictionary look-up for each.
+    CPython 3.11 stores up to 29 attributes directly in the object; with one more, each attribute access would need a
+    dictionary look-up.
+
+    Attributes:
+        origin: Host, port and scheme of the upstream.
+        reused: Whether the connection has served a request before.
+        idle_since_s: Time at which the last request ended, by the event loop's clock.
     """
 
     def __init__(
@@ -99,7 +110,14 @@ class ClientConnection(asyncio.Protocol):
         on_free: Callable[[ClientConnection], None],
         on_gone: Callable[[ClientConnection], None],
     ) -> None:
-        """Prepare; ``on_free`` and ``on_gone`` are called when the connection can be used again, and when it is closed."""
+        """Prepare; the event loop opens the connection.
+
+        Args:
+            origin: Host, port and scheme of the upstream.
+            loop: The event loop.
+            on_free: Called when the connection can be used for the next request.
+            on_gone: Called when the connection is closed.
+        """
         self._loop = loop
         self._on_free = on_free
         self._on_gone = on_gone
@@ -135,7 +153,7 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a round trip is under way."""
+        """Whether a request is in progress."""
         return self._response is not None
 
     @property
@@ -145,12 +163,12 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def received_s(self) -> float:
-        """Return when the current round trip last received bytes, by the loop's clock; 0 before."""
+        """Time at which the current request last received bytes, by the event loop's clock; 0 if it has received none."""
         return self._touched_s if self._touched_s > self._sent_s else 0.0
 
     @property
     def shortest_limit_s(self) -> float:
-        """The shortest limit of the current round trip."""
+        """Shortest timeout of the current request, in seconds."""
         return self._timeouts.shortest_s()
 
     @property
@@ -163,11 +181,18 @@ class ClientConnection(asyncio.Protocol):
     ) -> StreamingResponse:
         """Send a request and return its response as soon as the head has arrived.
 
+        Args:
+            head: Complete request head.
+            body: Request body.
+            timeouts: Timeouts of the request.
+            total_deadline_s: Time by the event loop's clock at which the total timeout expires; None if there is
+                none.
+
         Raises:
-            UpstreamConnectError: the peer had closed this connection; nothing was sent.
-            StaleConnection: it was a kept-alive connection, and the peer closed it without answering a byte.
-            StreamBroken: the connection broke or carried garbage before the head was complete.
-            UpstreamTimeout: phase ``first_byte`` or ``total``.
+            UpstreamConnectError: The peer had closed this connection; nothing was sent.
+            StaleConnection: It was a kept-alive connection, and the peer closed it without answering a byte.
+            StreamBroken: The connection ended or delivered invalid data before the head was complete.
+            UpstreamTimeout: A timeout expired, in phase ``first_byte`` or ``total``.
         """
         transport = self._transport
         if transport is None or transport.is_closing():
@@ -184,18 +209,18 @@ class ClientConnection(asyncio.Protocol):
         try:
             return await started
         except asyncio.CancelledError:
-            # A complete response may have come meanwhile; the connection belongs to the next request then.
+            # If the response is already complete, the connection may belong to the next request; then nothing happens.
             response.abort()
             raise
 
     def pause_reading(self) -> None:
-        """Stop reading; the idle limit rests."""
+        """Stop reading from the socket; the idle timeout does not run meanwhile."""
         if self._transport is not None and not self._reading_paused:
             self._reading_paused = True
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read again; silence counts from now."""
+        """Read from the socket again; the idle timeout starts again."""
         if self._reading_paused:
             self._reading_paused = False
             self._touched_s = self._loop.time()
@@ -203,37 +228,37 @@ class ClientConnection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def abort(self) -> None:
-        """Close the socket without notice to the current round trip."""
+        """Close the socket without notifying the current request."""
         self._response = None
         self._started = None
         if self._transport is not None:
             self._transport.abort()
 
     def discard(self) -> None:
-        """Give up an attempt to connect, whether or not the transport ever calls back."""
+        """Abandon a connection attempt, whether or not the transport calls back."""
         self._discarded = True
         if self._transport is not None:
             self._transport.abort()
         self._on_gone(self)
 
     def cut(self, reason: str) -> None:
-        """Break the current round trip, if any, and close the socket."""
+        """Fail the current request, if any, with ``reason``, and close the socket."""
         self._break(f"{self.name}: {reason}", None)
 
     def close(self) -> None:
-        """Close an idle connection."""
+        """Close an idle connection; does nothing if it is closed."""
         if self._transport is not None:
             self._transport.close()
 
     def forgive(self, lag_s: float) -> None:
-        """Let the limits begin later by the time for which this process's own loop stood."""
+        """Extend the timeouts by ``lag_s`` seconds for which this process's event loop was blocked."""
         self._sent_s += lag_s
         self._touched_s += lag_s
         if self._total_deadline_s is not None:
             self._total_deadline_s += lag_s
 
     def sweep(self, now_s: float) -> None:
-        """Apply the time limits of the current round trip."""
+        """Fail the current request if one of its timeouts has expired at ``now_s`` by the event loop's clock."""
         if self._response is None:
             return
         limits = self._timeouts
@@ -252,17 +277,17 @@ class ClientConnection(asyncio.Protocol):
     # ------------------------------------------------------------------ asyncio callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the transport; asyncio and uvloop set TCP_NODELAY on it."""
-        # uvloop's transport is one by its methods, not by inheritance.
+        """Store the transport; asyncio and uvloop set TCP_NODELAY on it."""
+        # uvloop's transport has the methods of asyncio.Transport but does not inherit from it.
         self._transport = cast("asyncio.Transport", transport)
         if self._discarded:
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Parse, and deliver all body bytes of this read at once."""
+        """Parse the data, and deliver all body bytes of this read at once."""
         response = self._response
         if response is None:
-            # Unrequested bytes: the next response could not be separated from them.
+            # Unsolicited bytes: the next response could not be separated from them.
             if self._transport is not None:
                 self._transport.abort()
             return
@@ -276,7 +301,7 @@ class ClientConnection(asyncio.Protocol):
             and data.startswith(size_line := SIZE_LINES[length])
             and data.endswith(b"\r\n")
         ):
-            # Exactly one chunk: the parser would be in the same state behind it, so it need not see it.
+            # Exactly one chunk: the parser's state would be the same after it, so the parser can be skipped.
             on_chunk(data, len(size_line))
             return
         in_head = not self._head_done
@@ -301,19 +326,19 @@ class ClientConnection(asyncio.Protocol):
             self._finish(response)
 
     def _account_head(self, data: bytes) -> None:
-        """Bound the head, and find out where the first chunk behind this read begins."""
+        """Limit the length of the head, and compute where the first chunk after this read begins."""
         before, self._head_bytes = self._head_bytes, self._head_bytes + len(data)
         if not self._head_done:
             if self._head_bytes > _MAX_HEAD_BYTES:
                 self._break(f"{self.name} sent a response head of over {_MAX_HEAD_BYTES} bytes", None)
         elif self._chunked and before == 0:
-            # With an informational response before it this is not the end of the head, but no size line either.
+            # After an informational response this is not the end of the head, but then no size line follows.
             end = data.find(_END_OF_HEAD)
             if end >= 0:
                 self._next_chunk_at = next_chunk_at(data, end + len(_END_OF_HEAD))
 
     def _account_framing(self, read_bytes: int, body_bytes: int) -> bool:
-        """Bound what a chunked response carries besides its body; return whether it may continue."""
+        """Limit the framing of a chunked response; return whether the response can continue."""
         self._excess_bytes += read_bytes - body_bytes - _FRAMING_PER_BODY * body_bytes
         if self._excess_bytes <= _MAX_HEAD_BYTES:
             return True
@@ -321,13 +346,13 @@ class ClientConnection(asyncio.Protocol):
         return False
 
     def eof_received(self) -> bool:
-        """Let the transport close; ``connection_lost`` decides what it means."""
+        """Let the transport close; ``connection_lost`` handles the end."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End a response that is delimited by close; anything else under way is broken."""
+        """Complete a response that ends with the connection; any other response in progress fails."""
         response, self._transport = self._response, None
-        self._parser = None  # it refers back to this object
+        self._parser = None  # break the reference cycle
         self._on_gone(self)
         if response is None:
             return
@@ -346,7 +371,7 @@ class ClientConnection(asyncio.Protocol):
     # ------------------------------------------------------------------ parser callbacks
 
     def on_message_begin(self) -> None:
-        """Refuse a second response to one request."""
+        """Reject a second response to one request."""
         if self._complete:
             raise StreamBroken("more than one response to one request")
         self._headers = {}
@@ -364,7 +389,7 @@ class ClientConnection(asyncio.Protocol):
                 raise StreamBroken(f"over {_MAX_FIELDS} header fields")
 
     def on_headers_complete(self) -> None:
-        """Hand the response over to the waiting caller."""
+        """Pass the response to the waiting caller."""
         status = self._parser.get_status_code()
         self._informational = status < _FIRST_FINAL_STATUS
         if self._informational or status > _MAX_STATUS:
@@ -385,7 +410,7 @@ class ClientConnection(asyncio.Protocol):
             started.set_result(response)
 
     def on_message_complete(self) -> None:
-        """Note the end; it is acted on when the bytes of this read have been delivered."""
+        """Record the end of the response; it takes effect after the bytes of this read have been delivered."""
         if not self._informational:
             self._complete = True
             self._keep = self._parser.should_keep_alive()
@@ -395,7 +420,7 @@ class ClientConnection(asyncio.Protocol):
     def _finish(self, response: StreamingResponse) -> None:
         self._response = None
         transport = self._transport
-        # A request that is still being sent, or a body delimited by close, leaves the connection unusable.
+        # The connection cannot be reused if the request is still being sent or the body ends with the connection.
         if self._keep and transport is not None and not transport.get_write_buffer_size():
             self.resume_reading()
             self.idle_since_s = self._touched_s

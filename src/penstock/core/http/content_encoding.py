@@ -1,4 +1,4 @@
-"""Compressed request bodies, decompressed in steps, so that the caller can bound what comes out. No socket, no clock."""
+"""Decompresses request bodies in steps, so that the caller can limit the size of the result. It has no socket and no clock."""
 
 from __future__ import annotations
 
@@ -7,25 +7,28 @@ from collections.abc import Iterator
 from typing import Final
 
 GZIP: Final = frozenset({b"gzip", b"x-gzip"})
-"""Values of ``content-encoding`` that `gunzip` reads; RFC 9110, section 8.4.1.3, has them be equivalent."""
+"""Values of ``content-encoding`` that `gunzip` can decompress; RFC 9110, section 8.4.1.3, defines them as equivalent."""
 
 _GZIP_FORMAT: Final = 16 + zlib.MAX_WBITS
-"""With gzip's header and check sum; source: zlib's manual, ``inflateInit2``."""
+"""Window size parameter that selects the gzip format with its header and checksum; source: zlib's manual,
+``inflateInit2``."""
 _READ_BYTES: Final = 1 << 16
-"""Compressed bytes given to zlib at a time. Chosen: zlib copies what it has not consumed, so that it gets little."""
+"""Number of compressed bytes passed to zlib at a time. Chosen: zlib copies the bytes that it has not consumed, so
+each piece should be small."""
 _STEP_BYTES: Final = 1 << 18
-"""Largest piece. Chosen: about half a millisecond, and little of a body that is refused after it."""
+"""Maximum size of a decompressed piece. Chosen: it takes about half a millisecond, and little is wasted if the body
+is then refused."""
 
 
 class MalformedBodyError(ValueError):
-    """A body is not what its content-encoding says."""
+    """The body does not have the format that its content-encoding names."""
 
 
 def gunzip(body: bytes) -> Iterator[bytes]:
-    """Yield a body's pieces, none larger than 256 KiB; memory is bounded as long as the caller stops.
+    """Yield the decompressed body in pieces of at most 256 KiB; to limit the memory, the caller can stop at any piece.
 
     Raises:
-        MalformedBodyError: it is not one complete gzip member.
+        MalformedBodyError: The body is not exactly one complete gzip member.
     """
     inflating = zlib.decompressobj(_GZIP_FORMAT)
     for start in range(0, len(body), _READ_BYTES):
@@ -41,7 +44,7 @@ def gunzip(body: bytes) -> Iterator[bytes]:
                 raise MalformedBodyError("more follows the end of its gzip data; send one gzip member")
             left = inflating.unconsumed_tail
     while not inflating.eof:
-        # What zlib holds back of a full piece.
+        # zlib may still have output that did not fit into the last piece.
         piece = inflating.decompress(b"", _STEP_BYTES)
         if not piece:
             raise MalformedBodyError("its gzip data is incomplete")

@@ -1,8 +1,8 @@
-"""A listening socket that a process was given by who started it, in the way of systemd's socket activation.
+"""Uses a listening socket that the starting process passed to this one, like systemd's socket activation.
 
-Variable ``LISTEN_FDS`` says how many sockets there are, from file descriptor 3 on, and ``LISTEN_PID`` for which process.
-The giver keeps the socket while processes come and go, so that connections wait for the next one.
-Source: https://www.freedesktop.org/software/systemd/man/latest/sd_listen_fds.html.
+Variable ``LISTEN_FDS`` has the number of sockets, from file descriptor 3 on, and ``LISTEN_PID`` the process that they
+are for. The starting process keeps the socket open while other processes are restarted, so that connections wait for
+the next process. Source: https://www.freedesktop.org/software/systemd/man/latest/sd_listen_fds.html.
 """
 
 from __future__ import annotations
@@ -20,13 +20,17 @@ PID_VARIABLE: Final = "LISTEN_PID"
 
 
 def given_socket(environment: Mapping[str, str], port: int) -> socket.socket | None:
-    """Return the socket that this process was given for ``port``, or None if it was given none.
+    """Return the listening socket that was passed to this process for ``port``; None if none was passed.
+
+    Args:
+        environment: Environment variables.
+        port: Port that the socket must listen on; 0 accepts any.
 
     Raises:
-        ConfigError: it was given several, or one that does not listen on that port.
+        ConfigError: Several sockets were passed, or one that does not listen on that port.
     """
     if environment.get(PID_VARIABLE) != str(os.getpid()):
-        return None  # meant for the process that started this one
+        return None  # the variables are for the process that started this one
     count = environment.get(COUNT_VARIABLE, "0")
     if count == "0":
         return None

@@ -1,7 +1,7 @@
-"""What requests may take of a process while they arrive and until they are answered, whatever the entrance they come by.
+"""Limits on requests while they arrive and until they are answered, shared by all listeners of a process.
 
-The HTTP server and the gateway's streams ask the same object, so that no entrance has limits of its own. No socket, no
-clock: who waits for a request says when it is late.
+The HTTP server and the gateway's gRPC streams use the same object, so that none has separate limits. It has no socket
+and no clock: the caller measures timeouts.
 """
 
 from __future__ import annotations
@@ -16,16 +16,23 @@ from penstock.core.http.limits import ServerLimits
 from penstock.core.http.messages import Headers
 
 MAX_FIELDS: Final = 256
-"""Chosen: Envoy allows 100; no client sends more than a few dozen. It keeps joining repeated ones cheap."""
+"""Maximum number of header fields. Chosen: Envoy allows 100, and no client sends more than a few dozen; it keeps
+joining repeated headers cheap."""
 _LENGTH_DIGITS: Final = 19
-"""Longest number of a body's bytes that is read: 64 bits."""
+"""Maximum number of digits of a content length: 64 bits."""
 FIELD_BYTES: Final = 4
-"""What a header field takes besides its name and value: colon, space, line end."""
+"""Bytes of a header field in addition to name and value: colon, space, line end."""
 
 
 @dataclass(frozen=True, slots=True)
 class IntakeRefusal:
-    """A request that no handler sees."""
+    """Rejection of a request before any handler sees it.
+
+    Attributes:
+        status: HTTP status.
+        code: Error code in the body.
+        message: Error message in the body.
+    """
 
     status: int
     code: str
@@ -33,9 +40,9 @@ class IntakeRefusal:
 
     @property
     def body(self) -> bytes:
-        """The answer's body."""
+        """Body of the response."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        # The path may not be known yet: this is OpenAI's form and Anthropic's at once.
+        # The path may be unknown, so the body is valid in OpenAI's and in Anthropic's form.
         return orjson.dumps(
             {
                 "type": "error",
@@ -45,31 +52,32 @@ class IntakeRefusal:
 
     @property
     def headers(self) -> Headers:
-        """The answer's further headers; connections and buffers become free within moments."""
+        """Additional headers of the response: retry-after for 503, because connections and buffers become free within moments."""
         return ((b"retry-after", b"1"),) if self.status == 503 else ()
 
 
 @dataclass(slots=True, eq=False)
 class Intake:
-    """The limits of one process's requests, and the bytes that their bodies hold.
+    """Limits on the requests of one process, and the buffered bytes of their bodies.
 
     Attributes:
-        buffered_bytes: Of the bodies of all entrances, until their requests are answered.
+        limits: The limits.
+        buffered_bytes: Total length of the bodies from all listeners, until their requests are answered.
     """
 
     limits: ServerLimits
     buffered_bytes: int = 0
 
     def hold(self, count: int) -> None:
-        """Count bytes of a body."""
+        """Add ``count`` bytes of a body to the buffered bytes."""
         self.buffered_bytes += count
 
     def release(self, count: int) -> None:
-        """Count them no more."""
+        """Subtract ``count`` bytes of a body from the buffered bytes."""
         self.buffered_bytes -= count
 
     def head_refusal(self, head_bytes: int, fields: int) -> IntakeRefusal | None:
-        """Return why a head is too large."""
+        """Return a refusal if a request head is too large; None if it is not."""
         bound = self.limits.max_header_bytes
         if head_bytes <= bound and fields <= MAX_FIELDS:
             return None
@@ -77,7 +85,7 @@ class Intake:
         return IntakeRefusal(431, "headers_too_large", message)
 
     def length_refusal(self, headers: Mapping[bytes, bytes]) -> IntakeRefusal | None:
-        """Return why a body of the announced length is not read at all."""
+        """Return a refusal if the announced length of a body is invalid or too large; None if it is not."""
         sent = headers.get(b"content-length", b"0").strip()
         if not sent.isdigit():
             return IntakeRefusal(400, "malformed_length", "header content-length: send one number of bytes")
@@ -86,7 +94,11 @@ class Intake:
         return self.too_long() if is_over else None
 
     def body_refusal(self, body_bytes: int) -> IntakeRefusal | None:
-        """Return why no more is read of a body of which this many bytes have come."""
+        """Return a refusal if a body, or all bodies together, are too large; None if they are not.
+
+        Args:
+            body_bytes: Number of bytes of this body that have arrived.
+        """
         if body_bytes > self.limits.max_body_bytes:
             return self.too_long()
         if self.buffered_bytes > self.limits.max_buffered_bytes:
@@ -100,10 +112,10 @@ class Intake:
         return IntakeRefusal(408, "receive_timeout", f"head and body took longer than {limit_s} s")
 
     def full_refusal(self, bound: int) -> IntakeRefusal:
-        """Return the refusal of a client beyond the most that are served at a time."""
+        """Return the refusal of a client that exceeds the maximum number ``bound`` of connections."""
         return IntakeRefusal(503, "too_many_connections", f"{bound} connections are open; retry later")
 
     def too_long(self) -> IntakeRefusal:
-        """Return the refusal of a body that exceeds the bound."""
+        """Return the refusal of a body that is too long."""
         bound = self.limits.max_body_bytes
         return IntakeRefusal(413, "body_too_large", f"request body exceeds {bound} bytes; send a shorter one")

@@ -1,4 +1,4 @@
-"""Bounds of a server and of one request; durations are real seconds."""
+"""Limits of a server and timeouts of a client's request; durations are wall-clock seconds."""
 
 from __future__ import annotations
 
@@ -13,37 +13,40 @@ from penstock.core.logs import get_logger
 log = get_logger(__name__)
 
 _SPARE_FILES = 64
-"""Chosen: logs, ledgers, pipes, probes and scrapes of one process."""
+"""Number of file descriptors reserved for other uses. Chosen: logs, ledgers, pipes, probes and scrapes of one
+process."""
 LINGERING: Final = 128
-"""Chosen: connections at a time that are turned away with an answer and read on until their client has it. Each holds an
-open file for seconds; those beyond are cut off without a word."""
+"""Maximum number of connections at a time that are rejected with a response and read until the client has received
+it. Chosen: each needs an open file for seconds; further ones are aborted without a response."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What one server accepts.
+    """Limits of one server.
 
     Attributes:
-        max_header_bytes: Request line and headers together; beyond it 431.
-        max_body_bytes: Body without framing; beyond it 413.
-        max_buffered_bytes: Bodies of all connections together until they are answered; beyond it 503. Chosen: a
-            handler's objects of a body take up to three times its size.
-        header_timeout_s: From the first byte of a request to the end of its headers; beyond it 408.
-        body_timeout_s: Longest silence inside a body; beyond it 408.
-        receive_timeout_s: From the first byte of a request to the end of its body; beyond it 408.
-        keep_alive_s: Longest wait for the next request; beyond it the connection is closed.
-        write_stall_s: Longest time that a client may leave its buffer full; beyond it it is cut off.
-        drain_idle_s: Once the server drains: how long a connection without a request stays open for the next one, whose
-            answer then announces its end. Chosen: a pooled connection in use is used again within seconds, and clients
-            that ask at intervals ask every 1, 2, 5, 10 or 15 s, so that hardly a request meets the closing socket.
-        closing_s: Once the server closes: longest silence inside a request that arrives, beyond it 503, and longest time
-            for a client to take not one of its unsent bytes, beyond it it is cut off. Chosen: clients on slow lines send
-            and take some bytes each second, and a restart must not wait for silent ones.
-        max_connections: Open connections; further ones are answered 503 and closed. Fewer where the process's limit of
-            open files leaves no room for as many.
-        reserve_connections: Connections on top, for one vital request each (see ``HttpServer``).
-        files_per_connection: Open files that one connection takes, with what its handler opens for it.
-        write_high_bytes: Unsent bytes at which the response is paused; it resumes at a quarter of it.
+        max_header_bytes: Maximum length of request line and headers together; else 431.
+        max_body_bytes: Maximum length of a body without framing; else 413.
+        max_buffered_bytes: Maximum total length of the bodies of all connections until they are answered; else 503.
+            Chosen: a handler's objects for a body need up to three times its size.
+        header_timeout_s: Maximum time from the first byte of a request to the end of its headers; else 408.
+        body_timeout_s: Maximum time without data inside a body; else 408.
+        receive_timeout_s: Maximum time from the first byte of a request to the end of its body; else 408.
+        keep_alive_s: Maximum idle time between requests; then the connection is closed.
+        write_stall_s: Maximum time for which the client's send buffer stays full; then the connection is aborted.
+        drain_idle_s: Time for which an idle connection stays open after the server began to drain, for a next
+            request, whose response then announces the end. Chosen: a pooled connection in use is used again within
+            seconds, and clients that poll do so every 1, 2, 5, 10 or 15 s, so that hardly any request meets the
+            closing socket.
+        closing_s: Limits after the server began to close: maximum time without data inside an arriving request (else
+            503), and maximum time in which a client takes none of its unsent bytes (then the connection is aborted).
+            Chosen: clients on slow lines send and receive some bytes each second, and a restart must not wait for
+            silent ones.
+        max_connections: Maximum number of open connections; further ones get 503 and are closed. It is lowered if the
+            process's limit of open files requires it.
+        reserve_connections: Number of additional connections, each for one vital request (see ``HttpServer``).
+        files_per_connection: Number of open files that one connection needs, including those of its handler.
+        write_high_bytes: Number of unsent bytes at which the response is paused; it resumes at a quarter of that.
     """
 
     max_header_bytes: int = 32 * 1024
@@ -62,7 +65,7 @@ class ServerLimits:
     write_high_bytes: int = 64 * 1024
 
     def sweep_period_s(self) -> float:
-        """Return how often connections are looked over: a quarter of the shortest limit, 20 ms to 1 s."""
+        """Return the seconds between two checks of the timeouts: a quarter of the shortest limit, between 20 ms and 1 s."""
         shortest = min(
             self.header_timeout_s,
             self.body_timeout_s,
@@ -75,7 +78,7 @@ class ServerLimits:
         return min(1.0, max(0.02, shortest / 4))
 
     def connections_within_files(self) -> int:
-        """Return how many connections to serve: ``max_connections``, or what the limit of open files leaves room for."""
+        """Return the number of connections to serve: ``max_connections``, or fewer if the limit of open files requires it."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft == resource.RLIM_INFINITY:
             return self.max_connections
@@ -101,13 +104,13 @@ def _open_files() -> int:
 
 
 class Timeouts(NamedTuple):
-    """Limits of one request in real seconds; None is unbounded.
+    """Timeouts of one request in wall-clock seconds; None means no limit.
 
     Attributes:
-        connect_s: Until the TCP connection stands (phase ``connect``).
-        first_byte_s: From sending the request to the response's head (phase ``first_byte``).
-        idle_s: Longest silence inside the response (phase ``idle``).
-        total_s: From the call to the last byte (phase ``total``).
+        connect_s: Maximum time to open the TCP connection (phase ``connect``).
+        first_byte_s: Maximum time from sending the request to the response's head (phase ``first_byte``).
+        idle_s: Maximum time without data inside the response (phase ``idle``).
+        total_s: Maximum time from the call to the last byte (phase ``total``).
     """
 
     connect_s: float | None = 5.0
@@ -117,9 +120,9 @@ class Timeouts(NamedTuple):
 
     @classmethod
     def each(cls, limit_s: float) -> Timeouts:
-        """Return the same limit for every phase and for all of them together."""
+        """Return timeouts with the same limit for every phase and for the total."""
         return cls(connect_s=limit_s, first_byte_s=limit_s, idle_s=limit_s, total_s=limit_s)
 
     def shortest_s(self) -> float:
-        """Return the shortest of the limits that the sweep applies, or infinity."""
+        """Return the shortest timeout except ``connect_s``; infinity if all are None."""
         return min([inf if each is None else each for each in self[1:]])

@@ -1,4 +1,4 @@
-"""Runs a process's main coroutine on uvloop with termination signals turned into an event."""
+"""Runs a process's main coroutine on uvloop, with termination signals converted to an event."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from penstock.core.logs import get_logger
 T = TypeVar("T")
 
 ECHO_REAL_S = 1.0
-"""SIGTERMs this close together are one request to stop: a supervisor that signals a process and then its group reaches
-its leader twice. Real seconds. Chosen: those come within milliseconds."""
+"""Wall-clock seconds within which further SIGTERMs count as the same request to stop: a supervisor that signals a
+process and then its process group reaches the group's leader twice. Chosen: these arrive within milliseconds."""
 
 
 END_REAL_S = 10.0
-"""Longest time from the end of ``main`` to the end of every task and thread that it left, real seconds; then the
-process exits at once. Chosen: a cancelled task takes milliseconds, and supervisors send SIGKILL only minutes later."""
+"""Maximum wall-clock seconds from the end of ``main`` to the end of every remaining task and thread; then the process
+exits immediately. Chosen: a cancelled task takes milliseconds, and supervisors send SIGKILL only minutes later."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -36,16 +36,14 @@ log = get_logger(__name__)
 
 
 def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
-    """Run ``main(stop)`` to its end; the first SIGTERM or SIGINT sets ``stop``, the second cancels ``main``.
+    """Run ``main(stop)`` and return its result; the first SIGTERM or SIGINT sets ``stop``, the second cancels ``main``.
 
-    A SIGTERM within `ECHO_REAL_S` of the first is not a second one; a SIGINT, a user's second Ctrl-C, always is.
-
-    The limit of open files is raised to the hard limit: each stream takes two sockets.
-
-    Tasks that ``main`` left are cancelled; if they do not end within `END_REAL_S`, the process exits with status 1.
+    A SIGTERM within `ECHO_REAL_S` of the first signal is ignored; a SIGINT, such as a user's second Ctrl-C, always
+    counts. The soft limit of open files is raised to the hard limit, because each stream needs two sockets. Tasks
+    that remain after ``main`` are cancelled; if they do not end within `END_REAL_S`, the process exits with status 1.
 
     Raises:
-        asyncio.CancelledError: a second signal came before ``main`` returned.
+        asyncio.CancelledError: A second signal arrived before ``main`` returned.
     """
     raise_file_limit()
     last_resort = threading.Timer(END_REAL_S, _exit)
@@ -94,7 +92,13 @@ async def _with_signals(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]])
 async def ended_or_stopped(
     task: asyncio.Task[Any], stop: asyncio.Event, *, timeout_s: float | None = None
 ) -> None:
-    """Return when the task has ended, ``stop`` is set, or the real seconds are over; the task continues."""
+    """Wait until ``task`` has ended, ``stop`` is set, or ``timeout_s`` has passed; the task is not cancelled.
+
+    Args:
+        task: The task.
+        stop: Event that ends the wait.
+        timeout_s: Maximum wall-clock seconds to wait; None means no limit.
+    """
     stopped = asyncio.create_task(stop.wait(), name="stop")
     try:
         await asyncio.wait({task, stopped}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -103,9 +107,14 @@ async def ended_or_stopped(
 
 
 async def run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None], *, grace_s: float) -> bool:
-    """Run ``work`` until it ends or ``stop`` is set, raising what it raises; return whether it came to its end in time.
+    """Run ``work`` until it ends or ``stop`` is set; return whether it ended in time.
 
-    Once ``stop`` is set the work is cancelled, and has ``grace_s`` real seconds to end.
+    When ``stop`` is set, the work is cancelled. An exception that ``work`` raises is raised.
+
+    Args:
+        stop: Event that ends the work.
+        work: The coroutine.
+        grace_s: Maximum wall-clock seconds for the work to end after it was cancelled.
     """
     working = asyncio.create_task(work, name="work")
     try:
@@ -119,9 +128,9 @@ async def run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None], *, gra
 
 
 def reclaim_signals() -> None:
-    """Take SIGTERM and SIGINT back from a library that claimed them; outside `run` nothing handles them afterwards."""
+    """Restore the handlers of SIGTERM and SIGINT after a library replaced them; outside of `run` the handlers are removed."""
     if threading.current_thread() is not threading.main_thread():
-        return  # signals are the main thread's
+        return  # only the main thread can handle signals
     loop, handler = asyncio.get_running_loop(), _on_signal.get()
     for number in _SIGNALS:
         if handler is None:

@@ -1,6 +1,6 @@
-"""One HTTP request as a handler sees it, the object that writes its response, and OpenAI-style error bodies.
+"""HTTP request as a handler receives it, the object that writes its response, and OpenAI-style error bodies.
 
-The connection (``server_connection``) creates both; handlers only read the one and write the other.
+The connection (``server_connection``) creates both; handlers read the request and write the response.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
 
 REQUEST_ID: Final = b"x-request-id"
-"""One name of a request at its client, the router and the workers, and in their logs."""
+"""Header with the request ID, which is the same at the client, the router and the workers, and in their logs."""
 _WELL_FORMED_ID: Final = re.compile(rb"[A-Za-z0-9._:+/=-]{1,128}")
 _ID_PREFIX: Final = os.urandom(8).hex()
 _ID_NUMBERS: Final = itertools.count(1)
 
 
 def well_formed_id(sent: bytes | None) -> bytes | None:
-    """Return a request id that was sent, if it is one.
+    """Return a request ID that was sent if it is well-formed; else None.
 
-    Accepted: 1 to 128 of ``A-Z a-z 0-9 . _ : + / = -``; anything else could break logs or headers.
+    Well-formed IDs have 1 to 128 characters of ``A-Z a-z 0-9 . _ : + / = -``; others could corrupt logs or headers.
     """
     return sent if sent is not None and _WELL_FORMED_ID.fullmatch(sent) else None
 
 
 def request_id(sent: bytes | None) -> bytes:
-    """Return the client's request id if it is one, else a new one."""
+    """Return the client's request ID if it is well-formed, else a new one."""
     return well_formed_id(sent) or f"{_ID_PREFIX}-{next(_ID_NUMBERS):x}".encode()
 
 
@@ -47,18 +47,27 @@ def error_body(
     code: str | int | None = None,
     param: str | None = None,
 ) -> bytes:
-    """Return ``{"error": {"message", "type", "param", "code"}}`` as the OpenAI API and its clients spell it."""
+    """Return an error body in OpenAI's form: ``{"error": {"message", "type", "param", "code"}}``.
+
+    Args:
+        message: Message for users.
+        kind: Value of ``type``.
+        code: Error code; None if there is none.
+        param: Request parameter that is wrong; None if there is none.
+    """
     return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
 Headers = Sequence[tuple[bytes, bytes]]
+"""Header names and values, in order."""
 Callback = Callable[[], object]
+"""Function without arguments."""
 
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
 _BODYLESS = frozenset({204, 304})
 _BREAKS = b"\r\n\0"
 
-# How body bytes leave, by the state of the response.
+# State of a response, which determines how body bytes are sent.
 _NOT_STARTED, _CHUNKED, _UNTIL_CLOSE, _MUTE, _OVER = range(5)
 
 
@@ -66,17 +75,23 @@ class Request:
     """A parsed request.
 
     Attributes:
+        method: HTTP method.
         target: Request target as sent, for example ``b"/v1/models?a=b"``.
         path: Decoded path without the query.
-        query: Decoded query parameters; of a repeated one, the last.
-        headers: Lower-case names; repeated headers are joined by ``", "``.
-        body: Complete body, framing removed; at most ``ServerLimits.max_body_bytes``.
+        query: Decoded query parameters; for a repeated one, its last value.
+        headers: Headers by lower-case name; repeated headers are joined by ``", "``.
+        body: Complete body without framing; at most ``ServerLimits.max_body_bytes`` long.
         peer: ``host:port`` of the client.
-        http_1_0: Whether the client speaks HTTP/1.0 and knows no chunks.
+        keep_alive: Whether the connection can be used for further requests.
+        http_1_0: Whether the client uses HTTP/1.0, which has no chunked encoding.
     """
 
     def __init__(self, method: str, target: bytes, headers: dict[bytes, bytes], *, peer: str) -> None:
-        """Take the head of a request; ValueError where the target is neither a path, a URL, nor ``*``."""
+        """Create a request from its head.
+
+        Raises:
+            ValueError: The target is neither a path, a URL, nor ``*``.
+        """
         self.method = method
         self.target = target
         self.headers = headers
@@ -104,27 +119,30 @@ def _split(target: bytes) -> tuple[str, dict[str, str]]:
 
 
 class ResponseOwner(Protocol):
-    """What a responder needs from its connection."""
+    """Interface of the connection that a responder needs."""
 
     def response_head(self) -> bytes:
-        """Return headers that every response of this server carries now."""
+        """Return the header lines that every response of this server has now."""
 
     def response_over(self, responder: Responder) -> None:
-        """Record that the response is complete; the next request may start."""
+        """Record that the response is complete, so that the next request can start."""
 
     def given_away(self) -> None:
-        """Record that another protocol has the connection."""
+        """Record that another protocol has taken over the connection."""
 
 
 class Responder:
-    """Writes one response: either ``send`` once, or ``start``, ``write``..., ``end``.
+    """Writes one response: either ``send`` once, or ``start``, any number of ``write``, and ``end``.
 
-    After the client is gone every write is dropped; ``disconnected`` and ``on_disconnect`` report it. Callbacks run on
-    the event loop, in the order of the events.
+    After the client has disconnected, writes are ignored; ``disconnected`` and ``on_disconnect`` report it. Callbacks
+    run on the event loop, in the order of the events.
 
     Attributes:
-        status: Status sent, or 0.
-        patience_s: How long the task that answers continues once the client is gone, real seconds.
+        keep_alive: Whether the connection stays open after this response.
+        disconnected: Whether the client disconnected before the response was complete.
+        status: HTTP status that was sent; 0 before that.
+        patience_s: Wall-clock seconds for which the handler's task continues after the client disconnected.
+        task: Task of the handler; None before it starts and after it ends.
     """
 
     def __init__(self, owner: ResponseOwner | None, transport: asyncio.Transport, request: Request) -> None:
@@ -150,7 +168,7 @@ class Responder:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing more can be written."""
+        """Whether the response is over, so that nothing more can be written."""
         return self._mode == _OVER
 
     def send(
@@ -161,7 +179,18 @@ class Responder:
         content_type: str = JSON,
         headers: Headers = (),
     ) -> None:
-        """Send a complete response in one write; RuntimeError if one was started, ValueError for a header's line break."""
+        """Send a complete response in one write; does nothing if the client has disconnected.
+
+        Args:
+            status: HTTP status.
+            body: Body; ignored for 204 and 304.
+            content_type: Content type of the body.
+            headers: Additional headers.
+
+        Raises:
+            RuntimeError: A response was already started.
+            ValueError: A header contains a line break or NUL.
+        """
         if not self._may_start():
             return
         if status in _BODYLESS:
@@ -173,7 +202,7 @@ class Responder:
         self._finish()
 
     def start(self, status: int, *, content_type: str = EVENT_STREAM, headers: Headers = ()) -> None:
-        """Send the head of a response whose length is not known: chunked, or until close for HTTP/1.0; raises as `send`."""
+        """Send the head of a response of unknown length: chunked, or until the connection closes for HTTP/1.0; raises as `send`."""
         if not self._may_start():
             return
         if self._http_1_0:
@@ -186,7 +215,11 @@ class Responder:
         self._transport.write(head)
 
     def write(self, data: bytes) -> None:
-        """Send body bytes as one chunk, in one transport write; nothing when ``data`` is empty."""
+        """Send body bytes as one chunk, in one transport write; does nothing if ``data`` is empty.
+
+        Raises:
+            RuntimeError: The response has not been started.
+        """
         if self._mode == _CHUNKED:
             if data:
                 self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
@@ -197,14 +230,18 @@ class Responder:
 
     @property
     def write_framed(self) -> Callable[[bytes], object] | None:
-        """The writer of one complete chunk with its framing; None: the response is not chunked.
+        """Function that sends one complete chunk including its framing; None if the response is not chunked.
 
-        It may be called until the response is complete or the client is gone.
+        It can be called until the response is complete or the client has disconnected.
         """
         return self._transport.write if self._mode == _CHUNKED else None
 
     def end(self) -> None:
-        """Complete a started response; does nothing when it is complete or the client is gone."""
+        """Complete a started response; does nothing if it is complete or the client has disconnected.
+
+        Raises:
+            RuntimeError: The response has not been started.
+        """
         if self._mode == _OVER:
             return
         if self._mode == _NOT_STARTED:
@@ -214,28 +251,28 @@ class Responder:
         self._finish()
 
     def break_off(self) -> None:
-        """Close behind what was written, without the body's end: the client sees that it is incomplete.
+        """Close the connection after the data written so far, without the end of the body, so that the client sees that it is incomplete.
 
-        So it does not keep the connection either, whose end the head could not announce.
+        The client then cannot reuse the connection either, although the head did not announce its end.
         """
         self.keep_alive = False
         if self._mode != _OVER:
             self._finish()
 
     def abort(self) -> None:
-        """Cut the connection off, with what was written but not sent yet."""
+        """Abort the connection; unsent data is lost. Does nothing if the response is complete."""
         if self._mode != _OVER:
             self._transport.abort()
 
     def on_disconnect(self, callback: Callback) -> None:
-        """Call back once if the client goes away before the response is complete (at once if it has)."""
+        """Call ``callback`` once if the client disconnects before the response is complete; immediately if it already has."""
         if self.disconnected:
             callback()
         elif self._mode != _OVER:
             self._on_disconnect += (callback,)
 
     def cancel_on_disconnect(self) -> None:
-        """Cancel the task that answers, after its patience, once the client goes away before the response is complete."""
+        """Cancel the handler's task, after ``patience_s``, if the client disconnects before the response is complete."""
         task = self.task
 
         def left() -> None:
@@ -247,29 +284,29 @@ class Responder:
         self.on_disconnect(left)
 
     def on_pause(self, callback: Callback) -> None:
-        """Call back whenever the client's buffer passes the high-water mark (at once if it has)."""
+        """Call ``callback`` whenever the client's send buffer exceeds the high-water mark; immediately if it already does."""
         self._on_pause = callback
         if self._paused:
             callback()
 
     def on_resume(self, callback: Callback) -> None:
-        """Call back whenever the client's buffer falls below the low-water mark again."""
+        """Call ``callback`` whenever the client's send buffer falls below the low-water mark again."""
         self._on_resume = callback
 
     def writing_paused(self) -> None:
-        """Record that the connection's buffer is above the high-water mark."""
+        """Record that the connection's send buffer exceeds the high-water mark."""
         self._paused = True
         if self._on_pause is not None:
             self._on_pause()
 
     def writing_resumed(self) -> None:
-        """Record that the connection's buffer is below the low-water mark."""
+        """Record that the connection's send buffer is below the low-water mark."""
         self._paused = False
         if self._on_resume is not None:
             self._on_resume()
 
     def connection_lost(self) -> None:
-        """Record that the client is gone."""
+        """Record that the client has disconnected."""
         if self._mode == _OVER:
             return
         self.disconnected = True
@@ -279,7 +316,12 @@ class Responder:
             callback()
 
     def upgrade(self, protocol: asyncio.Protocol, name: str) -> None:
-        """Answer 101, and give the connection to another protocol, which the server no longer bounds or ends."""
+        """Send status 101 and pass the connection to another protocol; the server no longer limits or closes it.
+
+        Args:
+            protocol: Protocol object that takes over the connection.
+            name: Name of the protocol for the upgrade header.
+        """
         if not self._may_start():
             return
         owner, transport, self.status = self._owner, self._transport, 101
@@ -318,8 +360,8 @@ class Responder:
             owner.response_over(self)
 
     def _release(self) -> None:
-        # Callbacks hold handlers' frames; dropping them here frees a request at once instead of at the next
-        # cyclic collection.
+        # Callbacks refer to handlers' frames; dropping them here frees a request immediately instead of at the
+        # next garbage collection.
         self._mode = _OVER
         self._owner = None
         self._on_disconnect = ()
@@ -327,7 +369,11 @@ class Responder:
 
 
 def encode_headers(headers: Headers) -> bytes:
-    """Return ``name: value`` lines."""
+    """Return the headers as ``name: value`` lines.
+
+    Raises:
+        ValueError: A header contains CR, LF or NUL.
+    """
     lines = b""
     for each in headers:
         lines += b"%b: %b\r\n" % each

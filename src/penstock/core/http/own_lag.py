@@ -1,7 +1,8 @@
-"""Limits of others that do not count the time in which this process's own event loop stood.
+"""Timeouts for peers that do not count the time in which this process's own event loop was blocked.
 
-A loop that stood, because its process had no CPU or much to do, runs its timers before it reads its sockets. A limit in
-plain seconds then ends with the answer in the kernel, and blames the other side.
+After a blockage, for example because the process had no CPU, the event loop runs its timers before it reads its
+sockets. A plain timeout would then expire although the peer's answer is already in the kernel, and would blame the
+peer.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from types import TracebackType
 from typing import Final, Self
 
 TURNS: Final = 8
-"""Parts of a limit. Chosen: an eighth is as exact as limits are kept; the loop reads its sockets in each of them."""
+"""Number of parts into which a timeout is divided. Chosen: an eighth is precise enough for timeouts, and the loop
+reads its sockets in each part."""
 LATE_S: Final = 0.02
-"""Real seconds by which a timer may come late without a sign that the loop stood. Chosen: above any scheduler's slice."""
+"""Wall-clock seconds by which a timer can be late without indicating a blocked loop. Chosen: above any scheduler's
+time slice."""
 
 
 class OwnLag:
-    """Measures by how much a timer comes late, which is for how long the loop stood."""
+    """Measures how late a timer runs, which is how long the event loop was blocked."""
 
     __slots__ = ("_due_s",)
 
@@ -27,11 +30,11 @@ class OwnLag:
         self._due_s = float("inf")
 
     def armed(self, delay_s: float) -> None:
-        """Record that the timer is due in this many real seconds."""
+        """Record that the timer should run in ``delay_s`` wall-clock seconds."""
         self._due_s = time.monotonic() + delay_s
 
     def late_s(self) -> float:
-        """Return by how many real seconds the timer is overdue, and measure from now; 0 before it is due."""
+        """Return how many wall-clock seconds the timer is late, and measure from now on; 0 if it is not late."""
         now_s = time.monotonic()
         late_s = max(0.0, now_s - self._due_s)
         self._due_s = max(self._due_s, now_s)
@@ -39,23 +42,28 @@ class OwnLag:
 
 
 class PatientTimer:
-    """A timer of `TURNS` parts, one after the other: a pause of this process counts as one of them at most.
+    """A timer that consists of `TURNS` consecutive parts, so that a blockage of this process counts as at most one part.
 
-    So it lasts ``limit_s`` real seconds where the loop runs, longer where it stands, and never ends before the loop has
-    read its sockets.
+    It takes ``limit_s`` wall-clock seconds if the loop is not blocked, longer if it is, and never ends before the
+    loop has read its sockets.
     """
 
     __slots__ = ("_lag", "_left", "_on_over", "_timer")
 
     def __init__(self, limit_s: float, on_over: Callable[[], object]) -> None:
-        """Begin, on the running loop; ``on_over`` is called at the end."""
+        """Start the timer on the running event loop.
+
+        Args:
+            limit_s: Duration in wall-clock seconds.
+            on_over: Called when the timer ends.
+        """
         self._left = TURNS
         self._lag = OwnLag()
         self._on_over = on_over
         self._wait(limit_s / TURNS)
 
     def cancel(self) -> None:
-        """End it without the call."""
+        """Stop the timer without calling ``on_over``."""
         self._timer.cancel()
 
     def _wait(self, delay_s: float) -> None:
@@ -67,18 +75,18 @@ class PatientTimer:
         if self._left > 0:
             self._wait(delay_s)
         elif self._left == 0 and self._lag.late_s() > LATE_S:
-            self._wait(LATE_S)  # what came meanwhile is read first
+            self._wait(LATE_S)  # let the loop read pending data first
         else:
             self._on_over()
 
 
 class PatientTimeout:
-    """``asyncio.timeout`` by a `PatientTimer`."""
+    """Async context manager like ``asyncio.timeout``, based on a `PatientTimer`."""
 
     __slots__ = ("_limit_s", "_timeout", "_timer")
 
     def __init__(self, limit_s: float | None) -> None:
-        """Prepare; None is unbounded."""
+        """Prepare; ``limit_s`` is in wall-clock seconds, None means no limit."""
         self._limit_s = limit_s
         self._timeout = asyncio.timeout(None)
         self._timer: PatientTimer | None = None

@@ -1,4 +1,4 @@
-"""Bytes in, complete requests out: parses and bounds what one client sends. No socket, no clock."""
+"""Parses and limits the bytes that one client sends, and emits complete requests. It has no socket and no clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.core.http.messages import Request
 
 # llhttp's message for a length beyond 64 bits.
 _LENGTH_OVERFLOW = "Content-Length overflow"
-# Chosen: a chunk of 20 bytes has 6 bytes of framing. What exceeds this part of the body is bounded as a head is.
+# Chosen: a chunk of 20 bytes has 6 bytes of framing. Framing beyond this part of the body is limited like a head.
 _FRAMING_DIVISOR = 4
 # RFC 3986 3.2.2 and 3.2.3: host and port, without user information. No comma: it joins the values of two fields.
 _HOST = re.compile(
@@ -24,7 +24,7 @@ _HOST = re.compile(
 
 
 class ReaderPhase(Enum):
-    """Which part of a request the next byte belongs to."""
+    """Part of a request that the next byte belongs to; IDLE means that no request has begun."""
 
     IDLE = "idle"
     HEAD = "head"
@@ -32,14 +32,15 @@ class ReaderPhase(Enum):
 
 
 class _Refused(Exception):  # noqa: N818 - stops the parser; never leaves this module
-    """Raised inside a parser callback."""
+    """Raised inside a parser callback to stop the parser."""
 
 
 class RequestReader:
-    """Reads the requests of one connection, one behind the other.
+    """Reads the requests of one connection, one after another.
 
     Attributes:
-        begun: Requests begun so far; it changes where a new one has.
+        phase: Part of a request that the next byte belongs to.
+        begun: Number of requests that have begun; it changes when a new one begins.
     """
 
     def __init__(
@@ -52,10 +53,15 @@ class RequestReader:
         wants_body: Callable[[Request], bool],
         hold: Callable[[int], None],
     ) -> None:
-        """Prepare; a request whose body ``wants_body`` does not want is answered from its head.
+        """Prepare; `feed` parses data.
 
-        ``on_request`` takes each complete request or returns why not, ``on_expect`` is called when a client waits for ``100
-        Continue``, ``hold`` counts bytes of its body.
+        Args:
+            intake: Limits of the process.
+            peer: ``host:port`` of the client.
+            on_request: Called with each complete request; returns a refusal, or None if the request is accepted.
+            on_expect: Called if a client waits for ``100 Continue``.
+            wants_body: Returns whether a request's body should be read; otherwise it is answered from its head alone.
+            hold: Called with the number of bytes of each piece of a body.
         """
         self._intake = intake
         self._max_head_bytes = intake.limits.max_header_bytes
@@ -82,19 +88,20 @@ class RequestReader:
         self._framing_bytes = 0
 
     def close(self) -> None:
-        """Drop the parser, which refers back to this object, so that a partial body is freed at once."""
+        """Drop the parser, which refers back to this object, so that a partial body is freed immediately."""
         self._parser = None
 
     @property
     def held_bytes(self) -> int:
-        """Bytes held of a body that has not arrived in full."""
+        """Number of buffered bytes of a body that has not arrived completely."""
         return self._part_bytes if self.phase is ReaderPhase.BODY else 0
 
     def feed(self, data: bytes) -> IntakeRefusal | Request | None:
-        """Parse what came; requests that it completes go to ``on_request``.
+        """Parse data; complete requests are passed to ``on_request``.
 
         Returns:
-            Why the client is not read any further, or a request that is to be answered from its head; None if it is.
+            A refusal if the client must not be read any further, or a request that has to be answered from its head;
+            else None.
         """
         begun, phase, body_bytes = self.begun, self.phase, self._part_bytes
         try:
@@ -103,7 +110,7 @@ class RequestReader:
             return self._refusal
         except httptools.HttpParserError as exc:
             return self._refusal or self._malformed(str(exc))
-        # A read in which a part begins or ends holds others too: only those wholly inside one are counted.
+        # A read in which a part begins or ends also has bytes of other parts, so only reads inside one part count.
         if self.begun != begun or self.phase is not phase:
             return None
         if phase is ReaderPhase.HEAD:
@@ -121,10 +128,10 @@ class RequestReader:
         return None
 
     def _parse(self, data: bytes) -> None:
-        """Feed the parser; each request that offers an upgrade (h2c, websocket) is served as plain HTTP/1.1.
+        """Feed the parser; a request that offers an upgrade (h2c, websocket) is served as plain HTTP/1.1.
 
-        RFC 9110 7.8 allows that. The parser gives up the body of such a request, so its head is given to a
-        new parser without the offer, followed by the bytes behind the head.
+        RFC 9110 7.8 allows that. The parser would ignore the body of such a request, so its head is passed to a new
+        parser without the offer, followed by the bytes after the head.
         """
         rest: bytes | memoryview = data
         while True:
@@ -156,12 +163,12 @@ class RequestReader:
     # ------------------------------------------------------------------ parser callbacks
 
     def on_message_begin(self) -> None:
-        """Begin a request."""
+        """Start a request."""
         self.begun += 1
         self.phase = ReaderPhase.HEAD
 
     def on_url(self, url: bytes) -> None:
-        """Collect the request target, which may come in pieces."""
+        """Collect the request target, which may arrive in pieces."""
         self._url += url
         self._part_bytes += len(url)
 
@@ -180,12 +187,12 @@ class RequestReader:
             self._check(self._intake.head_refusal(self._part_bytes, self._repeats))
 
     def on_headers_complete(self) -> None:
-        """Check what the headers promise, before any body is read."""
+        """Check the headers before any body is read."""
         self._part_bytes = 0
         parser, headers = self._parser, self._headers
         self._check(self._intake.head_refusal(0, len(headers) + self._repeats))
         if parser.should_upgrade():
-            return  # comes again without the offer, see _parse
+            return  # `_parse` feeds this head again without the offer
         method = parser.get_method().decode("latin-1")
         try:
             request = Request(method, self._url, headers, peer=self._peer)
@@ -216,7 +223,7 @@ class RequestReader:
                 self._on_expect()
 
     def on_body(self, body: bytes) -> None:
-        """Collect body bytes up to the bound; pieces are joined as they come, for an object each would cost more."""
+        """Collect body bytes up to the limit; pieces are joined immediately, because separate objects would cost more."""
         self._part_bytes += len(body)
         self._hold(len(body))
         self._check(self._intake.body_refusal(self._part_bytes))
@@ -229,7 +236,7 @@ class RequestReader:
             self._body += body
 
     def on_message_complete(self) -> None:
-        """Hand the request over."""
+        """Pass the complete request to ``on_request``."""
         request = self._request
         if request is None:
             return
@@ -263,7 +270,7 @@ def _is_host(value: bytes) -> bool:
 
 
 def _head_problem(headers: dict[bytes, bytes], version: str) -> IntakeRefusal | None:
-    """Return why a head is refused: RFC 9110 2.5 and 15.6.6, RFC 9112 3.2 and 6.1."""
+    """Return a refusal if a head is invalid, else None: RFC 9110 2.5 and 15.6.6, RFC 9112 3.2 and 6.1."""
     if version not in {"1.0", "1.1"}:
         return IntakeRefusal(505, "version_unsupported", f"HTTP/{version} is not served; send HTTP/1.1")
     host, coding = headers.get(b"host"), headers.get(b"transfer-encoding")

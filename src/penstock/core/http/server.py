@@ -1,4 +1,4 @@
-"""The HTTP/1.1 server of the router, the simulated worker and the planner; one timer looks over all connections."""
+"""HTTP/1.1 server of the router, the simulated worker and the planner; one timer checks the timeouts of all connections."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ __all__ = ["Handler", "HttpServer", "Request", "Responder", "ServerLimits"]
 
 log = get_logger(__name__)
 BACKLOG: Final = 2048
-"""Chosen: more simultaneous connects than a load generator opens in one scheduling quantum."""
-# Chosen: how long cancelled handlers may clean up before close() returns, real seconds.
+"""Length of the listen queue. Chosen: more simultaneous connects than a load generator opens in one scheduling
+quantum."""
+# Chosen: maximum wall-clock seconds for cancelled handlers to clean up before close() returns.
 _CANCEL_S = 5.0
-# Chosen: the least time that handlers get to act on a lost connection before they are cancelled.
+# Chosen: minimum seconds for handlers to react to a lost connection before they are cancelled.
 _NOTICE_S = 0.05
-# Chosen: often enough to be seen, seldom enough for a log under attack; real seconds.
+# Chosen: minimum wall-clock seconds between two log lines about refused connections.
 _REPORT_S = 10.0
 
 
@@ -45,10 +46,16 @@ class HttpServer:
         is_vital: Callable[[Request], bool] = lambda _: False,
         wants_body: Callable[[Request], bool] = lambda _: True,
     ) -> None:
-        """Prepare; nothing listens yet. ``intake`` takes the place of ``limits`` where others count bytes in it, too.
+        """Prepare; nothing listens yet.
 
-        A request that ``is_vital``, such as a probe's, is served even when all connections are in use. One whose body
-        ``wants_body`` does not want is handled with an empty body, and its connection ends.
+        Args:
+            handler: Called with each request and the responder for its response.
+            limits: Limits of the server.
+            intake: Limits and buffered bytes to use instead of ``limits``, if they are shared with another part of
+                the process; None creates new ones from ``limits``.
+            is_vital: Returns whether a request, such as a probe, must be served even if all connections are in use.
+            wants_body: Returns whether a request's body should be read; otherwise the handler gets an empty body, and
+                the connection is closed afterwards.
         """
         self._shared = ServerContext(handler, intake or Intake(limits), is_vital, wants_body)
         self._server: asyncio.Server | None = None
@@ -66,12 +73,17 @@ class HttpServer:
         *,
         held: socket.socket | None = None,
     ) -> None:
-        """Listen on ``host:port``; port 0 takes a free one, which ``port`` then returns. With ``tls`` it speaks https.
+        """Listen on ``host:port``.
 
-        The host ``::`` means every address of the machine, of IPv6 and of IPv4.
+        Args:
+            host: Address to listen on; ``::`` means every address of the machine, IPv6 and IPv4.
+            port: Port; 0 selects a free one, which ``port`` then returns.
+            tls: TLS context; None means plain HTTP.
+            held: Socket that already listens there and was passed by the process that started this one. It is used
+                instead of a new one; its other owners keep connections that are not accepted yet.
 
-        ``held`` is a socket that listens there already, on behalf of who started this process: it is taken over, and its
-        other holders keep the connections that are not accepted yet.
+        Raises:
+            ConfigError: Listening fails; PortInUseError if the port is in use.
         """
         shared = self._shared
         shared.loop = loop = asyncio.get_running_loop()
@@ -90,28 +102,28 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """The port listened on."""
+        """Port that the server listens on."""
         return self._port
 
     @property
     def intake(self) -> Intake:
-        """The limits and the buffered bytes, which another entrance of the process shares."""
+        """Limits and buffered bytes, for sharing with another listener of the process."""
         return self._shared.intake
 
     @property
     def connections(self) -> int:
-        """Open connections."""
+        """Number of open connections."""
         return len(self._shared.connections)
 
     @property
     def handlers(self) -> int:
-        """Handlers that have not returned."""
+        """Number of handlers that have not returned."""
         return len(self._shared.responders)
 
     def drain(self) -> None:
-        """Let every connection end behind its next answer, which says so; those without a request end after a while.
+        """Close every connection after its next response, which announces the end; idle connections are closed after `drain_idle_s`.
 
-        Connections are still accepted, for one request each.
+        New connections are still accepted, for one request each.
         """
         shared = self._shared
         if shared.draining_since_s is None:
@@ -120,11 +132,11 @@ class HttpServer:
                 connection.drain()
 
     async def close(self, *, grace_s: float) -> None:
-        """Stop accepting and drain: return once all connections have ended, after ``grace_s`` real seconds at most.
+        """Stop accepting connections and drain; return when all connections have ended, after about ``grace_s`` wall-clock seconds at most.
 
-        A client that was promised a kept connection may send its next request on it until `ServerLimits.drain_idle_s` have
-        passed; the answer announces the end. Clients that stop sending their request or reading their response get
-        ``closing_s`` of the grace.
+        A client with a kept-alive connection can send its next request until `ServerLimits.drain_idle_s` have passed;
+        the response announces the end. Clients that stop sending their request or reading their response get at most
+        ``closing_s`` of the grace period.
         """
         shared, server = self._shared, self._server
         if server is None:
@@ -153,7 +165,7 @@ class HttpServer:
         self._server = None
 
     def _cut_off(self, grace_s: float) -> None:
-        """End the connections that the grace has left, idle ones in order."""
+        """End the connections that remain after the grace period; idle ones are closed, others aborted."""
         busy = [each for each in self._shared.connections if not each.is_idle]
         for connection in self._shared.connections.difference(busy):
             connection.close()
@@ -171,11 +183,11 @@ class HttpServer:
             shared.closing_since_s += late_s
         if shared.draining_since_s is not None:
             shared.draining_since_s += late_s
-        # What came while this loop stood is read before anything is judged; once, so that every limit ends.
+        # After a blockage, skip one check so that pending data is read first; only one, so that timeouts still expire.
         self._is_judging = late_s <= LATE_S or not self._is_judging
         period_s = shared.limits.sweep_period_s() if self._is_judging else LATE_S
         self._lag.armed(period_s)
-        # First, so that the limits outlive a sweep that fails.
+        # The timer is set first, so that timeouts still work if this sweep fails.
         self._timer = shared.loop.call_later(period_s, self._sweep)
         now_s = shared.loop.time()
         shared.date_line = b"date: " + formatdate(usegmt=True).encode() + b"\r\n"
@@ -192,7 +204,7 @@ class HttpServer:
 def _listen_everywhere(port: int) -> socket.socket:
     """Return a socket that listens on every address of both families, or of IPv4 alone on a machine without IPv6.
 
-    Both event loops would make a socket of ``::`` take IPv6 alone.
+    Without this, both event loops would create an IPv6-only socket for ``::``.
     """
     try:
         if socket.has_dualstack_ipv6():
@@ -200,7 +212,7 @@ def _listen_everywhere(port: int) -> socket.socket:
                 (EVERY_ADDRESS, port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True
             )
     except OSError as exc:
-        # A kernel with IPv6 whose machine has it switched off.
+        # The kernel supports IPv6 but the machine has it disabled.
         if exc.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
             raise
     return socket.create_server(("", port), backlog=BACKLOG)

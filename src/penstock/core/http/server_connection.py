@@ -1,6 +1,7 @@
-"""One accepted connection: queues the requests of its reader, guards limits, reports disconnects.
+"""One accepted connection: queues parsed requests, applies limits and timeouts, and reports disconnects.
 
-Responses leave in the order of their requests. Every request ends in an answer or a close, whatever its handler does.
+Responses are sent in the order of their requests. Every request ends in a response or a closed connection, whatever
+its handler does.
 """
 
 from __future__ import annotations
@@ -19,32 +20,41 @@ from penstock.core.http.request_reader import ReaderPhase, RequestReader
 from penstock.core.logs import get_logger
 
 Handler = Callable[[Request, Responder], Awaitable[None]]
+"""Async function that handles a request and writes its response."""
 log = get_logger(__name__)
 
 _MAPPED = "::ffff:"
-"""Before an IPv4 address within IPv6 (RFC 4291, section 2.5.5.2)."""
+"""Prefix of an IPv4 address in IPv6 form (RFC 4291, section 2.5.5.2)."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-# Chosen: a client that gets 413 may still be sending; closing at once would reset the connection and
-# lose the answer, so what arrives is thrown away for this long (seconds) and this much (bytes).
+# Chosen: a client that gets 413 may still be sending; closing immediately would reset the connection and lose
+# the response. So arriving data is discarded for at most this many seconds and bytes.
 _LINGER_S = 2.0
 _LINGER_BYTES = 4 * 1024 * 1024
 # Chosen: more pipelined requests than any client keeps outstanding.
 _MAX_PIPELINED = 32
-# Chosen: what a connection of the reserve may take for its request; a probe sends its in one packet. Real seconds.
+# Chosen: maximum wall-clock seconds for the request on a reserve connection; a probe is sent in one packet.
 _RESERVE_S = 2.0
 
 
 @dataclass(slots=True, eq=False)
 class ServerContext:
-    """What the connections of one server have in common.
+    """Shared state of the connections of one server.
 
     Attributes:
-        bound: Connections served at a time; those of the reserve come on top.
-        refused: Connections turned away since that was last logged.
-        intake: What these requests and those of other entrances may take together.
-        responders: Of requests whose handlers have not returned.
-        draining_since_s: Since when each connection ends behind its next answer, by the loop's clock; None: it does not.
-        closing_since_s: Since when the server accepts no more connections, by the loop's clock; None: it does.
+        handler: Handler of requests.
+        intake: Limits and buffered bytes of all listeners of the process.
+        is_vital: Returns whether a request must be served even if all connections are in use.
+        wants_body: Returns whether a request's body should be read.
+        loop: The event loop.
+        bound: Maximum number of connections, without those of the reserve.
+        refused: Number of connections rejected since the last log line about that.
+        connections: Open connections.
+        responders: Responders of requests whose handlers have not returned.
+        date_line: Date header line of all responses.
+        draining_since_s: Time by the loop's clock since when each connection ends after its next response; None if
+            the server does not drain.
+        closing_since_s: Time by the loop's clock since when the server accepts no more connections; None if it does.
+        on_empty: Event that is set when the last connection has ended.
     """
 
     handler: Handler
@@ -63,7 +73,7 @@ class ServerContext:
 
     @property
     def limits(self) -> ServerLimits:
-        """The limits of every entrance."""
+        """Limits of every listener."""
         return self.intake.limits
 
 
@@ -75,7 +85,9 @@ class ServerConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._reader: RequestReader | None = None
         self._peer = ""
-        self._since_s = 0.0  # of the request being read; else of the last answer, or of another wait
+        self._since_s = (
+            0.0  # start of the arriving request, or else of the current wait, such as since the last response
+        )
         self._read_s = 0.0
         self._stalled_since_s: float | None = None
         self._queue: deque[Request | IntakeRefusal] = deque()
@@ -86,25 +98,23 @@ class ServerConnection(asyncio.Protocol):
         self._is_refusing = False
         self._is_reserve = False
         self._left: int | None = (
-            None  # answers until the one that ends a draining connection; None: not known yet
+            None  # responses until the last one of a draining connection; None if not determined yet
         )
         self._drained_bytes = 0
-        self._unsent_bytes = (
-            -1
-        )  # at the last sweep of a server that closes, and since when they are this many
+        self._unsent_bytes = -1  # at the last sweep of a closing server; `_progress_s` is the time since when the number has not changed
         self._progress_s = 0.0
 
     # ------------------------------------------------------------------ asyncio callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accept; when the server is full, only for a vital request, or with a 503."""
+        """Accept the connection; if the server is full, accept only a vital request or send 503."""
         shared = self._shared
-        # uvloop's transport is one by its methods, not by inheritance.
+        # uvloop's transport has the methods of asyncio.Transport but does not inherit from it.
         self._transport = transport = cast("asyncio.Transport", transport)
         high = shared.limits.write_high_bytes
         transport.set_write_buffer_limits(high=high, low=high // 4)
         peer = transport.get_extra_info("peername")
-        # A socket of both families gives an IPv4 client an address of IPv6.
+        # A dual-stack socket shows an IPv4 client with an IPv6 address.
         self._peer = f"{peer[0].removeprefix(_MAPPED)}:{peer[1]}" if peer else ""
         self._reader = RequestReader(
             shared.intake,
@@ -126,7 +136,7 @@ class ServerConnection(asyncio.Protocol):
             self._refuse(self._full())
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        """Notify the current handler; forget requests that wait."""
+        """Notify the current handler, and drop waiting requests."""
         shared = self._shared
         shared.connections.discard(self)
         self._queue.clear()
@@ -140,19 +150,19 @@ class ServerConnection(asyncio.Protocol):
             shared.on_empty.set()
 
     def eof_received(self) -> bool:
-        """Treat the client's end as its departure: a half-open client cannot be distinguished from a closed one."""
+        """Treat the end of the client's data as a disconnect: a half-closed connection cannot be distinguished from a closed one."""
         if self._current is not None and self._transport is not None:
             self._transport.abort()
         return False
 
     def pause_writing(self) -> None:
-        """Start the stall clock and pause the response under way."""
+        """Start the write-stall timeout and pause the current response."""
         self._stalled_since_s = self._shared.loop.time()
         if self._current is not None:
             self._current.writing_paused()
 
     def resume_writing(self) -> None:
-        """Stop the stall clock; continue with the response, or with the next request."""
+        """Stop the write-stall timeout; resume the current response, or start the next request."""
         self._stalled_since_s = None
         if self._current is not None:
             self._current.writing_resumed()
@@ -160,7 +170,7 @@ class ServerConnection(asyncio.Protocol):
             self._next()
 
     def data_received(self, data: bytes) -> None:
-        """Parse; complete requests are queued by the reader's callback."""
+        """Parse the data; the reader's callback queues complete requests."""
         if self._is_refusing:
             self._drained_bytes += len(data)
             if self._drained_bytes > _LINGER_BYTES and self._transport is not None:
@@ -207,18 +217,18 @@ class ServerConnection(asyncio.Protocol):
         return None
 
     def _permit_body(self) -> None:
-        # With a response under way its bytes must not be mixed with these; the client sends anyway then.
+        # While a response is being sent, this must not be inserted; the client sends its body anyway after a while.
         if self._current is None and not self._queue and self._transport is not None:
             self._transport.write(_CONTINUE)
 
     # ------------------------------------------------------------------ responses in order
 
     def response_head(self) -> bytes:
-        """Return the date header, refreshed by the server's sweep."""
+        """Return the date header line, which the server's sweep refreshes."""
         return self._shared.date_line
 
     def response_over(self, responder: Responder) -> None:
-        """Continue with the next request, or close where the answer said so."""
+        """Continue with the next request, or close the connection if the response announced that."""
         self._current = None
         self._release(self._current_bytes)
         shared, transport = self._shared, self._transport
@@ -234,11 +244,11 @@ class ServerConnection(asyncio.Protocol):
             shared.loop.call_soon(self._next)
 
     def _end(self, transport: asyncio.Transport) -> None:
-        """Close behind the last answer, so that the client can still read it."""
+        """Close after the last response, in a way that the client can still read it."""
         has_more = bool(self._queue) or self._is_arriving
         self._queue.clear()
         if has_more and self._shared.draining_since_s is not None:
-            # Closing a socket with unread requests would reset it, and the client might lose the last answer.
+            # Closing a socket with unread requests would reset it, and the client might lose the last response.
             self._is_refusing = True
             self._end_reading()
             self._linger(transport)
@@ -247,11 +257,11 @@ class ServerConnection(asyncio.Protocol):
 
     @property
     def _is_arriving(self) -> bool:
-        """Whether a request has arrived in part."""
+        """Whether a request has arrived partially."""
         return self._reader is not None and self._reader.phase is not ReaderPhase.IDLE
 
     def given_away(self) -> None:
-        """Forget the connection."""
+        """Stop managing the connection, which another protocol has taken over."""
         self._current = None
         self._release(self._current_bytes)
         self.connection_lost(None)
@@ -285,9 +295,9 @@ class ServerConnection(asyncio.Protocol):
         shared.responders.add(responder)
 
     def _is_last(self) -> bool:
-        """Return whether the answer that begins on a draining connection is its last.
+        """Return whether the response that begins now on a draining connection is its last.
 
-        Requests that had arrived, at least in part, when the first such answer began are answered, too.
+        Requests that had arrived, at least partially, when the first such response began are answered as well.
         """
         if self._left is None:
             self._left = 1 + len(self._queue) + self._is_arriving
@@ -295,7 +305,7 @@ class ServerConnection(asyncio.Protocol):
         return self._left <= 0
 
     def drain(self) -> None:
-        """Announce the end of the connection with the next answer whose head is not sent yet, and close behind it."""
+        """Announce the end of the connection with the next response whose head is not sent yet, and close after it."""
         current = self._current
         if current is not None and not current.started and self._is_last():
             current.keep_alive = False
@@ -307,7 +317,7 @@ class ServerConnection(asyncio.Protocol):
         return self._shared.intake.full_refusal(self._shared.bound)
 
     def _refuse(self, refusal: IntakeRefusal | Request) -> None:
-        """Answer after the responses under way, then close; what still arrives is thrown away."""
+        """Send a refusal after the current responses, then close; data that still arrives is discarded."""
         self._is_refusing = True
         self._since_s = self._shared.loop.time()
         self._end_reading()
@@ -317,19 +327,19 @@ class ServerConnection(asyncio.Protocol):
     def _answer_refusal(self, transport: asyncio.Transport, refusal: IntakeRefusal) -> None:
         request = Request("GET", b"/", {}, peer=self._peer)
         request.keep_alive = False
-        # Without an owner: completing it must end our sending side only, so that the client can read it.
+        # The responder has no owner, so that completing it ends only the sending side and the client can read it.
         responder = Responder(None, transport, request)
         responder.send(refusal.status, refusal.body, headers=refusal.headers)
         self._linger(transport)
 
     def _linger(self, transport: asyncio.Transport) -> None:
-        """End the sending side alone, so that a client that still sends can read its answer; the sweep closes."""
+        """Close only the sending side, so that a client that is still sending can read its response; the sweep closes the rest."""
         self._since_s = self._shared.loop.time()
         if transport.can_write_eof():
             transport.write_eof()
 
     def forgive(self, lag_s: float) -> None:
-        """Let the limits begin later by the time for which this process's own loop stood."""
+        """Extend the timeouts by ``lag_s`` seconds for which this process's event loop was blocked."""
         self._since_s += lag_s
         self._read_s += lag_s
         self._progress_s += lag_s
@@ -337,7 +347,7 @@ class ServerConnection(asyncio.Protocol):
             self._stalled_since_s += lag_s
 
     def sweep(self, now_s: float) -> None:
-        """Apply the time limits; called by the server's one timer."""
+        """Apply the timeouts at ``now_s`` by the event loop's clock; the server's timer calls it."""
         transport = self._transport
         if transport is None:
             return
@@ -348,7 +358,7 @@ class ServerConnection(asyncio.Protocol):
             return
         age_s = now_s - self._since_s
         if transport.is_closing():
-            # What was written last still waits for a client that does not read.
+            # Unsent data waits for a client that does not read.
             if self._is_stuck(now_s, self._since_s, transport):
                 transport.abort()
         elif self._is_refusing:
@@ -358,7 +368,7 @@ class ServerConnection(asyncio.Protocol):
             self._sweep_reading(now_s, age_s, self._reader.phase, transport)
 
     def _is_stuck(self, now_s: float, since_s: float, transport: asyncio.Transport) -> bool:
-        """Return whether the client has not read for too long; while the server closes, whether it reads at all."""
+        """Return whether the client has not read for too long; a shorter limit applies while the server closes."""
         limits = self._shared.limits
         if self._shared.closing_since_s is not None:
             unsent_bytes = transport.get_write_buffer_size()
@@ -392,7 +402,7 @@ class ServerConnection(asyncio.Protocol):
         self._refuse(IntakeRefusal(408, code, message))
 
     def _is_unused(self, now_s: float, age_s: float) -> bool:
-        """Return whether an idle connection has waited too long for a request; a draining one counts from the drain on."""
+        """Return whether an idle connection has waited too long for a request; during a drain the time since its start also counts."""
         limits, since_s = self._shared.limits, self._shared.draining_since_s
         if age_s > (_RESERVE_S if self._is_reserve else limits.keep_alive_s):
             return True
@@ -400,22 +410,22 @@ class ServerConnection(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request has arrived, in full or in part, that is not answered."""
+        """Whether the connection has no request, complete or partial, that is not answered."""
         return self._current is None and not self._queue and not self._is_arriving and not self._is_refusing
 
     def close(self) -> None:
-        """Close an idle connection; does nothing to one that is closed."""
+        """Close an idle connection; does nothing if it is closed."""
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """Cut the connection off."""
+        """Abort the connection; does nothing if it is closed."""
         if self._transport is not None:
             self._transport.abort()
 
 
 async def _answer(shared: ServerContext, request: Request, responder: Responder) -> None:
-    """Run a handler; however it ends, its request ends in an answer or a visible break, never in silence."""
+    """Run a handler; however it ends, the client gets a response or sees a broken connection."""
     try:
         await shared.handler(request, responder)
     except ClientDisconnected:
@@ -429,7 +439,7 @@ async def _answer(shared: ServerContext, request: Request, responder: Responder)
             _fail(responder, None)
     finally:
         shared.responders.discard(responder)
-        responder.task = None  # it refers back to the responder
+        responder.task = None  # break the reference cycle
         responder.abort()
 
 
@@ -442,5 +452,5 @@ def _fail(responder: Responder, error: Exception | None) -> None:
             known = isinstance(error, PenstockError)
             message = str(error) if known else "internal error; see the server's log"
         responder.send(500, IntakeRefusal(500, "internal_error", message).body)
-    except Exception:  # the last resort: the caller closes the connection
+    except Exception:  # the caller then closes the connection
         log.exception("request could not be answered")

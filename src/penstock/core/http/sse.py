@@ -1,4 +1,4 @@
-"""Server-sent events: encode them, and find them in bytes that arrive in any pieces; lines end in LF or CRLF. Pure."""
+"""Server-sent events: encodes them, and splits a byte stream into them; lines end in LF or CRLF. Pure."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ import re
 from penstock.core.errors import StreamBroken
 
 DONE = b"data: [DONE]\n\n"
-# Chosen: far above any chunk of a completion, far below what a hostile upstream could pin per stream.
+"""Event that ends a stream of OpenAI's API."""
+# Chosen: far above any event of a completion, and low enough to limit the memory that a hostile upstream can use.
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 
 _BLANK_LINE = re.compile(rb"\r?\n\r?\n")
-# Enough of the end of a piece to recognise a blank line that is split over pieces: CR LF CR of CR LF CR LF.
+# Number of bytes to search again, to find a blank line that is split between reads: CR LF CR of CR LF CR LF.
 _OVERLAP = 3
 
 
 def encode_event(data: bytes) -> bytes:
-    """Return one event whose data is ``data``; data with line breaks becomes several ``data:`` lines."""
+    """Return an SSE event with ``data``; data with line breaks becomes several ``data:`` lines."""
     if b"\n" in data or b"\r" in data:
         data = b"\ndata: ".join(data.splitlines())
     return b"data: " + data + b"\n\n"
 
 
 def payload(event: bytes) -> bytes | None:
-    """Return the data of an event without field names, or None when it carries none (a comment)."""
+    """Return the data of an SSE event; None if it has none, such as a comment."""
     if event.startswith(b"data: ") and event.endswith(b"\n\n") and event.count(b"\n") == 2:
         return event[6:-2]
     lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
@@ -31,10 +32,11 @@ def payload(event: bytes) -> bytes | None:
 
 
 class EventSplitter:
-    """Cuts a body into events.
+    """Splits a byte stream into SSE events.
 
     Attributes:
-        tail: Bytes of an event that has not ended; the same object throughout.
+        max_event_bytes: Maximum length of an incomplete event.
+        tail: Bytes of an incomplete event; always the same object.
     """
 
     __slots__ = ("_searched", "max_event_bytes", "tail")
@@ -45,7 +47,11 @@ class EventSplitter:
         self._searched = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the events that ``data`` completes, each with the blank line that ends it."""
+        """Return the events that ``data`` completes, each including the blank line that ends it.
+
+        Raises:
+            StreamBroken: An event is too long.
+        """
         tail = self.tail
         if not tail and data.endswith(b"\n\n") and data.count(b"\n") == 2:
             return [data]

@@ -1,6 +1,7 @@
-"""A response whose body is still arriving, as its consumer sees it, and the relay that passes it on by callbacks.
+"""A response whose body is still arriving, as its consumer sees it, and the relay that forwards it with callbacks.
 
-Made by ``client_connection``; nothing here knows sockets or the parser. A relayed chunk costs no task, future or timer.
+``client_connection`` creates the responses; this module has no sockets or parser. Relaying a chunk costs no task,
+future or timer.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Protocol, Self
 from penstock.core.errors import ClientDisconnected, StreamBroken, UpstreamError
 from penstock.core.http.messages import Responder
 
-# Chosen: body bytes held for a slow consumer before the upstream is no longer read.
+# Chosen: buffered body bytes for a slow consumer above which reading from the upstream is paused.
 _BUFFER_HIGH_BYTES = 256 * 1024
 
 OnData = Callable[[bytes], None]
@@ -24,27 +25,29 @@ Observe = Callable[[bytes, int], bytes]
 
 
 class BodySource(Protocol):
-    """What a response needs from its connection."""
+    """Interface of the connection that a response needs."""
 
     def pause_reading(self) -> None:
-        """Stop reading."""
+        """Stop reading from the upstream."""
 
     def resume_reading(self) -> None:
-        """Read again."""
+        """Read from the upstream again."""
 
     def abort(self) -> None:
-        """Close the connection; nothing more is delivered."""
+        """Close the connection; no more data is delivered."""
 
 
 class StreamingResponse:
-    """A response whose body arrives while it is used: iterate over it, read it, or give it a sink.
+    """A response whose body arrives while it is used: iterate over it, ``read`` it, or set a sink.
 
-    Use it as an async context manager, iterate to the end, or call ``abort``: an unfinished response holds its connection.
+    Use it as an async context manager, iterate to the end, or call ``abort``; an unfinished response occupies its
+    connection.
 
     Attributes:
-        headers: Lower-case names; repeated headers are joined by ``", "``.
-        ended: The complete body has arrived.
-        on_chunk: What takes reads that are exactly one chunk; see ``set_sink``.
+        status: HTTP status.
+        headers: Headers by lower-case name; repeated headers are joined by ``", "``.
+        ended: Whether the complete body has arrived.
+        on_chunk: Callback for reads that are exactly one chunk; see ``set_sink``.
     """
 
     def __init__(self, connection: BodySource) -> None:
@@ -65,13 +68,17 @@ class StreamingResponse:
     def set_sink(
         self, on_data: OnData, on_end: OnEnd, on_error: OnError, *, on_chunk: OnChunk | None = None
     ) -> None:
-        """Deliver the body by callbacks on the event loop: ``on_data``..., then one of the other two.
+        """Deliver the body with callbacks on the event loop: any number of ``on_data``, then either ``on_end`` or ``on_error``.
 
-        What arrived before is delivered at once. One call of ``on_data`` carries all body bytes of one
-        read of the socket, without framing. After ``abort`` nothing is called.
+        Data that has already arrived is delivered immediately. After ``abort`` no callback is called.
 
-        With ``on_chunk``, a read that is exactly one chunk goes there instead, as it came, with the place where its
-        body begins; CR LF follow the body. That spares a relay taking the frame off and putting it on again.
+        Args:
+            on_data: Called with all body bytes of one read of the socket, without framing.
+            on_end: Called when the body is complete.
+            on_error: Called with the error if the response fails.
+            on_chunk: If given, called instead of ``on_data`` for a read that is exactly one chunk, with the chunk
+                including its framing and the offset at which its body begins; CR LF follow the body. A relay can then
+                forward it without removing and adding the framing.
         """
         self._on_data, self._on_end, self._on_error = on_data, on_end, on_error
         self.on_chunk = on_chunk
@@ -85,7 +92,7 @@ class StreamingResponse:
             on_error(self._error)
 
     def pause(self) -> None:
-        """Stop reading from the upstream; the idle limit rests meanwhile."""
+        """Stop reading from the upstream; the idle timeout does not run meanwhile."""
         if self._connection is not None:
             self._connection.pause_reading()
 
@@ -95,7 +102,7 @@ class StreamingResponse:
             self._connection.resume_reading()
 
     def abort(self) -> None:
-        """Close the upstream connection unless the response has ended; the sink gets no more calls."""
+        """Close the upstream connection and call no more callbacks; does nothing if the response has ended."""
         if self.ended:
             return
         connection, self._connection = self._connection, None
@@ -107,7 +114,7 @@ class StreamingResponse:
             self._wake()
 
     def break_off(self, error: UpstreamError) -> None:
-        """Close the upstream connection unless the response has ended; its consumer gets ``error``."""
+        """Close the upstream connection and fail the response with ``error``; does nothing if it has ended or failed."""
         if self.ended or self._error is not None:
             return
         connection = self._connection
@@ -116,7 +123,14 @@ class StreamingResponse:
             connection.abort()
 
     async def read(self, *, limit_bytes: int) -> bytes:
-        """Return the rest of the body."""
+        """Return the rest of the body.
+
+        Args:
+            limit_bytes: Maximum number of bytes.
+
+        Raises:
+            StreamBroken: The body is longer; the connection is aborted then. Or the connection broke.
+        """
         parts: list[bytes] = []
         size = 0
         async for part in self:
@@ -164,7 +178,7 @@ class StreamingResponse:
     # ------------------------------------------------------------------ called by the connection
 
     def deliver(self, data: bytes) -> None:
-        """Hand body bytes to the sink or to the buffer."""
+        """Pass body bytes to the sink or add them to the buffer."""
         if self._on_data is not None:
             self._on_data(data)
             return
@@ -176,7 +190,7 @@ class StreamingResponse:
         self._wake()
 
     def finish(self) -> None:
-        """Mark the body complete."""
+        """Mark the body as complete."""
         self._connection = None
         self.ended = True
         on_end = self._on_end
@@ -186,7 +200,7 @@ class StreamingResponse:
         self._wake()
 
     def fail(self, error: UpstreamError) -> None:
-        """Mark the response broken."""
+        """Mark the response as failed with ``error``."""
         self._connection = None
         self._error = error
         on_error = self._on_error
@@ -207,16 +221,20 @@ class StreamingResponse:
 
 
 async def relay(upstream: StreamingResponse, responder: Responder, *, observe: Observe) -> None:
-    """Copy the rest of ``upstream``'s body to a started ``responder``; the caller ends the response.
+    """Copy the rest of the body of ``upstream`` to a started ``responder``; the caller ends the response.
 
-    A slow client pauses the upstream; a client that leaves aborts it; a cancelled caller aborts it.
+    A slow client pauses the upstream. If the client disconnects or the caller is cancelled, the upstream is aborted.
 
-    ``observe`` sees each read and returns what to send in its place, usually the same object, which is cheapest: body bytes
-    and 0, or one complete chunk as it came and where its body begins. What it raises aborts the upstream and comes out.
+    Args:
+        upstream: Response to read.
+        responder: Responder to write to; its head must have been sent.
+        observe: Called for each read; returns the bytes to send, usually the same object, which is cheapest. Its
+            arguments are either body bytes and 0, or one complete chunk including its framing and the offset at which
+            its body begins. If it raises, the upstream is aborted and the exception is raised here.
 
     Raises:
-        ClientDisconnected: the client left first.
-        UpstreamError: the upstream broke or fell silent; what came before has been written.
+        ClientDisconnected: The client disconnected first.
+        UpstreamError: The upstream failed or timed out; data received before that has been written.
     """
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     write, write_framed = responder.write, responder.write_framed

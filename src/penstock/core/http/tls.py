@@ -1,4 +1,4 @@
-"""What proves a client to servers behind TLS, and the authority that proves them to it."""
+"""TLS credentials: a client's own, and the CA certificates that verify servers; also a server's certificate."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from typing import Final, Protocol
 from penstock.core.errors import ConfigError, UpstreamConnectError
 
 _REREAD_S: Final = 10.0
-"""Seconds for which a token's file is not read again. Chosen: Kubernetes writes a rotated one minutes before the old one ends."""
+"""Seconds for which a token file is not read again. Chosen: Kubernetes writes a rotated token minutes before the old
+one expires."""
 
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """Files of credentials; None: the system's authorities, and no certificate or token.
+    """Files with a client's credentials; None means the system's CA certificates, and no client certificate or token.
 
     Attributes:
-        ca: Authorities of the servers.
-        certificate, key: The client's own; both or neither.
-        token: Sent as ``Authorization: Bearer``; its file is read again as it rotates.
-        authorities: Of the servers, as text in PEM, in place of ``ca``.
-        server_name: In the servers' certificates, whatever address they are reached at; None: that address.
-        is_verified: Whether servers must prove themselves.
+        ca: File with the CA certificates that verify servers.
+        certificate: File with the client certificate; given together with ``key`` or not at all.
+        key: File with the private key of the client certificate.
+        token: File with a token that is sent as ``Authorization: Bearer``; it is read again every few seconds, since
+            it may rotate.
+        authorities: CA certificates as PEM text, instead of ``ca``.
+        server_name: Name that the servers' certificates must have, whatever address is used; None means that address.
+        is_verified: Whether servers' certificates are verified.
     """
 
     ca: Path | None = None
@@ -36,10 +39,10 @@ class TlsFiles:
     is_verified: bool = True
 
     def check(self) -> None:
-        """Read all files once.
+        """Read all files once, to check them.
 
         Raises:
-            ConfigError: one cannot be used, or half of a pair is given.
+            ConfigError: A file cannot be used, or only one of certificate and key is given.
         """
         if (self.certificate is None) is not (self.key is None):
             raise ConfigError(
@@ -54,7 +57,7 @@ class TlsFiles:
 
     @cached_property
     def context(self) -> ssl.SSLContext:
-        """Return the context of all connections; a certificate that rotates needs a new process."""
+        """TLS context of all connections; the process must be restarted if the certificate rotates."""
         context = ssl.create_default_context(cafile=self.ca, cadata=self.authorities)
         if not self.is_verified:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -67,15 +70,21 @@ class TlsFiles:
 
 
 NO_FILES: Final = TlsFiles()
+"""Default credentials: the system's CA certificates, no client certificate and no token."""
 UNVERIFIED: Final = TlsFiles(is_verified=False)
-"""For one that only asks whether a process is well or busy, as the kubelet asks its pods."""
+"""Credentials that do not verify servers. For clients that only check whether a process is healthy or busy, as the
+kubelet does."""
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Return what a server needs to prove itself.
+    """Return the TLS context of a server.
+
+    Args:
+        certificate: PEM file with the server's certificate.
+        key: PEM file with its private key.
 
     Raises:
-        ConfigError: a file cannot be used, or the key does not belong to the certificate.
+        ConfigError: A file cannot be used, or the key does not belong to the certificate.
     """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
@@ -90,26 +99,31 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 class Workers(Protocol):
-    """What a manifest says of workers that speak https: ``spec.engine.tls``."""
+    """Interface of the settings for workers that use https: ``spec.engine.tls``."""
 
     @property
     def ca_bundle(self) -> str:
-        """Authorities, PEM."""
+        """CA certificates that verify the workers, as PEM text."""
         ...
 
     @property
     def server_name(self) -> str:
-        """Return the name in the workers' certificates."""
+        """Name in the workers' certificates."""
         ...
 
     @property
     def token_key(self) -> str | None:
-        """File of their token; None: none is sent."""
+        """Name of the file with the token that workers accept; None if no token is sent."""
         ...
 
 
 def files_of(workers: Workers | None, folder: str | None = None) -> TlsFiles:
-    """Return what a client of a graph's workers needs; ``folder`` has their token, for one that sends it."""
+    """Return the credentials of a client of a graph's workers.
+
+    Args:
+        workers: TLS settings of the workers; None if they use plain HTTP.
+        folder: Folder with the workers' token, for a client that sends it; None if no token is sent.
+    """
     if workers is None:
         return NO_FILES
     token = None if folder is None or workers.token_key is None else Path(folder, workers.token_key)
@@ -117,7 +131,7 @@ def files_of(workers: Workers | None, folder: str | None = None) -> TlsFiles:
 
 
 class Tls:
-    """The credentials of one pool of connections."""
+    """The credentials of one connection pool."""
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
@@ -126,19 +140,22 @@ class Tls:
 
     @property
     def context(self) -> ssl.SSLContext:
-        """Return the context of connections."""
+        """TLS context of the pool's connections."""
         return self._files.context
 
     @property
     def server_name(self) -> str | None:
-        """Return the name in the servers' certificates; None: their address."""
+        """Name that the servers' certificates must have; None means the address."""
         return self._files.server_name
 
     def authorization(self, now_s: float) -> bytes | None:
-        """Return the value of the header; None: no token is given.
+        """Return the value of the authorization header; None if there is no token.
+
+        Args:
+            now_s: Monotonic time in seconds; the file is read again if the last read is too old.
 
         Raises:
-            UpstreamConnectError: its file cannot be read any more.
+            UpstreamConnectError: The token file cannot be read.
         """
         if self._files.token is None:
             return None
