@@ -116,7 +116,7 @@ class Dashboard:
         return cls(folder, config, graph, draw=draw)
 
     def tick(self, view: View) -> None:
-        """Draw the newest values, `POINTS_PER_INTERVAL` times per adjustment interval, and a picture every `PICTURE_S`."""
+        """Draw the newest values 15 times (`POINTS_PER_INTERVAL`) per adjustment interval, and a picture every 60 s (`PICTURE_S`)."""
         self._stats.tick(view)
         is_moment = self._history.tick(view)
         self._write(self._write_pictures)

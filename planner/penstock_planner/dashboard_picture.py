@@ -79,7 +79,7 @@ class Change:
 
 
 class History:
-    """The last day of one planner, as shown in pictures."""
+    """The last day of one planner's replicas, demand and changes, as shown in the dashboard's overview pictures."""
 
     def __init__(self) -> None:
         self._moments: deque[Moment] = deque(maxlen=MOMENTS)
@@ -89,7 +89,7 @@ class History:
         self._gpu_s = 0.0
 
     def tick(self, view: View) -> bool:
-        """Record a tick; return True if it became a moment, which happens every `MOMENT_S`."""
+        """Record a tick. Return True if it became a `Moment`, which happens every 10 simulated seconds (`MOMENT_S`)."""
         demand = None if view.pull is None else view.pull.demand
         return self._take(view.at_s - view.origin_s, view.pools, view.gpus, demand, view.scheduled)
 
@@ -144,7 +144,7 @@ class History:
             self._changes.append(Change(at_s, decision.id, "; ".join(words)))
 
     def of(self, last_s: float) -> tuple[list[Moment], list[Change]]:
-        """Return the moments and changes of the last ``last_s`` simulated seconds, oldest first."""
+        """Return the recorded moments and changes of the last ``last_s`` simulated seconds, each oldest first."""
         since_s = self._moments[-1].at_s - last_s if self._moments else 0.0
         return (
             [each for each in self._moments if each.at_s >= since_s],

@@ -23,7 +23,11 @@ NOTES = "planner"
 
 
 class Runs:
-    """Event files of the runs in one folder. A run's file is created with its first point. Methods raise `OSError` if the disk fails."""
+    """TensorBoard event files of the runs in one folder.
+
+    A run's file is created with its first point. The methods take ``wall_s``, the event's time in real seconds since 1970, and ``step``,
+    its position on the charts' axis in simulated seconds. They raise `OSError` if the disk fails.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -31,7 +35,14 @@ class Runs:
         self._flushed_s = float("-inf")
 
     def put(self, run: str, content: Summary, *, wall_s: float, step: int) -> None:
-        """Write one event of a run; an empty ``run`` is the folder's own run."""
+        """Write one event of a run.
+
+        Args:
+            run: Name of the run; empty for the folder's own run.
+            content: Content of the event.
+            wall_s: Time of the event, real seconds since 1970.
+            step: Position on the charts' axis, simulated seconds.
+        """
         writer = self._writers.get(run)
         if writer is None:
             folder = self._folder / run
@@ -55,7 +66,13 @@ class Runs:
             self.put(run, Summary(value=[first]), wall_s=wall_s - ahead / 1000, step=0)
 
     def draw(self, found: Mapping[tuple[str, str], float], *, wall_s: float, step: int) -> None:
-        """Write one point for each (curve, chart tag), all at the same step."""
+        """Write one point for each chart, all at the same step.
+
+        Args:
+            found: Values by (curve, tag of the chart).
+            wall_s: Time of the points, real seconds since 1970.
+            step: Position on the charts' axis, simulated seconds.
+        """
         by_run: dict[str, list[Summary.Value]] = {}
         for (curve, tag), value in found.items():
             by_run.setdefault(curve, []).append(Summary.Value(tag=tag, simple_value=value))

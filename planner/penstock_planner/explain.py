@@ -23,7 +23,11 @@ _FIRST_GROUPED: Final = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Wall-clock range in which decisions are shown, in real seconds since 1970, both ends inclusive."""
+    """Wall-clock range in which decisions are shown.
+
+    Attributes:
+        since_s, until_s: Start and end of the range, real seconds since 1970, both inclusive.
+    """
 
     since_s: float = -math.inf
     until_s: float = math.inf
@@ -34,10 +38,16 @@ class Span:
 
 
 def span_of(ledger: LedgerFile, since: str | None, until: str | None) -> Span:
-    """Return the range between two times such as ``02:00``, ``02:00:30`` or ``2026-01-05 02:00``; None leaves that end open.
+    """Return the wall-clock range between two times; None leaves that end open.
 
-    A start without a date is the last such time before the newest decision; an end without a date is the first after the start. Times
-    without a time zone are in the planner's time zone. Returns an unlimited range if the ledger holds no decision.
+    Times are written as ``02:00``, ``02:00:30`` or ``2026-01-05 02:00``. A start without a date is the last such time before the newest
+    decision. An end without a date is the first such time after the start. Times without a time zone are in the planner's time zone.
+    Returns an unlimited range if the ledger holds no decision.
+
+    Args:
+        ledger: Ledger with the decisions.
+        since: Start of the range.
+        until: End of the range.
 
     Raises:
         ConfigError: a text is not a time, or the end is before the start.

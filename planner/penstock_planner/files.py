@@ -144,7 +144,7 @@ def _run(work: Callable[[], object]) -> None:
 
 
 class FileObservers:
-    """Observer that shows one planner in its files. The number of dropped ticks is counted in ``stats``."""
+    """Observer that shows one planner in the files of its folder: ``state.json`` and the dashboard, written by another thread."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class FileObservers:
         self._former: FormerRuns | None = FormerRuns.before_now(folder)
 
     def tick(self, view: View) -> None:
-        """Queue a tick, or drop it if `QUEUED` ticks are waiting."""
+        """Queue a tick for the files. Drops it if 30 ticks (`QUEUED`) are waiting."""
         if self._slots.acquire(blocking=False):
             self._submit(lambda: self._observers.tick(view), view, is_tick=True)
         else:
@@ -223,7 +223,7 @@ class FileObservers:
 
 
 class SnapshotWriter:
-    """Observer that atomically replaces ``state.json`` at ticks and decisions."""
+    """Observer that writes the planner's current state to ``state.json`` at ticks and decisions; each write is atomic."""
 
     def __init__(
         self,
@@ -271,7 +271,7 @@ class SnapshotWriter:
         del self._changes[:-SHOWN_CHANGES]
 
     def tick(self, view: View) -> None:
-        """Write the state, unless the last write was less than `MIN_PERIOD_S` ago."""
+        """Write the state, unless the last write was less than 0.2 real seconds (`MIN_PERIOD_S`) ago."""
         self._problems = self._tracker.after(view)
         if self._now_s() - self._written_s >= MIN_PERIOD_S:
             self._write(view)

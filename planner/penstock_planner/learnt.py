@@ -116,7 +116,7 @@ def _newest_header(records: tuple[Record, ...], folder: Path) -> Record:
 
 
 def in_words(known: Learnt) -> str:
-    """Return learned state as text, with one line per role."""
+    """Return learned state as text, with one line for the model and one per role."""
     return "\n".join([f"model {known.model}", *memory_in_words(known.memory, known.gpus)])
 
 
@@ -203,7 +203,7 @@ def _duration(real_s: float) -> str:
 
 
 def as_json(known: Learnt) -> bytes:
-    """Return the content of an export file."""
+    """Return the content of an export file: the learned state as indented JSON."""
     return orjson.dumps(known.model_dump(mode="json"), option=orjson.OPT_INDENT_2) + b"\n"
 
 

@@ -307,6 +307,12 @@ class Ledger:
     """
 
     def __init__(self, path: Path, *, rotate_bytes: int | None = None) -> None:
+        """Prepare to write; the file is opened and locked with the first record.
+
+        Args:
+            path: Path of the ledger file.
+            rotate_bytes: Size from which `is_long` is True; None for no limit.
+        """
         self.path = path
         self._rotate_bytes = rotate_bytes
         self.errors = 0

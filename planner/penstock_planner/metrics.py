@@ -30,7 +30,7 @@ class PlannerMetrics(Collector):
         return self._graphs.setdefault((namespace, graph), PlannerStats())
 
     def all(self) -> list[PlannerStats]:
-        """Return the statistics of every graph."""
+        """Return the statistics of every graph that was requested by `of`, without those removed by `forget`."""
         return list(self._graphs.values())
 
     def forget(self, namespace: str, graph: str) -> None:

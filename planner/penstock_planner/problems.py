@@ -17,7 +17,7 @@ MISSING_S: Final = 10.0
 
 
 class UnknownSignals:
-    """Tracks ticks, and reports signals that have been unknown for `MISSING_S`."""
+    """Tracks ticks, and reports metrics that have been unknown for 10 simulated seconds (`MISSING_S`): KV usage, prefill queue, demand."""
 
     def __init__(self, *, needs_demand: bool) -> None:
         """Start with all signals known; ``needs_demand`` tells whether the mode decides by the demand at the routers."""
@@ -72,7 +72,7 @@ def _asked(view: View) -> str:
 
 
 class ProblemTracker:
-    """Tracks ticks, and reports all problems."""
+    """Tracks ticks, and reports all problems that keep the planner from scaling, as sentences."""
 
     def __init__(self, *, needs_demand: bool) -> None:
         """Start without problems; ``needs_demand`` tells whether the mode decides by the demand at the routers."""

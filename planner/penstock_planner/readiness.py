@@ -49,7 +49,7 @@ class LoopTicks:
 
 
 class Readiness:
-    """Tracks the loops of one process."""
+    """Tracks the planner loops of one process, to detect loops that hang."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         """Start without loops; ``now_s`` is a monotonic clock in real seconds."""

@@ -45,7 +45,7 @@ class ServedShares:
 
 
 def served_of(steps: Iterable[tuple[str, Mapping[str, Any]]]) -> ServedShares | None:
-    """Return the fractions in a role's steps, given as (name, inputs) pairs.
+    """Return the observed and predicted fractions of requests on time in a role's steps, given as (name, inputs) pairs.
 
     Returns None if they are unknown, or if the role is not the one that requests reach first.
     """
@@ -58,7 +58,7 @@ def served_of(steps: Iterable[tuple[str, Mapping[str, Any]]]) -> ServedShares | 
 
 
 def shares_of(decision: Decision) -> ServedShares | None:
-    """Return the fractions in a decision; None if no role has them."""
+    """Return the observed and predicted fractions of requests on time in a decision; None if no role of the decision has them."""
     found = (served_of((step.name, step.inputs) for step in role.steps) for role in decision.roles)
     return next((shares for shares in found if shares is not None), None)
 
@@ -80,14 +80,15 @@ class ShareWindow:
 
     @property
     def agrees(self) -> bool:
-        """Whether the two fractions differ by at most one percentage point."""
+        """Whether the observed and the predicted fraction differ by at most one percentage point."""
         return abs(self.served - self.predicted) <= AGREE_WITHIN + 1e-9
 
 
 def share_windows(found: Iterable[tuple[float, ServedShares]]) -> tuple[ShareWindow, ...]:
-    """Return the windows of `WINDOW_S` from time 0 on that have at least `LEAST_REQUESTS` requests.
+    """Return the observed and predicted fractions on time by ten-minute windows from time 0 on.
 
-    ``found`` are pairs of a decision's time in seconds and its fractions.
+    Windows with fewer than 100 requests (`LEAST_REQUESTS`) are left out. ``found`` are pairs of a decision's time in seconds and its
+    fractions.
     """
     sums: dict[int, list[float]] = {}
     for at_s, each in found:

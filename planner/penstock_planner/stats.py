@@ -88,7 +88,7 @@ class PlannerStats:
         self._errors_seen = 0
 
     def tick(self, view: View) -> None:
-        """Record the values of a tick."""
+        """Record the values of a tick: replicas, GPUs, metrics and ledger errors."""
         if self.view is not None:
             self.gpu_seconds += view.gpus * max(0.0, view.at_s - self.view.at_s)
         self.ticks += 1

@@ -56,7 +56,7 @@ class ProfileError(ConfigError):
 
 
 class ConfigMapProfiles:
-    """Reads the performance profiles of all graphs of one process."""
+    """Reads the performance profiles of all graphs of one process, from ConfigMaps or from simulated engines."""
 
     def __init__(
         self, client: KubeClient, *, overrides: Mapping[str, Any], engine_profile: EngineProfile

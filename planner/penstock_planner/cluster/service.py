@@ -113,6 +113,11 @@ class ClusterService:
 async def run_until_stopped(service: ClusterService, client: KubeClient, stop: asyncio.Event) -> None:
     """Run the planner whenever this process holds the Lease, until ``stop`` is set.
 
+    Args:
+        service: Settings of the process.
+        client: Kubernetes client.
+        stop: Event that ends the process.
+
     Raises:
         ConfigError: the metrics port is in use.
     """
@@ -191,6 +196,15 @@ class LeaderSession:
         *,
         metrics: PlannerMetrics,
     ) -> None:
+        """Create the state of a term; `run` starts it.
+
+        Args:
+            service: Settings of the process.
+            client: Kubernetes client. The session writes through a fenced view of it, whose writes fail while this process is not the
+                leader.
+            election: Leader election that this process has won.
+            metrics: Metrics of the process.
+        """
         self._service = service
         self._metrics = metrics
         self._pool = ConnectionPool()
@@ -224,7 +238,7 @@ class LeaderSession:
         return self._watch.problem() or self._readiness.problem()
 
     async def run(self) -> None:
-        """Watch and plan until cancelled."""
+        """Watch the cluster and plan its graphs until cancelled, which happens when leadership is lost."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._watch.run())

@@ -142,7 +142,13 @@ class Report:
         return found if self.budget is None else {**found, "budget": self.budget}
 
     def after(self, sentence: str, decision_id: str, decision_time: str) -> Report:
-        """Return the report with a newer decision; the report's own decision becomes the first of ``earlier``."""
+        """Return the report with a newer decision; the decision of this report becomes the first one in ``earlier``.
+
+        Args:
+            sentence: Sentence of the newer decision.
+            decision_id: Id of the newer decision.
+            decision_time: Time of the newer decision (RFC 3339).
+        """
         timed = {"decisionTime": self.decision_time} if self.decision_time else {}
         last = {"decisionId": self.decision_id, **timed, "sentence": self.last_decision}
         return replace(
@@ -163,7 +169,7 @@ def is_said(report: Report, status: Mapping[str, Any]) -> bool:
 
 
 class StatusListener:
-    """Observer of one loop that turns its ticks and decisions into reports."""
+    """Observer of one graph's planner loop that turns its ticks and decisions into reports for ``status.planner``."""
 
     def __init__(
         self,
@@ -368,7 +374,7 @@ class StatusWriter:
         self.writes = 0
 
     def say(self, key: Key, report: Report) -> None:
-        """Queue a report, in place of a queued older one, unless the status already contains it."""
+        """Queue a graph's report for writing, in place of a queued older one. Does nothing if the status already contains the report."""
         if self._is_news(key, report):
             self._wanted[key] = report
             self._wake.set()
@@ -459,6 +465,14 @@ class DecisionEventWriter:
         now_s: Callable[[], float] = time.time,
         max_waiting: int = MAX_WAITING,
     ) -> None:
+        """Create a writer; `run` writes.
+
+        Args:
+            client: Kubernetes client.
+            instance: Name of this process, for the Events' ``reportingInstance``.
+            now_s: Clock, real seconds since 1970.
+            max_waiting: Maximum number of queued Events.
+        """
         self._recorder = EventRecorder(client, PLANNER, instance, "Scale", on_dropped=self._drop, now_s=now_s)
         self._waiting: asyncio.Queue[tuple[Mapping[str, Any], EventMessage]] = asyncio.Queue(max_waiting)
         self.dropped = 0
@@ -492,7 +506,7 @@ class DecisionEventWriter:
 
 
 class EventListener:
-    """Observer of one loop that emits an Event for every replica change."""
+    """Observer of one graph's planner loop that emits a Kubernetes Event for every replica change."""
 
     def __init__(self, emit: Callable[[EventMessage], None]) -> None:
         self._emit = emit

@@ -49,7 +49,7 @@ _METADATA = (
 
 
 class Watch:
-    """Copies of all objects that the planner reads; `run` keeps them current."""
+    """Copies of the graphs, ScalingAdapters and pods that the planner reads; `run` keeps them current."""
 
     def __init__(
         self,
@@ -106,14 +106,14 @@ class Watch:
         return None
 
     def graph(self, key: Key) -> Object | None:
-        """Return the graph, or None if it does not exist, is being deleted, or belongs to another planner."""
+        """Return the watched graph object, or None if it does not exist, is being deleted, or belongs to another planner."""
         found = self._graphs.objects.get(key)
         if found is None or "deletionTimestamp" in found["metadata"] or not self._is_ours(found):
             return None
         return found
 
     def live(self, key: Key) -> Object | None:
-        """Return the graph, even if it is being deleted; None if it does not exist."""
+        """Return the watched graph object, even if it is being deleted; None if it does not exist."""
         return self._graphs.objects.get(key)
 
     def of(self, key: Key) -> GraphWatch:
@@ -148,7 +148,7 @@ class Watch:
 
 
 class GraphWatch:
-    """View of one graph's objects in a `Watch`. The returned objects are shared and must not be changed."""
+    """View of one graph's adapters, pods and pool grant in a `Watch`. The returned objects are shared and must not be changed."""
 
     def __init__(self, watch: Watch, key: Key) -> None:
         self._watch = watch

@@ -55,7 +55,7 @@ class Query:
 
     @property
     def prefill_workers(self) -> tuple[Endpoint, ...]:
-        """Prefill workers."""
+        """Prefill workers among the endpoints."""
         return tuple(e for e in self.endpoints if e.role is Role.PREFILL)
 
 
@@ -124,13 +124,13 @@ class PullBackoff:
         return now_s < self.retry_at_s
 
     def failed(self, why: str, now_s: float) -> None:
-        """Count a failure at ``now_s``, and start the next, longer pause."""
+        """Count a failure at ``now_s`` with the error ``why``, and start the next, longer pause."""
         self.failures += 1
         self.retry_at_s = now_s + PAUSES.pause_s(self.failures)
         self.why = why
 
     def succeeded(self) -> None:
-        """Reset the failures."""
+        """Reset the failures, so that the source or page can be queried at once."""
         self.failures, self.retry_at_s = 0, 0.0
 
 
@@ -164,7 +164,7 @@ DISPATCHED_TTFT: Final = "dispatched_ttft"
 
 
 class LatencyTotals:
-    """Sums the histograms of several frontends into counts that never decrease, although frontends restart and leave."""
+    """Sums the latency histograms of several frontends into totals that never decrease, although frontends restart or are removed."""
 
     def __init__(self) -> None:
         self._before: dict[str, Mapping[str, Buckets]] = {}
@@ -217,7 +217,7 @@ def gained(before: Buckets, after: Buckets) -> Buckets:
 
 
 def later_than(buckets: Buckets, bound_s: float) -> float:
-    """Return the number of a histogram's samples above ``bound_s``, interpolating linearly within the bucket that contains it."""
+    """Return the number of samples above ``bound_s`` in a histogram, interpolating linearly within the bucket that contains the bound."""
     share = share_within(buckets, bound_s)
     return 0.0 if share is None else (1.0 - share) * buckets[-1][1]
 
@@ -232,7 +232,7 @@ log = get_logger(__name__)
 
 
 class SourceChain:
-    """Metrics sources in order of preference."""
+    """Metrics source that combines several sources in order of preference: each is queried only for values that the earlier ones lack."""
 
     name = "chain"
     counts_demand = True

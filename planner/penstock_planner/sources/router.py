@@ -176,7 +176,7 @@ def read_router(samples: Sequence[Sample]) -> RouterSample | None:
 
 
 class DemandMeter:
-    """Computes the routers' demand between two complete reads."""
+    """Computes the demand at the routers (arrivals, tokens, latencies) between two complete reads of their metrics pages."""
 
     def __init__(self) -> None:
         self._counts: CounterMeter[RouterSample] = CounterMeter()
@@ -186,7 +186,13 @@ class DemandMeter:
     ) -> Demand | None:
         """Return the demand since the last complete read.
 
-        See `CounterMeter.gained` for the arguments, and for the cases in which the result is None.
+        Returns None at the first read, and if a router's page is missing or a router has joined, left or restarted; see
+        `CounterMeter.gained`.
+
+        Args:
+            frontends: Values by URL of the routers whose pages could be read.
+            routers: URLs of all current routers.
+            now_s: Time of the read, simulated seconds.
         """
         found = self._counts.gained(frontends, routers, now_s)
         if found is None:

@@ -150,7 +150,12 @@ class ScrapeSource:
         self._path = METRICS_PATH
 
     def of_runtime(self, own_names: OwnNames, path: str = METRICS_PATH) -> ScrapeSource:
-        """Return a source for a graph whose workers have their own metric names and path; it shares the limit on concurrent fetches."""
+        """Return a source for a graph whose workers use other metric names; it shares the limit on concurrent fetches with this source.
+
+        Args:
+            own_names: The runtime's own metric names, by vLLM's name.
+            path: Path of the workers' metrics page.
+        """
         made = ScrapeSource(self._pages)
         made._slots, made._own_names, made._path = self._slots, own_names, path
         return made

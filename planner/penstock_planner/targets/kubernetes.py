@@ -89,7 +89,7 @@ def services_of(graph: GraphDeployment) -> dict[Role, ScaledService]:
 
 
 class KubernetesTarget:
-    """`penstock_planner.targets.base.Target` for one GraphDeployment."""
+    """Backend on Kubernetes for one GraphDeployment: implements `Target` by watched pods and the /scale of ScalingAdapters."""
 
     def __init__(
         self,

@@ -56,7 +56,12 @@ def by_need(bids: Mapping[K, RoleBid]) -> tuple[K, ...]:
 
 
 def granted(bids: Mapping[K, RoleBid], gpus: int) -> dict[K, int]:
-    """Return the number of replicas of each key that a grant of ``gpus`` covers: the first ones in order of need that fit."""
+    """Return the number of replicas of each role or service that a grant covers: the first ones in order of need that fit.
+
+    Args:
+        bids: Bids by role or service.
+        gpus: The grant, in GPUs.
+    """
     have, left = dict.fromkeys(bids, 0), gpus
     for key in by_need(bids):
         if bids[key].gpus > left:

@@ -67,7 +67,7 @@ class Holding:
 
     @property
     def gives_back(self) -> int:
-        """Number of GPUs that it holds above its target."""
+        """Number of GPUs that the graph holds above its target, which it has to return."""
         return max(0, self.held - self.grant.target)
 
 
@@ -124,7 +124,10 @@ def rows_of(holdings: Mapping[str, Holding]) -> list[PoolRow]:
 
 
 def waits_for(graph: str, holdings: Mapping[str, Holding]) -> tuple[str, ...]:
-    """Return the names of the graphs that still have to return GPUs before ``graph`` has its target; empty if it has it."""
+    """Return the names of the graphs that still have to return GPUs before ``graph`` can have its target.
+
+    Returns an empty tuple if its grant is at its target already.
+    """
     grant = holdings[graph].grant
     if grant.target <= grant.gpus:
         return ()

@@ -63,7 +63,7 @@ class GpuUse:
         return self.end_s - self.start_s >= _COVERED * duration_s
 
     def lines(self) -> list[str]:
-        """Return the figures as a list with one sentence."""
+        """Return one sentence with the GPU-hours, in a list."""
         ceiling = "the peak held" if self.budget_gpus is None else f"the budget of {self.budget_gpus}"
         hours = f"{self.used_hours:.3f} used over {self.end_s - self.start_s:.0f} s"
         static = f"{self.static_max_hours:.3f} static at {ceiling} ({self.saved_fraction:.1%} saved)"
@@ -148,9 +148,12 @@ class Violations:
 def violations(
     results: Sequence[RequestResult], *, ttft_target_s: float | None, itl_target_s: float | None
 ) -> Violations:
-    """Return the numbers of requests and gaps that missed the targets; None means that there is no target.
+    """Return the numbers of requests and token gaps that missed the latency targets.
 
-    A request without a first token counts as late for both.
+    Args:
+        results: Results of all requests; one without a first token missed both targets.
+        ttft_target_s: TTFT target, seconds; None for no target.
+        itl_target_s: Target for the gaps between tokens, seconds; None for no target.
     """
     in_time, is_fast = kept(results, ttft_s=ttft_target_s, itl_s=itl_target_s)
     gaps = pooled_gaps(results)
@@ -186,7 +189,7 @@ class DemandSummary:
     forecast_error: float | None
 
     def lines(self) -> list[str]:
-        """Return the figures as sentences."""
+        """Return one or two sentences about the demand and the error of its forecasts."""
         wait = "none waited at a pull"
         if self.oldest_wait_s is not None:
             wait = f"the oldest wait was {self.oldest_wait_s:.1f} s"
@@ -202,7 +205,15 @@ class DemandSummary:
 
 
 def demand_summary(run: PlannerRun, *, start_s: float, end_s: float) -> DemandSummary | None:
-    """Return the demand between two times; None if no metrics scrape between them has the demand."""
+    """Return the demand at the routers between two times, with the error of the planner's forecasts.
+
+    Returns None if no metrics scrape between them has the demand.
+
+    Args:
+        run: Planner's run, from its ledger.
+        start_s: Start, seconds from the start of the load run.
+        end_s: End, seconds from the start of the load run.
+    """
     pulls = [pull for pull in run.pulls if start_s <= pull.at_s <= end_s]
     known = [pull.demand for pull in pulls if pull.demand is not None]
     if not known:
@@ -241,7 +252,7 @@ class PredictionSummary:
     newest: ServedShares
 
     def lines(self) -> list[str]:
-        """Return the figures as a list with one sentence."""
+        """Return one sentence with both fractions and the number of windows in which they agree, in a list."""
         newest = self.newest
         line = (
             f"requests on time over the last half hour (rejected count as late): observed {newest.served:.1%}, "
@@ -254,7 +265,15 @@ class PredictionSummary:
 
 
 def prediction_summary(run: PlannerRun, *, start_s: float, end_s: float) -> PredictionSummary | None:
-    """Return the comparison between two times; None if the ledger has no predictions between them."""
+    """Return how well the planner's model predicted the fraction of requests on time between two times.
+
+    Returns None if the ledger has no predictions between them.
+
+    Args:
+        run: Planner's run, from its ledger.
+        start_s: Start, seconds from the start of the load run.
+        end_s: End, seconds from the start of the load run.
+    """
     found = [(at_s, shares) for at_s, shares in run.shares() if start_s <= at_s <= end_s]
     if not found:
         return None
@@ -281,7 +300,12 @@ class NeededReplicas:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """One correction factor (observed seconds over the profile's seconds): its minimum, median and maximum, and ``last``, the newest."""
+    """One correction factor of mode sla, which is the observed time divided by the profile's time.
+
+    Attributes:
+        least, median, most: Minimum, median and maximum over the decisions.
+        last: Value at the newest decision.
+    """
 
     least: float
     median: float
@@ -307,7 +331,7 @@ class TargetsSummary:
     outside: float | None
 
     def lines(self) -> list[str]:
-        """Return the figures as sentences."""
+        """Return sentences about the targets, the correction factors and the needed replicas."""
         lines = [f"the targets are to hold for {self.goal:.1%} of the requests"]
         if self.factors:
             factors = "; ".join(
@@ -326,7 +350,13 @@ class TargetsSummary:
 
 
 def targets_summary(run: PlannerRun, *, start_s: float, end_s: float) -> TargetsSummary | None:
-    """Return the planning for the targets between two times; None in modes other than sla."""
+    """Return how a planner in mode sla planned for its latency targets between two times; None in other modes.
+
+    Args:
+        run: Planner's run, from its ledger.
+        start_s: Start, seconds from the start of the load run.
+        end_s: End, seconds from the start of the load run.
+    """
     config = run.config
     if config.mode != Mode.SLA:
         return None

@@ -54,7 +54,7 @@ _STYLES: Final = {
 
 
 def draw_all(report: RunReport, directory: Path) -> list[Path]:
-    """Write every chart that the report has data for as a PNG file, and return the paths in the order of the page."""
+    """Write every chart that the report has data for as a PNG file into ``directory``, and return the paths in the order of the page."""
     run = report.planner
     pictures: list[tuple[str, Callable[[], Figure]]] = []
     if run is not None and run.pulls:

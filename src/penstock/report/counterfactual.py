@@ -53,7 +53,7 @@ class FleetOutcome:
 
     @property
     def source(self) -> str:
-        """``measured`` or ``simulated``."""
+        """The word ``measured`` or ``simulated``."""
         return "measured" if self.is_measured else "simulated"
 
 
@@ -79,7 +79,7 @@ class Counterfactual:
 
     @property
     def served(self) -> FleetOutcome:
-        """Outcome of the actual run."""
+        """Outcome of the actual run, which is the first of ``outcomes``."""
         return self.outcomes[0]
 
 
@@ -143,7 +143,7 @@ def outcome(
 
 
 def sentences(found: Counterfactual) -> list[str]:
-    """Return one sentence per other fleet, followed by the notes about the assumptions."""
+    """Return one sentence per simulated fleet about its cost and fraction on time, followed by the notes about the assumptions."""
     lines = []
     for each in found.outcomes[1:]:
         did = _did(each, found.served)

@@ -34,14 +34,19 @@ DPI: Final = 120
 
 
 def blank_figure(title: str, *, colour: str = BLACK) -> Figure:
-    """Return an empty figure of the standard size with a title."""
+    """Return an empty figure of the standard size with a title in ``colour``."""
     figure = Figure(figsize=SIZE_INCHES, layout="constrained")
     figure.suptitle(title, fontsize=12, color=colour)
     return figure
 
 
 def save_all(pictures: Iterable[tuple[str, Callable[[], Figure]]], directory: Path) -> list[Path]:
-    """Draw each picture, write it under its file name into an existing folder, and return the paths."""
+    """Draw each picture and write it as a file; return the paths.
+
+    Args:
+        pictures: Pairs of a file name and a function that draws the picture.
+        directory: Existing folder to write to.
+    """
     paths = []
     for name, draw in pictures:
         paths.append(directory / name)

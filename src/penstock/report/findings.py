@@ -66,7 +66,7 @@ class RunReport:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences for the reader in addition to the notes of the load run's summary."""
+        """Sentences for the reader about the planner's run, the coverage of its ledger and the report's remarks."""
         if self.planner is None:
             return self.remarks
         coverage: tuple[str, ...] = ()

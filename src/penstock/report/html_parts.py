@@ -41,9 +41,11 @@ def text(value: object) -> str:
 
 
 def figure(path: Path, captions: Mapping[str, str]) -> str:
-    """Return a PNG file as an inline picture.
+    """Return a PNG file as an inline HTML picture.
 
-    ``captions`` are captions by file name; a picture without one has its file name as the caption.
+    Args:
+        path: File to read.
+        captions: Captions by file name; a picture without one has its file name as the caption.
     """
     data = b64encode(path.read_bytes()).decode()
     caption = text(captions.get(path.name, path.stem))
@@ -51,13 +53,19 @@ def figure(path: Path, captions: Mapping[str, str]) -> str:
 
 
 def pairs(rows: Iterable[tuple[str, object]]) -> str:
-    """Return a table with two columns, keys and values."""
+    """Return an HTML table with two columns, keys and values; lists are shown as several lines."""
     cells = "".join(f"<tr><th>{text(key)}</th><td>{_value(value)}</td></tr>" for key, value in rows)
     return f"<table>{cells}</table>"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, texts: int = 1) -> str:
-    """Return a table whose first ``texts`` columns are text and whose other columns are numbers."""
+    """Return an HTML table.
+
+    Args:
+        heads: Column headings.
+        rows: Cells of each row.
+        texts: Number of text columns, from the left; the others are right-aligned numbers.
+    """
     lines = [("th", heads), *(("td", row) for row in rows)]
     body = "".join(
         "<tr>"

@@ -136,7 +136,7 @@ class PlannerRun:
         return sorted(steps, key=lambda step: step[0])
 
     def floor_gpus(self) -> int:
-        """Return the GPUs of the minimum number of replicas, summed over all roles."""
+        """Return the GPUs that the planner's minimum number of replicas needs, summed over all roles."""
         engines: dict[Role, int] = {}
         for pull in self.pulls:
             for role, pool in pull.pools.items():
@@ -166,7 +166,11 @@ class PlannerRun:
 
 
 def load_planner_run(path: Path, *, origin: LoadOrigin) -> PlannerRun:
-    """Read a ledger file, or the ledger in a folder, and return its newest timeline.
+    """Read a planner's ledger, and return its newest timeline.
+
+    Args:
+        path: Ledger file, or the folder that contains it.
+        origin: Start of the load run, from which the result's times count.
 
     Raises:
         LedgerError: the ledger cannot be read, or holds no run.
@@ -183,6 +187,10 @@ def load_planner_run(path: Path, *, origin: LoadOrigin) -> PlannerRun:
 
 def view_of(records: Sequence[Record], *, origin: LoadOrigin) -> PlannerRun | None:
     """Return the newest timeline of a ledger; None if the ledger has no header.
+
+    Args:
+        records: Records in file order.
+        origin: Start of the load run, from which the result's times count.
 
     Raises:
         KeyError, TypeError, ValueError: a record lacks a field of its type.

@@ -42,7 +42,12 @@ _CAPTIONS = {
 
 
 def write_report(report: RunReport, output: Path, *, with_pictures: bool = True) -> list[Path]:
-    """Write the charts and the page into the folder ``output``, and return their paths.
+    """Write the charts and the HTML page, and return their paths, the page last.
+
+    Args:
+        report: Data of the report.
+        output: Folder to write to; created if it does not exist.
+        with_pictures: Whether charts are drawn, which needs matplotlib.
 
     Raises:
         ConfigError: charts are requested and matplotlib is not installed, or the folder cannot be written to.

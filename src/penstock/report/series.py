@@ -90,10 +90,14 @@ def in_flight(results: Sequence[RequestResult]) -> tuple[Floats, Floats]:
 def kept(
     results: Sequence[RequestResult], *, ttft_s: float | None, itl_s: float | None
 ) -> tuple[Floats, Floats]:
-    """Return two arrays with 1 or 0 per request: TTFT within its target, and mean gap within its target.
+    """Return two arrays with 1 or 0 per request: TTFT within its target, and mean gap between tokens within its target.
 
-    A target of None is always met. A request with one output token has no gap, and meets the second target. Failed and rejected requests
-    are 0 in both.
+    Failed and rejected requests are 0 in both. A request with one output token has no gap, and meets the second target.
+
+    Args:
+        results: Results of all requests.
+        ttft_s: TTFT target, seconds; with None every successful request meets it.
+        itl_s: Target for the mean gap, seconds; with None every successful request meets it.
     """
     first, gaps = [], []
     for result in results:
@@ -104,7 +108,15 @@ def kept(
 
 
 def attainment_over_time(results: Sequence[RequestResult], values: Floats) -> tuple[Floats, Floats]:
-    """Return (centres of windows, mean of ``values`` over the requests that arrived in each window); NaN in windows without requests."""
+    """Return means of ``values`` by windows of arrival time.
+
+    Args:
+        results: Results of the requests.
+        values: One value per request, such as 1 if it met a target.
+
+    Returns:
+        Centres of the windows in seconds, and the mean in each window; NaN in windows without requests.
+    """
     arrivals = np.array([result.arrival_s for result in results])
     if not arrivals.size:
         return np.empty(0), np.empty(0)
@@ -115,7 +127,10 @@ def attainment_over_time(results: Sequence[RequestResult], values: Floats) -> tu
 
 
 def tokens_around(pulls: Sequence[Pull], times: Floats) -> Floats:
-    """Return the observed uncached tokens/s, averaged over `COMPARED_S` around each time; NaN outside the times with a known demand."""
+    """Return the observed uncached prompt tokens/s, averaged over 30 s (`COMPARED_S`) around each time.
+
+    The result is NaN at times outside the metrics scrapes (``pulls``) that have a demand.
+    """
     known = [(pull.at_s, pull.demand) for pull in pulls if pull.demand is not None]
     ends = np.array([at_s for at_s, _ in known])
     begins_s, ends_s = times - COMPARED_S / 2, times + COMPARED_S / 2
@@ -168,7 +183,10 @@ def _ratio(sums: NDArray[Any], counts: NDArray[Any]) -> Floats:
 
 
 def shown_span(run: PlannerRun, *, duration_s: float) -> tuple[float, float]:
-    """Return the time span to draw: the load run, and up to ten adjustment intervals after it, in which the planner shrinks."""
+    """Return the start and end of the time span that the charts show, seconds.
+
+    It covers the load run of ``duration_s``, and up to ten adjustment intervals after it, in which the planner shrinks.
+    """
     interval_s = run.config.adjustment_interval_s
     first_s = run.pulls[0].at_s if run.pulls else 0.0
     return max(min(0.0, first_s), -interval_s), min(max(run.end_s, duration_s), duration_s + 10 * interval_s)

@@ -116,9 +116,11 @@ def fleets(found: Counterfactual) -> FigureTable:
 
 
 def decisions(marks: Iterable[DecisionMark], *, with_holds: bool = False) -> FigureTable:
-    """Return a table with each decision's change of each role and its reason.
+    """Return a table with one row for each role that a decision changed: time, decision id, sentence and outcome.
 
-    ``with_holds`` includes roles that a decision does not change.
+    Args:
+        marks: Decisions in order of time.
+        with_holds: Whether roles that a decision did not change are included.
     """
     rows = [
         (f"{mark.at_s:.0f} s", mark.id, role.sentence, role.outcome)
@@ -162,7 +164,7 @@ def load_lines(summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 def notes(summary: Mapping[str, Any]) -> list[str]:
-    """Return sentences that qualify the figures: partial run, closed loop, skipped rows, mismatches, lag."""
+    """Return sentences that qualify a load run's figures, such as that it was partial, limited in concurrency, or distorted by lag."""
     requests, trace, settings = summary["requests"], summary["trace"], summary["settings"]
     overload, mismatches = summary.get("overload"), summary["usage_mismatches"]
     found: list[str] = []
@@ -232,7 +234,7 @@ def _lag_notes(lag: Mapping[str, Any]) -> list[str]:
 
 
 def facts(report: RunReport) -> dict[str, list[str]]:
-    """Return sentences about targets, demand, planning and GPU-hours, by topic; topics without data are left out."""
+    """Return sentences about targets, demand, planning and GPU-hours, by topic name; topics without data are left out."""
     parts = {
         "target": report.violations,
         "demand": report.demand,

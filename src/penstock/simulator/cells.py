@@ -117,7 +117,7 @@ def _mapped(value: Any, kind: type[Any], change: Callable[[Any], Any]) -> Any:
 
 
 class CellLost(Enum):
-    """Result of a cell whose process or machine died before the run ended."""
+    """Result of a sweep's cell whose process or machine died before the run ended."""
 
     LOST = "lost"
 
@@ -171,7 +171,7 @@ class Cell:
 
 
 class CellJournal:
-    """Journal of the finished cells of one output folder."""
+    """Journal of the finished cells (runs) of one output folder, from which a killed sweep continues."""
 
     def __init__(self, directory: Path) -> None:
         """Read the journal of the folder ``directory``, which is created if it does not exist.

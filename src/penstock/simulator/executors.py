@@ -21,7 +21,7 @@ MOST_BREAKS: Final = 3
 
 
 class Executor(Protocol):
-    """Runs cells concurrently. `submit` returns a task for each cell, and `finished` returns the results of tasks."""
+    """Runs a sweep's cells concurrently. `submit` returns a task for each cell; `finished` waits for tasks and returns their results."""
 
     def most(self) -> int:
         """Return the maximum number of cells to submit at a time, running and queued together."""

@@ -63,6 +63,14 @@ class SimulatedWorker:
     """
 
     def __init__(self, spec: PoolSpec, number: int, server: Server, joined_s: float) -> None:
+        """Create a starting worker that is not on a node.
+
+        Args:
+            spec: Pool of its role.
+            number: Serial number within the role.
+            server: Empty server of the worker.
+            joined_s: Time at which it is requested, in simulated seconds.
+        """
         self.spec = spec
         self.joined_s = joined_s
         self.is_placed = False
@@ -109,6 +117,12 @@ class SimulatedFleet:
     """
 
     def __init__(self, scenario: Scenario, make_server: Callable[[Role], Server]) -> None:
+        """Create a fleet without workers.
+
+        Args:
+            scenario: Scenario with the pools, the GPU budget and the nodes.
+            make_server: Function that creates an empty server for a worker of a role.
+        """
         self._scenario = scenario
         self._make_server = make_server
         self._workers: dict[str, SimulatedWorker] = {}

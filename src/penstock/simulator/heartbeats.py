@@ -25,6 +25,14 @@ class Heartbeats:
         settle: Callable[[SimulatedWorker], None],
         lost: Callable[[SimulatedWorker, Job], None],
     ) -> None:
+        """Start without leases.
+
+        Args:
+            kernel: Events and virtual time.
+            fleet: All existing workers.
+            settle: Callback that receives a prefill worker whose leases have changed, so that its next wake-up is scheduled.
+            lost: Callback that receives a decode worker and a job whose KV was lost.
+        """
         self._kernel = kernel
         self._fleet = fleet
         self._settle = settle

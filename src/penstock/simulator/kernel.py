@@ -47,6 +47,12 @@ class Kernel:
     def at(self, time_s: float, order: Order, action: Action, *arguments: Any) -> None:
         """Schedule the call ``action(*arguments)`` at ``time_s``.
 
+        Args:
+            time_s: Virtual time of the call, seconds.
+            order: Position among events at the same time.
+            action: Function to call.
+            arguments: Arguments of the call.
+
         Raises:
             ValueError: ``time_s`` is before the current time.
         """

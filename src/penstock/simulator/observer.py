@@ -133,7 +133,7 @@ class Recording:
 
 
 def sample(state: SimulationState) -> RunSample:
-    """Return a sample of the simulation at its current time."""
+    """Return a `RunSample` of the simulation's current pending tokens, replicas and GPUs."""
     fleet = state.fleet
     replicas = {}
     for pool in state.scenario.pools:

@@ -115,8 +115,12 @@ def shared_tokens(requests: Sequence[TraceRequest]) -> list[int]:
 def busy_s(requests: Sequence[TraceRequest], scenario: Scenario, work: Floats, kv: float) -> Floats:
     """Return the seconds for which each request keeps a prefill (or aggregated) worker busy.
 
-    For a prefill worker this is ``work``, the time of its prompt. For an aggregated worker, the request's part of the decode steps is
-    added. ``kv`` is the fraction of the KV cache in use while decoding.
+    Args:
+        requests: Requests in order of arrival.
+        scenario: Scenario with the engines.
+        work: Seconds that each prompt takes, as returned by `prefill_s`. With prefill workers this is the result; with aggregated workers
+            the request's part of the decode steps is added.
+        kv: Fraction of the KV cache in use while decoding.
     """
     if scenario.is_disaggregated:
         return work

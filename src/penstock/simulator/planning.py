@@ -109,6 +109,15 @@ class VirtualPlanner:
         memory: Memory | None = None,
         calendar_s: float = 0.0,
     ) -> None:
+        """Create a planner that starts at time 0.
+
+        Args:
+            config: Configuration of the planner.
+            on_decision: Callback that receives every decision.
+            deadline_s: Seconds that a replica may take to become ready before its scale-up is rolled back.
+            memory: Learned state to start with; None to learn from nothing.
+            calendar_s: Wall-clock time at time 0, seconds since 1970.
+        """
         self._calendar_s = calendar_s
         self._settings = PlannerSettings(
             config, deadline_s, _TIMELINE, rolls_back=config.policy.has_ledger, memory=memory or {}
@@ -212,7 +221,7 @@ class TakenDecisions:
     bid: tuple[int, ...] = ()
 
     def add(self, decision: Decision) -> None:
-        """Extract and store the data of a decision."""
+        """Store the data of a decision that the evaluation needs, and discard the rest."""
         self.count += 1
         if not decision.is_hold:
             self.changed.append(decision)

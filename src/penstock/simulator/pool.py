@@ -44,7 +44,7 @@ class PooledGraph:
 
     @property
     def starts_with(self) -> int:
-        """Number of GPUs held at time 0."""
+        """Number of GPUs that the graph holds at time 0."""
         return sum(pool.replicas * pool.gpus for pool in self.scenario.pools)
 
 

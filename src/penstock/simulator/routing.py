@@ -79,17 +79,22 @@ class VirtualRouter:
         self.core.learn(job.worker, self._arrival(job))
 
     def forget_waiting(self, job: Job, now_s: float) -> bool:
-        """Remove a job from the queues. Return False if it was not waiting."""
+        """Remove a job from the queues. Return whether it was waiting."""
         role = self._waits_for(job)
         if role is not None:
             self.core.cancel(job, role, now_s)
         return role is not None
 
     def take_over(self, job: Job, before: VirtualRouter, now_s: float) -> Effects[Job]:
-        """Take over a job from the previous picker, with the state that the job's relay reports.
+        """Take over a job from the previous picker, the router that chose workers before, with the state that the job's relay reports.
 
         A waiting job is queued again and keeps its waiting time; a running one stays at its worker. Does nothing for a job that is between
         the two, since it will arrive by itself.
+
+        Args:
+            job: Job to take over.
+            before: The previous picker.
+            now_s: Current simulated time.
 
         Returns:
             Effects of the dispatches that follow.
@@ -185,10 +190,14 @@ class VirtualRouter:
             self.core.tiers.rejected(job.tier)
 
     def longest_waits_s(self, job: Job, role: Role) -> tuple[float, ...]:
-        """Return the waiting times, in seconds from now, after each of which the job may have to be refused; call `expire` then.
+        """Return the times, in seconds from now, after each of which the job may have waited too long; `expire` must be called then.
 
-        They are the queue timeout and, if the planner starts workers for the request, the time for those workers and both times together.
-        An infinite time means that the job never times out.
+        They are the queue timeout and, if the planner starts workers for the request, the time until those are expected and the sum of
+        both. An infinite time means that the job never times out.
+
+        Args:
+            job: Job that waits.
+            role: Role of the worker that it waits for.
         """
         settings = self.core.queues[role].settings
         own_s, hold_s = settings.longest_wait_s(job.tier, begun=job.is_rest), self.core.hold_s
@@ -209,7 +218,10 @@ class VirtualRouter:
     # ------------------------------------------------------------------ workers and time
 
     def set_workers(self, workers: Iterable[SimulatedWorker], now_s: float) -> Effects[Job]:
-        """Set the ready workers. Jobs that are queued for other workers are assigned again."""
+        """Set the ready workers from now on, and return the dispatches that follow.
+
+        Jobs that are queued for a worker which is no longer ready are assigned again.
+        """
         specs = [
             WorkerSpec(each.name, each.role, "", supervised=True, incarnation=str(each.incarnation))
             for each in workers
@@ -221,7 +233,7 @@ class VirtualRouter:
         return effects
 
     def expire(self, now_s: float) -> Effects[Job]:
-        """Refuse the jobs that have waited longer than allowed."""
+        """Refuse the jobs that have waited longer than allowed, and return these refusals."""
         return self._at(now_s).expire(now_s)
 
     def tick(self, now_s: float) -> Effects[Job]:

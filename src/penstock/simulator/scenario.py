@@ -57,7 +57,7 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FaultPeriod:
-    """A fault that lasts from ``from_s`` to ``to_s``, in simulated seconds."""
+    """A fault of kind ``kind`` that lasts from ``from_s`` to ``to_s``, in simulated seconds."""
 
     kind: Fault
     from_s: float
@@ -97,7 +97,15 @@ _KINDS = ", ".join(kind.value for kind in Fault)
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Everything that goes wrong in one run. The help texts of the fields are those of the command line."""
+    """Everything that goes wrong in one run.
+
+    Attributes:
+        periods: Temporary faults.
+        restarts: Times at which the planner's process is restarted, seconds.
+        budget: Changes of the GPU budget, or of the pool's GPUs.
+        failing_starts: Fraction of the requested replicas that never become ready, 0-1.
+        node_gpus: GPUs of all nodes together; replicas beyond them stay unscheduled. None for no limit.
+    """
 
     periods: Sequence[FaultPeriod] = flag(
         f"Let something go wrong for a while: {_KINDS}; repeatable.",
@@ -234,7 +242,7 @@ class PoolSpec:
         _require("model", self.model, is_alone, "a profile: the simple server only prefills")
 
     def worker_size(self, kv_tokens: int) -> WorkerSize:
-        """Return the capacity of each worker as a router sees it; ``kv_tokens`` is the capacity of its cache."""
+        """Return the capacity of each worker as a router sees it; ``kv_tokens`` is the capacity of its KV cache in tokens."""
         model = self.model
         if isinstance(model, SimpleModel):
             return WorkerSize(kv_tokens, slot_requests=model.slot_requests)
@@ -277,7 +285,14 @@ class WorkerFailure:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRouters:
-    """Routers of a simulation, all with the same router section. They receive requests in turn, and one of them picks workers for all."""
+    """Routers of a simulation, all with the same router section. They receive requests in turn, and one, the picker, chooses all workers.
+
+    Attributes:
+        count: Number of routers.
+        propagation_delay_s: Seconds until the picker learns of loads and caches, except for those due to its own dispatches.
+        pick_delay_s: Seconds that a request to another router takes to the picker and back.
+        picker_deaths_s: Times at which the current picker dies, seconds.
+    """
 
     count: int = flag("Number of routers.", name="--routers", default=1, ge=1)
     propagation_delay_s: float = flag(

@@ -80,7 +80,10 @@ def measures(recording: Recording, scenario: Scenario, *, warmup: int = 0) -> di
 
 
 def in_time(recording: Recording, scenario: Scenario) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return two boolean arrays over all requests: TTFT on time, and mean gap between tokens on time."""
+    """Return two boolean arrays over all requests of a run: TTFT within the target, and mean gap between tokens within the target.
+
+    A request that failed or was rejected is False in both. The targets are those of the scenario.
+    """
     requests = recording.requests
     with np.errstate(invalid="ignore"):
         is_ttft = requests.ttft_s < scenario.slo.ttft_seconds
@@ -89,9 +92,13 @@ def in_time(recording: Recording, scenario: Scenario) -> tuple[NDArray[np.bool_]
 
 
 def violation_s(arrivals: Floats, is_in_time: NDArray[np.bool_]) -> float:
-    """Return the number of seconds, in windows of `VIOLATION_WINDOW_S`, in which less than `VIOLATION_SHARE` of the arrivals were on time.
+    """Return the number of seconds in which fewer than 90% (`VIOLATION_SHARE`) of the arrivals were on time.
 
-    Windows without arrivals do not count.
+    Whole windows of 10 s (`VIOLATION_WINDOW_S`) are counted; windows without arrivals are not.
+
+    Args:
+        arrivals: Arrival time of each request, seconds.
+        is_in_time: Whether each request was on time.
     """
     total, good = _by_window(arrivals, is_in_time, VIOLATION_WINDOW_S)
     return float(((total > 0) & (good < VIOLATION_SHARE * total)).sum() * VIOLATION_WINDOW_S)
@@ -174,6 +181,11 @@ def score(recording: Recording, workload: Workload, scenario: Scenario) -> dict[
 
     Requests of the warm-up are left out of latencies, ``on_time``, ``in_time`` and cache hits, but are in the counts. ``on_time`` is the
     fraction of requests with a TTFT below the SLO; a request that failed or was rejected counts as late.
+
+    Args:
+        recording: The run.
+        workload: Its requests and warm-up.
+        scenario: Its scenario, for the targets.
     """
     judged = slice(workload.warmup, None)
     requests = recording.requests
@@ -215,9 +227,15 @@ def score(recording: Recording, workload: Workload, scenario: Scenario) -> dict[
 def attainment_over_time(
     recording: Recording, slo_s: float, *, window_s: float
 ) -> tuple[list[float], list[float]]:
-    """Return (end times of the windows, fraction of each window's arrivals with a TTFT below ``slo_s``).
+    """Return the fraction of requests with a TTFT below ``slo_s`` by windows of arrival time.
 
-    Windows without arrivals are left out. All times are simulated seconds.
+    Args:
+        recording: The run.
+        slo_s: TTFT target, seconds.
+        window_s: Width of a window, seconds.
+
+    Returns:
+        End times of the windows, and the fractions; windows without arrivals are left out.
     """
     with np.errstate(invalid="ignore"):
         is_in_time = recording.requests.ttft_s < slo_s

@@ -57,7 +57,7 @@ class SimpleServer:
         self._wake_s = 0.0
 
     def add(self, job: Job, now_s: float) -> None:
-        """Queue a job."""
+        """Queue a job at ``now_s``."""
         self._queue.append(job)
         self._wake_s = now_s
 
@@ -132,6 +132,12 @@ class EngineModel:
     """The engine settings and latency model that all workers of one pool share; the profile is read only once."""
 
     def __init__(self, role: Role, spec: ProfiledModel) -> None:
+        """Read the latency profile, and prepare the settings.
+
+        Args:
+            role: Role of the pool's workers.
+            spec: Engine of the pool.
+        """
         profile = profiles.load(spec.profile)
         limits = BatchLimits(
             spec.max_num_batched_tokens,
@@ -174,6 +180,13 @@ class SimulatedEngine:
     def __init__(
         self, engine: Engine, keys_of: Callable[[Job, int], Sequence[int]], gaps: GapHistogram
     ) -> None:
+        """Create an idle engine.
+
+        Args:
+            engine: The engine core.
+            keys_of: Function of a job and a block size that returns the keys of the prompt's KV blocks.
+            gaps: Histogram that receives the gaps between output tokens.
+        """
         self.engine = engine
         self.gaps = gaps
         self._role = engine.settings.role
@@ -208,7 +221,7 @@ class SimulatedEngine:
         self._wake(now_s)
 
     def abort(self, name: str, now_s: float) -> None:
-        """Abort the request named ``name``. Does nothing if it is unknown."""
+        """Abort the request named ``name`` at ``now_s``, and free its KV blocks. Does nothing if it is unknown."""
         self._cut(now_s)
         self.engine.abort(name, now_s)
         self._jobs.pop(name, None)

@@ -76,12 +76,15 @@ class Succession:
         self._open.pop(job.index, None)
 
     def computed(self, job: Job) -> None:
-        """Record that a job's prompt was computed, so that the next picker learns where its prefix is cached."""
+        """Record that a job's prompt was computed, so that the next router that picks workers learns where its prefix is cached."""
         if self._group.picker_deaths_s:
             self._recent.append(job)
 
     def delay_s(self, job: Job) -> float:
-        """Return the seconds until a job that arrives now reaches the picker, including the time until the next picker is elected."""
+        """Return the seconds until a job that arrives now reaches the picker, the router that chooses workers.
+
+        They include the remaining time of an election of a new picker.
+        """
         way_s = 0.0 if job.relay == min(self._relays) else self._group.pick_delay_s
         return max(way_s, self._without_until_s - self._kernel.now_s)
 
