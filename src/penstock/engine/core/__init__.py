@@ -1,1 +1,1 @@
-"""Pure: the engine without a clock; time is an argument, so that a server and a simulator drive the same body."""
+"""The simulated engine without a clock. Pure: the time is an argument, so that a real-time server and a simulator run the same code."""

@@ -1,8 +1,9 @@
-"""Continuous batching as vLLM V1 does it: one token budget per step, running requests before waiting ones.
+"""Continuous batching as in vLLM V1: one token budget per step, and running requests before waiting ones.
 
-The engine calls `Batcher.plan` at the start of a step and `Batcher.complete` at its end. Decoding requests
-advance in lock step, one token each, so the batcher counts steps (ticks) and files each request under the
-ticks at which it needs a block and at which it ends: a step costs what changes in it, not what it carries.
+The engine calls `Batcher.plan` at the start of a step and `Batcher.complete` at its end. All decoding requests
+advance by one token per step. Therefore the batcher counts steps (ticks), and stores each request under the tick at
+which it needs a new block and the tick at which it ends: the cost of a step depends on the requests that change in
+it, not on the size of the batch.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ from penstock.engine.core.requests import PreemptionKind, RequestStage, RequestS
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A chunk of one prompt: tokens [start, end) are computed in this step, unless the request's epoch changes meanwhile."""
+    """A chunk of one prompt that is computed in a step.
+
+    Attributes:
+        state: The request.
+        start: First token of the chunk.
+        end: End of the chunk (exclusive).
+        begins: Whether the request's prefill begins with this chunk.
+        epoch: Epoch of the request when the chunk was planned; if it has changed, the chunk is void.
+    """
 
     state: RequestState
     start: int
@@ -29,14 +38,18 @@ class Span:
 
 @dataclass(slots=True)
 class Batch:
-    """One step's work.
+    """The work of one step.
 
     Attributes:
-        joined: Requests whose KV came from another worker and that run from here on.
-        loads: Requests whose blocks were allocated for a transfer that starts now.
-        declined: Requests whose KV is computed although it is on another worker.
-        admitted: Requests scheduled for the first time.
-        swapped_in: Requests whose KV is copied back from now on, and the tokens to copy.
+        spans: Prompt chunks to compute.
+        joined: Requests whose KV was fetched from another worker and that enter the batch in this step.
+        loads: Requests for which a KV transfer starts now; their blocks are allocated.
+        declined: Requests whose KV is on another worker but is computed here.
+        admitted: Requests that leave the waiting queue in this step.
+        preempted: Requests that are preempted in this step, with the kind of preemption.
+        swapped_in: Requests whose KV is copied back from host memory from now on, with the number of tokens to copy.
+        decode_batch: Number of requests that decode in this step.
+        decode_kv_tokens: Total number of tokens that they attend to.
     """
 
     spans: list[Span] = field(default_factory=list)
@@ -51,23 +64,26 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Tokens computed, at most the budget."""
+        """Number of tokens that the step computes, at most the budget."""
         return self.decode_batch + sum(span.end - span.start for span in self.spans)
 
 
 RECOMPUTE_TOKENS: Final = 64
-"""A worker's `BatchLimits.least_load_tokens` unless configured otherwise. Source: vLLM's kv_recompute_threshold."""
+"""Default of a worker's `BatchLimits.least_load_tokens`. Source: vLLM's kv_recompute_threshold."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """What a step may hold.
+    """Limits of a step.
 
     Attributes:
-        max_num_batched_tokens: Tokens computed per step, >= max_num_seqs.
-        by_priority: Order and victims by (priority, arrival) instead of arrival alone.
-        least_load_tokens: A part of a prompt that is on another worker is computed here, rather than fetched, when it
-            adds fewer tokens than this to what is cached, >= 1 (vLLM's ``kv_recompute_threshold``).
+        max_num_batched_tokens: Maximum number of tokens computed per step, at least max_num_seqs.
+        max_num_seqs: Maximum number of requests in the batch.
+        block_size: Tokens per KV block.
+        by_priority: Whether order and victims are determined by (priority, arrival) instead of arrival alone.
+        least_load_tokens: Minimum number of tokens, in addition to the locally cached ones, for which the part of a
+            prompt that is on another worker is fetched; fewer are computed here. At least 1 (vLLM's
+            ``kv_recompute_threshold``).
     """
 
     max_num_batched_tokens: int = 8192
@@ -78,7 +94,15 @@ class BatchLimits:
 
 
 class Batcher:
-    """The queue of waiting requests, the running ones and their blocks."""
+    """The queue of waiting requests, the running requests and their blocks.
+
+    Attributes:
+        decoding: Requests that decode, as an ordered set.
+        prefilling: Requests whose prompt is being computed, as an ordered set.
+        loading: Number of requests whose KV is being fetched or swapped.
+        kv_tokens: Total number of tokens that the decoding requests attend to.
+        tick: Number of completed steps.
+    """
 
     def __init__(self, limits: BatchLimits, pool: BlockPool, journal: KvJournal | None = None) -> None:
         self._limits = limits
@@ -99,27 +123,27 @@ class Batcher:
 
     @property
     def running(self) -> int:
-        """Requests in the batch."""
+        """Number of requests in the batch."""
         return len(self.decoding) + len(self.prefilling)
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for room: those fetching their KV are not among them."""
+        """Number of requests that wait for capacity, without those that are fetching their KV."""
         return len(self._waiting) + len(self._loaded) - self._dead
 
     def outputs_of(self, state: RequestState) -> int:
-        """Return the tokens that ``state`` has generated."""
+        """Return the number of tokens that ``state`` has generated."""
         if state.status is RequestStage.DECODING:
             return state.outputs + self.tick - state.base_tick
         return state.outputs
 
     def enqueue(self, state: RequestState) -> None:
-        """Put a new, or preempted, request in the waiting queue."""
+        """Add a new or preempted request to the waiting queue."""
         state.status = RequestStage.WAITING
         heapq.heappush(self._waiting, self._order(state))
 
     def loaded(self, state: RequestState) -> None:
-        """Record that the KV of ``state`` has arrived: it may decode, and its blocks may be shared."""
+        """Record that the KV of ``state`` has arrived, so that it can decode and its blocks can be shared."""
         self.loading -= 1
         state.status = RequestStage.LOADED
         state.remote_pending = False
@@ -128,7 +152,11 @@ class Batcher:
         heapq.heappush(self._loaded, self._order(state))
 
     def remove(self, state: RequestState) -> bool:
-        """Take ``state`` out; return whether its blocks, which stay with it, may be released: not while a transfer uses them."""
+        """Remove ``state`` from queue or batch; it keeps its blocks.
+
+        Returns:
+            Whether its blocks can be released now; False while a transfer uses them.
+        """
         status = state.status
         state.outputs = self.outputs_of(state)
         if status is RequestStage.DECODING:
@@ -145,12 +173,12 @@ class Batcher:
         return status not in {RequestStage.LOADING, RequestStage.SWAPPING}
 
     def release(self, state: RequestState) -> None:
-        """Take the blocks of ``state`` back."""
+        """Release the blocks of ``state``."""
         self._pool.release(state.blocks)
         state.blocks = []
 
     def plan(self) -> Batch:
-        """Choose the next step's work and allocate its blocks; the batch may turn out empty."""
+        """Choose the work of the next step and allocate its blocks; the batch can be empty."""
         batch = Batch()
         self._grow_decodes(batch)
         budget = self._limits.max_num_batched_tokens - len(self.decoding)
@@ -163,10 +191,11 @@ class Batcher:
         return batch
 
     def steady_steps(self, batch: Batch) -> int:
-        """Return how many steps, the planned one included, will only decode, the last one possibly ending requests.
+        """Return the number of steps, including the planned one, that will only decode; the last one may end requests.
 
-        No request joins, is admitted, preempted or ends before the last of them, unless the caller adds, aborts
-        or loads requests meanwhile: who waits now waits for what no decode gives back. 1 promises nothing.
+        Before the last of them no request joins, is admitted, is preempted or ends, unless the caller adds, aborts or
+        loads requests meanwhile. Waiting requests wait for capacity that decoding does not free. 1 means that nothing
+        is known about later steps.
         """
         if batch.spans or batch.joined or batch.admitted or batch.preempted or not batch.decode_batch:
             return 1
@@ -178,7 +207,10 @@ class Batcher:
         return steps if blocks <= self._pool.free else 1
 
     def skip(self, steps: int) -> None:
-        """Complete ``steps`` of fewer steady steps and plan the one after: what `complete` and `plan` in turn would do."""
+        """Complete ``steps`` steady steps and plan the next one, with the same result as alternating `complete` and `plan`.
+
+        ``steps`` must be less than `steady_steps` returned.
+        """
         for tick in range(self.tick + 1, self.tick + steps + 1):
             for state, epoch in self._block_due.pop(tick, ()):
                 if state.epoch == epoch:
@@ -192,8 +224,8 @@ class Batcher:
         """End the step.
 
         Returns:
-            Requests whose prompt is now computed (one more output each, which may end them), and requests that ended; the latter
-            have left the batch with their blocks still claimed.
+            Requests whose prompt is now completely computed (each has one more output, which may end it), and
+            requests that ended. The latter have left the batch but still have their blocks.
         """
         self.tick += 1
         self.kv_tokens += len(self.decoding)
@@ -236,7 +268,7 @@ class Batcher:
                 due.append((state, epoch))
 
     def _grow_prefill(self, state: RequestState, tokens: int, batch: Batch) -> bool:
-        """Give ``state`` blocks for ``tokens`` tokens; False if it was preempted itself."""
+        """Allocate blocks so that ``state`` has room for ``tokens`` tokens; return False if it was itself preempted."""
         missing = max(0, self._blocks_for(tokens) - len(state.blocks))
         while (fresh := self._claim(state, (), missing)) is None:
             if self._preempt_one(batch, state) is state:
@@ -300,7 +332,7 @@ class Batcher:
         return chunk
 
     def _preempt_one(self, batch: Batch, grower: RequestState) -> RequestState:  # noqa: ARG002 - tiers ask who
-        """Throw out the request of the lowest priority, the latest arrival among equals; ``grower`` needs a block."""
+        """Preempt the running request with the lowest priority, on a tie the latest arrival, because ``grower`` needs a block."""
         victim = max((*self.decoding, *self.prefilling), key=self._rank)
         self._throw_out(victim, batch)
         return victim
@@ -338,7 +370,7 @@ class Batcher:
     # -- waiting requests -----------------------------------------------------------------------------
 
     def _join_loaded(self, batch: Batch, budget: int) -> int:
-        """Let requests whose KV has arrived decode; they hold blocks, so they go before any that wait."""
+        """Let requests whose KV has arrived decode; they already have blocks, so they come before waiting requests."""
         while self._loaded and budget > 0 and self.running < self._limits.max_num_seqs:
             state = heapq.heappop(self._loaded)[2]
             if state.status is not RequestStage.LOADED:
@@ -355,14 +387,14 @@ class Batcher:
         return budget
 
     def _resume_prefill(self, state: RequestState, batch: Batch, budget: int) -> int:
-        """Let ``state``, the beginning of whose KV has arrived, compute the rest; return the tokens taken."""
+        """Let ``state``, of which the first part of the KV has arrived, compute the rest; return the number of tokens scheduled."""
         state.status = RequestStage.PREFILLING
         state.epoch += 1
         self.prefilling[state] = None
         return self._continue_prefill(state, batch, budget)
 
     def _admit(self, batch: Batch, budget: int) -> None:
-        """Admit from the head of the queue until budget, places or blocks run out; no request overtakes."""
+        """Admit requests from the head of the queue until budget, batch size or blocks are used up; no request overtakes another."""
         while budget > 0 and self.running < self._limits.max_num_seqs:
             state = self._head()
             if state is None:
@@ -381,7 +413,7 @@ class Batcher:
         size = self._limits.block_size
         target = state.prefill_target
         keys = self._keys(state)
-        # The last token is always computed: its output is what the step is for.
+        # The last token is always computed, because its output is needed.
         hits = self._pool.count_hits(keys, (target - 1) // size)
         start = hits * size
         if state.remote_pending and self._remote_end(state) - start < self._least_load(state):

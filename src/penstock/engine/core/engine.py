@@ -1,7 +1,7 @@
-"""The step machine: requests in, modelled steps and outputs out; servers and simulators drive it.
+"""State machine of one simulated engine: accepts requests and computes simulated steps and outputs; servers and simulators drive it.
 
-Usage: `add` requests, `begin_step(now)` when idle or when a step has ended, `finish_step` at its end.
-`next_event_s` says when a transfer or a lease needs attention although no step runs.
+Usage: `add` requests, call `begin_step(now)` when no step runs, and `finish_step` at the end of the step.
+`next_event_s` returns when a transfer or a lease needs attention although no step runs.
 """
 
 from __future__ import annotations
@@ -29,15 +29,19 @@ from penstock.engine.core.transfer import LinkTerms, Transfer, TransferLink
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What distinguishes one worker from another.
+    """Settings of one worker's engine.
 
     Attributes:
-        num_blocks: KV blocks, >= 1.
-        lease: Terms granted to readers of its kept blocks.
-        link: This worker's incoming KV link.
-        keeps_journal: Changes of the cache are noted for `Engine.take_kv_facts`.
-        preemption: Bounds of preemption by tier, which needs limits ``by_priority``; None: vLLM's own order.
-        ranks: Tensor parallelism, >= 1; each rank holds its share of every block.
+        role: Role of the worker in disaggregated serving.
+        num_blocks: Number of KV blocks, at least 1.
+        kv_bytes_per_token: Bytes of KV per token.
+        limits: Limits of a step.
+        lease: Durations of the leases for workers that read its kept blocks.
+        link: Bandwidth and latency of its incoming KV link.
+        keeps_journal: Whether changes of the cache are recorded for `Engine.take_kv_facts`.
+        preemption: Limits of preemption by tier, which requires ``limits.by_priority``; None means vLLM's own
+            preemption.
+        ranks: Tensor parallelism, at least 1; each rank has a part of every block.
     """
 
     role: EngineRole
@@ -55,7 +59,11 @@ class EngineSettings:
             raise ValueError("preemption by tier needs by_priority")
 
     def longest_tokens(self, priority: int = TierPriority.PREMIUM) -> int:
-        """Return how many tokens the cache can ever hold of one request; below premium it leaves the reserve alone."""
+        """Return the maximum number of tokens of one request that fit into the cache.
+
+        Args:
+            priority: Priority of the request; below premium, it cannot use the blocks reserved for premium.
+        """
         blocks = self.num_blocks
         if self.preemption is not None and priority > TierPriority.PREMIUM:
             blocks -= self.preemption.reserved_blocks(blocks)
@@ -64,7 +72,13 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class EngineStep:
-    """A step under way: it computes ``batch`` from start_s to end_s (simulated seconds)."""
+    """A running step; times are simulated seconds.
+
+    Attributes:
+        batch: Work of the step.
+        start_s: Start of the step.
+        end_s: End of the step.
+    """
 
     batch: Batch
     start_s: float
@@ -73,14 +87,16 @@ class EngineStep:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What a step brought.
+    """Result of a step; times are simulated seconds.
 
     Attributes:
-        gap_s: Time since the last output of every request counted in ``steady_tokens``.
-        steady_tokens: Outputs that followed the previous step's, one request each.
-        late_gaps_s: Time since the last output of requests that resumed after a preemption.
-        started: Requests whose first output this is.
-        computed_tokens: Tokens computed, prompts' included.
+        end_s: End of the step.
+        gap_s: Time since the previous output of every request counted in ``steady_tokens``.
+        steady_tokens: Number of outputs from requests that also had an output in the previous step.
+        late_gaps_s: Time since the previous output, for each request that resumed after a preemption.
+        started: Requests that have their first output in this step.
+        finished: Requests that ended with this step.
+        computed_tokens: Number of tokens computed, including those of prompts.
     """
 
     end_s: float
@@ -94,7 +110,14 @@ class StepOutcome:
 
 @dataclass(slots=True)
 class Events:
-    """What happened between steps, oldest first: KV that arrived or was not fetched, unread prompts, victims that ended."""
+    """Events between steps, each list oldest first.
+
+    Attributes:
+        transfers: KV transfers that arrived.
+        declined: Requests whose KV was not fetched but computed here.
+        expired: IDs of requests whose kept blocks were not read within their lease.
+        dropped: Preempted requests that failed.
+    """
 
     transfers: list[Transfer] = field(default_factory=list)
     declined: list[RequestState] = field(default_factory=list)
@@ -103,7 +126,15 @@ class Events:
 
 
 class Engine:
-    """One worker's scheduler, cache, leases and link."""
+    """Scheduler, cache, leases and KV link of one worker.
+
+    Attributes:
+        settings: Settings of the engine.
+        counters: Cumulative counters.
+        pool: The KV blocks.
+        batcher: The scheduler.
+        pinned: Prompts whose blocks are kept for other workers.
+    """
 
     def __init__(self, settings: EngineSettings, latency: LatencyModel) -> None:
         self.settings = settings
@@ -133,9 +164,13 @@ class Engine:
     # -- requests -------------------------------------------------------------------------------------
 
     def add(self, request: EngineRequest) -> RequestState:
-        """Queue a request; it is considered from the next step on."""
+        """Queue a request and return its state; it can be scheduled from the next step on.
+
+        Raises:
+            ValueError: The request can never fit into the cache.
+        """
         total = request.prompt_tokens + request.output_tokens
-        # The last output is never computed, so it needs no room.
+        # The last output is not computed again, so it needs no KV.
         if total - 1 > self.settings.longest_tokens(request.priority):
             raise ValueError(f"{request.request_id}: {total} tokens exceed the cache")
         state = RequestState(request, self._next_index, request.prompt_tokens, request.load_remote)
@@ -145,9 +180,14 @@ class Engine:
         return state
 
     def abort(self, request_id: str, now_s: float, reason: FinishReason = FinishReason.ABORT) -> bool:
-        """End a request before its time; unknown and ended ones are ignored.
+        """End a request early; return False if it is unknown or has ended.
 
-        Blocks that a transfer still writes are released when it ends.
+        Blocks that a transfer is still writing are released when the transfer ends.
+
+        Args:
+            request_id: ID of the request.
+            now_s: Simulated time in seconds.
+            reason: Finish reason to record.
         """
         state = self._requests.pop(request_id, None)
         if state is None:
@@ -161,18 +201,18 @@ class Engine:
         return True
 
     def outputs_of(self, request_id: str) -> int:
-        """Return the tokens generated for a request; 0 of one that is not there."""
+        """Return the number of tokens generated for a request; 0 if it is unknown or has ended."""
         state = self._requests.get(request_id)
         return 0 if state is None else self.batcher.outputs_of(state)
 
     def take_kv_facts(self) -> list[KvFact]:
-        """Return the cache's changes since the last call, oldest first; empty without a journal."""
+        """Return the changes of the cache since the last call, oldest first; empty if the engine keeps no journal."""
         return [] if self._journal is None else self._journal.take()
 
     # -- time -----------------------------------------------------------------------------------------
 
     def advance(self, now_s: float) -> None:
-        """Take in transfers and copies that ended and leases that expired at or before ``now_s``."""
+        """Process transfers and copies that ended, and leases that expired, at or before ``now_s`` (simulated seconds)."""
         if self._tiered is not None:
             self._orphans -= self._tiered.finish_copies(now_s)
         for transfer in self._link.finish(now_s):
@@ -186,18 +226,18 @@ class Engine:
         self._events.expired += self.pinned.expire(now_s)
 
     def next_event_s(self) -> float | None:
-        """Return when `advance` will next change something, or None."""
+        """Return the simulated time at which `advance` will next change something; None if nothing is pending."""
         copied_s = None if self._tiered is None else self._tiered.swap.next_s()
         times = (self._link.next_s(), self.pinned.next_expiry_s(), copied_s)
         return min((at for at in times if at is not None), default=None)
 
     def take_events(self) -> Events:
-        """Return the events of `advance` since the last call."""
+        """Return the events since the last call."""
         events, self._events = self._events, Events()
         return events
 
     def begin_step(self, now_s: float) -> EngineStep | None:
-        """Plan the next step and start it, or return None when nothing can run."""
+        """Plan and start the next step at ``now_s`` (simulated seconds); return None if no request can run."""
         self.advance(now_s)
         batch = self._plan(now_s)
         if batch is None:
@@ -207,7 +247,7 @@ class Engine:
         return EngineStep(batch, now_s, now_s + duration_s)
 
     def finish_step(self, step: EngineStep) -> StepOutcome:
-        """End ``step`` at its end_s and return its outputs."""
+        """Complete ``step`` and return its outputs; call it at the step's ``end_s``."""
         now_s = step.end_s
         decoded = len(self.batcher.decoding)
         prefilled, ended = self.batcher.complete(step.batch)
@@ -226,15 +266,16 @@ class Engine:
             self._note_plan(batch, now_s)
             if batch.spans or batch.decode_batch:
                 return batch
-            # A step that only preempted admitted no request: one that waits may fit now.
+            # A plan that only preempted admitted no request; a waiting request may fit now.
             if not batch.preempted:
                 return None
 
     def foresee(self, step: EngineStep) -> list[float]:
-        """Return when the running step ends, and those after it for as long as requests only decode.
+        """Return the end of the running step, and the ends of the following steps as long as requests only decode.
 
-        Void once a request is added or aborted, or leases are touched. The list ends where a request may end
-        or a transfer or lease is due, so that the step after it has to be planned.
+        The list becomes invalid if a request is added or aborted, or if leases change. It ends with the first step
+        that may end a request, or at which a transfer or lease has to be processed, since the step after it must be
+        planned.
         """
         ends = [step.end_s]
         steady = self.batcher.steady_steps(step.batch)
@@ -252,7 +293,13 @@ class Engine:
         return ends
 
     def skip(self, step: EngineStep, ends: Sequence[float], steps: int) -> EngineStep:
-        """Finish ``steps`` foreseen steps at once and return the one then running; the same state, bit for bit, as one by one."""
+        """Complete ``steps`` foreseen steps at once and return the step that then runs; the state is identical to that of single steps.
+
+        Args:
+            step: The running step.
+            ends: Result of `foresee`.
+            steps: Number of steps to complete, less than the length of ``ends``.
+        """
         batch = step.batch.decode_batch
         self.batcher.skip(steps)
         self.counters.generation_tokens += steps * batch
@@ -293,7 +340,7 @@ class Engine:
     def _note_first_outputs(
         self, step: EngineStep, prefilled: list[RequestState]
     ) -> tuple[list[RequestState], list[float], int]:
-        """Return requests whose first output came in this step, the gaps of resumed ones, and the ones that decoded it."""
+        """Return the requests with their first output in this step, the gaps of resumed requests, and how many of both were decoding."""
         started: list[RequestState] = []
         late_gaps: list[float] = []
         from_decode = 0
@@ -328,25 +375,25 @@ class Engine:
 
     @property
     def in_flight(self) -> int:
-        """Requests that have not ended."""
+        """Number of requests that have not ended."""
         return len(self._requests)
 
     @property
     def kv_usage_fraction(self) -> float:
-        """Share of blocks in use, 0-1."""
+        """Fraction of the blocks in use, 0 to 1."""
         return self.pool.used / self.pool.capacity
 
     @property
     def swapped_blocks(self) -> int:
-        """Blocks of host memory that hold, or are about to hold, KV of preempted requests."""
+        """Number of host memory blocks that are used, or reserved, for the KV of preempted requests."""
         return 0 if self._tiered is None else self._tiered.swap.used
 
     @property
     def reserved_free_blocks(self) -> int:
-        """Free blocks that only premium and system requests may take now."""
+        """Number of free blocks that only premium and system requests can use now."""
         return 0 if self._tiered is None else self._tiered.reserved_free
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is running, waiting, pinned or being transferred."""
+        """Whether no request is running or waiting, and no blocks are kept or being transferred."""
         return not (self._requests or len(self.pinned) or self._orphans)

@@ -1,8 +1,8 @@
-"""Paged KV blocks with reference counts, a prefix cache, its keys and the journal of its changes.
+"""Paged KV blocks with reference counts; the prefix cache, its keys, and a journal of its changes.
 
-A block is in use (referenced by at least one request), idle (unreferenced, its content still keyed, so a
-later request may take it back) or blank. Blank blocks are handed out first, then idle ones from the least
-recently used. Every operation is O(1) per block touched.
+A block is in use (referenced by at least one request), idle (unreferenced, but its content is still cached, so that a
+later request can reuse it) or blank. Blank blocks are allocated first, then idle ones, least recently used first.
+Every operation is O(1) per block.
 """
 
 from __future__ import annotations
@@ -18,12 +18,18 @@ from penstock.engine.core.requests import EngineRequest
 
 
 def count_tokens(prompt: bytes) -> int:
-    """Return the number of simulated tokens in ``prompt``; a partial last token counts as one."""
+    """Return the number of simulated tokens in ``prompt``; an incomplete last token counts as one."""
     return -(-len(prompt) // BYTES_PER_TOKEN)
 
 
 def prefix_keys(prompt: bytes, block_size: int, *, seed: int = 0) -> list[int]:
-    """Return one chained 64-bit key per full block of ``prompt``; prompts of two seeds share none."""
+    """Return one chained 64-bit key per complete block of ``prompt``.
+
+    Args:
+        prompt: Token IDs of the prompt, 4 bytes each.
+        block_size: Tokens per block.
+        seed: Start value of the chain; prompts with different seeds share no keys.
+    """
     width = block_size * BYTES_PER_TOKEN
     digest = xxhash.xxh3_64_intdigest
     keys = []
@@ -36,12 +42,14 @@ def prefix_keys(prompt: bytes, block_size: int, *, seed: int = 0) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
-    """Consecutive blocks of one prompt that may be reused.
+    """Consecutive blocks of one prompt that can now be reused.
 
     Attributes:
-        parent: Key before them; None: they begin the prompt.
-        tokens: Their token ids, 4 bytes each.
-        adapter: The LoRA adapter that computed them, for whose prompts alone they may be reused; None: the model itself.
+        keys: Prefix keys of the blocks.
+        parent: Key of the block before them; None if they are the start of the prompt.
+        tokens: Token IDs of the blocks, 4 bytes each.
+        adapter: LoRA adapter that computed them, for whose requests alone they can be reused; None for the base
+            model.
     """
 
     keys: tuple[int, ...]
@@ -52,21 +60,22 @@ class BlocksStored:
 
 @dataclass(frozen=True, slots=True)
 class BlocksRemoved:
-    """Blocks whose content was given up for others."""
+    """Blocks that were evicted, by their prefix keys."""
 
     keys: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CacheCleared:
-    """All blocks were given up at once."""
+    """All blocks were evicted at once."""
 
 
 KvFact = BlocksStored | BlocksRemoved | CacheCleared
+"""A change of the prefix cache."""
 
 
 class KvJournal:
-    """The changes since they were last taken."""
+    """Records changes of the prefix cache until they are taken."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -74,7 +83,12 @@ class KvJournal:
         self._removed: list[int] = []
 
     def stored(self, request: EngineRequest, places: Sequence[int]) -> None:
-        """Note blocks of a prompt under their places in it, ascending; neighbours go into one fact."""
+        """Record blocks of a prompt that can now be reused; consecutive blocks are combined.
+
+        Args:
+            request: The request with the prompt.
+            places: Ascending indices of the blocks in the prompt.
+        """
         self._end_removals()
         keys, start = request.block_keys, 0
         for number, place in enumerate(places, 1):
@@ -88,17 +102,17 @@ class KvJournal:
             start = number
 
     def removed(self, key: int) -> None:
-        """Note an evicted block; negative keys are those of generated tokens."""
+        """Record an evicted block; negative keys, which are those of generated tokens, are ignored."""
         if key >= 0:
             self._removed.append(key)
 
     def cleared(self) -> None:
-        """Record that the cache is empty; earlier records no longer matter."""
+        """Record that the cache is empty; earlier records are dropped."""
         self._removed.clear()
         self._facts = [CacheCleared()]
 
     def take(self) -> list[KvFact]:
-        """Return the changes, oldest first, and forget them."""
+        """Return the recorded changes, oldest first, and clear the journal."""
         self._end_removals()
         facts, self._facts = self._facts, []
         return facts
@@ -110,7 +124,12 @@ class KvJournal:
 
 
 class BlockPool:
-    """Owns ``capacity`` blocks, numbered from 0."""
+    """Manages ``capacity`` blocks, numbered from 0.
+
+    Attributes:
+        capacity: Number of blocks.
+        version: Number that increases whenever blocks are registered, released or cleared.
+    """
 
     def __init__(self, capacity: int, journal: KvJournal | None = None) -> None:
         self.capacity = capacity
@@ -124,16 +143,16 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Blocks that can be handed out: blank and idle ones."""
+        """Number of blocks that can be allocated: blank and idle ones."""
         return len(self._blank) + len(self._idle)
 
     @property
     def used(self) -> int:
-        """Blocks referenced by at least one request, pinned ones included."""
+        """Number of blocks referenced by at least one request, including kept ones."""
         return self.capacity - len(self._blank) - len(self._idle)
 
     def count_hits(self, keys: Sequence[int], limit: int | None = None) -> int:
-        """Return how many leading ``keys`` are cached, at most ``limit``."""
+        """Return how many of the leading ``keys`` are cached, at most ``limit``."""
         by_key = self._by_key
         for hits, key in enumerate(keys):
             if hits == limit or key not in by_key:
@@ -141,7 +160,12 @@ class BlockPool:
         return len(keys)
 
     def claim(self, hit_keys: Iterable[int], total: int) -> list[int] | None:
-        """Return ``total`` blocks, those of ``hit_keys`` (just found by `count_hits`) first, or None, and change nothing, if they do not fit."""
+        """Allocate ``total`` blocks, including the cached ones; return them, or None (and change nothing) if there are too few free blocks.
+
+        Args:
+            hit_keys: Keys of cached blocks, as just counted by `count_hits`; their blocks come first.
+            total: Number of blocks in total.
+        """
         references, idle = self._references, self._idle
         blocks = [self._by_key[key] for key in hit_keys]
         revived = sum(1 for block in blocks if not references[block])
@@ -156,7 +180,7 @@ class BlockPool:
         return blocks
 
     def blocks_of(self, keys: Iterable[int]) -> list[int]:
-        """Return the blocks found under ``keys``, all of them cached."""
+        """Return the blocks cached under ``keys``; all keys must be cached."""
         return [self._by_key[key] for key in keys]
 
     def idle_among(self, blocks: Iterable[int]) -> int:
@@ -164,7 +188,7 @@ class BlockPool:
         return sum(1 for block in blocks if not self._references[block])
 
     def sole(self, blocks: Iterable[int]) -> int:
-        """Return how many of ``blocks`` have one reference: the ones that their holder alone would free."""
+        """Return how many of ``blocks`` have exactly one reference, so that their owner would free them."""
         return sum(1 for block in blocks if self._references[block] == 1)
 
     def _take(self, count: int) -> list[int]:
@@ -189,7 +213,7 @@ class BlockPool:
         return blocks
 
     def register(self, blocks: Sequence[int], keys: Sequence[int]) -> None:
-        """Let later requests find each of ``blocks`` under its key; the first block of a key keeps it."""
+        """Cache each of ``blocks`` under its key; a key that is already cached keeps its first block."""
         key_of, by_key = self._key_of, self._by_key
         for block, key in zip(blocks, keys, strict=True):
             if key_of[block] is None and key not in by_key:
@@ -198,11 +222,11 @@ class BlockPool:
         self.version += 1
 
     def is_cached(self, key: int) -> bool:
-        """Return whether a block is found under ``key``."""
+        """Return whether a block is cached under ``key``."""
         return key in self._by_key
 
     def clear(self) -> bool:
-        """Forget the content of every block; False, and nothing changed, while one is in use."""
+        """Empty the cache; return False, and change nothing, if any block is in use."""
         if self.used:
             return False
         self._key_of = [None] * self.capacity
@@ -215,7 +239,11 @@ class BlockPool:
         return True
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drop one reference of each block; the last block of a request is evicted before the first."""
+        """Drop one reference of each block; later blocks of a request are evicted before earlier ones.
+
+        Raises:
+            ValueError: A block has no reference.
+        """
         references, idle, key_of = self._references, self._idle, self._key_of
         for block in reversed(blocks):
             left = references[block] - 1

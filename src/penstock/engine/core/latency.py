@@ -1,6 +1,6 @@
-"""How long a step takes: prefill and decode models and their composition; formulas in docs/engine.md.
+"""Latency models for prefill and decode, and their combination to the duration of a step; formulas in docs/engine.md.
 
-Profiles build these objects; the engine calls `LatencyModel.step_s`. All times in seconds.
+Profiles create these objects; the engine calls `LatencyModel.step_s`. All times are seconds.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ from typing import Protocol
 
 
 class PrefillModel(Protocol):
-    """Time to the first token of one prompt alone on the worker."""
+    """Model of the TTFT of a prompt that runs alone on the worker."""
 
     def ttft_s(self, tokens: int) -> float:
-        """Return TTFT for ``tokens`` >= 0 new tokens without context; at 0 the fixed overhead."""
+        """Return the TTFT in seconds for ``tokens`` >= 0 new tokens without cached context; at 0 the fixed overhead."""
 
 
 class DecodeModel(Protocol):
-    """Time of one decode step."""
+    """Model of the duration of one decode step."""
 
     def step_s(self, batch: float, kv_tokens: float) -> float:
-        """Return the step for ``batch`` requests attending to ``kv_tokens``; at (0, 0) the fixed part."""
+        """Return the duration in seconds of a step for ``batch`` requests that attend to ``kv_tokens`` in total; at (0, 0) the fixed part."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuadraticPrefill:
-    """TTFT = overhead + per_token · n + per_token2 · n².
+    """Fitted prefill model: TTFT = overhead + per_token · n + per_token2 · n².
 
-    The linear term is the matrix work of new tokens, the quadratic one their attention.
+    The linear term is the matrix work of new tokens, the quadratic one their attention. All coefficients are in
+    seconds.
     """
 
     overhead_s: float
@@ -37,33 +38,39 @@ class QuadraticPrefill:
     per_token2_s: float
 
     def ttft_s(self, tokens: int) -> float:
-        """Return the fitted TTFT in seconds."""
+        """Return the fitted TTFT in seconds for ``tokens`` new tokens."""
         return self.overhead_s + (self.per_token_s + self.per_token2_s * tokens) * tokens
 
 
 @dataclass(frozen=True, slots=True)
 class LinearDecode:
-    """Step = base + per_sequence · B + per_kv_token · K."""
+    """Fitted decode model: step = base + per_sequence · B + per_kv_token · K, in seconds, for B requests with K tokens of KV."""
 
     base_s: float
     per_sequence_s: float
     per_kv_token_s: float
 
     def step_s(self, batch: float, kv_tokens: float) -> float:
-        """Return the fitted step in seconds."""
+        """Return the fitted duration of a step in seconds."""
         return self.base_s + self.per_sequence_s * batch + self.per_kv_token_s * kv_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class TablePrefill:
-    """Measured TTFT in seconds, linear between points, extended below by the first segment, above along ``beyond``."""
+    """Measured TTFTs, with linear interpolation between the points.
+
+    Attributes:
+        tokens: Prompt lengths, strictly increasing. Shorter prompts extend the first segment.
+        measured_s: Measured TTFT of each length, in seconds.
+        beyond: Formula that extends the table above the last point.
+    """
 
     tokens: tuple[float, ...]
     measured_s: tuple[float, ...]
     beyond: QuadraticPrefill
 
     def ttft_s(self, tokens: int) -> float:
-        """Return the interpolated TTFT in seconds."""
+        """Return the interpolated TTFT in seconds for ``tokens`` new tokens."""
         last = self.tokens[-1]
         if tokens > last:
             return self.measured_s[-1] + self.beyond.ttft_s(tokens) - self.beyond.ttft_s(int(last))
@@ -72,14 +79,20 @@ class TablePrefill:
 
 @dataclass(frozen=True, slots=True)
 class DecodeCurve:
-    """Measured steps, in seconds, of batches whose requests all hold ``context`` tokens; ``batches`` increase strictly."""
+    """Measured decode steps of batches whose requests all have the same context length.
+
+    Attributes:
+        context: Context length of every request, in tokens.
+        batches: Batch sizes, strictly increasing.
+        steps_s: Measured duration of a step for each batch size, in seconds.
+    """
 
     context: float
     batches: tuple[float, ...]
     steps_s: tuple[float, ...]
 
     def step_s(self, batch: float, beyond: LinearDecode) -> float:
-        """Return the step at ``batch``; outside the measured range it continues the slope of ``beyond``."""
+        """Return the duration of a step in seconds for ``batch`` requests; outside the measured range it follows the slope of ``beyond``."""
         nearest = min(max(batch, self.batches[0]), self.batches[-1])
         inside = _interpolate(self.batches, self.steps_s, nearest)
         extra = batch - nearest
@@ -88,17 +101,21 @@ class DecodeCurve:
 
 @dataclass(frozen=True, slots=True)
 class TableDecode:
-    """Measured decode curves, joined at equal total KV.
+    """Measured decode curves, interpolated at equal total KV.
 
-    At a given K every curve has a point (B = K / context), and between two curves the step is linear in B.
-    Beyond the shortest and longest context the step continues the slope of ``beyond``.
+    At a total of K tokens every curve has a point (B = K / context), and between two curves the duration is linear in
+    B. Below the shortest and above the longest context it follows the slope of ``beyond``.
+
+    Attributes:
+        curves: Curves by increasing context length.
+        beyond: Formula that extends the curves.
     """
 
     curves: tuple[DecodeCurve, ...]
     beyond: LinearDecode
 
     def step_s(self, batch: float, kv_tokens: float) -> float:
-        """Return the interpolated step in seconds, never less than its fixed part."""
+        """Return the interpolated duration of a step in seconds."""
         curves = self.curves
         context = kv_tokens / batch if batch else curves[0].context
         at = bisect_left(curves, context, key=lambda curve: curve.context)
@@ -115,7 +132,7 @@ class TableDecode:
 
 
 class LatencyModel:
-    """Composes a step out of prompt chunks and decodes."""
+    """Computes the duration of a step from its prompt chunks and its decoding requests."""
 
     def __init__(self, prefill: PrefillModel, decode: DecodeModel) -> None:
         self.prefill = prefill
@@ -128,13 +145,14 @@ class LatencyModel:
 
         step = max(fixed + Σ (TTFT(end) - TTFT(start)) + (decode(B, K) - decode(0, 0)), decode(0, 0))
 
-        ``fixed`` is paid once: TTFT(0) if a prompt begins in this step, decode(0, 0) if it decodes, the larger one if both. One
-        prompt alone therefore takes exactly TTFT(n), however it is chunked.
+        ``fixed`` counts only once: TTFT(0) if a prompt begins in this step, decode(0, 0) if any request decodes, and
+        the larger one if both. Therefore a prompt that runs alone takes exactly TTFT(n), however it is divided into
+        chunks.
 
         Args:
-            chunks: (start, end, begins) of each prompt chunk, in tokens.
-            batch: Decoding requests, >= 0.
-            kv_tokens: Tokens that they attend to, >= batch.
+            chunks: (start, end, begins) of each prompt chunk; start and end in tokens.
+            batch: Number of decoding requests, at least 0.
+            kv_tokens: Total number of tokens that they attend to, at least ``batch``.
         """
         if not chunks:
             return self.decode.step_s(batch, kv_tokens)

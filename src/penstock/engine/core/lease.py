@@ -1,7 +1,7 @@
-"""Prompts whose blocks a worker keeps for another to read, under leases: reads by rank, terms, heartbeats.
+"""Leases on prompts whose KV blocks a worker keeps for another worker to read: reads by rank, durations, heartbeats.
 
-A lease is granted when a request ends, extended by heartbeats, ended by the read, and expires when neither comes in
-time. Rules: vLLM 0.32, NixlConnector; ``duration * 2 // 3`` and ``duration // 6`` are its own arithmetic on whole
+A lease is granted when a request ends, extended by heartbeats, ended by the read, and expires if neither arrives in
+time. Rules: vLLM 0.32, NixlConnector; ``duration * 2 // 3`` and ``duration // 6`` are its own integer arithmetic on
 seconds.
 """
 
@@ -16,12 +16,19 @@ from dataclasses import dataclass
 from penstock.engine.core.requests import EngineCounters, EngineRole, LeaseTerm, RequestState
 
 MAX_RANKS = 1024
-"""Maximum number of ranks of one worker, chosen: far above any tensor parallelism."""
+"""Maximum number of ranks of one worker. Chosen: far above any tensor parallelism."""
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One rank of the reading worker has read its share of a prompt from one rank of the other, as have ``readers`` in all."""
+    """Notification that one rank of the reading worker has read its part of a prompt from one rank of the keeping worker.
+
+    Attributes:
+        request_id: ID of the request at the keeping worker.
+        rank: Rank of the keeping worker that was read.
+        reader: Rank of the reading worker.
+        readers: Number of reading ranks that read from this rank in total.
+    """
 
     request_id: str
     rank: int = 0
@@ -30,7 +37,13 @@ class Read:
 
 
 def reads_of(request_id: str, source_ranks: int, reader_ranks: int) -> Iterator[Read]:
-    """Yield every read of one prompt; one degree of parallelism divides the other."""
+    """Yield every read of one prompt.
+
+    Args:
+        request_id: ID of the request at the keeping worker.
+        source_ranks: Number of ranks of the keeping worker.
+        reader_ranks: Number of ranks of the reading worker; one number must divide the other.
+    """
     many = max(source_ranks, reader_ranks)
     readers = max(1, reader_ranks // source_ranks)
     for each in range(many):
@@ -38,32 +51,38 @@ def reads_of(request_id: str, source_ranks: int, reader_ranks: int) -> Iterator[
 
 
 _SLACK = 64
-"""Heap entries of ended leases that are kept whatever the number of leases. Chosen: a rebuild is worth it beyond."""
+"""Number of heap entries of ended leases above which the heap is rebuilt, in addition to twice the number of leases.
+Chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseTerms:
-    """Durations in simulated seconds; vLLM's ``kv_lease_duration`` and ``decoder_kv_blocks_ttl``."""
+    """Durations of leases in simulated seconds.
+
+    Attributes:
+        duration_s: First duration of a lease of a prefill worker; vLLM's ``kv_lease_duration``.
+        decoder_ttl_s: First duration of a lease of a decode worker; vLLM's ``decoder_kv_blocks_ttl``.
+    """
 
     duration_s: float = 30.0
     decoder_ttl_s: float = 480.0
 
     @property
     def extension_s(self) -> float:
-        """Return the seconds that a heartbeat grants from its arrival on."""
+        """Seconds from its arrival for which a heartbeat extends a lease."""
         return self.duration_s * 2 // 3
 
     @property
     def heartbeat_interval_s(self) -> float:
-        """Pause between heartbeats; below 6 s, where vLLM sends with every step, a sixth of the lease."""
+        """Seconds between heartbeats. For leases below 6 s, for which vLLM sends one with every step, a sixth of the lease."""
         return self.duration_s // 6 or self.duration_s / 6
 
 
 class LeaseTable:
-    """Expiry times by request id, all in simulated seconds.
+    """Expiry times of leases by request ID, in simulated seconds.
 
-    The heap holds each lease once; an entry that comes up early is filed again under its lease's present end. Renewal of k
-    leases costs O(k); grant, read and expiry cost O(log n), amortised.
+    The heap contains each lease once; an entry that reaches the top too early is reinserted with the lease's current
+    expiry. Renewing k leases costs O(k); grant, read and expiry cost O(log n), amortised.
     """
 
     def __init__(self) -> None:
@@ -71,12 +90,16 @@ class LeaseTable:
         self._heap: list[tuple[float, str]] = []
 
     def grant(self, request_id: str, until_s: float) -> None:
-        """Start a lease, of an id that holds none, that ends at ``until_s`` unless it is renewed."""
+        """Start a lease that expires at ``until_s`` unless it is renewed; the ID must not have one."""
         self._expiry[request_id] = until_s
         heapq.heappush(self._heap, (until_s, request_id))
 
     def extend(self, request_ids: Iterable[str], until_s: float) -> tuple[int, list[str]]:
-        """Renew leases, never shortening one; return how many end later than before, and the ids that hold none."""
+        """Extend leases to ``until_s``, never shortening one.
+
+        Returns:
+            The number of leases that were extended, and the IDs without a lease.
+        """
         expiry, moved, unknown = self._expiry, 0, []
         for request_id in request_ids:
             old_s = expiry.get(request_id)
@@ -88,14 +111,14 @@ class LeaseTable:
         return moved, unknown
 
     def end(self, request_id: str) -> None:
-        """End a lease because its blocks were read; no effect without one."""
+        """End a lease because its blocks were read; does nothing if there is none."""
         self._expiry.pop(request_id, None)
         if len(self._heap) > 2 * len(self._expiry) + _SLACK:
             self._heap = [(until_s, each) for each, until_s in self._expiry.items()]
             heapq.heapify(self._heap)
 
     def expire(self, now_s: float) -> list[tuple[str, float]]:
-        """End and return every lease whose expiry is at or before ``now_s``, with that expiry, oldest first."""
+        """End all leases that expire at or before ``now_s``; return their IDs and expiry times, oldest first."""
         expired = []
         while (next_s := self.next_expiry_s()) is not None and next_s <= now_s:
             _, request_id = heapq.heappop(self._heap)
@@ -103,7 +126,7 @@ class LeaseTable:
         return expired
 
     def next_expiry_s(self) -> float | None:
-        """Return when the next lease ends unless it is renewed, or None without leases."""
+        """Return the time at which the next lease expires unless it is renewed; None if there are no leases."""
         heap, expiry = self._heap, self._expiry
         while heap:
             filed_s, request_id = heap[0]
@@ -117,25 +140,29 @@ class LeaseTable:
         return None
 
     def expiry_s(self, request_id: str) -> float | None:
-        """Return a lease's end, or None if it holds none."""
+        """Return the time at which a lease expires; None if the ID has none."""
         return self._expiry.get(request_id)
 
 
 class HeartbeatSchedule:
-    """Batches heartbeats per remote engine; times in simulated seconds."""
+    """Schedules heartbeats, combined into one message per remote engine; times are simulated seconds."""
 
     def __init__(self, interval_s: float) -> None:
-        """Set the pause between two rounds of messages, > 0."""
+        """Create an empty schedule.
+
+        Args:
+            interval_s: Seconds between two rounds of messages, above 0.
+        """
         self._interval_s = interval_s
         self._tracked: dict[str, dict[str, None]] = {}
         self._sent_s = -math.inf
 
     def track(self, engine_id: str, remote_request_id: str) -> None:
-        """Renew this request's lease from now on."""
+        """Start to send heartbeats for a request of a remote engine."""
         self._tracked.setdefault(engine_id, {})[remote_request_id] = None
 
     def untrack(self, engine_id: str, remote_request_id: str) -> None:
-        """Stop renewing; unknown ids are ignored."""
+        """Stop sending heartbeats for a request; does nothing if it is unknown."""
         requests = self._tracked.get(engine_id)
         if requests is not None:
             requests.pop(remote_request_id, None)
@@ -143,7 +170,7 @@ class HeartbeatSchedule:
                 del self._tracked[engine_id]
 
     def due(self, now_s: float) -> dict[str, list[str]]:
-        """Return the messages to send now, remote request ids by engine, and count them as sent."""
+        """Return the messages to send at ``now_s``, as remote request IDs by engine ID, and record them as sent; empty if none are due."""
         due_s = self.next_s()
         if due_s is None or now_s < due_s:
             return {}
@@ -151,12 +178,12 @@ class HeartbeatSchedule:
         return {engine_id: list(requests) for engine_id, requests in self._tracked.items()}
 
     def next_s(self) -> float | None:
-        """Return when the next messages are due (in the past: at once), or None if nothing is tracked."""
+        """Return when the next messages must be sent (a time in the past means at once); None if no request is tracked."""
         return self._sent_s + self._interval_s if self._tracked else None
 
 
 class PinnedPrompts:
-    """The prompts of one worker that others may read."""
+    """Prompts whose KV blocks one worker keeps for other workers, under leases; times are simulated seconds."""
 
     def __init__(
         self,
@@ -187,30 +214,33 @@ class PinnedPrompts:
 
     @property
     def blocks(self) -> int:
-        """KV blocks that are kept, each counted once."""
+        """Number of KV blocks that are kept; blocks of several prompts count once."""
         return len(self._references)
 
     @property
     def oldest_s(self) -> float | None:
-        """Return when the oldest of them was granted, simulated seconds; None without any."""
+        """Time at which the oldest lease was granted; None if there are none."""
         state = next(iter(self._states.values()), None)
         return None if state is None else state.finished_s
 
     def keep(self, state: RequestState, now_s: float) -> None:
-        """Keep the blocks of a request that has just ended."""
+        """Keep the blocks of a request that has just ended, under a new lease."""
         request_id = state.request.request_id
         self._leases.grant(request_id, now_s + self._first_term_s)
         self._states[request_id] = state
         self._references.update(state.blocks)
 
     def renew(self, request_ids: Iterable[str], now_s: float) -> list[str]:
-        """Take a heartbeat; return the ids without a lease, which are ignored."""
+        """Process a heartbeat: extend the leases of these requests; return the IDs without a lease, which are ignored."""
         moved, unknown = self._leases.extend(request_ids, now_s + self._terms.extension_s)
         self._counters.lease_renewals += moved
         return unknown
 
     def read(self, reads: Iterable[Read]) -> list[str]:
-        """Take completed reads; return the ids without a lease. Blocks are free once every reader of every rank is done."""
+        """Process completed reads; return the IDs without a lease.
+
+        The blocks of a prompt are released when all readers of all ranks are done.
+        """
         unknown: dict[str, None] = {}
         for read in reads:
             if read.request_id not in self._states:
@@ -221,7 +251,7 @@ class PinnedPrompts:
         return list(unknown)
 
     def expire(self, now_s: float) -> list[str]:
-        """Free what was not read in time; return the ids, oldest expiry first."""
+        """Release the blocks whose lease has expired at ``now_s``; return their request IDs, oldest expiry first."""
         expired = []
         for request_id, expiry_s in self._leases.expire(now_s):
             granted_s = self._states[request_id].finished_s or 0.0
@@ -232,15 +262,15 @@ class PinnedPrompts:
         return expired
 
     def next_expiry_s(self) -> float | None:
-        """Return when the next lease ends unless it is renewed, or None without leases."""
+        """Return the time at which the next lease expires unless it is renewed; None if there are none."""
         return self._leases.next_expiry_s()
 
     def expiry_s(self, request_id: str) -> float | None:
-        """Return when a prompt is reclaimed, or None if it is not kept."""
+        """Return the time at which a prompt's lease expires; None if it is not kept."""
         return self._leases.expiry_s(request_id)
 
     def blocks_of(self, request_id: str) -> list[int]:
-        """Return the block numbers kept of a prompt; empty if none."""
+        """Return the numbers of a prompt's kept blocks; empty if it is not kept."""
         state = self._states.get(request_id)
         return [] if state is None else state.blocks
 

@@ -1,4 +1,4 @@
-"""The rules of preemption by tier, and the cost of preempting and resuming a request; docs/engine.md#tiers. Pure."""
+"""Rules of preemption by tier, and the cost of preempting and resuming a request; see docs/engine.md#tiers. Pure."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from penstock.engine.core.requests import PreemptionKind, RequestState
 from penstock.engine.core.transfer import LinkTerms, TransferLink
 
 RESUME_HEADROOM_FRACTION = 0.05
-"""Chosen: share of the KV blocks that must stay free beyond a resumed request's own, so that the next blocks
-that running requests need do not throw it out again."""
+"""Fraction of the KV blocks that must remain free in addition to those of a resumed request, so that the next blocks
+of running requests do not preempt it again. Chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreemptionTerms:
-    """Bounds of preemption by tier.
+    """Limits of preemption by tier.
 
     Attributes:
-        max_per_request: Most preemptions of one request, >= 0; one that has had as many is admitted only with room for its
-            full length, and never is a victim.
-        reserved_fraction: Share of the KV blocks that only premium and system requests may hold, 0 to below 1.
-        host_blocks: KV blocks that host memory holds for swapping; 0: no request is swapped.
-        host_link: The link between GPU memory and host memory, each way; all GPUs of the worker together.
-        drop_above_s: Fail a preempted request if resuming it would take longer than this; None: never.
+        max_per_request: Maximum number of preemptions of one request, at least 0. A request with that many is
+            admitted only if there is room for its full length, and is never a victim.
+        reserved_fraction: Fraction of the KV blocks that only premium and system requests can use, at least 0 and
+            below 1.
+        host_blocks: Number of KV blocks in host memory for swapping; 0 disables swapping.
+        host_link: Link between GPU memory and host memory in each direction, for all GPUs of the worker together.
+        drop_above_s: Seconds of preempting and resuming above which a preempted request fails instead; None means
+            never.
     """
 
     max_per_request: int = 3
@@ -34,15 +36,20 @@ class PreemptionTerms:
     drop_above_s: float | None = None
 
     def reserved_blocks(self, capacity: int) -> int:
-        """Return the reserved part of ``capacity`` blocks, rounded down."""
+        """Return the number of reserved blocks out of ``capacity``, rounded down."""
         return int(self.reserved_fraction * capacity)
 
 
 @dataclass(frozen=True, slots=True)
 class PreemptionCosts:
-    """Seconds that a victim's way out and back takes, by kind; ``link`` joins GPU and host memory.
+    """Computes the seconds that preempting and resuming a request takes, by kind of preemption.
 
-    A swap moves its KV over the link twice; recomputing prefills its prompt and what it has generated.
+    A swap transfers its KV twice; recomputing prefills its prompt and the tokens that it has generated.
+
+    Attributes:
+        kv_bytes_per_token: Bytes of KV per token.
+        link: Link between GPU memory and host memory.
+        prefill: Prefill model of the worker.
     """
 
     kv_bytes_per_token: int
@@ -50,15 +57,20 @@ class PreemptionCosts:
     prefill: PrefillModel
 
     def swap_s(self, tokens: int) -> float:
-        """Return twice the fixed latency and the bytes of ``tokens`` cached tokens."""
+        """Return the seconds to copy ``tokens`` tokens of KV to host memory and back."""
         return 2 * (self.link.latency_s + tokens * self.kv_bytes_per_token / self.link.bytes_per_s)
 
     def cheapest(
         self, tokens: int, *, can_swap: bool, drop_above_s: float | None = None
     ) -> tuple[PreemptionKind, float]:
-        """Return the kind with the lowest cost, and that cost in seconds.
+        """Return the kind of preemption to use and the lowest cost in seconds.
 
-        Dropping never is cheapest by itself: it happens where both other ways cost more than ``drop_above_s``.
+        DROP is returned only if both swapping and recomputing cost more than ``drop_above_s``.
+
+        Args:
+            tokens: Number of tokens in the request's context.
+            can_swap: Whether the request can be swapped.
+            drop_above_s: Cost above which the request fails; None means never.
         """
         kind, cost_s = PreemptionKind.RECOMPUTE, self.prefill.ttft_s(tokens)
         if can_swap and (swap_s := self.swap_s(tokens)) < cost_s:
@@ -70,7 +82,14 @@ class PreemptionCosts:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A running request that may be thrown out; ``restore_s`` is the cost of its way out and back."""
+    """A running request that can be preempted.
+
+    Attributes:
+        state: The request.
+        freed_blocks: Number of blocks that preempting it would free.
+        remaining_tokens: Number of tokens that it still has to generate.
+        restore_s: Seconds that preempting and resuming it takes.
+    """
 
     state: RequestState
     freed_blocks: int
@@ -79,16 +98,21 @@ class Candidate:
 
     @property
     def rank(self) -> tuple[int, int, float, int]:
-        """Lowest first: tier, preemptions so far, seconds of restoring per block and token, latest arrival."""
+        """Sort key; the lowest is preempted first: lowest tier, fewest preemptions, lowest cost per freed block and remaining token, latest arrival."""
         gain = max(self.freed_blocks, 1) * self.remaining_tokens
         request = self.state.request
         return (-request.priority, self.state.preemptions, self.restore_s / gain, -self.state.index)
 
 
 def choose_victims(candidates: Iterable[Candidate], *, blocks: int, places: int) -> list[Candidate]:
-    """Return the victims, of lower tiers, that free ``blocks`` and ``places``, the best first; none when that is impossible.
+    """Return the requests to preempt so that at least ``blocks`` blocks and ``places`` batch slots become free, best first.
 
-    None of them could be spared.
+    Returns an empty list if that is impossible. No victim in the result could be spared.
+
+    Args:
+        candidates: Running requests of lower tiers.
+        blocks: Number of blocks to free.
+        places: Number of batch slots to free.
     """
     ordered = sorted(candidates, key=lambda each: each.rank)
     chosen: list[Candidate] = []
@@ -109,7 +133,12 @@ def choose_victims(candidates: Iterable[Candidate], *, blocks: int, places: int)
 
 
 class Reservation:
-    """Counts the blocks held by requests that may not use the reserve."""
+    """Counts the blocks used by requests that cannot use the reserve (those below premium).
+
+    Attributes:
+        held: Number of blocks that they use.
+        limit: Maximum number of blocks that they can use.
+    """
 
     def __init__(self, capacity: int, reserved: int) -> None:
         self._references = [0] * capacity
@@ -118,15 +147,15 @@ class Reservation:
 
     @property
     def headroom(self) -> int:
-        """Further blocks that they may take."""
+        """Number of further blocks that they can use."""
         return self.limit - self.held
 
     def added(self, blocks: Sequence[int]) -> int:
-        """Return how many of ``blocks`` none of them holds yet."""
+        """Return how many of ``blocks`` none of these requests uses yet."""
         return sum(1 for block in blocks if not self._references[block])
 
     def hold(self, blocks: Sequence[int]) -> None:
-        """Note that one of them took these blocks."""
+        """Record that one of these requests has allocated the blocks."""
         references = self._references
         for block in blocks:
             if not references[block]:
@@ -134,7 +163,7 @@ class Reservation:
             references[block] += 1
 
     def give_back(self, blocks: Sequence[int]) -> None:
-        """Note that one of them gave these blocks back."""
+        """Record that one of these requests has released the blocks."""
         references = self._references
         for block in blocks:
             references[block] -= 1
@@ -143,7 +172,14 @@ class Reservation:
 
 
 class SwapSpace:
-    """The blocks of host memory and the requests being copied."""
+    """Blocks of host memory for swapped requests, and the copies in progress.
+
+    Attributes:
+        capacity: Number of blocks.
+        used: Number of blocks in use.
+        out: Copies from GPU to host memory.
+        back: Copies from host to GPU memory.
+    """
 
     def __init__(self, capacity: int, link: LinkTerms) -> None:
         self.capacity = capacity
@@ -152,19 +188,19 @@ class SwapSpace:
         self.back = TransferLink(link)
 
     def fits(self, blocks: int) -> bool:
-        """Whether this many more blocks fit."""
+        """Return whether ``blocks`` more blocks fit."""
         return self.used + blocks <= self.capacity
 
     def take(self, state: RequestState, blocks: int) -> None:
-        """Keep ``blocks`` for a request that is about to be copied out."""
+        """Allocate ``blocks`` blocks for a request that is about to be copied to host memory."""
         self.used += blocks
         state.host_blocks = blocks
 
     def give_back(self, state: RequestState) -> None:
-        """Free a request's blocks here, if any."""
+        """Release a request's blocks in host memory; does nothing if it has none."""
         self.used -= state.host_blocks
         state.host_blocks = 0
 
     def next_s(self) -> float | None:
-        """Return when the next copy ends, or None."""
+        """Return the simulated time at which the next copy ends; None if there are no copies."""
         return min((at for at in (self.out.next_s(), self.back.next_s()) if at is not None), default=None)

@@ -1,4 +1,4 @@
-"""How many requests a worker takes: a number in its engine, a few more in a queue, and not one beyond. Pure.
+"""Limits the requests of a worker: a maximum number in its engine, some more in a queue, and further ones are rejected. Pure.
 
 Source: NVIDIA Dynamo's document "Request Rejection", "Worker-Side Request Admission".
 """
@@ -13,7 +13,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class SlotState(Enum):
-    """What becomes of a request that arrives."""
+    """Result of the admission of a request: it runs, is queued, or is rejected."""
 
     RUNNING = auto()
     QUEUED = auto()
@@ -21,10 +21,19 @@ class SlotState(Enum):
 
 
 class RequestSlots(Generic[T]):
-    """The requests of one worker; at most ``limit`` run and at most ``queue`` wait, at every moment."""
+    """The requests of one worker; at most ``limit`` run and at most ``queue`` wait at any time.
+
+    Attributes:
+        rejected: Number of requests rejected since the start.
+    """
 
     def __init__(self, limit: int | None, queue: int) -> None:
-        """Begin empty; ``limit`` None: no bound, and nothing waits."""
+        """Create an empty set of requests.
+
+        Args:
+            limit: Maximum number of running requests; None means no limit, so that none wait.
+            queue: Maximum number of waiting requests.
+        """
         self._limit = limit
         self._queue = queue
         self._running: set[T] = set()
@@ -33,16 +42,21 @@ class RequestSlots(Generic[T]):
 
     @property
     def running(self) -> int:
-        """Requests in the engine."""
+        """Number of requests in the engine."""
         return len(self._running)
 
     @property
     def queued(self) -> int:
-        """Requests that wait for the engine."""
+        """Number of requests that wait for the engine."""
         return len(self._queued)
 
     def enter(self, item: T, priority: int = 0) -> SlotState:
-        """Take a request, if there is room; ``item`` is unique among those within, and the lowest priority runs first."""
+        """Add a request if there is room, and return whether it runs, is queued or was rejected.
+
+        Args:
+            item: The request; must not be a current one.
+            priority: Priority; the lowest value runs first.
+        """
         if self._limit is None or len(self._running) < self._limit:
             self._running.add(item)
             return SlotState.RUNNING
@@ -53,7 +67,10 @@ class RequestSlots(Generic[T]):
         return SlotState.REJECTED
 
     def leave(self, item: T) -> T | None:
-        """Let a request go, from wherever it is; return the one that runs in its place, of one priority the first that came."""
+        """Remove a request, running or queued; return the queued request that runs in its place, or None if there is none.
+
+        Of requests with equal priority the first one runs. An unknown request is ignored.
+        """
         if item in self._queued:
             del self._queued[item]
             return None

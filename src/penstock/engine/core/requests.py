@@ -1,4 +1,4 @@
-"""The engine's view of a request: the immutable order and the state it passes through; and the counters.
+"""A request as the engine sees it: the immutable request, its state in the engine, and the engine's counters.
 
 The engine writes `RequestState` and `EngineCounters`; servers, metrics and simulators only read them.
 """
@@ -12,7 +12,14 @@ from enum import StrEnum
 
 
 class EngineRole(StrEnum):
-    """What a worker does with key-value caches of others."""
+    """Role of a worker in disaggregated serving.
+
+    Attributes:
+        PREFILL: Computes prompts and keeps their KV for decode workers.
+        DECODE: Fetches the KV of prompts and generates tokens.
+        AGGREGATED: Does both phases alone, without transfers.
+        BOTH: Keeps or fetches KV as each request specifies.
+    """
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -21,17 +28,17 @@ class EngineRole(StrEnum):
 
     @property
     def keeps(self) -> bool:
-        """Whether it keeps a prompt's KV for decode where a request says so."""
+        """Whether the worker keeps a prompt's KV for decode if a request asks for it."""
         return self in {EngineRole.PREFILL, EngineRole.BOTH}
 
     @property
     def fetches(self) -> bool:
-        """Whether it fetches a prompt's KV where a request says so."""
+        """Whether the worker fetches a prompt's KV if a request asks for it."""
         return self in {EngineRole.DECODE, EngineRole.BOTH}
 
 
 class FinishReason(StrEnum):
-    """Why a request ended; vLLM's words, as its ``finished_reason`` label has them."""
+    """Reason why a request ended; the values are those of vLLM's label ``finished_reason``."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -40,10 +47,10 @@ class FinishReason(StrEnum):
 
 
 class RequestStage(StrEnum):
-    """Where a request is.
+    """Stage of a request in the engine.
 
-    ``waiting`` → (``loading`` → ``loaded``) → (``prefilling``) → ``decoding`` → ``finished``; a preempted request goes back to
-    ``waiting``, by way of ``swapping`` while its KV is copied to host memory.
+    ``waiting`` → (``loading`` → ``loaded``) → (``prefilling``) → ``decoding`` → ``finished``. A preempted request
+    returns to ``waiting``; while its KV is copied to host memory it is ``swapping``.
     """
 
     WAITING = "waiting"
@@ -56,7 +63,13 @@ class RequestStage(StrEnum):
 
 
 class PreemptionKind(StrEnum):
-    """What becomes of a victim's KV."""
+    """Treatment of a preempted request's KV.
+
+    Attributes:
+        SWAP: It is copied to host memory and back.
+        RECOMPUTE: It is released and computed again.
+        DROP: It is released and the request fails.
+    """
 
     SWAP = "swap"
     RECOMPUTE = "recompute"
@@ -64,7 +77,13 @@ class PreemptionKind(StrEnum):
 
 
 class LeaseTerm(StrEnum):
-    """Which of its terms a lease ran out of: its first, one that heartbeats moved, or the fixed one of a decode worker."""
+    """Term of a lease that expired.
+
+    Attributes:
+        INITIAL: Its first term.
+        EXTENSION: A term that heartbeats had extended.
+        DECODER_TTL: The first term of a lease of a decode worker.
+    """
 
     INITIAL = "initial"
     EXTENSION = "extension"
@@ -73,19 +92,22 @@ class LeaseTerm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One request, as the engine sees it.
+    """One request as the engine sees it; it never changes.
 
     Attributes:
-        request_id: Unique among requests in flight.
-        output_tokens: Tokens that it generates, >= 1; ``ends_by`` says what stops it there.
-        block_keys: Prefix keys of the prompt's full blocks; empty disables reuse.
-        priority: Lower runs first; read under the priority policy only.
-        load_remote: The prompt's KV is on another worker and is fetched instead of computed.
-        remote_tokens: How many of its tokens are there, from its beginning, >= 1; None: all. What is missing, and at
-            least the last token, is then computed here.
-        pin_blocks: Keep the blocks when it ends, for another worker to read.
-        prompt: Its token ids, packed into 4 bytes each; only a journal of the cache reads it.
-        adapter: The LoRA adapter that it asks for, for that journal; None: the model itself.
+        request_id: ID, unique among requests in progress.
+        prompt_tokens: Number of tokens in the prompt.
+        output_tokens: Number of tokens to generate, at least 1.
+        arrival_s: Time of arrival in simulated seconds.
+        block_keys: Prefix keys of the prompt's complete blocks; empty disables reuse.
+        priority: Priority; lower values run first. It is used only with the priority policy.
+        ends_by: Finish reason after ``output_tokens`` tokens.
+        load_remote: Whether the prompt's KV is on another worker and is fetched instead of computed.
+        remote_tokens: Number of leading prompt tokens whose KV is there, at least 1; None means all. The other
+            tokens, and at least the last one, are then computed here.
+        pin_blocks: Whether the blocks are kept after its end for another worker to read.
+        prompt: Token IDs of the prompt, 4 bytes each; only the journal of the cache reads them.
+        adapter: LoRA adapter, for the journal; None for the base model.
     """
 
     request_id: str
@@ -104,18 +126,36 @@ class EngineRequest:
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """A request on its way through the engine.
+    """State of a request in the engine; times are simulated seconds.
 
-    While it decodes, ``computed`` and ``outputs`` keep the values of ``base_tick``: every decoding
-    request advances by one token per step, so the batcher counts steps once for all of them.
+    While it decodes, ``computed`` and ``outputs`` have their values of tick ``base_tick``: every decoding request
+    advances by one token per step, so the batcher counts the steps for all of them together.
 
     Attributes:
-        index: Order of arrival, unique.
-        epoch: Raised whenever the request enters or leaves the batch; entries with an old epoch are void.
-        prefill_target: Tokens to compute before the next output; the prompt, plus the outputs after a preemption.
-        cached_tokens: Prompt tokens found in the local prefix cache at first admission.
-        external_tokens: Prompt tokens fetched from another worker.
-        last_token_s: Kept only across preemptions.
+        request: The request.
+        index: Number of the request in order of arrival, unique.
+        prefill_target: Number of tokens to compute before the next output: the prompt and, after a preemption, the
+            outputs.
+        remote_pending: Whether its KV still has to be fetched.
+        status: Stage of the request.
+        epoch: Number that increases whenever the request enters or leaves the batch; entries with an older epoch are
+            void.
+        blocks: Its KV blocks.
+        registered: Number of its blocks that are in the prefix cache.
+        generated_keys: Prefix keys of blocks with generated tokens.
+        computed: Number of tokens whose KV is computed.
+        outputs: Number of generated tokens.
+        base_tick: Tick at which it began to decode.
+        cached_tokens: Number of prompt tokens found in the local prefix cache at its first admission.
+        external_tokens: Number of prompt tokens fetched from another worker.
+        preemptions: Number of times that it was preempted.
+        host_blocks: Number of blocks in host memory that it uses.
+        first_scheduled_s: Time at which it first entered the batch; None before that.
+        first_token_s: Time of its first output; None before that.
+        last_token_s: Time of its last output before a preemption; None unless it has been preempted and has not
+            resumed.
+        finished_s: Time at which it ended; None before that.
+        finish_reason: Reason why it ended; None before that.
     """
 
     request: EngineRequest
@@ -141,14 +181,30 @@ class RequestState:
     finish_reason: FinishReason | None = None
 
     def note_scheduled(self, now_s: float) -> None:
-        """Remember when the request first entered a batch; fetching its KV is still waiting."""
+        """Record the time of the first entry into a batch; fetching KV counts as waiting. Does nothing if already recorded."""
         if self.first_scheduled_s is None:
             self.first_scheduled_s = now_s
 
 
 @dataclass(slots=True)
 class EngineCounters:
-    """Monotonic counts since start, in requests or tokens as vLLM counts them; preemptions by kind and the victim's priority."""
+    """Cumulative counters since the start, in requests or tokens as vLLM counts them.
+
+    Attributes:
+        prompt_tokens: Prompt tokens of requests that had their first output.
+        prompt_tokens_cached: Part of these that was not computed here: cached or fetched.
+        generation_tokens: Generated tokens.
+        preemptions: Preemptions of requests.
+        prefix_queries: Prompt tokens looked up in the prefix cache.
+        prefix_hits: Tokens found there.
+        external_queries: Prompt tokens that were not cached, of requests that fetch KV.
+        external_hits: Tokens whose KV was fetched.
+        lease_renewals: Leases extended by heartbeats.
+        notifications_after_expiry: Reads of prompts that had no lease.
+        steps: Completed steps.
+        lease_expiries: Expired leases by term.
+        preemptions_by: Preemptions by kind and the victim's priority.
+    """
 
     prompt_tokens: int = 0
     prompt_tokens_cached: int = 0

@@ -1,7 +1,8 @@
-"""Continuous batching with tiers: a waiting request of a higher tier gets room from running lower ones.
+"""Continuous batching with tiers: a waiting request of a higher tier gets room by preempting running requests of lower tiers.
 
-docs/engine.md#tiers has the rules. A running request that finds no block for its next token needs it in this very step,
-so its victim is recomputed: of a lower tier, else the latest arrival of its own tier, itself at last.
+docs/engine.md#tiers has the rules. A running request that finds no free block for its next token needs one in the
+same step. So its victim is always recomputed: a request of a lower tier, else the latest arrival of its own tier, and
+as a last resort the request itself.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ from penstock.engine.core.requests import EngineRequest, PreemptionKind, Request
 
 
 class TieredBatcher(Batcher):
-    """A `Batcher` whose waiting requests of higher tiers preempt running ones of lower tiers."""
+    """A `Batcher` in which waiting requests of higher tiers preempt running requests of lower tiers.
+
+    Attributes:
+        swap: Host memory for swapped requests.
+    """
 
     def __init__(
         self,
@@ -46,13 +51,13 @@ class TieredBatcher(Batcher):
 
     @property
     def reserved_free(self) -> int:
-        """Free blocks that only premium and system requests may take now."""
+        """Number of free blocks that only premium and system requests can use now."""
         return max(0, self._pool.free - self._reservation.headroom)
 
     # -- a step ---------------------------------------------------------------------------------------
 
     def plan(self) -> Batch:
-        """Choose the next step's work, prompts in the order of their tiers; the batch may turn out empty."""
+        """Choose the work of the next step, with prompts in the order of their tiers; the batch can be empty."""
         batch = Batch()
         self._grow_decodes(batch)
         self._make_places_for_loaded(batch)
@@ -69,9 +74,10 @@ class TieredBatcher(Batcher):
         return batch
 
     def steady_steps(self, batch: Batch) -> int:
-        """Return the steps that will only decode; growth of lower tiers must fit alongside the reserve, too.
+        """Return the number of steps that will only decode; the growth of lower tiers must also fit beside the reserve.
 
-        A request that waits for victims continues waiting: a block that a victim takes is free no more.
+        A request that waits for victims continues to wait, because a block that a victim allocates is not free any
+        more.
         """
         steps = super().steady_steps(batch)
         if steps == 1:
@@ -87,14 +93,14 @@ class TieredBatcher(Batcher):
         return steps if open_blocks <= self._reservation.headroom else 1
 
     def remove(self, state: RequestState) -> bool:
-        """Take ``state`` out wherever it is; its host memory is free once no copy needs it."""
+        """Remove ``state`` from queue or batch; its host memory is released when no copy needs it."""
         is_quiet = super().remove(state)
         if is_quiet:
             self.swap.give_back(state)
         return is_quiet
 
     def release(self, state: RequestState) -> None:
-        """Take the blocks of ``state`` back, out of its tier's share."""
+        """Release the blocks of ``state``, and subtract them from its tier's use."""
         if not _is_premium(state.request):
             self._reservation.give_back(state.blocks)
         super().release(state)
@@ -105,7 +111,7 @@ class TieredBatcher(Batcher):
     # -- copies ---------------------------------------------------------------------------------------
 
     def start_copies(self, batch: Batch, now_s: float) -> None:
-        """Put the copies that ``batch`` planned on their links."""
+        """Start the copies to and from host memory that ``batch`` has planned."""
         kv_bytes_per_token = self._costs.kv_bytes_per_token
         for state, kind in batch.preempted.items():
             if kind is PreemptionKind.SWAP:
@@ -114,7 +120,7 @@ class TieredBatcher(Batcher):
             self.swap.back.start(state, tokens * kv_bytes_per_token, now_s)
 
     def finish_copies(self, now_s: float) -> int:
-        """Take in the copies that ended by ``now_s``; return how many were of requests that have ended meanwhile."""
+        """Process copies that ended at or before ``now_s``; return how many belonged to requests that have ended meanwhile."""
         orphans = 0
         for copies, take_in in (
             (self.swap.out.finish(now_s), self._copied_out),
@@ -165,7 +171,7 @@ class TieredBatcher(Batcher):
         return self._blocks_for(request.prompt_tokens + request.output_tokens - 1)
 
     def _missing(self, state: RequestState, hit_keys: Sequence[int], total: int) -> int:
-        """Return the blocks that must be freed before `_claim` succeeds, those on their way out not counted."""
+        """Return the number of blocks that must be freed before `_claim` succeeds, without those that are being copied out."""
         hits = self._pool.blocks_of(hit_keys)
         fresh = total - len(hits)
         missing = fresh + self._pool.idle_among(hits) - self._pool.free
@@ -180,19 +186,19 @@ class TieredBatcher(Batcher):
         return self._limits.max_num_batched_tokens - len(self.decoding) - planned
 
     def _admit_before(self, batch: Batch, priority: int | None) -> None:
-        """Admit from the head of the queue those of a higher tier than ``priority``; None: all."""
+        """Admit requests of a higher tier than ``priority`` from the head of the queue; None admits any."""
         while (budget := self._budget_left(batch)) > 0:
             state = self._head()
             if state is None or (priority is not None and state.request.priority >= priority):
                 return
-            # One that was preempted in this step would only take back what others need.
+            # A request that was preempted in this step must not take back the blocks that others need.
             if state in batch.preempted:
                 return
             if not self._admit_head(state, batch, budget):
                 return
 
     def _admit_head(self, state: RequestState, batch: Batch, budget: int) -> bool:
-        """Admit the head of the queue, making room first if lower tiers can give it; False if it continues waiting."""
+        """Admit the head of the queue, preempting lower tiers if necessary; return False if it continues to wait."""
         hit_keys, total = self._wanted(state, budget)
         self._free_blocks(state, self._missing(state, hit_keys, total), batch)
         if self.running >= self._limits.max_num_seqs or not self._may_resume(state, hit_keys, total):
@@ -207,11 +213,11 @@ class TieredBatcher(Batcher):
         return is_admitted
 
     def _wanted(self, state: RequestState, budget: int) -> tuple[Sequence[int], int]:
-        """Return the cached keys that ``state`` would hit and the blocks that it takes in all."""
+        """Return the cached keys that ``state`` would reuse, and the total number of blocks that it needs."""
         size = self._limits.block_size
         keys = self._keys(state)
         if state.host_blocks:
-            # The next token is computed at once, so there must be room for it.
+            # The next token is computed immediately, so it needs room.
             hits = self._pool.count_hits(keys, state.computed // size)
             return keys[:hits], self._blocks_wanted(state, state.computed + 1)
         target = state.prefill_target
@@ -221,7 +227,7 @@ class TieredBatcher(Batcher):
         return keys[:hits], self._blocks_wanted(state, first)
 
     def _may_resume(self, state: RequestState, hit_keys: Sequence[int], total: int) -> bool:
-        """Whether a preempted request finds room for its full context and headroom; others always do."""
+        """Return whether a preempted request has room for its full context and headroom; True for other requests."""
         if not state.preemptions or not (self.running or self.loading):
             return True
         return self._missing(state, hit_keys, total) + sum(self._copying.values()) + self._headroom <= 0
@@ -241,7 +247,7 @@ class TieredBatcher(Batcher):
     # -- victims --------------------------------------------------------------------------------------
 
     def _free_blocks(self, state: RequestState, blocks: int, batch: Batch) -> None:
-        """Preempt running requests of lower tiers than ``state``, if they can free what it lacks."""
+        """Preempt running requests of lower tiers than ``state`` if that can free the missing blocks and batch slots."""
         places = self.running + 1 - self._limits.max_num_seqs
         if blocks <= 0 and places <= 0:
             return
@@ -249,7 +255,7 @@ class TieredBatcher(Batcher):
             self._evict(victim.state, batch)
 
     def _make_places_for_loaded(self, batch: Batch) -> None:
-        """Give a place to the first request whose KV has arrived, if a lower tier holds one."""
+        """Free a batch slot for the first request whose KV has arrived, if a lower tier occupies one."""
         while self._loaded and self._loaded[0][2].status is not RequestStage.LOADED:
             heapq.heappop(self._loaded)
             self._dead -= 1
@@ -265,7 +271,7 @@ class TieredBatcher(Batcher):
             yield Candidate(each, self._pool.sole(each.blocks), left, cost_s)
 
     def _evict(self, victim: RequestState, batch: Batch) -> None:
-        kind, _ = self._cheapest(victim)  # again: victims before it may have filled the swap space
+        kind, _ = self._cheapest(victim)  # computed again: earlier victims may have filled the swap space
         freed = self._pool.sole(victim.blocks)
         self._throw_out(victim, batch, kind)
         if kind is PreemptionKind.SWAP:
@@ -283,7 +289,7 @@ class TieredBatcher(Batcher):
         return state.preemptions >= self._terms.max_per_request
 
     def _preempt_one(self, batch: Batch, grower: RequestState) -> RequestState:
-        """Preempt a lower tier for a block that ``grower`` needs now, else the latest of its own tier."""
+        """Preempt a request of a lower tier because ``grower`` needs a block now; else the latest arrival of its own tier."""
         chosen = choose_victims(self._candidates(grower), blocks=1, places=0)
         if chosen:
             victim = chosen[0].state
@@ -298,5 +304,5 @@ class TieredBatcher(Batcher):
 
 
 def _is_premium(request: EngineRequest) -> bool:
-    """Whether it may use the reserve: premium, system, and requests without a tier."""
+    """Return whether a request can use the reserve: premium, system, and requests without a tier."""
     return request.priority <= TierPriority.PREMIUM

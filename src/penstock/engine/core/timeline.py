@@ -1,7 +1,7 @@
-"""Runs an engine along simulated time; the real-time server and virtual-time simulators share it.
+"""Runs an engine along simulated time; used by the real-time server and by virtual-time simulators.
 
-The start of a step is the end of the previous one while there is work, so lateness of the caller never
-accumulates: a caller that comes late gets several steps at once, each with its own scheduled time.
+While there is work, each step starts at the end of the previous one, so delays of the caller never accumulate: a late
+caller gets several steps at once, each with its own scheduled time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ from penstock.engine.core.requests import EngineRequest
 
 
 class Timeline:
-    """An engine, its running step and the requests that arrived after the simulated time reached so far."""
+    """An engine, its running step, and requests whose arrival is later than the current simulated time.
+
+    Attributes:
+        engine: The engine.
+    """
 
     def __init__(self, engine: Engine, start_s: float = 0.0) -> None:
         self.engine = engine
@@ -23,25 +27,25 @@ class Timeline:
 
     @property
     def now_s(self) -> float:
-        """Simulated time reached so far."""
+        """Current simulated time in seconds."""
         return self._now_s
 
     @property
     def backlog(self) -> int:
-        """Requests handed in whose arrival the timeline has not reached."""
+        """Number of submitted requests whose arrival has not been reached."""
         return len(self._inbox)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is left to do, pinned prompts included."""
+        """Whether nothing is left to do; kept prompts count as work."""
         return not self._inbox and self.engine.is_idle
 
     def submit(self, request: EngineRequest) -> None:
-        """Hand in a request; arrivals must come in order of ``arrival_s``."""
+        """Add a request; requests must be added in order of ``arrival_s``."""
         self._inbox.append(request)
 
     def next_due_s(self) -> float | None:
-        """Return when `run_until` has something to do, or None while nothing will ever be due."""
+        """Return the simulated time at which `run_until` has something to do; None if nothing is pending."""
         if self._step is not None:
             return self._step.end_s
         event_s = self.engine.next_event_s()
@@ -51,9 +55,12 @@ class Timeline:
         return None if event_s is None else max(event_s, self._now_s)
 
     def run_until(self, now_s: float, *, max_steps: int) -> list[StepOutcome]:
-        """Do everything due at or before ``now_s``; return the outcomes of the steps that ended.
+        """Process everything up to ``now_s``; return the outcomes of the steps that ended.
 
-        It stops after ``max_steps``, so that a late server can flush in between; more may then be due.
+        Args:
+            now_s: Simulated time in seconds.
+            max_steps: Maximum number of steps, so that a late server can send data in between; more may then be
+                pending.
         """
         outcomes: list[StepOutcome] = []
         while len(outcomes) < max_steps and (due_s := self.next_due_s()) is not None and due_s <= now_s:
@@ -65,13 +72,13 @@ class Timeline:
         return outcomes
 
     def retry(self, now_s: float) -> None:
-        """Begin a step if none runs: to be called after blocks were released from outside."""
+        """Start a step if none is running; call it after blocks were released from outside."""
         if self._step is None:
             self._now_s = max(self._now_s, now_s)
             self._begin(self._now_s)
 
     def abort(self, request_id: str, now_s: float) -> bool:
-        """End a request wherever it is; False if it is unknown or has ended."""
+        """End a request wherever it is; return False if it is unknown or has ended."""
         for request in self._inbox:
             if request.request_id == request_id:
                 self._inbox.remove(request)

@@ -1,6 +1,6 @@
-"""KV transfers as time: one incoming link per decode worker, first come, first served; the engine calls it.
+"""Durations of KV transfers: one incoming link per decode worker, first come, first served; used by the engine.
 
-Each occupies the link for bytes / bandwidth, and the fixed latency of one overlaps with the bytes of the next.
+Each transfer occupies the link for bytes / bandwidth; the fixed latency of one overlaps with the bytes of the next.
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ from penstock.engine.core.requests import RequestState
 
 @dataclass(frozen=True, slots=True)
 class LinkTerms:
-    """The modelled link; ``latency_s`` is the fixed part of each transfer (handshake, posting, notification)."""
+    """Properties of a simulated link.
+
+    Attributes:
+        latency_s: Fixed time of each transfer (handshake, posting, notification), in simulated seconds.
+        bytes_per_s: Bandwidth in bytes per simulated second.
+    """
 
     latency_s: float = 0.005
     bytes_per_s: float = 25e9
@@ -21,7 +26,15 @@ class LinkTerms:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A transfer of a request's KV; another epoch of ``state`` than ``epoch`` means that the request ended meanwhile."""
+    """A transfer of a request's KV; times are simulated seconds.
+
+    Attributes:
+        state: The request.
+        epoch: Epoch of the request at the start; if it has changed, the request has ended meanwhile.
+        bytes: Number of bytes.
+        started_s: Time at which it was queued.
+        done_s: Time at which it ends.
+    """
 
     state: RequestState
     epoch: int
@@ -31,7 +44,7 @@ class Transfer:
 
 
 class TransferLink:
-    """The transfers under way, in order of their end."""
+    """Transfers in progress on one link, in order of their end."""
 
     def __init__(self, terms: LinkTerms) -> None:
         self._terms = terms
@@ -39,7 +52,7 @@ class TransferLink:
         self._heap: list[tuple[float, int, Transfer]] = []
 
     def start(self, state: RequestState, size: int, now_s: float) -> Transfer:
-        """Queue ``size`` bytes for ``state``; return the transfer with its end."""
+        """Queue a transfer of ``size`` bytes for ``state`` at ``now_s``; return it with its end."""
         begin_s = max(now_s, self._free_s)
         self._free_s = begin_s + size / self._terms.bytes_per_s
         transfer = Transfer(state, state.epoch, size, now_s, self._free_s + self._terms.latency_s)
@@ -54,5 +67,5 @@ class TransferLink:
         return done
 
     def next_s(self) -> float | None:
-        """Return when the next transfer ends, or None."""
+        """Return the time at which the next transfer ends; None if there is none."""
         return self._heap[0][0] if self._heap else None

@@ -1,4 +1,4 @@
-"""What a profiler would measure of simulated engines, read off their latency profiles: planner and capacity look it up."""
+"""Computes from latency profiles what a profiler would measure on simulated engines; used by planner and capacity estimates."""
 
 from __future__ import annotations
 
@@ -24,15 +24,22 @@ BLOCK_TOKENS, RUNNING_REQUESTS, BATCH_TOKENS = 16, 256, 8192
 """The simulated runtime's own defaults where a manifest sets none; see `penstock engine serve`."""
 
 _PROMPTS = tuple(100.0 * 1.5**power for power in range(19))
-"""100 to 148,000 tokens."""
+"""Prompt lengths: 100 to 148,000 tokens."""
 _CONTEXTS = tuple(250.0 * 2**power for power in range(10))
-"""250 to 128,000 tokens."""
+"""Context lengths: 250 to 128,000 tokens."""
 _KV_USAGE = tuple(percent / 100 for percent in range(2, 101, 2))
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSpeed:
-    """One simulated engine as far as its speed goes; ``profile`` is a name or path, ``kv_tokens`` None: the profile's."""
+    """Properties of one simulated engine that determine its speed.
+
+    Attributes:
+        profile: Name or path of its latency profile.
+        kv_tokens: Capacity of its KV cache in tokens; None means the profile's.
+        max_running: Maximum number of requests in a batch.
+        gpus: Number of GPUs of one replica.
+    """
 
     profile: str
     kv_tokens: int | None = None
@@ -41,14 +48,23 @@ class EngineSpeed:
 
 
 def performance_of(entry: EngineSpeed, holder: EngineSpeed) -> PerformanceProfile:
-    """Return what a profiler would measure, point by point."""
+    """Return the performance profile that a profiler would measure.
+
+    Args:
+        entry: Engine that computes prompts.
+        holder: Engine that decodes.
+    """
     prefill = load(entry.profile).latency().prefill
     table = PrefillTable(_PROMPTS, tuple(prefill.ttft_s(round(tokens)) for tokens in _PROMPTS))
     return PerformanceProfile(table, _decode_table(holder), entry.gpus, holder.gpus)
 
 
 def graph_performance(spec: GraphSpec) -> PerformanceProfile:
-    """Return the same of a graph of runtime ``simulated``: its workers as `penstock engine serve` starts them."""
+    """Return the performance profile of a graph of runtime ``simulated``, with its workers as `penstock engine serve` starts them.
+
+    Raises:
+        ConfigError: The graph has no worker service.
+    """
     entry = spec.service(Role.PREFILL) or spec.service(Role.AGGREGATED)
     holder = spec.service(Role.DECODE) or spec.service(Role.AGGREGATED)
     if entry is None or holder is None:
@@ -59,16 +75,16 @@ def graph_performance(spec: GraphSpec) -> PerformanceProfile:
 
 
 def planning_profile(spec: GraphSpec | None, named: str | None) -> PerformanceProfile:
-    """Return the profile that a planner on this machine plans by.
+    """Return the performance profile that a planner on this machine uses.
 
     Args:
-        spec: The graph's; None: no graph is known.
-        named: File or folder that `penstock profile` wrote, or a latency profile by name or ``.yaml`` path; None: the
-            engine's own, of runtime ``simulated``.
+        spec: Specification of the graph; None if no graph is known.
+        named: File or folder that `penstock profile` wrote, or name or ``.yaml`` path of a latency profile; None
+            means the simulated engine's own profile, which requires runtime ``simulated``.
 
     Raises:
-        ConfigError: nothing is named and the runtime has none, what is named cannot be read, or it was measured of another
-            model or engine size than the graph runs.
+        ConfigError: Nothing is named and the runtime has no profile of its own, the named profile cannot be read, or
+            it was measured with another model or engine size than the graph has.
     """
     if named is None:
         if spec is not None and spec.traits.is_simulated:

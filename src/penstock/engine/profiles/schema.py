@@ -1,4 +1,4 @@
-"""Finds and reads profile files; validated at this edge, then turned into the core's latency models."""
+"""Finds, reads and validates profile files, and converts them to the latency models of the engine's core."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ from penstock.engine.core import latency
 _MS = 1e-3
 
 Fraction = Annotated[float, Field(ge=0)]
-"""A relative error: 0.05 is 5%."""
+"""Relative error as a fraction: 0.05 means 5%."""
 Milliseconds = Annotated[float, Field(ge=0)]
+"""Duration in milliseconds, at least 0."""
 Point = tuple[PositiveFloat, PositiveFloat]
-"""(tokens or requests, milliseconds)."""
+"""Pair of tokens (or requests) and milliseconds."""
 
 
 class _Model(BaseModel):
@@ -38,7 +39,14 @@ class _Model(BaseModel):
 
 
 class MemoryBudget(_Model):
-    """What a KV capacity is derived from where it was not measured."""
+    """Memory sizes from which the KV capacity is computed if it was not measured.
+
+    Attributes:
+        gpu_memory_bytes: Memory of one GPU.
+        gpu_memory_utilization: Fraction of it that the engine uses.
+        weight_bytes: Size of the model's weights, over all GPUs.
+        reserve_bytes_per_gpu: Memory per GPU for other purposes, such as activations.
+    """
 
     gpu_memory_bytes: PositiveInt
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)]
@@ -47,7 +55,14 @@ class MemoryBudget(_Model):
 
 
 class KvCache(_Model):
-    """Size of the KV cache; exactly one of ``measured_tokens`` and ``derived``."""
+    """Size of the KV cache; exactly one of ``measured_tokens`` and ``derived`` is set.
+
+    Attributes:
+        bytes_per_token: Bytes of KV per token.
+        measured_tokens: Measured capacity in tokens.
+        derived: Memory sizes from which the capacity is computed.
+        source: Source of the numbers.
+    """
 
     bytes_per_token: PositiveInt
     measured_tokens: PositiveInt | None = None
@@ -68,7 +83,7 @@ class _Sourced(_Model):
 
 
 class QuadraticFit(_Model):
-    """TTFT = overhead + added overhead + per_token · n + per_token2 · n², in ms."""
+    """Prefill formula: TTFT = overhead + added overhead + per_token · n + per_token2 · n², in ms."""
 
     overhead_ms: Milliseconds
     per_token_ms: PositiveFloat
@@ -76,13 +91,13 @@ class QuadraticFit(_Model):
     added_overhead_ms: Milliseconds = 0.0
 
     def model(self) -> latency.QuadraticPrefill:
-        """Return the core's model, in seconds."""
+        """Return the prefill model of the engine's core, in seconds."""
         overhead_ms = self.overhead_ms + self.added_overhead_ms
         return latency.QuadraticPrefill(overhead_ms * _MS, self.per_token_ms * _MS, self.per_token2_ms * _MS)
 
 
 class LinearFit(_Model):
-    """Step = scale · (base + per_sequence · B + per_kv_token · K), in ms."""
+    """Decode formula: step = scale · (base + per_sequence · B + per_kv_token · K), in ms."""
 
     base_ms: PositiveFloat
     per_sequence_ms: Milliseconds
@@ -90,7 +105,7 @@ class LinearFit(_Model):
     scale: PositiveFloat = 1.0
 
     def model(self) -> latency.LinearDecode:
-        """Return the core's model, in seconds."""
+        """Return the decode model of the engine's core, in seconds."""
         factor = self.scale * _MS
         return latency.LinearDecode(
             self.base_ms * factor, self.per_sequence_ms * factor, self.per_kv_token_ms * factor
@@ -98,52 +113,52 @@ class LinearFit(_Model):
 
 
 class FittedPrefill(QuadraticFit, _Sourced):
-    """A prefill formula; ``mean_error`` is its MAPE, None where the source states none."""
+    """A prefill formula with its source; ``mean_error`` is its mean absolute percentage error, None if the source gives none."""
 
     kind: Literal["quadratic"]
 
 
 class MeasuredPrefill(_Sourced):
-    """Measured TTFTs; ``beyond`` extends them."""
+    """Measured TTFTs by prompt length; ``beyond`` is the formula that extends them."""
 
     kind: Literal["table"]
     points: Annotated[tuple[Point, ...], Field(min_length=2)]
     beyond: QuadraticFit
 
     def model(self) -> latency.TablePrefill:
-        """Return the core's model."""
+        """Return the prefill model of the engine's core."""
         return latency.TablePrefill(*_monotone(self.points), self.beyond.model())
 
 
 class FittedDecode(LinearFit, _Sourced):
-    """A decode formula."""
+    """A decode formula with its source."""
 
     kind: Literal["linear"]
 
 
 class Curve(_Model):
-    """Decode steps of batches whose requests all hold ``context`` tokens."""
+    """Measured decode steps of batches whose requests all have ``context`` tokens, as pairs of batch size and milliseconds."""
 
     context: PositiveFloat
     points: Annotated[tuple[Point, ...], Field(min_length=1)]
 
 
 class MeasuredDecode(_Sourced):
-    """Measured decode steps; ``beyond`` extends them."""
+    """Measured decode steps by context length; ``beyond`` is the formula that extends them."""
 
     kind: Literal["table"]
     curves: Annotated[tuple[Curve, ...], Field(min_length=1)]
     beyond: LinearFit
 
     def model(self) -> latency.TableDecode:
-        """Return the core's model."""
+        """Return the decode model of the engine's core."""
         ordered = sorted(self.curves, key=lambda curve: curve.context)
         curves = tuple(latency.DecodeCurve(curve.context, *_monotone(curve.points)) for curve in ordered)
         return latency.TableDecode(curves, self.beyond.model())
 
 
 class Profile(_Model):
-    """One worker's hardware and model."""
+    """Latency profile of one worker: its hardware, its model, and the measured or fitted times."""
 
     name: str
     gpu: str
@@ -156,7 +171,7 @@ class Profile(_Model):
 
     @property
     def kv_capacity_tokens(self) -> int:
-        """Tokens that the KV cache holds, measured or derived (``kv.source`` says which)."""
+        """Capacity of the KV cache in tokens, measured or computed (see ``kv.source``)."""
         memory = self.kv.derived
         if memory is None:
             return self.kv.measured_tokens or 0
@@ -164,12 +179,12 @@ class Profile(_Model):
         return int((self.tensor_parallel * usable - memory.weight_bytes) / self.kv.bytes_per_token)
 
     def latency(self) -> latency.LatencyModel:
-        """Return the core's latency model."""
+        """Return the latency model for the engine's core."""
         return latency.LatencyModel(self.prefill.model(), self.decode.model())
 
 
 def _monotone(points: tuple[Point, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Sort by x and lift each time to the largest before it: more work never takes less time."""
+    """Sort by x and raise each time to the maximum of the times before it: more work never takes less time."""
     xs, times = [], []
     highest_ms = 0.0
     for x, time_ms in sorted(points):
@@ -183,7 +198,7 @@ _SUFFIX = ".yaml"
 
 
 def names() -> list[str]:
-    """Return the names of the profiles that come with Penstock, sorted."""
+    """Return the sorted names of the profiles that are included in Penstock."""
     files = resources.files(__package__).iterdir()
     return sorted(file.name.removesuffix(_SUFFIX) for file in files if file.name.endswith(_SUFFIX))
 
@@ -192,10 +207,10 @@ def load(name: str) -> Profile:
     """Return a profile.
 
     Args:
-        name: One of `names`, or the path of a file ending in ``.yaml``.
+        name: One of `names`, or the path of a file with suffix ``.yaml``.
 
     Raises:
-        ConfigError: there is no such profile, or its file is wrong.
+        ConfigError: There is no such profile, or its file is invalid.
     """
     if name.endswith(_SUFFIX):
         try:
@@ -211,10 +226,14 @@ def load(name: str) -> Profile:
 
 @lru_cache(maxsize=64)
 def parse(text: str, *, origin: str) -> Profile:
-    """Return the profile that ``text`` describes; the same text is parsed once, as every simulated worker and run asks for it.
+    """Parse a profile; results are cached by text, because every simulated worker and run needs them.
+
+    Args:
+        text: YAML text of the profile.
+        origin: Name of the profile, for messages.
 
     Raises:
-        ConfigError: not YAML, or fields are missing, unknown or out of range; all are named.
+        ConfigError: The text is not YAML, or fields are missing, unknown or out of range; all are named.
     """
     try:
         profile = Profile.model_validate(read_yaml(text))

@@ -1,1 +1,1 @@
-"""The simulated worker in real time: vLLM's HTTP API over the pure core."""
+"""The simulated worker in real time: serves vLLM's HTTP API with the pure engine core."""

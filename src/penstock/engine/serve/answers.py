@@ -1,6 +1,6 @@
-"""The bytes of answers: JSON bodies and server-sent events of completions, chats and responses; `streams` calls it.
+"""Encodes responses: JSON bodies and server-sent events of completions, chats and OpenAI Responses; used by `streams`.
 
-A completion's events differ only in their word, so the bytes around it are made once.
+The events of a completion differ only in their word, so the bytes around it are encoded only once.
 """
 
 from __future__ import annotations
@@ -16,14 +16,22 @@ from penstock.engine.core.requests import FinishReason
 from penstock.engine.serve.protocol import Api, EngineCall, Usage
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
+"""Content type of streamed responses."""
 _SLOT = "\x00"
-"""Stands for the word while an event is encoded; JSON escapes it, so it cannot be taken for anything else."""
+"""Placeholder for the word while an event is encoded; JSON escapes it, so it cannot occur otherwise."""
 _ENCODED_SLOT = b"\\u0000"
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How an answer has ended; ``cached_tokens`` of its prompt were not computed."""
+    """Result of a finished request.
+
+    Attributes:
+        output_tokens: Number of generated tokens.
+        reason: Finish reason.
+        cached_tokens: Number of prompt tokens that were not computed.
+        kv_transfer_params: Parameters with which another worker can fetch its KV; None if its blocks are not kept.
+    """
 
     output_tokens: int
     reason: FinishReason
@@ -32,7 +40,7 @@ class Finished:
 
 
 class CompletionFormat:
-    """Encodes a completion or a chat."""
+    """Encodes the response to a completion or chat request."""
 
     def __init__(self, call: EngineCall, response_id: str, created_s: int) -> None:
         self._call = call
@@ -49,7 +57,13 @@ class CompletionFormat:
         return self._event([{"index": 0, "delta": role, "logprobs": None, "finish_reason": None}])
 
     def events(self, start: int, texts: Sequence[bytes], reason: FinishReason | None) -> bytes:
-        """Return one event per text, the first one of output token ``start``; the last one carries the reason."""
+        """Return one event per text.
+
+        Args:
+            start: Index of the first text's output token.
+            texts: Text of each event.
+            reason: Finish reason for the last event; None if the response has not ended.
+        """
         if self._call.usage is Usage.EVERY_EVENT:
             last = len(texts) - 1
             return b"".join(
@@ -65,13 +79,13 @@ class CompletionFormat:
         return b"".join(self._lead + text + self._tail for text in texts[:-1]) + lead + texts[-1] + tail
 
     def closing(self, done: Finished) -> bytes:
-        """Return the usage event where ``stream_options`` ask for it, and the end of the stream."""
+        """Return the end of the stream, after a usage event if ``stream_options`` asks for it."""
         if self._call.usage is Usage.NONE:
             return DONE
         return self._event([], usage=self._usage(done)) + DONE
 
     def complete(self, done: Finished) -> bytes:
-        """Return the JSON body of an answer that is not streamed."""
+        """Return the JSON body of a response that is not streamed."""
         text = self._call.text(done.output_tokens)
         said = {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
         return orjson.dumps(
@@ -95,7 +109,7 @@ class CompletionFormat:
     def _delta(self, text: str, reason: FinishReason | None) -> dict[str, Any]:
         if not self._is_chat:
             return {"index": 0, "text": text, **self._end(reason)}
-        # Only a chat's last event has the stop reason.
+        # In a chat only the last event has the stop reason.
         end = {"logprobs": None, "finish_reason": None} if reason is None else self._end(reason)
         return {"index": 0, "delta": {"content": text}, **end}
 
@@ -118,7 +132,7 @@ def _counts(prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
 
 
 class ResponseFormat:
-    """Encodes one response: one message of one text, whose events are numbered."""
+    """Encodes the response of OpenAI's Responses API: one message with one text, as numbered events."""
 
     def __init__(self, call: EngineCall, response_id: str, created_s: int) -> None:
         self._call = call
@@ -140,7 +154,7 @@ class ResponseFormat:
         )
 
     def events(self, start: int, texts: Sequence[bytes], reason: FinishReason | None) -> bytes:  # noqa: ARG002 - as a completion's
-        """Return one event per text; how it ended comes with the complete response."""
+        """Return one event per text; the finish reason is in the events of `closing`."""
         kind = "response.output_text.delta"
         return b"".join(
             self._event(kind, {**self._at, "delta": text.decode(), "logprobs": []}) for text in texts
@@ -149,7 +163,7 @@ class ResponseFormat:
     def closing(self, done: Finished) -> bytes:
         """Return the events that end text, part, message and response.
 
-        As vLLM's, the last one is named completed even where the limit cut the text; its status shows that.
+        As in vLLM, the last event is named completed even if the token limit cut the text; its status shows that.
         """
         text = self._call.text(done.output_tokens)
         item = self._item(text, _status(done))

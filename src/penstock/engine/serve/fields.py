@@ -1,7 +1,7 @@
-"""A request's JSON as vLLM accepts it: its fields, and the prompt that they make; what does not fit is a `RequestError`. Pure.
+"""Reads a request's JSON as vLLM does: its fields and the prompt that results; invalid requests raise `RequestError`. Pure.
 
-A field that changes nothing that is simulated (temperature, penalties) is checked and has no effect; one that would
-change the answer and cannot be simulated (several answers, log probabilities, guided decoding) is refused.
+Fields without effect on the simulation (temperature, penalties) are validated and ignored. Fields that would change
+the response and cannot be simulated (several choices, log probabilities, guided decoding) are refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ _OBJECT_ERRORS = frozenset({"dict_type", "model_type"})
 
 
 class RequestError(PenstockError):
-    """A request that is refused."""
+    """A request that is refused.
+
+    Attributes:
+        status: HTTP status of the response.
+        param: Request field that is wrong; None if there is no single one.
+    """
 
     def __init__(self, message: str, *, param: str | None = None, status: int = 400) -> None:
         self.status = status
@@ -37,13 +42,13 @@ class RequestError(PenstockError):
         super().__init__(message)
 
     def body(self) -> bytes:
-        """Return the JSON error object."""
+        """Return the JSON body of the error response."""
         kind = "NotFoundError" if self.status == 404 else "BadRequestError"
         return error_body(str(self), kind=kind, code=self.status, param=self.param)
 
 
 class Fields(BaseModel):
-    """Fields of a request: their JSON types, nothing converted; other fields are ignored."""
+    """Fields of a request with their JSON types; values are not converted, and unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -52,7 +57,15 @@ _Model = TypeVar("_Model", bound=Fields)
 
 
 def read_fields(model: type[_Model], given: Mapping[str, Any]) -> _Model:
-    """Return the fields of a request; null counts as missing."""
+    """Return the validated fields of a request; null counts as absent.
+
+    Args:
+        model: Model of the fields.
+        given: The request's JSON object.
+
+    Raises:
+        RequestError: A field is invalid or not supported.
+    """
     for name in given.keys() & REFUSED.keys():
         value = given[name]
         if value is not None and value is not False and value not in ("", []):
@@ -74,14 +87,15 @@ def read_fields(model: type[_Model], given: Mapping[str, Any]) -> _Model:
 
 
 def too_small(name: str, value: float, lowest: float = 1) -> RequestError:
-    """Return the refusal of a number below its bound."""
+    """Return the error for a number below its minimum."""
     message = f"{name} must be at least {lowest}, got {value}. (parameter={name}, value={value})"
     return RequestError(message, param=name)
 
 
 MAX_STOPS: Final = 64
 MAX_STOP_CHARACTERS: Final = 1024
-"""Stop strings and their length. Chosen: OpenAI takes four; vLLM has no bound."""
+"""Maximum number of stop strings (``MAX_STOPS``) and of characters in each. Chosen: OpenAI accepts four; vLLM has no
+limit."""
 
 _INT64: Final = 2**63
 _OMIT: Final = "leave it out."
@@ -112,7 +126,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "functions": "send tools.",
     "function_call": "send tool_choice.",
 }
-"""Fields that would change the answer, and what to do instead."""
+"""Fields that would change the response and are refused, each with a remedy."""
 
 _Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 _Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -120,20 +134,20 @@ _Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 class StreamOptions(Fields):
-    """Which events of a stream carry the counts."""
+    """Options that determine which events of a stream have token counts."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class TextFormat(Fields):
-    """The one format that a simulated worker writes."""
+    """The only response format that a simulated worker supports: text."""
 
     type: Literal["text"]
 
 
 class SamplingFields(Fields):
-    """What the three APIs have in common; the attributes are vLLM's."""
+    """Fields that all APIs share; the names are vLLM's."""
 
     model: str | None = None
     stream: bool = False
@@ -178,7 +192,7 @@ def _prompt(prompt: Any) -> bytes:
 
 
 class CompletionFields(SamplingFields):
-    """A completion's; the prompt is bytes whose 4-byte pieces are the tokens."""
+    """Fields of a completion request; the prompt is converted to bytes of which every 4 are one token."""
 
     prompt: Annotated[bytes, PlainValidator(_prompt)]
 
@@ -201,7 +215,7 @@ class _Message(Fields):
 def _render(
     messages: Sequence[_Message], tools: list[Any], *, asks_for_answer: bool = True, goes_on: bool = False
 ) -> bytes:
-    """Render messages in Llama 3's layout, so that equal beginnings stay equal bytes; ``goes_on`` leaves the last one open."""
+    """Render messages in Llama 3's format, so that equal prefixes are equal bytes; ``goes_on`` leaves the last message open."""
     parts = [_block("system", _json("tools", tools))] if tools else []
     for message in messages:
         said = "".join(part.text for part in message.content or ())
@@ -225,12 +239,12 @@ def _json(name: str, value: Any) -> str:
     try:
         return orjson.dumps(value).decode()
     except orjson.JSONEncodeError as exc:
-        # What can be read may be nested too deep to be written.
+        # JSON that can be parsed may be nested too deeply to be encoded.
         raise RequestError(f"{name} cannot be rendered: {exc}.", param=name) from exc
 
 
 class ChatFields(SamplingFields):
-    """A chat's; the newer name of the limit wins, and the answer is plain text, whatever the tools."""
+    """Fields of a chat request. ``max_completion_tokens`` takes precedence over ``max_tokens``; the response is always plain text, even with tools."""
 
     max_tokens: int | None = Field(
         default=None, ge=1, validation_alias=AliasChoices("max_completion_tokens", "max_tokens")
@@ -250,7 +264,7 @@ class ChatFields(SamplingFields):
 
     @property
     def prompt(self) -> bytes:
-        """Return the text that the messages are for the model."""
+        """The messages rendered as the model's prompt."""
         return _render(
             self.messages,
             self.tools,
@@ -260,7 +274,7 @@ class ChatFields(SamplingFields):
 
 
 class _Block(Fields):
-    """A part of a message in Anthropic's API."""
+    """A content block of a message in Anthropic's API."""
 
     type: Literal["text", "tool_use", "tool_result", "thinking", "redacted_thinking"]
     text: str = ""
@@ -271,7 +285,7 @@ class _Block(Fields):
     content: str | list[dict[str, Any]] = ""
 
     def as_text(self) -> str:
-        """Return what it is for the model; JSON for a tool's use and result."""
+        """Return the block as text for the model; tool uses and results become JSON."""
         if self.type == "tool_use":
             return _json("messages", {"name": self.name, "input": self.input})
         if self.type == "tool_result":
@@ -296,7 +310,7 @@ class _ToolChoice(Fields):
 
 
 class CountFields(Fields):
-    """What Anthropic's API counts the tokens of."""
+    """Fields of a request in Anthropic's API to count tokens."""
 
     model: str | None = None
     messages: list[_Said] = Field(min_length=1)
@@ -306,7 +320,7 @@ class CountFields(Fields):
 
     @property
     def prompt(self) -> bytes:
-        """Return the text that the messages are for the model."""
+        """The messages rendered as the model's prompt."""
         said = [*([_Said(role="system", content=self.system)] if self.system else []), *self.messages]
         chat = [
             _Message(role=each.role, content=[_Part(text=block.as_text()) for block in each.content])
@@ -316,7 +330,7 @@ class CountFields(Fields):
 
 
 class MessageFields(CountFields, SamplingFields):
-    """A message's; its limit has no default, and the answer is plain text, whatever the tools."""
+    """Fields of a message request in Anthropic's API. ``max_tokens`` is required; the response is always plain text, even with tools."""
 
     model: str | None = None
     max_tokens: int = Field(ge=1)
@@ -326,7 +340,7 @@ class MessageFields(CountFields, SamplingFields):
 
 
 def _as_message(item: Any) -> Any:
-    """Return the chat message that an item of a Responses request stands for."""
+    """Return an item of a Responses request as a chat message."""
     kind = item.get("type", "message") if isinstance(item, dict) else "message"
     if kind == "function_call":
         return {"role": "assistant", "tool_calls": [item]}
@@ -346,7 +360,7 @@ class _Text(Fields):
 
 
 class ResponseFields(ChatFields):
-    """A response's; clients ask for encrypted reasoning always, and there is none."""
+    """Fields of a request in OpenAI's Responses API. Clients always request encrypted reasoning, but the response has none."""
 
     max_tokens: int | None = Field(default=None, ge=1, validation_alias="max_output_tokens")
     messages: Annotated[
@@ -361,7 +375,7 @@ class ResponseFields(ChatFields):
 
     @property
     def prompt(self) -> bytes:
-        """Instructions come first; as in vLLM 0.32 a last message in progress continues."""
+        """The instructions and messages rendered as the model's prompt; as in vLLM 0.32 a last message in progress is continued."""
         head = [_Message(role="system", content=[_Part(text=self.instructions)])] if self.instructions else []
         goes_on = self.messages[-1].status in {"in_progress", "incomplete"}
         return _render([*head, *self.messages], self.tools, asks_for_answer=not goes_on, goes_on=goes_on)

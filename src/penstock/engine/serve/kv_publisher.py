@@ -1,8 +1,9 @@
-"""Publishes what changes in a worker's KV cache over ZMQ, as vLLM 0.32 does; needs the extra ``penstock[kv-events]``.
+"""Publishes changes of a worker's KV cache over ZMQ, as vLLM 0.32 does; needs the extra ``penstock[kv-events]``.
 
-Messages have three frames: topic, number (8 bytes, big-endian, from 0) and msgpack of ``[time, events, rank]``, each
-event a map. Sending never waits: what a slow subscriber cannot take is dropped, and shows as a gap in the numbers; it
-may ask for it again, as far as the buffer reaches back.
+Messages have three frames: topic, sequence number (8 bytes, big-endian, from 0) and msgpack of ``[time, events,
+rank]``, where each event is a map. Sending never blocks: messages that a slow subscriber cannot receive are dropped
+and appear as a gap in the sequence numbers. The subscriber can request them again as long as they are in the replay
+buffer.
 
 Source: vLLM, vllm/distributed/kv_events.py; maps instead of arrays since its pull request 42892.
 """
@@ -26,15 +27,17 @@ from penstock.core.validation import read_json_flag
 from penstock.engine.core.kv_blocks import BlocksRemoved, BlocksStored, KvFact
 
 NUMBER_BYTES: Final = 8
+"""Length of a sequence number in bytes."""
 MAX_BYTES: Final = 1 << 26
-"""Chosen: 64 MiB a worker, some 15 M tokens, since simulated workers share a host by the dozen; vLLM has no such bound."""
+"""Maximum size of the replay buffer. Chosen: 64 MiB per worker, some 15 M tokens, since dozens of simulated workers
+share a host; vLLM has no such limit."""
 _END: Final = b"\xff" * NUMBER_BYTES
 _QUESTION_FRAMES: Final = 3
-"""Who asks, nothing, and the number."""
+"""Number of frames of a replay request: identity of the subscriber, an empty frame, and the sequence number."""
 
 
 class ReplayBuffer:
-    """The last batches that were published, bounded in number and size; the oldest go first."""
+    """The batches that were published last, limited in number and total size; the oldest are dropped first."""
 
     def __init__(self, batches: int) -> None:
         self._batches = batches
@@ -42,14 +45,14 @@ class ReplayBuffer:
         self._bytes = 0
 
     def add(self, number: bytes, payload: bytes) -> None:
-        """Hold a batch under its number."""
+        """Store a batch under its sequence number."""
         self._held.append((number, payload))
         self._bytes += len(payload)
         while len(self._held) > self._batches or self._bytes > MAX_BYTES:
             self._bytes -= len(self._held.popleft()[1])
 
     def since(self, first: bytes) -> list[tuple[bytes, bytes]]:
-        """Return the batches from a number on; big-endian numbers of one length compare as their bytes do."""
+        """Return the batches from sequence number ``first`` on; big-endian numbers of equal length compare like their bytes."""
         return [held for held in self._held if held[0] >= first]
 
 
@@ -58,11 +61,11 @@ log = get_logger(__name__)
 _FLAG = "--kv-events-config"
 _MEDIUM = "GPU"
 _RANK = 0
-"""Data-parallel rank; a simulated worker is the only one."""
+"""Data-parallel rank; a simulated worker has only this one."""
 
 
 class KvEventsConfig(BaseModel):
-    """vLLM's JSON; its defaults."""
+    """vLLM's JSON configuration of KV events, with vLLM's defaults."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -76,12 +79,16 @@ class KvEventsConfig(BaseModel):
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is published."""
+        """Whether events are published."""
         return self.enable_kv_cache_events and self.publisher != "null"
 
 
 def parse_events_config(text: str | None) -> KvEventsConfig:
-    """Read the flag's value."""
+    """Parse the value of ``--kv-events-config``; None gives the defaults, with events disabled.
+
+    Raises:
+        ConfigError: The value is invalid.
+    """
     if text is None:
         return KvEventsConfig()
     config = read_json_flag(KvEventsConfig, text, _FLAG)
@@ -91,7 +98,7 @@ def parse_events_config(text: str | None) -> KvEventsConfig:
 
 
 class KvPublisher:
-    """Publishes one worker's KV events."""
+    """Publishes the KV events of one worker."""
 
     def __init__(self, config: KvEventsConfig, block_size: int) -> None:
         try:
@@ -114,21 +121,25 @@ class KvPublisher:
 
     @property
     def endpoint(self) -> str:
-        """Return where it publishes, with the port that was taken."""
+        """Address at which it publishes, with the actual port."""
         return str(self._socket.getsockopt_string(self._zmq.LAST_ENDPOINT))
 
     @property
     def replay_endpoint(self) -> str:
-        """Return where it answers for what it published, with the port that was taken."""
+        """Address at which it answers replay requests, with the actual port."""
         return str(self._replay.getsockopt_string(self._zmq.LAST_ENDPOINT))
 
     def start(self) -> None:
-        """Bind. vLLM connects to an endpoint without a wildcard; a simulated worker is always the one that binds."""
+        """Bind the sockets. vLLM connects to an endpoint without a wildcard, but a simulated worker always binds.
+
+        Raises:
+            ConfigError: An endpoint cannot be bound; PortInUseError if it is in use.
+        """
         config, zmq = self._config, self._zmq
         self._context = zmq.Context()
         self._socket = self._bind(zmq.PUB, config.endpoint, config.hwm)
         if config.replay_endpoint is not None:
-            # A full buffer and its end fit into a subscriber's queue.
+            # No limit, so that the complete buffer and its end message fit into a subscriber's queue.
             self._replay = self._bind(zmq.ROUTER, config.replay_endpoint, 0)
             asyncio.get_running_loop().add_reader(self._replay.getsockopt(zmq.FD), self._answer_all)
 
@@ -148,7 +159,7 @@ class KvPublisher:
         return socket
 
     def publish(self, facts: Iterable[KvFact]) -> None:
-        """Send facts as one batch; none before `start` or after `close`."""
+        """Send changes as one batch; does nothing before `start` and after `close`."""
         if self._socket is None:
             return
         batch = [time.time(), [self._event(fact) for fact in facts], _RANK]
@@ -159,7 +170,7 @@ class KvPublisher:
             self._buffer.add(number, payload)
 
     def close(self) -> None:
-        """Stop; what subscribers have not taken is dropped."""
+        """Close the sockets; messages that subscribers have not received are dropped."""
         if self._replay is not None:
             asyncio.get_running_loop().remove_reader(self._replay.getsockopt(self._zmq.FD))
         if self._context is not None:

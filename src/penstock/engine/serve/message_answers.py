@@ -1,4 +1,4 @@
-"""The bytes of a message in Anthropic's API, as vLLM 0.32 writes them: one block of text; `streams` calls it."""
+"""Encodes messages of Anthropic's API as vLLM 0.32 does: one block of text; used by `streams`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.engine.serve.protocol import EngineCall
 
 
 class MessageFormat:
-    """Encodes one message."""
+    """Encodes the response to a message request."""
 
     def __init__(self, call: EngineCall, response_id: str, created_s: int) -> None:  # noqa: ARG002 - as a completion's
         self._call = call
@@ -29,7 +29,7 @@ class MessageFormat:
         )
 
     def events(self, start: int, texts: Sequence[bytes], reason: FinishReason | None) -> bytes:  # noqa: ARG002 - as a completion's
-        """Return one event per text that shows any; how it ended comes with the closing."""
+        """Return one event per text that is not empty; the finish reason is in the events of `closing`."""
         return b"".join(
             _event("content_block_delta", index=0, delta={"type": "text_delta", "text": text.decode()})
             for text in texts
@@ -56,7 +56,7 @@ class MessageFormat:
         return {"stop_reason": "end_turn" if stop is None else "stop_sequence", "stop_sequence": stop}
 
     def _usage(self, done: Finished) -> dict[str, Any]:
-        """Return the counts; cached tokens are counted apart."""
+        """Return the token counts; cached tokens are counted separately."""
         computed = self._call.prompt_tokens - done.cached_tokens
         return {
             "input_tokens": max(0, computed),
@@ -66,7 +66,11 @@ class MessageFormat:
 
 
 def message_error(body: bytes) -> bytes:
-    """Return an error's body as vLLM writes it: in Anthropic's form, with the type that it has elsewhere."""
+    """Return an error body in Anthropic's form, as vLLM does: with the error type of the OpenAI form.
+
+    Args:
+        body: The error in OpenAI's form.
+    """
     error = orjson.loads(body)["error"]
     return orjson.dumps({"type": "error", "error": {"type": error["type"], "message": error["message"]}})
 

@@ -1,7 +1,7 @@
-"""The worker's /metrics page: vLLM's names, labels and buckets, every time in simulated seconds.
+"""The worker's /metrics page: vLLM's names, labels and buckets; every time is in simulated seconds.
 
-The page is written by hand rather than through prometheus_client because it is scraped up to ten times per
-real second and worker while it costs the same CPU that serves tokens.
+The page is formatted directly instead of by prometheus_client, because it is scraped up to ten times per wall-clock
+second and worker, on the same CPU that serves tokens.
 """
 
 from __future__ import annotations
@@ -33,12 +33,15 @@ from penstock.engine.core.transfer import Transfer
 from penstock.engine.serve.settings import ServeSettings
 
 TRANSFER_BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0)
+"""Bucket bounds of the duration of KV transfers, in seconds."""
 TRANSFER_BOUNDS_BYTES: Final = tuple(float(2 ** (10 + power)) for power in range(1, 25, 2))
+"""Bucket bounds of the size of KV transfers, in bytes."""
 STEP_BOUNDS_TOKENS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Bucket bounds of the tokens per step."""
 
 
 def token_buckets(max_model_len: int) -> tuple[float, ...]:
-    """Return 1, 2, 5, 10, … up to ``max_model_len``: vLLM's buckets of token counts."""
+    """Return vLLM's bucket bounds of token counts: 1, 2, 5, 10, … up to ``max_model_len``."""
     bounds = []
     power = 1
     while power <= max_model_len:
@@ -48,18 +51,22 @@ def token_buckets(max_model_len: int) -> tuple[float, ...]:
 
 
 class Histogram(BucketCounts):
-    """Counts per bucket under one metric name."""
+    """A histogram with a metric name.
+
+    Attributes:
+        name: Name of the metric.
+    """
 
     def __init__(self, name: str, bounds: Sequence[float], labels: str) -> None:
         super().__init__(bounds)
         self.name = name
-        # As vLLM's page spells them, ``2.097152e+06`` above a million.
+        # Formatted as on vLLM's page, such as ``2.097152e+06`` above a million.
         edges = [floatToGoString(edge) for edge in (*self.bounds, math.inf)]  # type: ignore[no-untyped-call]
         self._heads = [f'{name}_bucket{{{labels},le="{edge}"}} ' for edge in edges]
         self._heads += [f"{name}_sum{{{labels}}} ", f"{name}_count{{{labels}}} "]
 
     def lines(self) -> list[str]:
-        """Return the sample lines of the text format."""
+        """Return the sample lines in the Prometheus text format."""
         counts = self.cumulative()
         values = [*counts, repr(self.total), counts[-1]]
         return [f"{head}{value}" for head, value in zip(self._heads, values, strict=True)]
@@ -68,10 +75,17 @@ class Histogram(BucketCounts):
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Read = Callable[[], float]
+"""Function that returns the current value of a metric."""
 
 
 class IgnoredNotification(StrEnum):
-    """Why a notification, or a request id in it, changed nothing."""
+    """Reason why a notification, or a request ID in it, was ignored.
+
+    Attributes:
+        MALFORMED: The message is invalid.
+        WRONG_ENGINE: The message is for another process.
+        UNKNOWN_REQUEST: The request has no lease.
+    """
 
     MALFORMED = "malformed"
     WRONG_ENGINE = "wrong_engine"
@@ -79,7 +93,16 @@ class IgnoredNotification(StrEnum):
 
 
 class EngineMetrics:
-    """Collects what the core reports and renders the page."""
+    """Collects metrics of the engine and renders the page.
+
+    Attributes:
+        finished: Number of ended requests by finish reason.
+        failed_transfers: Number of requests whose KV could not be fetched.
+        failed_notifications: Number of notifications that another worker did not accept.
+        heartbeats_sent: Number of heartbeat messages sent.
+        heartbeats_received: Number of heartbeat messages received.
+        ignored: Number of ignored notifications or request IDs by reason.
+    """
 
     def __init__(
         self,
@@ -90,7 +113,15 @@ class EngineMetrics:
         *,
         now_s: Callable[[], float],
     ) -> None:
-        """Connect the page to what it shows; ``now_s`` returns simulated seconds."""
+        """Create the metrics.
+
+        Args:
+            settings: Settings of the worker.
+            timeline: Timeline with the engine.
+            lag: Lateness of the worker.
+            slots: Requests in the worker.
+            now_s: Returns the simulated time in seconds.
+        """
         self._now_s = now_s
         self._slots = slots
         self._timeline = timeline
@@ -124,7 +155,7 @@ class EngineMetrics:
     # -- observations ---------------------------------------------------------------------------------
 
     def observe_step(self, outcome: StepOutcome) -> None:
-        """Count a step's tokens, gaps and first tokens."""
+        """Add a step's tokens, inter-token latencies and TTFTs."""
         self._step_tokens.observe(outcome.computed_tokens)
         if outcome.steady_tokens:
             self._itl.observe(outcome.gap_s, outcome.steady_tokens)
@@ -134,12 +165,12 @@ class EngineMetrics:
             self._ttft.observe(outcome.end_s - state.request.arrival_s)
 
     def observe_transfer(self, transfer: Transfer) -> None:
-        """Count a KV transfer."""
+        """Add a completed KV transfer."""
         self._transfer_s.observe(transfer.done_s - transfer.started_s)
         self._transfer_bytes.observe(transfer.bytes)
 
     def observe_finished(self, state: RequestState) -> None:
-        """Count a request that ran to its end."""
+        """Add a request that ran to its end; a request without a first output is ignored."""
         reason, end_s = state.finish_reason, state.finished_s
         scheduled_s, first_s = state.first_scheduled_s, state.first_token_s
         if reason is None or end_s is None or scheduled_s is None or first_s is None:
@@ -159,7 +190,7 @@ class EngineMetrics:
     # -- the page -------------------------------------------------------------------------------------
 
     def render(self) -> bytes:
-        """Return the page in the text format 0.0.4."""
+        """Return the page in text format 0.0.4."""
         labels = self._labels
         page = []
         for kind, suffix, metrics in (
@@ -179,7 +210,7 @@ class EngineMetrics:
         return "\n".join(page).encode()
 
     def _list_static(self, settings: ServeSettings) -> list[str]:
-        """Return what never changes, and in vLLM has other labels than the rest."""
+        """Return the lines that never change; in vLLM they have other labels than the rest."""
         info, engine = names.VLLM_CACHE_CONFIG_INFO, settings.engine
         return [
             *_title(info, info, "gauge"),
@@ -262,13 +293,13 @@ class EngineMetrics:
         return listed
 
     def _oldest_lease_s(self) -> float:
-        """Return the age of the oldest lease; 0 without one, which the number of leases distinguishes."""
+        """Return the age of the oldest lease in seconds; 0 if there is none."""
         granted_s = self._timeline.engine.pinned.oldest_s
         return 0.0 if granted_s is None else max(0.0, self._now_s() - granted_s)
 
 
 def _preemptions(counters: EngineCounters, kind: PreemptionKind, tier: TierPriority) -> int:
-    # A client of the worker may send any integer.
+    # A client of the worker can send any integer as priority.
     return sum(
         count
         for (of_kind, priority), count in counters.preemptions_by.items()
@@ -304,4 +335,4 @@ _HELP = {
     names.ENGINE_REJECTIONS: "Requests rejected because engine and queue were full.",
     names.TIME_SCALE: "Simulated seconds per real second.",
 }
-"""Names of the metrics that are not vLLM's own."""
+"""Help texts of the metrics that are not vLLM's own."""

@@ -1,8 +1,8 @@
-"""What the reading worker sends to the one that keeps the blocks: heartbeats and completed reads, as JSON.
+"""Notifications from a worker that reads KV to the worker that keeps it: heartbeats and completed reads, as JSON.
 
-One POST to ``/kv/notify`` per worker read from and wake-up carries all of them. The answer names ids without a lease:
-their blocks are gone, so what was fetched from them is void.
-vLLM's NIXL notifications say the same in text: ``HB:id,id`` and ``id:readers``, to each agent of an engine.
+One POST to ``/kv/notify`` per keeping worker and wake-up contains all of them. The answer names IDs without a lease:
+their blocks have been reused, so KV fetched from them is invalid. vLLM's NIXL notifications have the same content as
+text: ``HB:id,id`` and ``id:readers``, to each agent of an engine.
 """
 
 from __future__ import annotations
@@ -28,11 +28,17 @@ from penstock.engine.serve.streams import Reply
 
 _Rank = Annotated[int, Field(ge=0, lt=MAX_RANKS)]
 _Row = tuple[str, _Rank, _Rank, Annotated[int, Field(ge=1, le=MAX_RANKS)]]
-"""Request id, rank read from, rank that read, readers of the former."""
+"""Request ID, rank that was read, rank that read it, and number of readers of that rank."""
 
 
 class Notification(BaseModel):
-    """One message to the process ``engine_id``; another one at the same address must not take it."""
+    """One message to the process ``engine_id``; another process at the same address must not accept it.
+
+    Attributes:
+        engine_id: ID of the receiving process.
+        heartbeat: IDs of requests whose leases are extended.
+        read: Completed reads as rows of request ID, rank, reading rank and number of readers.
+    """
 
     model_config = ConfigDict(strict=True)
 
@@ -42,23 +48,33 @@ class Notification(BaseModel):
 
     @property
     def reads(self) -> list[Read]:
-        """Completed reads as the core takes them."""
+        """Completed reads as the core's objects."""
         return [Read(*row) for row in self.read]
 
     @property
     def ids(self) -> list[str]:
-        """Every prompt named, once."""
+        """IDs of all prompts in the message, without duplicates."""
         return list(dict.fromkeys((*self.heartbeat, *(row[0] for row in self.read))))
 
 
 def encode(engine_id: str, reads: Iterable[Read], heartbeats: Iterable[str]) -> bytes:
-    """Return a message's body."""
+    """Return the body of a notification.
+
+    Args:
+        engine_id: ID of the receiving process.
+        reads: Completed reads.
+        heartbeats: IDs of requests whose leases are extended.
+    """
     rows = [[each.request_id, each.rank, each.reader, each.readers] for each in reads]
     return orjson.dumps({"engine_id": engine_id, "read": rows, "heartbeat": list(heartbeats)})
 
 
 def parse(body: bytes) -> Notification:
-    """Return the message in ``body``."""
+    """Return the notification in ``body``.
+
+    Raises:
+        ValueError: The body is not a valid notification.
+    """
     try:
         return Notification.model_validate_json(body)
     except ValidationError as exc:
@@ -71,7 +87,8 @@ def parse(body: bytes) -> Notification:
 log = get_logger(__name__)
 
 NOTIFY_TIMEOUTS = Timeouts(connect_s=2.0, first_byte_s=5.0, idle_s=5.0, total_s=5.0)
-"""Real seconds; chosen: loopback and cluster networks answer in milliseconds, a dead worker never."""
+"""Timeouts in wall-clock seconds. Chosen: loopback and cluster networks answer in milliseconds, a dead worker never
+does."""
 
 
 class _Answer(BaseModel):
@@ -82,7 +99,13 @@ class _Answer(BaseModel):
 
 @dataclass(slots=True)
 class Outbox:
-    """Messages to one worker that have not been sent."""
+    """Messages to one worker that have not been sent yet.
+
+    Attributes:
+        url: URL of the worker's /kv/notify.
+        reads: Completed reads.
+        heartbeats: IDs of requests whose leases are extended.
+    """
 
     url: str
     reads: list[Read] = field(default_factory=list)
@@ -90,7 +113,7 @@ class Outbox:
 
 
 class Notifier:
-    """Sends batches of messages to other workers."""
+    """Sends notifications to other workers, combined into one message per worker."""
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
         self._group = group
@@ -101,13 +124,20 @@ class Notifier:
 
     @property
     def is_idle(self) -> bool:
-        """Whether every message was answered."""
+        """Whether every message has been answered."""
         return not self._in_flight and not self._outboxes
 
     def send(
         self, url: str, engine_id: str, *, reads: Iterable[Read] = (), heartbeats: Iterable[str] = ()
     ) -> None:
-        """Queue reads and heartbeats for the process ``engine_id`` at ``url``; what one turn queues travels together."""
+        """Queue reads and heartbeats for another worker; everything queued in one turn of the event loop is sent together.
+
+        Args:
+            url: URL of the worker's /kv/notify.
+            engine_id: ID of the worker's process.
+            reads: Completed reads.
+            heartbeats: IDs of requests whose leases are extended.
+        """
         outbox = self._outboxes.setdefault(engine_id, Outbox(url))
         outbox.reads += reads
         outbox.heartbeats += heartbeats
@@ -115,7 +145,7 @@ class Notifier:
             self._flush = asyncio.get_running_loop().call_soon(self._post_all)
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; queued messages are not sent."""
         if self._flush is not None:
             self._flush.cancel()
         await self._pool.close()
@@ -129,7 +159,7 @@ class Notifier:
 
     async def _post(self, engine_id: str, outbox: Outbox) -> None:
         reads = list(dict.fromkeys(read.request_id for read in outbox.reads))
-        # A read ends the lease that its heartbeat would renew; naming both would make the id look unknown.
+        # A read ends the lease that its heartbeat would extend; sending both would make the ID look unknown.
         ended = frozenset(reads)
         heartbeats = [request_id for request_id in outbox.heartbeats if request_id not in ended]
         body = encode(engine_id, outbox.reads, heartbeats)
@@ -146,7 +176,14 @@ class Notifier:
     def answered(
         self, reads: list[str], heartbeats: list[str], unknown: frozenset[str], failed: str | None
     ) -> None:
-        """Take the ids that one message named, those of them without a lease, and why it failed, or None."""
+        """Process the answer to one message; subclasses implement it.
+
+        Args:
+            reads: IDs of the reads in the message.
+            heartbeats: IDs of the heartbeats in the message.
+            unknown: IDs that have no lease.
+            failed: Reason why the message failed; None if it did not.
+        """
         raise NotImplementedError
 
     async def _round_trip(self, url: str, body: bytes) -> frozenset[str]:
@@ -161,7 +198,7 @@ class Notifier:
 
 
 class KvReading(Notifier):
-    """The prompts that a worker reads from others."""
+    """The prompts whose KV a worker reads from other workers."""
 
     def __init__(
         self,
@@ -183,7 +220,7 @@ class KvReading(Notifier):
         self._replies: dict[str, Reply] = {}
 
     def track(self, reply: Reply) -> None:
-        """Renew the lease of the KV that a request fetches, if any, from now on, its time in the queue included."""
+        """Extend the lease of the KV that a request fetches from now on, also while the request is queued; does nothing without remote KV."""
         remote = reply.call.remote
         if remote is None:
             return
@@ -192,11 +229,11 @@ class KvReading(Notifier):
             self._heartbeats.track(remote.engine_id, remote.request_id)
 
     def next_s(self) -> float | None:
-        """Return when heartbeats are due, simulated seconds, or None."""
+        """Return the simulated time at which the next heartbeats must be sent; None if there are none."""
         return self._heartbeats.next_s()
 
     def send_due(self, now_s: float) -> None:
-        """Send the heartbeats that are due: one message for each worker read from."""
+        """Send the heartbeats that are due at ``now_s``: one message per keeping worker."""
         for engine_id, request_ids in self._heartbeats.due(now_s).items():
             remote = self._replies[request_ids[0]].call.remote
             if remote is not None:
@@ -204,7 +241,7 @@ class KvReading(Notifier):
                 self.send(remote.notify_url(self._scheme), engine_id, heartbeats=request_ids)
 
     def arrived(self, reply: Reply) -> None:
-        """The KV of a request has arrived: its other copy may go, and says by its answer whether it was still held."""
+        """Process the arrival of a request's KV: announce the read, whose answer says whether the lease was still valid."""
         remote = reply.call.remote
         if remote is not None:
             self._heartbeats.untrack(remote.engine_id, remote.request_id)
@@ -212,17 +249,23 @@ class KvReading(Notifier):
             reply.is_read_sent = True
 
     def declined(self, reply: Reply) -> None:
-        """A request's KV is not fetched: its other copy may go, and the request need not wait for it."""
+        """Process that a request's KV is not fetched: release the remote copy, and let the request continue without waiting for it."""
         self.forget(reply, is_read_pending=True)
         self._on_confirmed(reply)
 
     def release(self, remote: RemoteKv) -> None:
-        """Announce KV that was read, or will not be fetched, as read: its blocks may go."""
+        """Announce KV as read, whether it was read or will not be fetched, so that its blocks are released."""
         reads = list(reads_of(remote.request_id, remote.ranks, self._ranks))
         self.send(remote.notify_url(self._scheme), remote.engine_id, reads=reads)
 
     def forget(self, reply: Reply, *, is_read_pending: bool) -> None:
-        """Stop tracking a request; KV that was never fetched is announced as read, so that its blocks are freed."""
+        """Stop tracking a request.
+
+        Args:
+            reply: The request's response.
+            is_read_pending: Whether KV that was never fetched must be announced as read, so that its blocks are
+                released.
+        """
         remote = reply.call.remote
         if remote is None or self._replies.get(remote.request_id) is not reply:
             return
@@ -234,7 +277,7 @@ class KvReading(Notifier):
     def answered(
         self, reads: list[str], heartbeats: list[str], unknown: frozenset[str], failed: str | None
     ) -> None:
-        """Let the answer decide about requests whose KV was read, or is still held for them."""
+        """Continue or fail the requests whose KV was read, or whose lease was extended, according to the answer."""
         self._metrics.failed_notifications += failed is not None
         for request_id in reads:
             reply = self._replies.get(request_id)
@@ -247,7 +290,7 @@ class KvReading(Notifier):
                 self._on_confirmed(reply)
         for request_id in heartbeats:
             reply = self._replies.get(request_id)
-            # A read that overtook this heartbeat ended the lease rightly; its own answer decides.
+            # If a read overtook this heartbeat, the lease ended as intended; the answer to the read decides.
             if reply is not None and request_id in unknown and not reply.is_read_sent:
                 self.forget(reply, is_read_pending=False)
                 self._on_lost(reply, "its lease expired while the request waited")

@@ -1,6 +1,6 @@
-"""Reads completion, chat and Responses requests as vLLM accepts them; the server calls `parse` once per request.
+"""Parses completion, chat, Responses and Messages requests as vLLM does; the server calls `parse` once per request.
 
-Refusals are `RequestError`s with vLLM's wording where a client may rely on it.
+Refusals are `RequestError`s, with vLLM's wording if clients may rely on it.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from penstock.engine.serve.fields import (
 from penstock.engine.serve.settings import ServeSettings
 
 DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's default of /v1/completions."""
+"""Default of max_tokens for /v1/completions, as in OpenAI's API."""
 
 WORDS: tuple[bytes, ...] = tuple(
     f" {first}{vowel}{last}".encode() for first in "bdfgklmp" for vowel in "aeio" for last in "lmnrstkd"
 )
 """The simulated vocabulary: 256 words of 4 ASCII bytes, one token each."""
 _STRIDE: Final = 37
-"""Odd, so that all words come before one comes again."""
+"""Distance of consecutive words in the vocabulary. It is odd, so that all words occur before one repeats."""
 
 
 def words(salt: int, start: int, stop: int) -> list[bytes]:
-    """Return the output tokens [start, stop) of the request with ``salt``."""
+    """Return the output tokens from ``start`` (inclusive) to ``stop`` (exclusive) of the request with ``salt``."""
     return [WORDS[(salt + position * _STRIDE) & 255] for position in range(start, stop)]
 
 
@@ -53,10 +53,14 @@ _NUMBERS: Final = {word: number for number, word in enumerate(WORDS)}
 
 
 def said_before(prompt: bytes, salt_of: Callable[[bytes], int]) -> int:
-    """Return how many words at a prompt's end are the beginning of its answer.
+    """Return how many words at the end of a prompt are the start of its own response.
 
-    So a prompt that is sent again with what was said of its answer continues where that ended, as a real model at
-    temperature 0 does.
+    So a prompt that is sent again with the first part of its response continues where that part ended, as a real
+    model does at temperature 0.
+
+    Args:
+        prompt: The prompt as bytes.
+        salt_of: Returns the salt of a prompt.
     """
     most, expected = 0, None
     for end in range(len(prompt), BYTES_PER_TOKEN - 1, -BYTES_PER_TOKEN):
@@ -73,7 +77,7 @@ def said_before(prompt: bytes, salt_of: Callable[[bytes], int]) -> int:
 
 
 class Api(StrEnum):
-    """OpenAI's APIs that a worker speaks, and Anthropic's."""
+    """APIs that a worker serves: OpenAI's and Anthropic's."""
 
     COMPLETIONS = "completions"
     CHAT = "chat"
@@ -90,7 +94,7 @@ _MODELS: Final[Mapping[Api, type[CompletionFields | ChatFields | MessageFields]]
 
 
 class Usage(StrEnum):
-    """Which events of a stream carry ``usage``, by ``stream_options``."""
+    """Events of a stream that contain ``usage``, according to ``stream_options``."""
 
     NONE = "none"
     LAST_EVENT = "last-event"
@@ -98,14 +102,16 @@ class Usage(StrEnum):
 
 
 class RemoteKv(BaseModel):
-    """Where another worker keeps a prompt's KV, as its answer's ``kv_transfer_params`` say; a port may be text.
+    """Location of a prompt's KV on another worker, from the ``kv_transfer_params`` of its response; a port may be a string.
 
     Attributes:
-        engine_id: The process that keeps it.
-        request_id: The prompt's, there.
-        ranks: Its tensor parallelism.
-        tokens: How many of the prompt's tokens are there; None: all.
-        cached_tokens: Prompt tokens that the prefill worker found in its own cache; None: it did not say.
+        engine_id: ID of the process that keeps it.
+        request_id: ID of the request at that process.
+        host: Host of that process.
+        port: Port of that process.
+        ranks: Tensor parallelism of that process.
+        tokens: Number of the prompt's tokens that are there; None means all.
+        cached_tokens: Number of prompt tokens that the prefill worker found in its own cache; None if unknown.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -119,7 +125,7 @@ class RemoteKv(BaseModel):
     cached_tokens: int | None = Field(default=None, ge=0, alias="remote_prefill_cached_tokens")
 
     def notify_url(self, scheme: str) -> str:
-        """Return where to announce heartbeats and reads."""
+        """Return the URL for heartbeats and reads."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{scheme}://{host}:{self.port}/kv/notify"
 
@@ -129,19 +135,27 @@ class EngineCall:
     """One parsed request.
 
     Attributes:
-        model: Name to answer with.
-        adapter: The LoRA adapter that it asks for; None: the model itself.
-        prompt: Bytes whose 4-byte pieces are the tokens.
-        ends_by_stop: Whether the simulated model ends by itself there, or runs into its limit.
-        salt: Chooses the words; the same for the same prompt and seed.
-        said: Words of the answer that the prompt ends with; its own tokens come behind them.
-        text_bytes: Bytes of the words that are shown; a stop may cut the last ones.
-        held_bytes: Of the words so far that are shown at the answer's end alone: the longest stop string less one.
-        stop_reason: The string that stopped it, or None.
-        usage: Which events of a stream carry the counts.
-        fields: The body, for answers that repeat what was asked.
-        pin: Keep the KV for another worker: a prompt for decode, a conversation for its next turn's prefill.
-        remote: KV to fetch, or None.
+        api: API of the request.
+        model: Model name for the response.
+        prompt: Prompt as bytes, of which every 4 are one token.
+        prompt_tokens: Number of tokens in the prompt.
+        output_tokens: Number of tokens that it will generate.
+        ends_by_stop: Whether the simulated model ends by itself after these tokens (finish reason stop), or at its
+            limit.
+        salt: Number that selects the words; equal for equal prompts and seeds.
+        said: Number of words of the response with which the prompt ends; its own tokens follow them.
+        text_bytes: Number of bytes of the words that are shown; a stop string may cut the last ones.
+        held_bytes: Number of bytes at the end that are withheld until the response ends: the length of the longest
+            stop string minus one.
+        stop_reason: Stop string that ends it; None if there is none.
+        stream: Whether the response is streamed.
+        usage: Events of the stream that contain token counts.
+        priority: Priority of the request.
+        pin: Whether its KV is kept for another worker: a prompt for decode, or a conversation for the prefill of its
+            next turn.
+        remote: KV to fetch; None if there is none.
+        fields: The request's JSON, for responses that repeat its fields.
+        adapter: LoRA adapter of the request; None for the base model.
     """
 
     api: Api
@@ -164,9 +178,9 @@ class EngineCall:
     adapter: str | None = None
 
     def texts(self, start: int, stop: int) -> list[bytes]:
-        """Return what is shown of the output tokens [start, stop), one text each.
+        """Return the shown text of each output token from ``start`` (inclusive) to ``stop`` (exclusive).
 
-        As vLLM does, as much is held back as may become a stop string, until the answer ends.
+        As in vLLM, text that could become part of a stop string is withheld until the response ends.
         """
         if not self.held_bytes and self.text_bytes == self.output_tokens * BYTES_PER_TOKEN:
             return words(self.salt, self.said + start, self.said + stop)
@@ -182,12 +196,21 @@ class EngineCall:
         return max(0, tokens * BYTES_PER_TOKEN - self.held_bytes)
 
     def text(self, tokens: int) -> str:
-        """Return what is shown of the first ``tokens`` output tokens."""
+        """Return the shown text of the first ``tokens`` output tokens."""
         return b"".join(self.texts(0, tokens)).decode()
 
 
 def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
-    """Return the call in ``body``."""
+    """Parse a request body.
+
+    Args:
+        body: The body.
+        settings: Settings of the worker.
+        api: API of the request.
+
+    Raises:
+        RequestError: The request is refused.
+    """
     given = read_object(body)
     fields = read_fields(_MODELS[api], given)
     check_model(fields.model, settings)
@@ -238,17 +261,27 @@ def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
 
 
 def adapter_seed(adapter: str | None, seed: int = 0) -> int:
-    """Return the seed of what an adapter makes of a prompt, its KV and its words; the model's own is ``seed``."""
+    """Return the seed of an adapter's KV and words; for None, the base model, return ``seed``."""
     return seed if adapter is None else xxhash.xxh3_64_intdigest(adapter.encode(), seed)
 
 
 def find_stop(
     salt: int, strings: Sequence[str], tokens: int, *, min_tokens: int, said: int = 0
 ) -> tuple[int, int, str] | None:
-    """Return (tokens, bytes before it, string) of the first of ``strings`` in a text; None where it holds none.
+    """Find the first stop string in the text of a response.
 
-    The text repeats itself after 256 tokens, so that no more of it is written. A stop counts by the token that completes
-    it, which may be the first that counts.
+    The text repeats after 256 tokens, so only that much of it is searched. A stop string counts from the token that
+    completes it, which can be the first one after ``min_tokens``.
+
+    Args:
+        salt: Salt of the request.
+        strings: Stop strings.
+        tokens: Maximum number of output tokens.
+        min_tokens: Minimum number of output tokens.
+        said: Number of words of the response that are in the prompt.
+
+    Returns:
+        Number of tokens, number of bytes before the stop string, and the string; None if none occurs.
     """
     longest = max(len(string.encode()) for string in strings)
     most = min(tokens, min_tokens + len(WORDS) + longest // BYTES_PER_TOKEN + 2)
@@ -259,7 +292,7 @@ def find_stop(
         at = text.find(encoded, max(0, (min_tokens - 1) * BYTES_PER_TOKEN + 1 - len(encoded)))
         if at >= 0:
             found.append((-(-(at + len(encoded)) // BYTES_PER_TOKEN), at, string))
-    # Of two that end with the same token, the string that begins first cuts the text.
+    # If two strings end with the same token, the one that begins first cuts the text.
     return min(found, default=None)
 
 
@@ -269,7 +302,11 @@ def _salt(prompt: bytes, *, worker_seed: int, seed: int) -> int:
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """Return the object of a request's body."""
+    """Return the JSON object in a request's body.
+
+    Raises:
+        RequestError: The body is not a JSON object.
+    """
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as exc:
@@ -280,7 +317,11 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def check_model(model: str | None, settings: ServeSettings) -> None:
-    """Refuse a name that this worker does not answer to."""
+    """Check that this worker serves the model; None is accepted.
+
+    Raises:
+        RequestError: It does not (status 404).
+    """
     names = (*settings.served_names, *settings.adapters)
     if model is not None and model not in names:
         raise RequestError(
@@ -291,7 +332,7 @@ def check_model(model: str | None, settings: ServeSettings) -> None:
 
 
 def _output_limit(fields: SamplingFields, longest: int, prompt_tokens: int) -> int:
-    """Return the most output tokens: what is asked for, as far as the context has room."""
+    """Return the maximum number of output tokens: the requested number, limited by the context length."""
     left_tokens, asked = longest - prompt_tokens, fields.max_tokens
     if left_tokens < 0:
         raise RequestError(
@@ -324,7 +365,7 @@ def _output_limit(fields: SamplingFields, longest: int, prompt_tokens: int) -> i
 
 
 def _natural_length(salt: int, settings: ServeSettings) -> int:
-    """Draw where the simulated model ends by itself: geometric, fixed by prompt and seed."""
+    """Return the length at which the simulated model ends by itself: geometrically distributed, and fixed by prompt and seed."""
     uniform = (xxhash.xxh3_64_intdigest(salt.to_bytes(8, "little")) + 1) / 2**64
     return max(1, math.ceil(-settings.flags.mean_output_tokens * math.log(uniform)))
 
@@ -342,9 +383,10 @@ def _usage(fields: SamplingFields) -> Usage:
 
 
 def rejected_remote(body: bytes, settings: ServeSettings) -> RemoteKv | None:
-    """Return the KV that a refused request was to fetch for decode; None if it names none.
+    """Return the KV that a refused request should have fetched; None if it names none.
 
-    No other worker will fetch it, so its blocks can be freed. Source: vLLM 0.32, ``_with_kv_transfer_rejection_cleanup``.
+    No other worker will fetch that KV, so its blocks can be released. Source: vLLM 0.32,
+    ``_with_kv_transfer_rejection_cleanup``.
     """
     if not settings.engine.role.fetches or b"do_remote_prefill" not in body:
         return None
@@ -356,7 +398,7 @@ def rejected_remote(body: bytes, settings: ServeSettings) -> RemoteKv | None:
 
 
 def _remote_of(params: Mapping[str, Any], settings: ServeSettings) -> RemoteKv | None:
-    """Return the KV to fetch: a prompt's from prefill, or the conversation's so far from decode."""
+    """Return the KV to fetch: a prompt's from prefill, or the conversation so far from decode; None if there is none."""
     role = settings.engine.role
     if role.fetches and params.get("do_remote_prefill") is True:
         return _remote(params, settings).model_copy(update={"tokens": None})

@@ -1,4 +1,4 @@
-"""The worker's HTTP face: routes, life cycle and draining; `serve` runs one worker until it is stopped."""
+"""HTTP server of a simulated worker: routes, life cycle and draining; `serve` runs one worker until it is stopped."""
 
 from __future__ import annotations
 
@@ -33,18 +33,22 @@ from penstock.engine.serve.trace import EngineTrace
 from penstock.engine.serve.worker import ServedWorker
 
 Ticket: TypeAlias = "asyncio.Future[bool]"
-"""Whether its request may run: False once its client has left."""
+"""Future that becomes True when its queued request can run, and False if its client disconnects first."""
 
 
 class EngineFull(Exception):  # noqa: N818 - named like the fact it reports
-    """Engine and queue are full; the message is the one that routers know."""
+    """Engine and queue are full; routers recognise the message."""
 
     def __init__(self) -> None:
         super().__init__("Server overloaded: worker at capacity")
 
 
 class RequestGate:
-    """The way into one worker's engine."""
+    """Admission of requests to one worker's engine.
+
+    Attributes:
+        slots: Requests that run or wait.
+    """
 
     def __init__(self, limit: int | None, queue: int) -> None:
         self.slots: RequestSlots[Ticket] = RequestSlots(limit, queue)
@@ -56,7 +60,13 @@ class RequestGate:
 
     @asynccontextmanager
     async def enter(self, responder: Responder, priority: int) -> AsyncIterator[bool]:
-        """Hold a slot for the block; yields whether the client is still there. The lowest priority is next."""
+        """Context manager that occupies a slot for its block; yields whether the client is still connected.
+
+        If the engine is full, it waits in the queue; the request with the lowest priority value runs next.
+
+        Raises:
+            EngineFull: The queue is full too.
+        """
         ticket: Ticket = asyncio.get_running_loop().create_future()
         state = self.slots.enter(ticket, priority)
         if state is SlotState.REJECTED:
@@ -84,22 +94,26 @@ class RequestGate:
 log = get_logger(__name__)
 
 _LIMITS = ServerLimits(max_body_bytes=64 * 1024 * 1024, drain_idle_s=1.0)
-"""A prompt of a million tokens is 4 MB of text and up to 7 MB of token ids. Chosen: a worker that drains refuses all new
-requests, and its routers repeat elsewhere one that meets a closing connection, so that GPUs need not wait for idle ones."""
+"""Limits of the HTTP server. A prompt of a million tokens has 4 MB of text or up to 7 MB of token IDs. Chosen: a
+draining worker refuses all new requests, and its routers retry on another worker a request that meets a closing
+connection, so that GPUs do not have to wait for idle connections."""
 _DRAIN_POLL_S = 0.02
 _CLOSE_GRACE_S = 5.0
 _RETRY_AFTER_S = b"1"
-"""Chosen: the least that HTTP can say; the worker does not know when a slot becomes free."""
+"""Value of retry-after in seconds. Chosen: the minimum that HTTP allows; the worker does not know when a slot becomes
+free."""
 _ID_PREFIXES = {Api.COMPLETIONS: "cmpl-", Api.CHAT: "chatcmpl-", Api.RESPONSES: "resp_", Api.MESSAGES: "msg_"}
 
 Route = Callable[[Request, Responder], Awaitable[None]]
 
 
 class EngineServer:
-    """Serves one worker.
+    """HTTP server of one simulated worker.
 
     Attributes:
-        state: ``starting`` → ``ready`` → ``draining``; only ``ready`` takes requests.
+        settings: Settings of the worker.
+        state: ``starting``, then ``ready``, then ``draining``; requests are accepted only if it is ``ready``.
+        worker: The engine and its clients.
     """
 
     def __init__(
@@ -132,16 +146,16 @@ class EngineServer:
 
     @property
     def port(self) -> int:
-        """The port listened on."""
+        """Port that the server listens on."""
         return self._http.port
 
     @property
     def url(self) -> str:
-        """Base URL."""
+        """Base URL of the worker."""
         return f"{self.settings.scheme}://{self.settings.flags.host}:{self.port}"
 
     async def start(self) -> None:
-        """Listen, then become ready after the simulated start-up time."""
+        """Start to listen, and become ready after the simulated startup time."""
         flags = self.settings.flags
         if self.worker.publisher is not None:
             self.worker.publisher.start()
@@ -154,14 +168,18 @@ class EngineServer:
             self.state = "ready"
 
     async def drain(self) -> None:
-        """Refuse new requests and return when all streams have ended and all pinned blocks are gone."""
+        """Refuse new requests; return when all streams have ended and all kept blocks are released."""
         self.state = "draining"
         self._http.drain()
         while not (self.worker.is_idle and self._gate.is_empty):  # noqa: ASYNC110 - four sources end it; an event in each costs more
             await asyncio.sleep(_DRAIN_POLL_S)
 
     async def close(self, *, grace_s: float = _CLOSE_GRACE_S) -> None:
-        """Stop listening; connections get ``grace_s`` real seconds to take the last bytes."""
+        """Stop listening and close.
+
+        Args:
+            grace_s: Wall-clock seconds for connections to receive the last bytes.
+        """
         self.state = "draining"
         await self._http.close(grace_s=grace_s)
         await self.worker.close()
@@ -216,7 +234,7 @@ class EngineServer:
             call,
             responder,
             response_id=response_id,
-            # Two requests may carry one id.
+            # Two requests may have the same client ID.
             request_id=f"{response_id}-{next(self._serial):08x}",
             headers=headers,
             interval=self.settings.flags.stream_interval,
@@ -283,11 +301,17 @@ def _refuse(request: Request, responder: Responder, message: str, headers: Heade
 
 
 async def serve(settings: ServeSettings, stop: asyncio.Event, tracing: Tracing | None = None) -> None:
-    """Run one worker until ``stop`` is set, then drain it; ``tracing`` makes its requests' spans."""
+    """Run one worker until ``stop`` is set, then drain it and return.
+
+    Args:
+        settings: Settings of the worker.
+        stop: Event that stops the worker.
+        tracing: Tracer for spans of requests; None disables tracing.
+    """
     try:
         async with asyncio.TaskGroup() as group:
             await _serve_until(stop, EngineServer(settings, group, tracing))
-    except ExceptionGroup as failures:  # the task group wraps even the one error that this function promises
+    except ExceptionGroup as failures:  # the task group wraps even a single error; unwrap it
         if len(failures.exceptions) == 1 and isinstance(failures.exceptions[0], PenstockError):
             raise failures.exceptions[0] from None
         raise

@@ -1,4 +1,4 @@
-"""One worker's settings, checked against its profile; the command line builds them with `resolve`."""
+"""Settings of one simulated worker, validated against its latency profile; the command line creates them with `resolve`."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from penstock.engine.serve.kv_publisher import KvEventsConfig, parse_events_conf
 log = get_logger(__name__)
 
 LONGEST_CONTEXT_TOKENS = 131_072
-"""Default bound of a sequence where the cache holds more: the context of the profiled Llama models."""
+"""Default maximum length of a sequence, if the cache can store more: the context length of the profiled Llama models."""
 _LEAST_QUEUE = 2
-"""Source: Dynamo's bound, so that one setting holds for both runtimes."""
+"""Minimum queue length. Source: Dynamo's minimum, so that one setting is valid for both runtimes."""
 
 
 class LoadFailurePolicy(StrEnum):
-    """What a decode worker does with a request whose KV it could not fetch; vLLM's words."""
+    """Treatment of a request on a decode worker whose KV could not be fetched; the values are vLLM's."""
 
     FAIL = "fail"
     RECOMPUTE = "recompute"
@@ -45,7 +45,7 @@ class LoadFailurePolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ServeFlags:
-    """What the command line takes, before it is checked; the help of its fields is the command line's."""
+    """Command-line options before validation; the help text of each field is shown by the command line."""
 
     model: str
     profile: str = flag(
@@ -150,11 +150,19 @@ class ServeFlags:
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """Checked settings.
+    """Validated settings.
 
     Attributes:
-        is_bidirectional: Decode keeps conversations for their next turn, prefill fetches them.
-        adapters: Paths of LoRA adapters by the names that requests use.
+        flags: Command-line options.
+        profile: Latency profile.
+        engine: Settings of the engine.
+        max_model_len: Maximum number of prompt and output tokens together.
+        served_names: Names of the model in requests.
+        load_failure: Treatment of requests whose KV could not be fetched.
+        kv_events: Configuration of KV events.
+        is_bidirectional: Whether decode workers keep conversations for their next turn, and prefill workers fetch
+            them.
+        adapters: Path of each LoRA adapter, by its name in requests.
     """
 
     flags: ServeFlags
@@ -169,17 +177,17 @@ class ServeSettings:
 
     @property
     def scheme(self) -> str:
-        """Return the scheme by which this worker and the others of its graph are reached."""
+        """Scheme of the HTTP endpoints of this worker and of the other workers in its graph."""
         return "http" if self.flags.ssl_certfile is None else "https"
 
     def latency(self) -> LatencyModel:
-        """Return how long steps take."""
+        """Return the latency model of the profile."""
         return self.profile.latency()
 
     def longest_tokens(self, priority: int) -> int:
-        """Return the longest prompt and output together of a request of this priority.
+        """Return the maximum number of prompt and output tokens of a request with this priority.
 
-        Below premium it must fit alongside the reserve, or it would wait for ever.
+        Requests below premium must fit without the reserve, or they would wait forever.
         """
         return min(self.max_model_len, self.engine.longest_tokens(priority))
 
@@ -200,7 +208,7 @@ _WITHOUT_MEANING = {
     "kv_connector_module_path",
     "enable_permute_local_kv",
 }
-"""vLLM's keys that change nothing here."""
+"""Keys of vLLM's configuration that have no effect here."""
 
 
 class _KvTransferConfig(BaseModel):
@@ -221,12 +229,12 @@ _ROLE_OF_KV_ROLE = {"kv_producer": EngineRole.PREFILL, "kv_consumer": EngineRole
 
 
 def resolve(flags: ServeFlags) -> ServeSettings:
-    """Check ``flags`` and derive what they leave open.
+    """Validate ``flags`` and compute the settings that they leave open.
 
     Raises:
-        ConfigError: a value is out of its bounds or contradicts another; flag, value and remedy are named.
+        ConfigError: A value is out of its bounds or contradicts another; the message names flag, value and remedy.
     """
-    SimulatedClock(flags.speed)  # refuses a bad --speed
+    SimulatedClock(flags.speed)  # raises for an invalid --speed
     check_bounds(flags)
     if (flags.ssl_certfile is None) is not (flags.ssl_keyfile is None):
         raise ConfigError("--ssl-certfile and --ssl-keyfile belong together; give both, or neither")
@@ -336,16 +344,16 @@ DEFAULT_PREEMPTIONS, DEFAULT_RESERVED_FRACTION = 3, 0.1
 
 
 class PreemptionFlag(PreemptionConfig):
-    """The JSON's keys: those of ``spec.engine.preemption``, and the link's to host memory.
+    """JSON value of ``--preemption-config``: the keys of ``spec.engine.preemption``, and those of the link to host memory.
 
-    The link is PCIe 4.0 x16 by default, 25 GB/s in practice for each GPU.
+    By default the link is PCIe 4.0 x16 with 25 GB/s in practice per GPU.
     """
 
     swap_link_gigabytes_per_second: Annotated[Number, Field(gt=0)] = 25.0
     swap_link_latency_ms: Annotated[Number, Field(ge=0)] = 1.0
 
     def terms(self, profile: Profile, block_size: int) -> PreemptionTerms:
-        """Return the core's terms for a worker of ``profile`` with blocks of ``block_size`` tokens."""
+        """Return the preemption terms for a worker with ``profile`` and blocks of ``block_size`` tokens."""
         block_bytes = profile.kv.bytes_per_token * block_size
         bytes_per_s = self.swap_link_gigabytes_per_second * 1e9 * profile.tensor_parallel
         most, reserved = self.max_per_request, self.premium_reserved_fraction

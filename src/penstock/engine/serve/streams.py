@@ -1,7 +1,7 @@
-"""One request's answer on its way to the client: the worker pumps it, back-pressure stops it.
+"""Sends the response of one request to its client: the worker calls `pump`, and back-pressure pauses it.
 
-Tokens that are not sent yet are a number, not a buffer: a slow client costs no memory, and gets what has
-become due in one write when it reads again.
+Tokens that are not sent yet are stored as a number, not in a buffer: a slow client costs no memory, and gets all
+pending tokens in one write when it reads again.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ _FORMATS: Final[Mapping[Api, type[CompletionFormat | ResponseFormat | MessageFor
 
 
 class Reply:
-    """One request's answer.
+    """Response to one request.
 
     Attributes:
-        request_id: The engine's id, unique; the client's own id is part of it.
-        is_held: Nothing may be sent yet, because its KV is not known to have been read in time.
-        is_read_sent: The prefill worker has been notified that its blocks were read.
-        done: Set when the answer is complete or no client is left to read it.
-        transfer_s: When its KV began and ended to arrive, simulated seconds; None: it was computed here.
+        call: The parsed request.
+        request_id: Unique ID in the engine; it contains the client's own ID.
+        is_held: Whether nothing can be sent yet, because it is not known whether its KV was read in time.
+        is_read_sent: Whether the prefill worker has been notified that its blocks were read.
+        done: Future that is set when the response is complete or the client has disconnected.
+        transfer_s: Start and end of the transfer of its KV in simulated seconds; None if the KV was computed here.
+        state: State in the engine; None before the first `pump`.
     """
 
     def __init__(
@@ -49,7 +51,18 @@ class Reply:
         outputs_of: Callable[[RequestState], int],
         kv_params: Callable[[RequestState], dict[str, Any] | None],
     ) -> None:
-        """Begin an answer that the client knows by ``response_id``, and the engine, which the callables ask, by ``request_id``."""
+        """Create the response.
+
+        Args:
+            call: The parsed request.
+            responder: Writes the HTTP response.
+            response_id: ID that the client sees.
+            request_id: Unique ID in the engine.
+            headers: Additional headers of the response.
+            interval: Number of tokens per streamed event.
+            outputs_of: Returns the number of tokens that a request has generated.
+            kv_params: Returns the ``kv_transfer_params`` of a request; None if its blocks are not kept.
+        """
         self.call = call
         self.request_id = request_id
         self.is_held = call.remote is not None
@@ -70,7 +83,10 @@ class Reply:
             responder.on_resume(self._resume)
 
     def pump(self, state: RequestState, outputs: int) -> None:
-        """Send what has become due: tokens [sent, outputs), and the end if the request has ended."""
+        """Send the tokens up to ``outputs`` that are not sent yet, and the end if the request has ended.
+
+        Does nothing while the response is held or the client is slow, or if it is done.
+        """
         self.state = state
         if self.is_held or self._is_paused or self.done.done():
             return
@@ -85,18 +101,24 @@ class Reply:
             self.abandon()
 
     def release(self) -> None:
-        """Let a held answer continue, after its KV was read in time."""
+        """Let a held response continue, after its KV was read in time."""
         self.is_held = False
         self._catch_up()
 
     def restart(self, request_id: str) -> None:
-        """Begin again as another request to the engine; nothing was sent yet."""
+        """Start again as another request in the engine; nothing must have been sent."""
         self.request_id = request_id
         self.state = None
         self.is_held = False
 
     def fail(self, message: str, status: int, kind: str) -> None:
-        """Answer with an error, or break the connection off if tokens were sent."""
+        """Send an error, or abort the connection if tokens have been sent; does nothing if the response is done.
+
+        Args:
+            message: Error message.
+            status: HTTP status.
+            kind: Error type in the body.
+        """
         if self.done.done():
             return
         if self._responder.started:
@@ -109,7 +131,7 @@ class Reply:
         self.abandon()
 
     def abandon(self) -> None:
-        """Record that nothing more is to be sent."""
+        """Record that nothing more will be sent; does nothing if the response is done."""
         if not self.done.done():
             self.done.set_result(None)
 
@@ -131,7 +153,7 @@ class Reply:
         self.abandon()
 
     def _due_texts(self, outputs: int, *, is_last: bool) -> list[bytes]:
-        """Return the texts of the events due: the first token alone, then every ``interval`` tokens."""
+        """Return the texts of the events to send: the first token alone, then every ``interval`` tokens."""
         start = self._sent
         texts = self.call.texts(start, outputs)
         if self._interval == 1:

@@ -1,4 +1,4 @@
-"""Tokens of a text or a chat, and the text of tokens, without the engine: /tokenize, /detokenize and count_tokens. Pure."""
+"""Converts between text or chats and tokens without the engine: /tokenize, /detokenize and count_tokens. Pure."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class _DetokenizeFields(Fields):
 
 
 def tokenize(body: bytes, settings: ServeSettings) -> bytes:
-    """Return the answer to /tokenize.
+    """Return the response body of /tokenize.
 
     Raises:
-        RequestError: it is refused.
+        RequestError: The request is refused.
     """
     given = read_object(body)
     is_chat = given.get("messages") is not None
@@ -35,10 +35,10 @@ def tokenize(body: bytes, settings: ServeSettings) -> bytes:
 
 
 def detokenize(body: bytes, settings: ServeSettings) -> bytes:
-    """Return the answer to /detokenize.
+    """Return the response body of /detokenize.
 
     Raises:
-        RequestError: it is refused.
+        RequestError: The request is refused.
     """
     fields = read_fields(_DetokenizeFields, read_object(body))
     check_model(fields.model, settings)
@@ -47,10 +47,10 @@ def detokenize(body: bytes, settings: ServeSettings) -> bytes:
 
 
 def count_tokens(body: bytes, settings: ServeSettings) -> bytes:
-    """Return the answer to Anthropic's /v1/messages/count_tokens.
+    """Return the response body of Anthropic's /v1/messages/count_tokens.
 
     Raises:
-        RequestError: it is refused.
+        RequestError: The request is refused.
     """
     fields = read_fields(CountFields, read_object(body))
     check_model(fields.model, settings)
@@ -58,8 +58,10 @@ def count_tokens(body: bytes, settings: ServeSettings) -> bytes:
 
 
 Answer = Callable[[bytes, ServeSettings], bytes]
+"""Function that returns the response body for a request body."""
 ANSWERS: Final[Mapping[str, Answer]] = {
     "/tokenize": tokenize,
     "/detokenize": detokenize,
     f"{MESSAGES}/count_tokens": count_tokens,
 }
+"""Functions by path."""

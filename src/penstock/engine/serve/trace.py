@@ -1,4 +1,4 @@
-"""The spans of one request in a simulated worker, named as vLLM names them; simulated times are laid on real ones."""
+"""Tracing spans of one request in a simulated worker, named as in vLLM; simulated times are converted to wall-clock times."""
 
 from __future__ import annotations
 
@@ -15,22 +15,28 @@ _NS: Final = 1e9
 
 
 class EngineTrace:
-    """Makes the spans of a worker's requests."""
+    """Creates the spans of a worker's requests."""
 
     def __init__(self, tracing: Tracing, clock: SimulatedClock, *, role: str) -> None:
-        """Take where spans go, the worker's clock and its role."""
+        """Prepare for a worker.
+
+        Args:
+            tracing: Tracer of the process.
+            clock: Simulated clock of the worker.
+            role: Role of the worker, an attribute of each span.
+        """
         self._tracing = tracing
         self._clock = clock
         self._role = {"penstock.role": role}
 
     def begin(self, request: Request) -> TraceSpan:
-        """Return the span of a request that was accepted, a child of the router's call."""
+        """Return the span of an accepted request, a child of the router's span."""
         return self._tracing.begin(
             "llm_request", request.headers, began_ns=time.time_ns(), attributes=self._role
         )
 
     def end(self, span: TraceSpan, reply: Reply) -> None:
-        """End it, with what it took: waiting, the KV transfer, prefill and decode."""
+        """End the span, with attributes and child spans for queue time, KV transfer, prefill and decode."""
         state = reply.state
         if state is None or state.finished_s is None:
             span.fail("aborted")

@@ -1,7 +1,7 @@
-"""Drives the core in real time: one timer, the streams it feeds, leases and the lag it runs at.
+"""Drives the engine core in real time: one timer, the response streams, leases, and the worker's lateness.
 
-Every step is processed at its simulated time or as soon after it as this process wakes up; the schedule
-itself never moves, so lateness shows in `lag` and is not added to the model.
+Every step is processed at its simulated time, or as soon after it as this process wakes up. The schedule itself never
+moves, so lateness appears in `lag` and is not added to the simulated times.
 """
 
 from __future__ import annotations
@@ -29,13 +29,25 @@ from penstock.engine.serve.streams import Reply
 log = get_logger(__name__)
 
 STEPS_PER_WAKE = 256
-"""Chosen: a late worker flushes its streams and reads its sockets at least this often."""
+"""Maximum number of steps per wake-up. Chosen: a late worker sends data and reads its sockets at least this often."""
 _TIMER_S = 0.001
-"""uvloop's timers count full milliseconds."""
+"""Resolution of uvloop's timers: one millisecond."""
 
 
 class ServedWorker:
-    """One simulated engine and its clients; ``port`` is where other workers reach it, once it listens."""
+    """One simulated engine and its clients.
+
+    Attributes:
+        settings: Settings of the worker.
+        clock: Simulated clock.
+        lag: Lateness of steps.
+        timeline: Timeline of the engine.
+        engine: The engine.
+        metrics: Metrics of the worker.
+        reading: Prompts whose KV is read from other workers.
+        publisher: Publisher of KV events; None if they are disabled.
+        port: Port at which other workers reach it; 0 until it listens.
+    """
 
     def __init__(
         self,
@@ -68,11 +80,11 @@ class ServedWorker:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request, transfer, pinned prompt, answer or notification is left."""
+        """Whether no request, transfer, kept prompt, response or notification is left."""
         return self.timeline.is_idle and not self._replies and self.reading.is_idle
 
     async def close(self) -> None:
-        """Stop the timer and close connections to other workers and subscribers."""
+        """Stop the timer, and close connections to other workers and subscribers."""
         if self._timer is not None:
             self._timer.cancel()
         if self.publisher is not None:
@@ -82,7 +94,7 @@ class ServedWorker:
     # -- requests -------------------------------------------------------------------------------------
 
     def submit(self, reply: Reply) -> None:
-        """Hand a request to the engine; ``reply.done`` shows when it is over."""
+        """Pass a request to the engine; ``reply.done`` is set when it is over."""
         self.reading.track(reply)
         self._submit(reply)
 
@@ -114,12 +126,12 @@ class ServedWorker:
         self._arm()
 
     def abort(self, reply: Reply, reason: FinishReason = FinishReason.ABORT) -> None:
-        """End a request whose client is gone, or whose KV could not be fetched."""
+        """End a request whose client has disconnected, or whose KV could not be fetched; does nothing if it is unknown."""
         if self._replies.pop(reply.request_id, None) is None:
             return
         now_s = self.clock.now_s()
         self.reading.forget(reply, is_read_pending=True)
-        # A held request may have ended in the engine, but to its client it has not.
+        # A held request may have ended in the engine although its client has not received the response.
         if self.timeline.abort(reply.request_id, now_s) or reply.is_held:
             self.metrics.finished[reason] += 1
         reply.abandon()
@@ -127,13 +139,13 @@ class ServedWorker:
         self._arm()
 
     def notified(self, message: Notification) -> list[str]:
-        """Take another worker's message; return the ids without a lease, which are ignored."""
+        """Process a message from another worker; return the IDs without a lease, which are ignored."""
         if message.engine_id != self._engine_id:
             self.metrics.ignored[IgnoredNotification.WRONG_ENGINE] += 1
             return message.ids
         now_s = self.clock.now_s()
         self._catch_up(now_s)
-        # Heartbeats first: one message may hold a heartbeat and, queued a moment later, the read of the same id.
+        # Heartbeats first: a message may have a heartbeat and, queued slightly later, a read with the same ID.
         unknown = self.engine.pinned.renew(message.heartbeat, now_s)
         self.metrics.heartbeats_received += bool(message.heartbeat)
         self.metrics.ignored[IgnoredNotification.UNKNOWN_REQUEST] += len(unknown)
@@ -143,7 +155,7 @@ class ServedWorker:
         return unknown
 
     def clear_cache(self) -> bool:
-        """Forget all cached prefixes; False, and nothing changed, while any block is in use."""
+        """Empty the prefix cache; return False, and change nothing, if any block is in use."""
         is_cleared = self.engine.pool.clear()
         self._publish()
         return is_cleared
@@ -167,8 +179,8 @@ class ServedWorker:
         if due_s == math.inf:
             return
         delay_s = self.clock.to_real_s(due_s - self.clock.now_s())
-        # A timer that fired a little early is followed by busy turns of the loop, never a fresh short step:
-        # at high speeds that would keep the processor busy without end.
+        # If a timer fired slightly early, run again in the next turns of the loop instead of setting another
+        # timer or starting a short step; at high speeds that would keep the processor busy all the time.
         if delay_s <= 0 or (due_s == self._early_for_s and delay_s < _TIMER_S / 2):
             self._timer = self._loop.call_soon(self._wake)
         else:
@@ -190,7 +202,7 @@ class ServedWorker:
             self.lag.record(now_s - outcome.end_s)
             self.metrics.observe_step(outcome)
             self._deliver_finished(outcome)
-        # First tokens leave before the others', which can wait for the time that it takes to write them.
+        # First tokens are sent before other tokens, because TTFT matters more than that short delay.
         for outcome in outcomes:
             self._pump(outcome.started)
         if outcomes:
@@ -250,18 +262,18 @@ class ServedWorker:
     # -- KV transfer ------------------------------------------------------------------------------------
 
     def pinned_params(self, state: RequestState) -> dict[str, Any] | None:
-        """Return ``kv_transfer_params`` for a request whose blocks are kept, or None."""
+        """Return ``kv_transfer_params`` for a request whose blocks are kept; None if they are not."""
         request_id = state.request.request_id
         expiry_s = self.engine.pinned.expiry_s(request_id)
         if expiry_s is None:
             return None
         flags, is_decode = self.settings.flags, self.settings.engine.role is EngineRole.DECODE
-        # The last output is never computed, so decode's blocks lack it.
+        # The last output is not computed again, so decode's blocks lack it.
         tokens = state.request.prompt_tokens + (state.outputs - 1 if is_decode else 0)
         return {
             "do_remote_prefill": not is_decode,
             "do_remote_decode": is_decode,
-            # One list for each group of layers; the model has one.
+            # One list per group of layers; the model has one group.
             "remote_block_ids": [self.engine.pinned.blocks_of(request_id)],
             "remote_engine_id": self._engine_id,
             "remote_request_id": request_id,
@@ -277,15 +289,15 @@ class ServedWorker:
         }
 
     def _let_go_on(self, reply: Reply) -> None:
-        """Send what was held back until the KV was known to have been held while it was read."""
+        """Send the held part of a response, now that its KV is known to have been valid when it was read."""
         reply.release()
         if reply.state is not None and reply.state.finish_reason is not None:
             self.metrics.observe_finished(reply.state)
 
     def _fail_load(self, reply: Reply, why: str) -> None:
-        """Follow kv_load_failure_policy: refuse before the first token, or compute the prompt here.
+        """Apply kv_load_failure_policy: fail the request before its first token, or compute the prompt here.
 
-        A conversation's earlier turns that are gone from decode are always computed again.
+        Earlier turns of a conversation whose KV is no longer on the decode worker are always computed again.
         """
         self.metrics.failed_transfers += 1
         log.warning("KV could not be fetched", request_id=reply.request_id, why=why)
