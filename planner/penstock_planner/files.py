@@ -262,7 +262,14 @@ class SnapshotWriter:
         self._newest: dict[str, Any] | None = None
 
     def fill(self, changes: Sequence[FormerChange], view: View) -> None:
-        """Add the changes of earlier runs, oldest first. Changes from another timeline have no ``at_s``, since their age is unknown."""
+        """Add the changes of earlier runs, oldest first.
+
+        Changes from another boot of the host or another time factor have no ``at_s``, since their age is unknown.
+
+        Args:
+            changes: Changes to add; only the newest 20 (`SHOWN_CHANGES`) are kept.
+            view: State at the start of this run.
+        """
         self._origin_s = view.origin_s
         for each in changes:
             is_same = each.origin_s == view.origin_s

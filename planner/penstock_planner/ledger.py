@@ -64,7 +64,8 @@ class FormerChange:
 
     Attributes:
         decision: The decision.
-        origin_s: Time at which the first run of its timeline began, simulated seconds.
+        origin_s: Time at which the first run of its timeline began, simulated seconds. Runs are on the same timeline if their times are
+            comparable, that is within one boot of the host and with the same time factor.
         wall_s: Time at which it was recorded, real seconds since 1970; None in ledgers of an older version.
     """
 
@@ -102,7 +103,8 @@ class FormerRuns:
     def pulls(self, origin_s: float, gap_s: Callable[[float], float]) -> list[Pull]:
         """Return metrics scrapes of one timeline at minimum distances, oldest first.
 
-        Reading goes backwards from the newest record, and ends at the first run with another origin.
+        Reading goes backwards from the newest record, and ends at the first run with another origin, since times of other runs are not
+        comparable.
 
         Args:
             origin_s: Time at which the first run of the timeline began, simulated seconds.

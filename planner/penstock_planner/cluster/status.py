@@ -50,7 +50,14 @@ log = get_logger(__name__)
 
 
 class PlannerReason(StrEnum):
-    """Reason of the condition PlannerActive; a closed set."""
+    """Reason of the condition PlannerActive; a closed set.
+
+    OBSERVING: decides at its interval. ADJUSTING: waits until replicas have started or drained. BACKING_OFF: a scale-up failed, and is
+    retried after a pause. SCALED_BY: another client sets a role's replicas. NO_OPERATION and PAUSED: decides without scaling.
+    METRICS_MISSING: metrics have been unknown for too long. TARGET_UNAVAILABLE: the cluster cannot be watched. DISABLED: the graph has no
+    planner. MISCONFIGURED: its options are invalid. PROFILE_MISSING and PROFILE_INVALID: mode sla has no usable profile. FAILED: the
+    planner ended with an error, and is restarted.
+    """
 
     OBSERVING = "Observing"
     ADJUSTING = "Adjusting"

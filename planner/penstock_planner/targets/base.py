@@ -63,7 +63,7 @@ class Target(Protocol):
     """Interface of a backend: reads the replicas of a graph, scales them, and switches workers between roles."""
 
     async def observe(self) -> TargetState:
-        """Return the current state of the graph's workers.
+        """Return a snapshot of the graph's workers: replica counts, addresses of ready workers, failures, and the grant of a GPU pool.
 
         Raises:
             ClusterError: the backend cannot be read.

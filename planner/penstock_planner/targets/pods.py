@@ -172,13 +172,13 @@ def count(
 
 
 def with_switching(pools: Mapping[Role, PoolCounts], pods: Iterable[PodFacts]) -> dict[Role, PoolCounts]:
-    """Return the counts for roles between which workers switch.
+    """Return the counts of roles between which workers can switch.
 
-    Each draining worker whose role has a counterpart with a starting replica without GPUs counts as a switching replica of that role. Such
-    a replica is one whose pod waits for the GPU budget or does not exist yet; the switching worker replaces it.
+    A draining worker counts as a switching replica of the other role if that role has a starting replica without GPUs: one whose pod waits
+    for the GPU budget or does not exist yet. The draining worker will replace that replica.
 
     Args:
-        pools: Counts by role, as returned by `count`.
+        pools: Counts by role, as in `PodPool.counts`.
         pods: Pods of all roles.
     """
     begun = Counter(

@@ -20,11 +20,11 @@ WANTS_VALID_S: Final = 180.0
 
 @dataclass(frozen=True, slots=True)
 class RoleBid:
-    """Bid of one role or one service.
+    """Bid of one role or one service for GPUs of a pool.
 
     Attributes:
         replicas: Number of replicas wanted, >= 0.
-        floor: Minimum number of replicas, which are requested before all replicas above a floor.
+        floor: Minimum number of replicas. Replicas up to the floors of all roles come before those above.
         gpus: GPUs per replica, >= 0.
         is_prefill: Whether it is the prefill role. If two roles have the same fraction of their replicas, the other role comes first, since
             a full decode pool discards computed prompts.

@@ -393,8 +393,13 @@ class _Search:
 def reachable(wanted: Counts, start: int, step: int) -> Counts:
     """Return the smallest numbers of replicas that are at least ``wanted`` and change by at most ``step`` per decision.
 
-    If ``start`` is too low to reach a wanted number in time, the result is below it there.
+    If the increase from ``start`` would be too fast, the numbers are below ``wanted`` until they have caught up.
     Example: wanted 2 2 2 5 1 1, from 2 with step 1: 2 3 4 5 4 3.
+
+    Args:
+        wanted: Number of replicas wanted at each decision; the first one is ignored.
+        start: Number of replicas at the first decision.
+        step: Maximum change per decision.
     """
     values = wanted.astype(np.int64)
     values[0] = start
