@@ -30,9 +30,10 @@ class RecordDecision:
 
 @dataclass(frozen=True, slots=True)
 class ObserveAt:
-    """End the tick, and observe the backend at ``at_s`` simulated seconds, or immediately if that is past.
+    """End the tick, and observe the backend later. The answer is the `TargetState`, or None if the backend cannot be read.
 
-    The answer is the `TargetState`, or None if the backend cannot be read.
+    Attributes:
+        at_s: Time at which to observe, in simulated seconds; immediately if it is past.
     """
 
     at_s: float
@@ -77,7 +78,7 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """Pass a recorded decision to the observers."""
+    """Pass a recorded decision to the planner's observers, such as metrics and Events."""
 
     decision: Decision
 
@@ -118,7 +119,11 @@ class BeginLedger:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Point at which the header contains the planner's whole state, so that the driver can start a new ledger file with it."""
+    """Point at which the planner's whole state is in ``header``, so that the driver can start a new ledger file with it.
+
+    Attributes:
+        header: Header record with the state.
+    """
 
     header: Record
 

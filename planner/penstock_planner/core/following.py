@@ -23,7 +23,10 @@ from penstock_planner.decide.pipeline import decide
 
 
 class LedgerFollower:
-    """Reconstructs the planner's state by reading a ledger's records in order, starting with an anchor."""
+    """Reconstructs the planner's state by reading a ledger's records in order.
+
+    The first record must be an anchor: a record that contains the planner's whole state (see `records`).
+    """
 
     def __init__(self, config: DecideConfig) -> None:
         """Create a follower; ``config`` is used for values that the records do not contain."""

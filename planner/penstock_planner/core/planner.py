@@ -64,7 +64,7 @@ it is written to disk. `Scale` and `Switch`: the reason if the backend refused t
 
 
 class PlannerCore:
-    """One planner. Times are simulated seconds.
+    """Control flow and state of one planner, without I/O. Times are simulated seconds.
 
     Attributes:
         settings: Settings; the driver can replace them between two answers.
@@ -76,7 +76,7 @@ class PlannerCore:
             role is absent if none has.
         desired: Number of replicas desired by the last decision, by role.
         is_overdue: Whether an adjustment that did not finish in time is being ignored.
-        remembered: Learned state that an earlier run left; None if there was none.
+        remembered: Description of the learned state that an earlier run left; None if there was none.
     """
 
     def __init__(self, settings: PlannerSettings, now_s: float) -> None:
@@ -381,7 +381,7 @@ class PlannerCore:
             kind = DecisionKind.ROLL_BACK
             if (yield from self._record(kind, made, position, role=role, why=why, pull=pull)):
                 yield from self._carry_out(changes_of(made[0]))
-                # A new interval, and its own adjustment.
+                # Start a new interval, blocked by the roll-back as an adjustment of its own.
                 self.schedule = self.schedule.converged(at_s, self._interval_s).blocked(at_s)
             else:
                 self._roll_back_after_s = at_s + self._config.adjustment_interval_s

@@ -118,5 +118,5 @@ class TickSchedule:
         return replace(self.begun(at_s, interval_s), blocked_s=None)
 
     def pulled(self, pull: Pull) -> TickSchedule:
-        """Return the schedule with one more pull."""
+        """Return the schedule with ``pull`` appended to the interval's pulls."""
         return replace(self, pulls=(*self.pulls, pull))

@@ -444,7 +444,9 @@ def _within_budget(
 
 
 ADAPTIVE = PlannerPolicy(by_demand, follows_demand=True)
+"""Mode adaptive as a policy."""
 SLA = PlannerPolicy(by_targets, follows_demand=True, needs_profile=True)
+"""Mode sla as a policy."""
 
 MEMORIES: Final[Mapping[str, type[AdaptiveMemory | SlaMemory]]] = {
     "adaptive": AdaptiveMemory,
@@ -454,7 +456,7 @@ MEMORIES: Final[Mapping[str, type[AdaptiveMemory | SlaMemory]]] = {
 
 
 def carried(known: Memory) -> Memory:
-    """Return the part of the learned state with which another graph's planner can start. Other policies' state is dropped."""
+    """Return the part of the learned state with which another graph's planner can start. Learned state of other policies is dropped."""
     return {key: kind.read(known).carried() for key, kind in MEMORIES.items() if key in known}
 
 

@@ -70,6 +70,7 @@ def from_plain(kind: Callable[..., MadeT], plain: Mapping[str, Any], *, skips_un
 
 
 Reader = Callable[[Any], Any]
+"""Function that parses a plain value into the value of a field."""
 _SCALARS: Final[Mapping[Any, tuple[type, ...]]] = {
     bool: (bool,),
     int: (int, float),

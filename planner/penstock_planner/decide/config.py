@@ -36,7 +36,16 @@ ParametersT = TypeVar("ParametersT")
 
 
 class Mode(StrEnum):
-    """Names of the policies in this distribution: first the planner's own, then those that it is measured against."""
+    """Names of the policies in this distribution. The first three are the planner's own; the others are for comparison.
+
+    Attributes:
+        LOAD: Thresholds on the prefill queue and on KV usage.
+        ADAPTIVE: Demand at the frontend and the observed throughput of workers.
+        SLA: As adaptive, with a performance profile and latency targets.
+        HPA: The Kubernetes HorizontalPodAutoscaler.
+        ORACLE: A policy that knows all future arrivals, without a limit on replicas per decision.
+        ORACLE_ONE_STEP: The same with one replica per decision.
+    """
 
     LOAD = "load"
     ADAPTIVE = "adaptive"
@@ -262,7 +271,7 @@ def config_from(plain: Mapping[str, Any]) -> DecideConfig:
     """Return the configuration from the plain data that `to_plain` made of it. Absent keys take their default."""
     fields = {
         key: value for key, value in plain.items() if key != "baseline"
-    }  # of ledgers before policies had parameters
+    }  # a key in ledgers of versions in which policies had no parameters
     performance, parameters = fields.pop("performance", None), fields.pop("parameters", None)
     # A ledger of a version without modes was decided by the document's rule, which uses the queue per worker.
     config = from_plain(DecideConfig, {"queue_per_worker": "mode" not in fields, **fields})

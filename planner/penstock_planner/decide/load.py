@@ -82,7 +82,7 @@ class Signal:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every pull knew the value of every ready worker. Only then the role may shrink."""
+        """Return whether every pull knew the value of every ready worker. The role can shrink only then."""
         return self.mean is not None and not self.unknown
 
 
@@ -409,3 +409,4 @@ def _follow_trend(proposal: RoleProposal, window: Window, config: DecideConfig) 
 
 
 POLICY = PlannerPolicy(load, waits_for_adjustments=True)
+"""Mode load as a policy."""

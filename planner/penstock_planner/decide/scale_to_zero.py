@@ -34,7 +34,10 @@ def quiet_since(before_s: float | None, pull: Pull) -> float | None:
 def to_zero_or_back(
     proposals: Sequence[RoleProposal], window: Window, memory: AdaptiveMemory, config: DecideConfig
 ) -> list[RoleProposal]:
-    """Return the proposals after all roles were taken to zero, or back from zero, if it is time to do so.
+    """Return the proposals, changed so that all roles go to zero or return from zero if it is time to do so.
+
+    All roles go to zero after `DecideConfig.scale_to_zero_after_s` without requests, and return after a request
+    arrived.
 
     Args:
         proposals: One proposal per role.

@@ -58,6 +58,7 @@ class ScheduledBounds:
 
 
 Schedule = Sequence[ScheduledBounds]
+"""Entries of a schedule."""
 
 
 def in_force(schedule: Schedule, wall_s: float | None) -> tuple[ScheduledBounds, ...]:

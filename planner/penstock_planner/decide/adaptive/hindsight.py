@@ -72,7 +72,10 @@ class Growth(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ShadowFleets:
-    """Shadow fleets with the same `Growth`. Element n - 1 of each tuple belongs to floor n (or to the n-th replica).
+    """Simulated ("shadow") fleets of one role with the same `Growth`, one fleet for each floor.
+
+    A floor is a number of replicas that is kept even while they are idle. Element n - 1 of each tuple belongs to
+    floor n, or to the n-th replica.
 
     Attributes:
         started_s: Seconds for which the n-th replica has existed in the fleets whose floor is below n; 0 if it does
@@ -90,11 +93,13 @@ class ShadowFleets:
 
 @dataclass(frozen=True, slots=True)
 class Hindsight:
-    """Learned state about the floors of one role. All times are ages in seconds, so that it does not depend on a clock.
+    """Learned state from which one role's floor is chosen: the number of replicas that is kept even while they are idle.
+
+    All times are ages in seconds, so that the state does not depend on a clock.
 
     Attributes:
-        floor: Floor that the planner follows; 0 if none has been chosen yet.
-        growth: Kind of the followed fleet.
+        floor: Chosen floor; 0 if none has been chosen yet.
+        growth: Chosen way to start replicas above the floor.
         seen_s: Seconds of demand that are counted. This and all other counts are halved each time it reaches
             `MEMORY_S`.
         arrivals: Number of requests.
@@ -103,7 +108,7 @@ class Hindsight:
             which it did not; from 0 to the hold time.
         idle_s: For each n, seconds for which n - 1 replicas have been enough; 0 if they are not enough now.
         since_s: For each n, seconds since demand first needed the n-th replica; 0 if never.
-        fleets: Shadow fleets by kind.
+        fleets: Shadow fleets, which tell what every floor would have cost, by way of growing.
         recurrence: When demand above the smallest floor occurs.
         least: Smallest floor, >= 1.
     """
@@ -124,17 +129,17 @@ class Hindsight:
 
     @property
     def sizes(self) -> int:
-        """Return the largest floor that is followed."""
+        """Return the largest floor for which a shadow fleet is simulated."""
         return len(self.needed_s)
 
     @property
     def usual(self) -> float:
-        """Return the number of requests in `WAIT_S` at the observed rate, but at least `ENOUGH`."""
+        """Return the number of requests that arrive in half an hour (`WAIT_S`) at the observed rate, but at least `ENOUGH`."""
         return max(ENOUGH, WAIT_S * self.arrivals / self.seen_s) if self.seen_s else ENOUGH
 
     @property
     def most(self) -> int:
-        """Return the largest floor worth keeping: each replica above it has been idle for longer than it was needed.
+        """Return the largest floor worth keeping. Each replica above it has been idle for longer than it was needed.
 
         A replica counts as needed from its first need to its last, so demand that returned is waited for longer than
         demand that occurred once.
@@ -148,7 +153,7 @@ class Hindsight:
 
     @property
     def given_up_in_s(self) -> float | None:
-        """Return the seconds without need after which the present floor is no longer worth keeping (see `most`).
+        """Return the seconds without need after which the chosen floor is no longer worth keeping, so that it will be lowered.
 
         Returns None if the floor is not above the smallest one.
         """
@@ -161,20 +166,24 @@ class Hindsight:
 
     @property
     def floor_now(self) -> int:
-        """Return the floor to keep now. For a scheduled fleet it is the smallest floor while no demand is expected to recur."""
+        """Return the number of replicas to keep now even while they are idle.
+
+        It is the chosen floor, or the smallest one if the floor is only for demand that recurs and none is expected
+        soon.
+        """
         is_between = self.growth is Growth.RECURRING and self.recurrence.is_between
         return self.least if is_between else self.floor
 
     def lasting(self, startup_s: float) -> int:
-        """Return the number of replicas that demand has needed for at least a start-up time, given in seconds."""
+        """Return the number of replicas that demand has needed for at least ``startup_s`` seconds."""
         return sum(1 for needed_s in self.needed_s if needed_s >= startup_s)
 
     def is_idle(self, replica: int, hold_s: float) -> bool:
         """Return whether the n-th replica, which is above the floor, is no longer needed.
 
-        An immediate fleet keeps it until it has been idle for ``hold_s``. A delayed one keeps it until it has been
-        idle for as long as it was needed. A scheduled one keeps none. A replica above all followed floors is treated
-        like the largest one.
+        It depends on the chosen `growth`. PROMPT keeps the replica until it has been idle for ``hold_s``, PATIENT
+        until it has been idle for as long as it was needed, and RECURRING does not keep it. A replica above all
+        simulated floors is treated like the largest one.
 
         Args:
             replica: n, counted from 1.
@@ -186,9 +195,9 @@ class Hindsight:
         return self.needed_s[place] <= 0 if self.growth is Growth.PATIENT else self.idle_s[place] >= hold_s
 
     def is_past(self, replica: int, hold_s: float) -> bool:
-        """Return whether the n-th replica was last needed longer ago than an idle one is kept.
+        """Return whether the n-th replica was last needed longer ago than an idle replica is kept.
 
-        Always False for a scheduled fleet, because its demand is expected to return.
+        Always False if the floor is for demand that recurs, because that demand is expected to return.
 
         Args:
             replica: n, counted from 1.
@@ -199,11 +208,14 @@ class Hindsight:
         return self.idle_s[replica - 1] >= hold_s
 
     def fleet(self) -> tuple[ShadowFleets, int]:
-        """Return the shadow fleets of the chosen kind, and the index of the chosen floor in them."""
+        """Return the shadow fleets that grow in the chosen way, and the index of the chosen floor in their tuples."""
         return self.fleets[self.growth], self.floor - 1
 
     def carried(self) -> Hindsight:
-        """Return the state with which another graph starts: the costs of the fleets, without their present replicas and backlogs."""
+        """Return the state with which another graph of the same model starts.
+
+        It has the costs of the shadow fleets, without their present replicas and backlogs.
+        """
         still = (0.0,) * self.sizes
         fleets = {
             growth: replace(each, started_s=still, backlogs=still) for growth, each in self.fleets.items()
@@ -255,12 +267,15 @@ class PulledLoad:
 
 
 def counted(value: float) -> float:
-    """Return a time or a number of requests rounded to sixteenths."""
+    """Return a time or a number of requests rounded to sixteenths, so that sums are exact and the ledger stores few digits."""
     return round(PARTS * value) / PARTS
 
 
 def followed(known: Hindsight, load: PulledLoad) -> Hindsight:
-    """Return the state after one pull. The floor does not change here, except that the first pull sets it to the existing replicas."""
+    """Return the state after one pull, in which every shadow fleet has served the pull's load.
+
+    The floor does not change here, except that the first pull sets it to the number of existing replicas.
+    """
     given = 0 if known.seen_s else load.given
     asked = max(known.sizes, math.ceil(load.grows_at) + 1, known.floor, given, 1)
     known = _faded(_grown(known, min(load.sizes, SIZES_MOST, asked)))
@@ -406,12 +421,15 @@ def _worked(
 
 
 def served_by(workers: int, backlog_s: float, load: PulledLoad) -> tuple[float, float]:
-    """Return the work left after one pull, in seconds of one worker, and the number of the pull's requests served late.
+    """Return the outcome of one pull for a simulated fleet: the work left and the number of requests served late.
 
     Args:
         workers: Number of workers of the fleet.
         backlog_s: Work left before the pull, in seconds of one worker.
         load: Load of the pull.
+
+    Returns:
+        (work left in seconds of one worker, number of the pull's requests served late).
     """
     count, work_s = load.arrivals, load.work_s
     if work_s is None:
@@ -448,7 +466,7 @@ class Objective:
 
 
 def chosen(known: Hindsight, objective: Objective) -> Hindsight:
-    """Return the state with the floor to follow. It changes only if another floor would have saved more than the change costs."""
+    """Return the state with the floor to use from now on. It changes only if another floor would have saved more than the change costs."""
     least, most = min(known.least, known.sizes), min(known.most, known.sizes)
     if not known.floor:
         known = replace(known, floor=least)
@@ -478,18 +496,21 @@ def chosen(known: Hindsight, objective: Objective) -> Hindsight:
 
 
 def cost_of(fleets: ShadowFleets, place: int, objective: Objective) -> float:
-    """Return the cost that a fleet would have had, in GPU-seconds, late requests included.
+    """Return the cost that a shadow fleet would have had in GPU-seconds: those of its replicas plus the price of its late requests.
 
     Args:
-        fleets: Fleets of one kind.
-        place: Floor minus 1.
+        fleets: Shadow fleets that grow in the same way.
+        place: Floor of the fleet minus 1.
         objective: Prices.
     """
     return objective.gpus * fleets.replica_s[place] + objective.price_gpu_s * fleets.late[place]
 
 
 def change_gpu_s(replicas: int, objective: Objective) -> float:
-    """Return the GPU-seconds that changing the floor by ``replicas`` can waste. The sign is ignored, and 0 counts as one replica."""
+    """Return the GPU-seconds that raising or lowering the floor by ``replicas`` can waste, >= those of one replica.
+
+    The sign of ``replicas`` is ignored, and 0 counts as one replica.
+    """
     return objective.gpus * objective.unused_s * max(1, abs(replicas))
 
 

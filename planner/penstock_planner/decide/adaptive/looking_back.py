@@ -26,9 +26,10 @@ price of late requests was so low that three in four bursts were served late (TR
 def looked_back(
     cases: Mapping[Role, rules.Case], window: Window, memory: AdaptiveMemory, config: DecideConfig
 ) -> AdaptiveMemory:
-    """Return the learned state after every role's shadow fleets have served the window, with the floors that follow from that.
+    """Return the learned state after the window: shadow fleets of every role have served it, and each role's floor is chosen again.
 
-    Returns ``memory`` unchanged if no pull of the window has a known demand.
+    Shadow fleets are simulated ones, see `hindsight`. Returns ``memory`` unchanged if no pull of the window has a
+    known demand.
 
     Args:
         cases: Input of the rules by role; a role without an entry is skipped.
@@ -74,6 +75,10 @@ def late_price_gpu_s(known: Hindsight, config: DecideConfig) -> float:
 
     It depends on the GPU-seconds that requests keep busy (`DecideConfig.gpu_percent_per_point`), not on those that
     are held.
+
+    Args:
+        known: Learned state with the numbers of requests and of busy GPU-seconds.
+        config: Configuration with the price.
     """
     usually_held_s = HELD_TO_BUSY * known.work_gpu_s
     return config.gpu_percent_per_point * usually_held_s / max(1.0, known.arrivals)

@@ -193,7 +193,7 @@ class AdaptiveMemory:
         return self.startup_timeout_s / 2
 
     def change_startup_s(self, role: Role) -> float:
-        """Return the start-up time in seconds that is used to calculate the cost of a change of the floor.
+        """Return the start-up time in seconds that is used to calculate what changing the role's learned floor (see `hindsight`) costs.
 
         It is `half_timeout_s` until a start-up has been observed or is stated in the manifest.
         """

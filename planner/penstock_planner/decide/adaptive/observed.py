@@ -98,7 +98,7 @@ class ObservedWorkers:
 
     @property
     def has_shadows(self) -> bool:
-        """Whether the learned floor (`hindsight`) decides how many replicas to keep. If not, `busy_most` alone decides."""
+        """Whether simulated ("shadow") fleets decide how many replicas to keep, see `hindsight`. If not, `busy_most` alone decides."""
         return True
 
     @property
@@ -121,7 +121,7 @@ class ObservedWorkers:
         return work.tokens_per_s
 
     def arriving(self, along: TrendForecast) -> TrendForecast:
-        """Return the forecast of requests/s to use, given the forecast along the trend."""
+        """Return the forecast of requests/s to use, given the forecast along the trend; here the same."""
         return along
 
     def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
@@ -140,7 +140,7 @@ class ObservedWorkers:
         Args:
             tokens_per_s: Uncached prompt tokens/s whose prefill is expected to end.
         """
-        del tokens_per_s  # without a profile the gain of another worker is unknown
+        del tokens_per_s  # without a profile it is unknown how much another worker would lower the ITL
         return None
 
     def busy_most(self, role: Role, workers: int) -> float:

@@ -106,7 +106,10 @@ class Case:
 
     @property
     def is_early(self) -> bool:
-        """Whether present demand is not yet a reason to start a replica, because in hindsight waiting for it to last is cheaper."""
+        """Whether present demand is not yet a reason to start a replica.
+
+        It is not if, in hindsight, it is cheaper to wait until demand has lasted for a start-up time, and it has not.
+        """
         known = self.hindsight
         if known is None or known.growth is Growth.PROMPT:
             return False
@@ -177,7 +180,7 @@ def grows_at(case: Case) -> float | None:
 
 
 def held(case: Case) -> float:
-    """Return the number of workers, as a fraction, whose KV cache the running answers fill. 0 if it is unknown."""
+    """Return the number of workers, as a fraction, that the running answers keep busy with their KV cache. 0 if it is unknown."""
     if case.kv is None or not case.pool.ready:
         return 0.0
     return case.pool.ready * light_of(case.kv.load / case.pool.ready) / light_of(FULL)
@@ -447,7 +450,10 @@ def _kept_rate(work: WorkView, sigmas: float) -> float:
 
 
 def is_enough(case: Case, workers: int) -> bool:
-    """Return whether demand alone needs no more than ``workers`` replicas, which must be fewer than the present ones."""
+    """Return whether demand alone needs no more than ``workers`` replicas, regardless of learned floors and trials.
+
+    ``workers`` must be less than the present number of replicas.
+    """
     if case.work is not None:
         busy, most = _busy_with(case, case.work, workers)
         if busy > most:
@@ -458,7 +464,7 @@ def is_enough(case: Case, workers: int) -> bool:
 
 
 def needed(case: Case) -> int:
-    """Return the number of replicas that demand alone needs, from 1 to the present number."""
+    """Return the number of replicas that demand alone needs, regardless of learned floors and trials; from 1 to the present number."""
     replicas = case.pool.replicas
     if not is_enough(case, replicas - 1):
         return replicas

@@ -24,7 +24,7 @@ another cause, and more workers would not help."""
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Requests of one window as they were served, and as the model of the real fleet serves them.
+    """Requests of one window as they were really served, and as the model predicts for the real fleet.
 
     Attributes:
         requests: Number of first tokens plus requests rejected or timed out.
@@ -41,7 +41,7 @@ class Compared:
 
     @property
     def inputs(self) -> dict[str, float]:
-        """Return the fields as the inputs of a step."""
+        """Return the four numbers by name, for the recorded step of a rule."""
         return {
             "requests": self.requests,
             "late": self.late,
@@ -52,7 +52,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Comparison of the model with the first tokens.
+    """Comparison of the shadow fleets' model (see `hindsight`) with the first tokens that were really served.
 
     Attributes:
         share: Fraction of its throughput that a shadow worker does; None if it has not been corrected yet.
@@ -85,7 +85,10 @@ class Served:
     newest: Compared = Compared()
 
     def share_of(self, role: Role) -> float:
-        """Return the fraction of its throughput that a shadow worker of the role does: the corrected one, or else the default of `SHARES`."""
+        """Return the fraction of its measured throughput that the model assumes for a worker of the role.
+
+        It is the corrected fraction, or the default of `SHARES` if there has been no correction yet.
+        """
         return SHARES.get(role, 1.0) if self.share is None else self.share
 
     @property
@@ -95,7 +98,10 @@ class Served:
 
     @property
     def predicted_in_time(self) -> float | None:
-        """Return the fraction of those requests that the model predicts to be on time with the real fleet; None if there were none."""
+        """Return the fraction of the last half hour's arrivals that the model predicts to be on time; None if there were none.
+
+        The prediction is for the replicas that were really there.
+        """
         return max(0.0, 1.0 - self.predicted_late / self.arrived) if self.arrived > 0 else None
 
     @property
@@ -171,5 +177,5 @@ class Served:
         )
 
     def carried(self) -> Served:
-        """Return the state with which another graph starts: only ``share``, the correction of the model; all counts are reset."""
+        """Return the state with which another graph of the same model starts: only ``share`` is kept, all counts are reset."""
         return Served(share=self.share)

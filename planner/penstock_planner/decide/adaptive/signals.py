@@ -48,7 +48,7 @@ class TrendForecast:
     error: float
 
     def times(self, factor: float) -> TrendForecast:
-        """Return the forecast of ``factor`` times the value."""
+        """Return the forecast with all three values multiplied by ``factor``."""
         return TrendForecast(self.now * factor, self.ahead * factor, self.error * factor)
 
 
@@ -258,7 +258,11 @@ class Work:
 
     @property
     def sizes(self) -> tuple[float, ...]:
-        """Return the uncached tokens of requests at `SIZE_QUANTILES`, from a log-normal distribution with the observed mean and variance."""
+        """Return eight typical uncached prompt lengths of requests, in tokens, each equally frequent.
+
+        They are the values at `SIZE_QUANTILES` of a log-normal distribution with the observed mean and variance. All
+        are 0 before the first request.
+        """
         mean = self.size
         assumed = ASSUMED_REQUESTS * mean * mean
         squares = (self.sized_squares + assumed) / (self.sized + ASSUMED_REQUESTS)
@@ -443,7 +447,7 @@ class KvLoad:
 
 
 class Decoding(Protocol):
-    """Model of the expected answers' KV usage."""
+    """Model of the KV usage of the answers that are expected to be decoded."""
 
     def load_on(self, workers: int) -> float:
         """Return the KV load, in units of one full worker, if the answers are spread over ``workers``.

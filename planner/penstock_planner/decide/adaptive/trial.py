@@ -42,7 +42,9 @@ class Lateness:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Records whether one more replica helps a role whose requests are late for reasons that the model does not explain.
+    """Record of a trial: one more replica for a role whose requests are late for reasons that the model does not explain.
+
+    It shows whether such late requests occur, whether a trial is running, and whether the replica helped.
 
     Attributes:
         first: Number of requests, decayed over `SPAN_S`. During a trial only those since its replica became ready.
@@ -98,7 +100,7 @@ class Trial:
 
     @property
     def is_over(self) -> bool:
-        """Whether the role can start another trial: none is running, and none failed recently."""
+        """Whether the role can try another replica: no replica is on trial, and no trial failed recently."""
         return not self.tried or self.helped is True
 
     @property
@@ -107,7 +109,13 @@ class Trial:
         return float(HOLDS_S * 2 ** max(0, min(self.vain, VAIN_MOST) - 1))
 
     def is_late(self, allowed: float) -> bool:
-        """Return whether more requests are late than chance explains, if a fraction of ``allowed`` can be late."""
+        """Return whether so large a number of requests is late without explanation that chance is not the cause.
+
+        Always False with fewer than `ENOUGH` requests.
+
+        Args:
+            allowed: Fraction of requests that are allowed to be late.
+        """
         expected = allowed * self.first
         return self.first >= ENOUGH and self.late > expected + CHANCE_SIGMAS * math.sqrt(expected)
 
@@ -125,7 +133,7 @@ class Trial:
             begun = replace(known, before=known.share, before_per_s=known.first / known.seen_s)
             known = replace(blank(begun), tried=pool.replicas, helped=None, age_s=0.0)
         if known.helped is not False and pool.replicas < known.floor:
-            known = replace(known, tried=0, helped=None)  # rolled back, or taken by someone else
+            known = replace(known, tried=0, helped=None)  # another rule or client removed the replica
         kept = math.exp(-seen.dt_s / SPAN_S)
         late_ago_s = 0.0 if seen.late > 0 else known.late_ago_s + seen.dt_s
         lately = known.lately * kept + seen.first
@@ -139,7 +147,7 @@ class Trial:
             late_ago_s=late_ago_s,
         )
         if known.helped is not False and known.lately < ENOUGH:
-            known = replace(known, tried=0, helped=None)  # too few come to tell
+            known = replace(known, tried=0, helped=None)  # too few requests arrive for a result
         is_starting = known.tried and known.helped is None and pool.ready < known.tried
         if is_starting or seen.waits_s >= ready_s:
             return blank(known)
@@ -176,5 +184,8 @@ class Trial:
 
 
 def blank(known: Trial) -> Trial:
-    """Return a copy of ``known`` with the counts of served requests reset to 0; the replicas and the trial are kept."""
+    """Return a copy of ``known`` in which the counts of served requests are 0, so that only requests from now on are counted.
+
+    The replica counts and the trial itself are kept.
+    """
     return replace(known, first=0.0, late=0.0, seen_s=0.0)

@@ -56,7 +56,9 @@ _MOST = 255
 
 @dataclass(frozen=True, slots=True)
 class WeekRecord:
-    """How well one record has predicted. Sums over slots, decayed over a week, of values in requests/s.
+    """One of the two records that predict demand by time of the week, with the sums that show how well it has predicted.
+
+    Sums are over slots, decayed over a week, of values in requests/s.
 
     Attributes:
         told: Predicted demand of the present slot; None if unknown.
@@ -160,7 +162,11 @@ class Week:
     week: WeekRecord = WeekRecord()
 
     def at(self, place: int) -> float | None:
-        """Return the recorded demand of a slot in requests/s; None if unknown. ``place`` is its index in the week."""
+        """Return the recorded demand of a quarter of an hour in requests/s; None if unknown.
+
+        Args:
+            place: Index of the quarter of an hour in the week, from 0 (Monday 0:00) to 671.
+        """
         digits = self.slots[2 * place : 2 * place + 2]
         return None if digits in {"", _UNKNOWN} else _rate(int(digits, 16))
 
@@ -220,7 +226,7 @@ class Week:
         return max((each for each in found if each is not None), default=None)
 
     def part_ended(self) -> Week:
-        """Return the state with the present part ended and a new one started."""
+        """Return the state after the present part of the slot (`SPAN_S` long) has ended and a new one has started."""
         rate = self.arrivals / self.part_s
         return replace(self, part_s=0.0, arrivals=0.0, newest=rate, peak=max(self.peak, rate))
 
@@ -249,7 +255,11 @@ class Week:
         )
 
     def recorded(self, place: int) -> Week:
-        """Return the state with the present slot's demand recorded, and compared with the predictions. ``place`` is its index."""
+        """Return the state with the present slot's demand recorded, and compared with the predictions.
+
+        Args:
+            place: Index of the present slot in the week.
+        """
         came, old = self.peak, self.at(place)
         slots = self.slots or _UNKNOWN * SLOTS
         digits = _digits(came if old is None else old + HALF * (came - old))

@@ -133,7 +133,10 @@ def stabilised(desired: int, current: int, recent: Sequence[int]) -> int:
 def recommend(
     desired: int, current: int, now_s: float, before: Sequence[float]
 ) -> tuple[int, tuple[float, ...]]:
-    """Return the stabilised replicas, and the recommendations to keep for the next decision.
+    """Return the replicas after stabilisation, and the list of recommendations to pass as ``before`` at the next decision.
+
+    A recommendation is the desired number of replicas of one decision before its stabilisation; those of the last 300
+    s are kept.
 
     Args:
         desired: Desired replicas of this decision.
@@ -190,8 +193,9 @@ def _is_within(ratio: float) -> bool:
 
 
 def _ceil(value: float) -> int:
-    # A quotient that is an integer except for rounding must not ask for one replica more.
+    # A quotient that exceeds an integer only by a rounding error must not request one more replica.
     return math.ceil(value - 1e-9)
 
 
 POLICY = PlannerPolicy(hpa, has_ledger=False, interval_s=SYNC_S, max_step=None)
+"""The HPA as a policy, registered under the name "hpa"."""

@@ -45,7 +45,7 @@ would never scale the role again."""
 
 
 def is_left(role: Role, state: RoleState, config: DecideConfig) -> bool:
-    """Return whether the planner leaves a role's replicas to another client at this decision."""
+    """Return whether the planner leaves the role alone at this decision, because another client has written its replica count or manages it."""
     return role in config.external or state.since_write < span(state, config) - 1
 
 
@@ -70,12 +70,17 @@ def is_heard(role: Role, state: RoleState, config: DecideConfig) -> bool:
 
 
 def written(state: RoleState, writer: str) -> RoleState:
-    """Return the state after another client has set the role's replicas. Any pending scale-up is cleared."""
+    """Return the role's state after another client has set its replica count. Any pending scale-up is cleared, and the pause starts again.
+
+    Args:
+        state: State of the role before.
+        writer: Name of the client.
+    """
     return replace(state, asked=None, writer=writer, foreign_writes=state.foreign_writes + 1, since_write=0)
 
 
 def span(state: RoleState, config: DecideConfig) -> int:
-    """Return the number of decisions for which a role is left to the client that wrote it; 0 if no client has."""
+    """Return for how many decisions the planner leaves a role alone after another client's last write; 0 if no client has written."""
     if not state.foreign_writes:
         return 0
     intervals: int = min(2 ** min(state.foreign_writes - 1, 8), MAX_BACKOFF_INTERVALS)

@@ -23,7 +23,10 @@ POOL: Final = "pool"
 
 
 def bid(proposals: Proposals, facts: Facts) -> Proposals:
-    """Add the bid of each role, if the graph is in a pool. This rule comes before the rules that reduce the proposals."""
+    """Add each role's bid, the replicas that it requests from the GPU pool. Does nothing if the graph is in no pool.
+
+    This rule comes before the rules that reduce the proposals.
+    """
     if facts.config.grant is None:
         return proposals
     return replace(proposals, bids=bids_of(proposals.roles, facts.config))
@@ -49,7 +52,7 @@ def bids_of(proposals: Sequence[RoleProposal], config: DecideConfig) -> dict[Rol
 
 
 def keep_grant(proposals: Proposals, facts: Facts) -> Proposals:
-    """Reduce each role of a graph in a pool to the replicas that the grant covers. Does nothing if the graph is in no pool.
+    """Reduce each role to the replicas that the GPU pool's grant covers. Does nothing if the graph is in no GPU pool.
 
     Scale-ups beyond the grant are held or reduced. Replicas beyond the grant are removed.
     """
@@ -124,7 +127,10 @@ def _giver(
 
 
 def bids_in(decision: Decision) -> dict[Role, RoleBid]:
-    """Return the bids recorded in a decision. Empty if it records none; then the previous bid remains valid."""
+    """Return the bids (requests to the GPU pool) recorded in a decision, by role.
+
+    Empty if the decision records none; then the previous bid remains valid.
+    """
     return {
         role.role: _bid(role.role, step)
         for role in decision.roles
@@ -134,7 +140,7 @@ def bids_in(decision: Decision) -> dict[Role, RoleBid]:
 
 
 def bid_sizes(decision: Decision) -> tuple[int, ...] | None:
-    """Return the GPUs of each replica that a decision bids for, in order of need. None if the decision records no bid."""
+    """Return the GPUs of each replica that a decision requests from the GPU pool, in order of need. None if it records no request."""
     bids = bids_in(decision)
     return tuple(bids[role].gpus for role in by_need(bids)) if bids else None
 

@@ -18,6 +18,7 @@ from penstock_planner.decide.decision import Action, Reason, RoleProposal, RoleS
 from penstock_planner.decide.rule import Facts, Proposals
 
 TOTAL_FLOOR = "total_floor"
+"""Name of the steps that these rules record."""
 
 
 def raise_total(proposals: Proposals, facts: Facts) -> Proposals:

@@ -11,8 +11,9 @@ from penstock_planner.decide.rule import Facts, Proposals
 def yield_trials(proposals: Proposals, facts: Facts) -> Proposals:
     """Remove one role's replica on trial so that another role can grow.
 
-    The other role must want to grow for another reason than a trial, and removing the replica must free enough GPUs
-    for it. Does nothing while a replica is draining.
+    A replica is on trial if it was added to find out whether it reduces late requests. The other role must want to
+    grow for another reason than a trial, and removing the replica must free enough GPUs for it. Does nothing while a
+    replica is draining.
     """
     roles, gpus, config = proposals.roles, facts.gpus, facts.config
     for taker in roles:

@@ -174,6 +174,7 @@ class RoleNeed:
     """Number of replicas that one role needs, and its bounds.
 
     Attributes:
+        role: Role of these numbers.
         needed: Number of replicas that meet the targets, >= 1.
         floor: Minimum number of replicas, >= 1.
         most: Maximum number of replicas; None means no limit.
@@ -354,7 +355,7 @@ def _within_share(proposal: RoleProposal, limits: Limits, free: int | None) -> R
         amount = min(headroom, proposal.amount)
         return replace(proposal.passed(Step("budget_share", inputs, share, "pass")), amount=amount)
     if free < proposal.engine_gpus:
-        return proposal  # the budget itself holds it
+        return proposal  # the GPU budget holds it in a later rule
     detail = f"its share of the budget of {limits.budget} is {share}"
     return proposal.held(Reason.GPU_BUDGET_YIELDED, detail, Step("budget_share", inputs, share, "hold"))
 

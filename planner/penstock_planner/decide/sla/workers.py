@@ -151,7 +151,7 @@ class ProfiledWorkers(ObservedWorkers):
 
     @property
     def has_shadows(self) -> bool:
-        """Whether the learned floor decides how many replicas to keep, because the queueing formula is not used."""
+        """Whether simulated ("shadow") fleets decide how many replicas to keep (see `hindsight`), because the queueing formula is not used."""
         return not self.knows_waits
 
     @property
@@ -180,27 +180,55 @@ class ProfiledWorkers(ObservedWorkers):
         return None if size is None or own_s is None or work.rate.seen_s < LEAST_SEEN_S else size / own_s
 
     def arriving(self, along: TrendForecast) -> TrendForecast:
-        """Return the trend if it differs from the last minutes' mean rate by more than chance, else that mean."""
+        """Return the forecast of requests/s to use.
+
+        It is the trend ``along`` if that differs from the last minutes' mean rate by more than chance, else that
+        mean.
+        """
         return self.learnt.steady.steadied(along)
 
     def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
-        """Return the expected answers according to the profile. Before the first answer was complete, as much KV as observed."""
+        """Return the model of the expected answers' KV usage, according to the profile.
+
+        Before the first answer was complete it is the model of `ObservedWorkers`, with as much KV per prompt token as
+        observed.
+
+        Args:
+            kv: Observed KV load.
+            tokens_per_s: Uncached prompt tokens/s whose prefill is expected to end.
+        """
         return self.answers(tokens_per_s) or super().decoding(kv, tokens_per_s)
 
     def gaps(self, tokens_per_s: float) -> GapsView | None:
-        """Return the expected ITL of the answers. None if there is no target, or before the first answer was complete."""
+        """Return the expected ITL of the answers. None if there is no ITL target, or before the first answer was complete.
+
+        Args:
+            tokens_per_s: Uncached prompt tokens/s whose prefill is expected to end.
+        """
         return None if self.config.itl_slo_s is None else self.answers(tokens_per_s)
 
     def busy_most(self, role: Role, workers: int) -> float:
-        """Return the utilisation at which `LATE_TIMES` as many prompts wait too long as the targets allow."""
+        """Return the utilisation above which a pool grows, in (0, 1].
+
+        At this utilisation `LATE_TIMES` as many prompts wait too long as the targets allow.
+
+        Args:
+            role: Role of the pool.
+            workers: Number of workers of the pool.
+        """
         if not self.knows_waits:
             return super().busy_most(role, workers)
         return self._busy(role, workers, min(LATE_SHARE_MOST, LATE_TIMES * (1.0 - self.config.attainment)))
 
     def busy_after(self, role: Role, workers: int) -> float:
-        """Return the utilisation at which as many prompts wait too long as the targets allow, but at most adaptive's fraction for growing.
+        """Return the maximum utilisation after one worker is removed, in (0, 1].
 
-        The limit matters for evenly spaced arrivals, which hardly wait.
+        At this utilisation as many prompts wait too long as the targets allow. It is at most adaptive's fraction for
+        growing, which matters for evenly spaced arrivals that hardly wait.
+
+        Args:
+            role: Role of the pool.
+            workers: Number of workers that remain.
         """
         if not self.knows_waits:
             return super().busy_after(role, workers)
