@@ -530,7 +530,9 @@ def _worth_holding_s(idle_s: float, since_s: float) -> float:
 
 
 def in_words(known: Hindsight, gpus: float) -> str:
-    """Return why the floor has its value, in one line. Empty if no floor has been chosen or there were too few requests.
+    """Return why the chosen floor (replicas kept even while idle) has its value, in one line.
+
+    Empty if no floor has been chosen or there were too few requests.
 
     Args:
         known: Learned state of the role.

@@ -126,12 +126,13 @@ class Served:
         Args:
             load: Load of the window, calculated with the present ``share``.
             role: Role that requests reach first.
-            ready: Number of its ready workers.
+            ready: Number of ready workers of that role.
             first: Number of first tokens plus requests rejected or timed out.
             late: Number of those that were late.
             late_alone: Number of those that were late because of their own prefill, and so with any number of
                 workers; None if unknown.
-            is_entry_late: Whether they were late for lack of this role, as far as is known.
+            is_entry_late: Whether the late requests lacked workers of this role, as far as is known. False if they
+                waited for another role.
             slo_s: TTFT target, in seconds.
             usual: Number of requests per half hour, > 0. If the model is wrong in the same direction about this
                 number of requests, ``share`` moves by 1.

@@ -45,7 +45,11 @@ would never scale the role again."""
 
 
 def is_left(role: Role, state: RoleState, config: DecideConfig) -> bool:
-    """Return whether the planner leaves the role alone at this decision, because another client has written its replica count or manages it."""
+    """Return whether the planner leaves the role alone at this decision.
+
+    It does so if the role is managed externally, or if another client has written its replica count recently (see
+    `span`).
+    """
     return role in config.external or state.since_write < span(state, config) - 1
 
 
@@ -70,7 +74,9 @@ def is_heard(role: Role, state: RoleState, config: DecideConfig) -> bool:
 
 
 def written(state: RoleState, writer: str) -> RoleState:
-    """Return the role's state after another client has set its replica count. Any pending scale-up is cleared, and the pause starts again.
+    """Return the role's state after another client has set its replica count.
+
+    Any pending scale-up is cleared, and the time for which the planner leaves the role alone starts again.
 
     Args:
         state: State of the role before.

@@ -205,7 +205,7 @@ def coverage(needs: Sequence[RoleNeed], counts: Mapping[Role, int]) -> float:
 
 
 def shared(needs: Sequence[RoleNeed], budget: int | None) -> dict[Role, int]:
-    """Return the replicas of each role within the GPU budget: the wanted number, or else the split with the largest `coverage`.
+    """Return the replicas of each role within the GPU budget: the wanted ones if all fit, else the split with the largest `coverage`.
 
     Starting with the minimums, which are kept even above the budget, each further replica goes to the role with the
     smallest fraction of its need (decode if equal), as long as it fits. No other split has a larger coverage, because
@@ -263,7 +263,7 @@ class Limits:
         return self.budget is not None and wanted > self.budget
 
     def of(self, role: Role) -> RoleNeed:
-        """Return the need of one role."""
+        """Return the need of one role, which must be in ``needs``."""
         return next(each for each in self.needs if each.role is role)
 
     def binding(self, role: Role) -> str:
