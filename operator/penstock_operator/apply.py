@@ -390,7 +390,7 @@ def _ownership_problem(there: Object, owner: Owner) -> str | None:
     if held_by.get("uid") == owner.uid:
         return None
     if (held_by.get("kind"), held_by.get("name")) == (owner.kind, owner.name):
-        return _LEAVING  # an earlier owner of this name; the garbage collector takes it
+        return _LEAVING  # it belongs to an earlier owner of this name; the garbage collector deletes it
     return f"belongs to {held_by.get('kind')} {held_by.get('name')}; delete or rename it"
 
 

@@ -1,13 +1,13 @@
-"""Removes finalizers of graphs whose operator will not return, so that no graph or namespace stays in Terminating forever.
+"""Removes the finalizer of graphs whose operator will not return, so that no graph or namespace stays in Terminating forever.
 
-Two cases:
+There are two cases:
 
-- The operator's own namespace is deleted. Kubernetes deletes the operator's pod together with the namespace, so
-  `release_graphs`, the operator's last act, removes the finalizer that only an operator removes.
-- The release is uninstalled. The chart's pre-delete hook runs `finish_drains` while the operator still works.
+- The operator's own namespace is deleted. Kubernetes deletes the operator's pod together with the namespace. So the
+operator calls `release_graphs` as its last action, which removes the finalizer that only an operator removes.
+- The Helm release is uninstalled. The chart's pre-delete hook runs `finish_drains` while the operator still works.
 
-A graph without its finalizer is deleted at once together with its children. Kubernetes deletes their pods, which finish
-their requests after SIGTERM.
+A graph without its finalizer is deleted at once, together with its children. Kubernetes deletes their pods, which
+finish their requests after SIGTERM.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from penstock.kube.objects.names import OPERATOR, drain_finalizer, is_of_class
 log = get_logger(__name__)
 
 LOOK_S: Final = 2.0
-"""Chosen: pause between two readings of the graphs, seconds."""
+"""Seconds between two reads of the graphs. Chosen."""
 
 ATTEMPTS: Final = 5
-"""Chosen: tries to remove one finalizer while the operator and others write the graph's status."""
+"""Number of attempts to remove one finalizer while the operator and other writers change the graph. Chosen."""
 
 Graph = dict[str, Any]
 
@@ -40,6 +40,11 @@ async def release_graphs(client: KubeClient, namespace: str, *, finalizer: str) 
     Call it as the process ends, when nothing adds the finalizer any more. Returns 0 if the namespace is not being
     deleted or cannot be read. A graph that cannot be written is logged together with the kubectl command that removes
     its finalizer.
+
+    Args:
+        client: Client of the Kubernetes API.
+        namespace: The operator's own namespace.
+        finalizer: Finalizer to remove.
     """
     try:
         found = await client.get(NAMESPACE, namespace)
@@ -61,14 +66,18 @@ async def finish_drains(
     limit_s: float,
     say: Callable[[str], None],
 ) -> bool:
-    """Wait until no graph of the class is being deleted, then report the graphs that stay; return whether no drain is pending.
+    """Wait until no graph of an operator class is being deleted, and report the graphs that remain.
 
     Args:
-        client: May list and patch graphs.
-        namespaces: Where the installation's graphs are; None: in every namespace.
-        operator_class: Class of the graphs.
-        limit_s: Longest wait, real seconds; the drains that are pending then are given up.
-        say: Receives one line for each thing that the user should know.
+        client: Client of the Kubernetes API with the rights to list and patch graphs.
+        namespaces: Namespaces of the installation's graphs; None in it means every namespace.
+        operator_class: Operator class of the graphs.
+        limit_s: Maximum wall-clock seconds to wait. Then the finalizers of graphs that are still draining are
+            removed.
+        say: Called with each line of text that the user should see.
+
+    Returns:
+        Whether no graph has a pending drain: all are drained, or their finalizers could be removed.
     """
     finalizer = drain_finalizer(operator_class)
     end_s, reported = time.monotonic() + limit_s, ""
@@ -100,7 +109,7 @@ async def finish_drains(
 
 
 async def _graphs(client: KubeClient, namespaces: Sequence[str | None], operator_class: str) -> list[Graph]:
-    """Return the graphs of a class in namespaces; none where the cluster does not have the kind."""
+    """Return the graphs of an operator class in these namespaces; none if the cluster does not serve the kind."""
     found: list[Graph] = []
     for namespace in namespaces:
         try:
@@ -121,7 +130,7 @@ def _names(graphs: Sequence[Graph]) -> str:
 
 
 async def _release(client: KubeClient, graph: Graph, finalizer: str) -> bool:
-    """Remove the finalizer from a graph; return whether the graph is without it."""
+    """Remove the finalizer from a graph; return whether the graph no longer has it."""
     name, namespace = graph["metadata"]["name"], graph["metadata"]["namespace"]
     try:
         for _ in range(ATTEMPTS):
@@ -140,7 +149,7 @@ async def _release(client: KubeClient, graph: Graph, finalizer: str) -> bool:
 
 
 async def _is_patched(client: KubeClient, metadata: Mapping[str, Any], finalizer: str) -> bool:
-    """Remove the finalizer from the graph as it was read; return False if another write was first."""
+    """Remove the finalizer from the graph's version that was read; return False if another write was first."""
     left = [each for each in metadata.get("finalizers", ()) if each != finalizer]
     patch = {"metadata": {"finalizers": left, "resourceVersion": metadata["resourceVersion"]}}
     try:

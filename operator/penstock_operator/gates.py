@@ -49,7 +49,15 @@ class Gates:
         priorities: Mapping[str, int],
         now_s: float,
     ) -> Releases:
-        """Return which pods the GPU budget allows to be ungated now; writes nothing. The arguments are those of `ungate`."""
+        """Return which pods the GPU budget allows to be ungated now; writes nothing.
+
+        Args:
+            key: Namespace and name of the graph.
+            pods: The graph's worker pods.
+            budget: Maximum number of GPUs of the graph; None means no limit.
+            priorities: Priority of each service that has one; GPUs go to the highest first.
+            now_s: Current Unix time in seconds.
+        """
         state = self._graphs[key]
         pods = released(pods, state.released)
         return releases(pods, budget=budget, priorities=priorities, held=state.held, now_s=now_s)

@@ -85,7 +85,7 @@ class Profiles:
             return None
         job = self._jobs.objects.get((key[0], profile_name(key[1])))
         if job is not None and not is_own(job, raw["metadata"]["uid"]):
-            job = None  # of an earlier request of this name; the garbage collector takes it
+            job = None  # it belongs to an earlier request of this name; the garbage collector deletes it
         found = await (self._prepare(key, raw) if job is None else self._observe(key, raw, job))
         try:
             await self._report(raw, found, job)

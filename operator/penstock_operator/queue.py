@@ -181,6 +181,11 @@ async def serve(queue: WorkQueue, work: Work, *, workers: int) -> None:
     """Reconcile keys from the queue until cancelled, up to ``workers`` at the same time.
 
     A failure or exception is logged and delays only the key that failed; the others continue.
+
+    Args:
+        queue: Queue of keys.
+        work: Reconciles one key.
+        workers: Maximum number of concurrent reconciles.
     """
     async with asyncio.TaskGroup() as group:
         for _ in range(workers):

@@ -312,7 +312,13 @@ def watched_namespace(settings: OperatorSettings, client: KubeClient) -> str | N
 
 
 def lease_of(settings: OperatorSettings, client: KubeClient, component: str = OPERATOR) -> ObjectKey:
-    """Return namespace and name of the Lease of this installation's operator, or of the given component such as its planner."""
+    """Return namespace and name of the Lease of this installation's operator, or of its planner.
+
+    Args:
+        settings: Settings of the operator.
+        client: Client of the Kubernetes API.
+        component: `OPERATOR` or `PLANNER`.
+    """
     namespace = watched_namespace(settings, client)
     name = lease_name(component, cluster_wide=namespace is None, operator_class=settings.operator_class)
     return namespace or _own_namespace(client), name

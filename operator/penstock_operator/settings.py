@@ -19,7 +19,7 @@ _Seconds = Annotated[float, Field(gt=0)]
 
 
 class OperatorSettings(BaseModel):
-    """Options of `penstock operator run`; all durations are wall-clock seconds."""
+    """Options of `penstock operator run`; each field's description is its help text. All durations are wall-clock seconds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

@@ -99,7 +99,13 @@ def template_generation(live: Object) -> int | None:
 def workload_of(
     graph: GraphDeployment, service: str, children: Mapping[tuple[str, str], Object]
 ) -> Object | None:
-    """Return a service's live workload (Deployment, or LeaderWorkerSet for multi-node replicas); None if there is none."""
+    """Return a service's live workload; None if there is none.
+
+    Args:
+        graph: The graph.
+        service: Name of the service; its workload is a Deployment, or a LeaderWorkerSet if a replica spans nodes.
+        children: The graph's live children by kind and name.
+    """
     kind = DEPLOYMENT if graph.spec.services[service].nodes_per_replica == 1 else LEADER_WORKER_SET
     return children.get((kind.kind, child_name(graph.name, service)))
 

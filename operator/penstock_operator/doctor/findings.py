@@ -8,7 +8,14 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """Severity of a finding; the values are a public interface of ``--json``."""
+    """Severity of a finding; the values are a public interface of ``--json``.
+
+    Attributes:
+        OK: Everything is as it should be.
+        WARNING: Something may become a problem.
+        PROBLEM: Something does not work.
+        UNKNOWN: The check could not be made.
+    """
 
     OK = "ok"
     WARNING = "warning"

@@ -86,6 +86,10 @@ class PodCondition:
     """A condition of a pod, with the fields of the Kubernetes API.
 
     Attributes:
+        type: Type, such as ``Ready``.
+        status: ``True``, ``False`` or ``Unknown``.
+        reason: CamelCase reason; empty if absent.
+        message: Message for users; empty if absent.
         since_s: Unix time in seconds of the last transition; None if unknown.
     """
 

@@ -49,7 +49,13 @@ def plan_switches(
 def kept_places(
     spec: GraphSpec, services: Mapping[str, ServiceState], pods: Sequence[PodView]
 ) -> frozenset[str]:
-    """Return the UIDs of gated pods that must not be ungated, because a worker that is still draining will replace them."""
+    """Return the UIDs of gated pods that must not be ungated, because a worker that is still draining will replace them.
+
+    Args:
+        spec: Specification of the graph.
+        services: State of each service.
+        pods: All worker pods of the graph.
+    """
     kept: set[str] = set()
     for giver, taker in _ways(spec, services):
         draining = [each for each in pods if each.service == giver and each.draining and each.ready]
@@ -61,7 +67,12 @@ def kept_places(
 def without_switching(
     services: Mapping[str, ServiceState], switches: Sequence[RoleSwitch]
 ) -> dict[str, ServiceState]:
-    """Return the service states in which services with a switching worker do not shrink yet, so that the worker is not deleted."""
+    """Return the service states in which services with a switching worker do not shrink yet, so that the worker is not deleted.
+
+    Args:
+        services: State of each service.
+        switches: Role switches from `plan_switches`.
+    """
     found = dict(services)
     for each in switches:
         state = found[each.worker.service]

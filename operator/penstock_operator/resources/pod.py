@@ -78,6 +78,11 @@ def environment(graph: GraphDeployment, spec: ProcessSpec, context: BuildContext
     """Return the environment variables of a service; if a name occurs twice, the later value applies in the earlier position.
 
     The pod's own address and name come first, because other variables refer to them, such as ``$(POD_IP)``.
+
+    Args:
+        graph: The graph.
+        spec: Process of the service.
+        context: Settings of the build.
     """
     found: dict[str, dict[str, Any]] = {}
     for name, path in {**_IDENTITY, **runtime_of(graph.spec.runtime).cluster.fields}.items():

@@ -98,6 +98,11 @@ def graph_secret(graph: GraphDeployment, context: BuildContext, value: str) -> d
 
     Its name contains the first digits of the graph's UID. So a new graph with the name of a deleted one has a
     different Secret, which the garbage collector does not delete.
+
+    Args:
+        graph: The graph.
+        context: Settings of the build.
+        value: The secret value.
     """
     return graph_child(SECRET, graph, context, _suffix(context), immutable=True, stringData={_KEY: value})
 

@@ -30,7 +30,13 @@ of any traffic."""
 
 @dataclass(frozen=True, slots=True)
 class KvTransferCounts:
-    """Number of prompts by transfer result since the router's start."""
+    """Number of prompts by result of their KV transfer since the router's start.
+
+    Attributes:
+        done: Prompts whose KV the decode worker received.
+        none: Prompts of which the prefill worker kept no KV.
+        lost: Prompts whose KV did not arrive in time.
+    """
 
     done: int = 0
     none: int = 0

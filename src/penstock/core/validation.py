@@ -66,6 +66,11 @@ def read_parameters(
 def read_json_flag(model: type[_Model], text: str, flag: str) -> _Model:
     """Return the validated model from the JSON value of a command-line flag.
 
+    Args:
+        model: Pydantic model of the value.
+        text: JSON text.
+        flag: Name of the flag, for messages.
+
     Raises:
         ConfigError: The value is not valid.
     """

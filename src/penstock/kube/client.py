@@ -231,6 +231,14 @@ class KubeClient:
 
         A merge patch with ``metadata.resourceVersion`` fails if the object has been changed since that version.
 
+        Args:
+            kind: Kind of the object.
+            name: Name of the object.
+            patch: The patch.
+            namespace: Namespace of the object; None means the client's own.
+            subresource: Subresource to patch, such as ``status``; None means the object itself.
+            field_manager: Name of the field manager.
+
         Raises:
             ConflictError: Another writer changed the object first.
             NotFoundError: The object does not exist.
@@ -299,7 +307,12 @@ class KubeClient:
     async def watch(
         self, kind: Kind, *, namespace: str | None, params: Mapping[str, str]
     ) -> AsyncIterator[AsyncIterable[bytes]]:
-        """Open a watch and yield its body, line by line.
+        """Async context manager that opens a watch and yields its body, line by line.
+
+        Args:
+            kind: Kind to watch.
+            namespace: Namespace to watch; None means all.
+            params: Query parameters of the watch, such as ``resourceVersion`` and ``labelSelector``.
 
         Raises:
             ClusterError: The watch was refused, was interrupted, or sent nothing for too long.

@@ -100,7 +100,7 @@ class Election:
         self._seen_at_s = 0.0
         self._held_until_s: float | None = None
         self._written: dict[str, Any] | None = None  # the Lease as this process wrote it last
-        self._pause_s: float | None = None  # what the API server asked for with its last refusal
+        self._pause_s: float | None = None  # pause that the API server requested with its last refusal
         self.holder = ""
         self.problem: str | None = None
         self.overdue: str | None = None

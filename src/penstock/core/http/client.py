@@ -155,7 +155,15 @@ class ConnectionPool:
         headers: Headers = (),
         timeouts: Timeouts = Timeouts(),  # noqa: B008 - frozen
     ) -> StreamingResponse:
-        """Send a request and return the response as soon as its head has arrived; arguments and exceptions as in `request`."""
+        """Send a request and return the response as soon as its head has arrived; raises as `request` does.
+
+        Args:
+            method: HTTP method.
+            url: URL with scheme http or https.
+            body: Request body.
+            headers: Request headers.
+            timeouts: Timeouts of the request.
+        """
         target = parse_http_url(url)
         if target.origin.is_tls:
             headers = self._with_token(headers)

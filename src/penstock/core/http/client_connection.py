@@ -80,7 +80,13 @@ _END_OF_HEAD = b"\r\n\r\n"
 
 
 class Origin(NamedTuple):
-    """Host, port and scheme that connections go to."""
+    """Target of connections.
+
+    Attributes:
+        host: Host name or address.
+        port: TCP port.
+        is_tls: Whether connections use TLS.
+    """
 
     host: str
     port: int

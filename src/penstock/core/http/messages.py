@@ -202,7 +202,15 @@ class Responder:
         self._finish()
 
     def start(self, status: int, *, content_type: str = EVENT_STREAM, headers: Headers = ()) -> None:
-        """Send the head of a response of unknown length: chunked, or until the connection closes for HTTP/1.0; raises as `send`."""
+        """Send the head of a response of unknown length; does nothing if the client has disconnected. Raises as `send` does.
+
+        The body is sent in chunks, or until the connection closes for HTTP/1.0.
+
+        Args:
+            status: HTTP status.
+            content_type: Content type of the body.
+            headers: Additional headers.
+        """
         if not self._may_start():
             return
         if self._http_1_0:

@@ -24,7 +24,13 @@ _HOST = re.compile(
 
 
 class ReaderPhase(Enum):
-    """Part of a request that the next byte belongs to; IDLE means that no request has begun."""
+    """Part of a request that the next byte belongs to.
+
+    Attributes:
+        IDLE: No request has begun.
+        HEAD: The request line or a header.
+        BODY: The body.
+    """
 
     IDLE = "idle"
     HEAD = "head"

@@ -29,8 +29,12 @@ class DecodeModel(Protocol):
 class QuadraticPrefill:
     """Fitted prefill model: TTFT = overhead + per_token · n + per_token2 · n².
 
-    The linear term is the matrix work of new tokens, the quadratic one their attention. All coefficients are in
-    seconds.
+    The linear term is the matrix work of new tokens, the quadratic one their attention.
+
+    Attributes:
+        overhead_s: Fixed part in seconds.
+        per_token_s: Seconds per new token.
+        per_token2_s: Seconds per squared number of new tokens.
     """
 
     overhead_s: float
@@ -44,7 +48,13 @@ class QuadraticPrefill:
 
 @dataclass(frozen=True, slots=True)
 class LinearDecode:
-    """Fitted decode model: step = base + per_sequence · B + per_kv_token · K, in seconds, for B requests with K tokens of KV."""
+    """Fitted decode model: step = base + per_sequence · B + per_kv_token · K, for B requests with K tokens of KV in total.
+
+    Attributes:
+        base_s: Fixed part in seconds.
+        per_sequence_s: Seconds per request in the batch.
+        per_kv_token_s: Seconds per token of KV.
+    """
 
     base_s: float
     per_sequence_s: float

@@ -98,7 +98,11 @@ class Candidate:
 
     @property
     def rank(self) -> tuple[int, int, float, int]:
-        """Sort key; the lowest is preempted first: lowest tier, fewest preemptions, lowest cost per freed block and remaining token, latest arrival."""
+        """Sort key; requests with the lowest are preempted first.
+
+        The order is: lowest tier, fewest preemptions, lowest cost per freed block and remaining token, latest
+        arrival.
+        """
         gain = max(self.freed_blocks, 1) * self.remaining_tokens
         request = self.state.request
         return (-request.priority, self.state.preemptions, self.restore_s / gain, -self.state.index)

@@ -13,7 +13,13 @@ T = TypeVar("T", bound=Hashable)
 
 
 class SlotState(Enum):
-    """Result of the admission of a request: it runs, is queued, or is rejected."""
+    """Result of the admission of a request.
+
+    Attributes:
+        RUNNING: It can enter the engine.
+        QUEUED: It waits for the engine.
+        REJECTED: Engine and queue are full.
+    """
 
     RUNNING = auto()
     QUEUED = auto()

@@ -38,7 +38,14 @@ class EngineRole(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Reason why a request ended; the values are those of vLLM's label ``finished_reason``."""
+    """Reason why a request ended; the values are those of vLLM's label ``finished_reason``.
+
+    Attributes:
+        STOP: The model ended by itself, or a stop string occurred.
+        LENGTH: The token limit was reached.
+        ABORT: The client disconnected.
+        ERROR: The request failed.
+    """
 
     STOP = "stop"
     LENGTH = "length"
@@ -49,8 +56,17 @@ class FinishReason(StrEnum):
 class RequestStage(StrEnum):
     """Stage of a request in the engine.
 
-    ``waiting`` → (``loading`` → ``loaded``) → (``prefilling``) → ``decoding`` → ``finished``. A preempted request
-    returns to ``waiting``; while its KV is copied to host memory it is ``swapping``.
+    The order is ``waiting`` → (``loading`` → ``loaded``) → (``prefilling``) → ``decoding`` → ``finished``. A
+    preempted request returns to ``waiting``.
+
+    Attributes:
+        WAITING: It is in the waiting queue.
+        LOADING: Its KV is being fetched from another worker or from host memory.
+        LOADED: Its KV has arrived, and it waits for a batch slot.
+        PREFILLING: Its prompt is being computed.
+        DECODING: It generates tokens.
+        SWAPPING: It was preempted, and its KV is being copied to host memory.
+        FINISHED: It has ended, or was removed from queue and batch.
     """
 
     WAITING = "waiting"

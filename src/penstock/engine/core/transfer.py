@@ -52,7 +52,13 @@ class TransferLink:
         self._heap: list[tuple[float, int, Transfer]] = []
 
     def start(self, state: RequestState, size: int, now_s: float) -> Transfer:
-        """Queue a transfer of ``size`` bytes for ``state`` at ``now_s``; return it with its end."""
+        """Queue a transfer and return it with its end.
+
+        Args:
+            state: Request whose KV is transferred.
+            size: Number of bytes.
+            now_s: Simulated time in seconds.
+        """
         begin_s = max(now_s, self._free_s)
         self._free_s = begin_s + size / self._terms.bytes_per_s
         transfer = Transfer(state, state.epoch, size, now_s, self._free_s + self._terms.latency_s)

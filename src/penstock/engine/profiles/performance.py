@@ -21,7 +21,8 @@ from penstock.performance.profile import (
 from penstock.performance.quality import check_fits
 
 BLOCK_TOKENS, RUNNING_REQUESTS, BATCH_TOKENS = 16, 256, 8192
-"""The simulated runtime's own defaults where a manifest sets none; see `penstock engine serve`."""
+"""Defaults of the simulated runtime if a manifest sets none: tokens per KV block, requests in a batch, and tokens per step.
+See `penstock engine serve`."""
 
 _PROMPTS = tuple(100.0 * 1.5**power for power in range(19))
 """Prompt lengths: 100 to 148,000 tokens."""

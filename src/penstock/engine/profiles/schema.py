@@ -158,7 +158,18 @@ class MeasuredDecode(_Sourced):
 
 
 class Profile(_Model):
-    """Latency profile of one worker: its hardware, its model, and the measured or fitted times."""
+    """Latency profile of one worker: its hardware, its model, and measured or fitted times.
+
+    Attributes:
+        name: Name of the profile.
+        gpu: GPU type.
+        model: Model that the worker serves.
+        precision: Number format of the weights.
+        tensor_parallel: Number of GPUs.
+        kv: Size of the KV cache.
+        prefill: Formula or table of TTFTs.
+        decode: Formula or table of decode steps.
+    """
 
     name: str
     gpu: str

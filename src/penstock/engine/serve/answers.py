@@ -154,7 +154,7 @@ class ResponseFormat:
         )
 
     def events(self, start: int, texts: Sequence[bytes], reason: FinishReason | None) -> bytes:  # noqa: ARG002 - as a completion's
-        """Return one event per text; the finish reason is in the events of `closing`."""
+        """Return one event per text; the finish reason is in the events of `closing`. The arguments are those of `CompletionFormat.events`."""
         kind = "response.output_text.delta"
         return b"".join(
             self._event(kind, {**self._at, "delta": text.decode(), "logprobs": []}) for text in texts

@@ -134,7 +134,12 @@ _Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 class StreamOptions(Fields):
-    """Options that determine which events of a stream have token counts."""
+    """Options of a stream.
+
+    Attributes:
+        include_usage: Whether the stream ends with an event that has the token counts.
+        continuous_usage_stats: Whether every event has the token counts.
+    """
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -147,7 +152,7 @@ class TextFormat(Fields):
 
 
 class SamplingFields(Fields):
-    """Fields that all APIs share; the names are vLLM's."""
+    """Fields that all APIs share. Names and meanings are vLLM's; see the module for those without effect."""
 
     model: str | None = None
     stream: bool = False
@@ -244,7 +249,10 @@ def _json(name: str, value: Any) -> str:
 
 
 class ChatFields(SamplingFields):
-    """Fields of a chat request. ``max_completion_tokens`` takes precedence over ``max_tokens``; the response is always plain text, even with tools."""
+    """Fields of a chat request; the response is always plain text, even with tools.
+
+    ``max_completion_tokens`` takes precedence over ``max_tokens``.
+    """
 
     max_tokens: int | None = Field(
         default=None, ge=1, validation_alias=AliasChoices("max_completion_tokens", "max_tokens")

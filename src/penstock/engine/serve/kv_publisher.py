@@ -65,7 +65,17 @@ _RANK = 0
 
 
 class KvEventsConfig(BaseModel):
-    """vLLM's JSON configuration of KV events, with vLLM's defaults."""
+    """vLLM's JSON configuration of KV events, with vLLM's defaults.
+
+    Attributes:
+        enable_kv_cache_events: Whether events are published.
+        publisher: ``zmq``, or ``null`` to publish nothing; None means ``zmq``.
+        endpoint: ZMQ endpoint of the publishing socket.
+        replay_endpoint: ZMQ endpoint for replay requests; None disables replay.
+        buffer_steps: Maximum number of batches in the replay buffer.
+        hwm: Maximum number of messages queued per subscriber; 0 means no limit.
+        topic: Topic of the messages.
+    """
 
     model_config = ConfigDict(extra="allow")
 

@@ -29,7 +29,13 @@ class MessageFormat:
         )
 
     def events(self, start: int, texts: Sequence[bytes], reason: FinishReason | None) -> bytes:  # noqa: ARG002 - as a completion's
-        """Return one event per text that is not empty; the finish reason is in the events of `closing`."""
+        """Return one event per text that is not empty; the finish reason is in the events of `closing`.
+
+        Args:
+            start: Index of the first text's output token; not used.
+            texts: Texts.
+            reason: Finish reason; not used.
+        """
         return b"".join(
             _event("content_block_delta", index=0, delta={"type": "text_delta", "text": text.decode()})
             for text in texts

@@ -94,7 +94,13 @@ _MODELS: Final[Mapping[Api, type[CompletionFields | ChatFields | MessageFields]]
 
 
 class Usage(StrEnum):
-    """Events of a stream that contain ``usage``, according to ``stream_options``."""
+    """Events of a stream that contain ``usage``, according to ``stream_options``.
+
+    Attributes:
+        NONE: No event.
+        LAST_EVENT: An additional event at the end.
+        EVERY_EVENT: Every event.
+    """
 
     NONE = "none"
     LAST_EVENT = "last-event"

@@ -37,7 +37,12 @@ _LEAST_QUEUE = 2
 
 
 class LoadFailurePolicy(StrEnum):
-    """Treatment of a request on a decode worker whose KV could not be fetched; the values are vLLM's."""
+    """Treatment of a request on a decode worker whose KV could not be fetched; the values are vLLM's.
+
+    Attributes:
+        FAIL: The request fails.
+        RECOMPUTE: The prompt is computed on the decode worker.
+    """
 
     FAIL = "fail"
     RECOMPUTE = "recompute"
@@ -340,7 +345,8 @@ def _parse_transfer_config(flags: ServeFlags) -> _KvTransferConfig:
 
 
 DEFAULT_PREEMPTIONS, DEFAULT_RESERVED_FRACTION = 3, 0.1
-"""Chosen; `PreemptionConfig` says so to users."""
+"""Defaults of the maximum number of preemptions per request, and of the fraction of KV blocks reserved for premium. Chosen;
+the documentation of `PreemptionConfig` states them."""
 
 
 class PreemptionFlag(PreemptionConfig):

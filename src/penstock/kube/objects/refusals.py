@@ -130,6 +130,11 @@ class WriteRefusal:
 def refusal_of(error: ClusterError, write: str, step: str) -> WriteRefusal | None:
     """Return the refusal that a failed write means for this write alone.
 
+    Args:
+        error: Error of the write.
+        write: Object or part that was to be written, for messages.
+        step: Step of the operator, one word.
+
     Returns:
         None if the failure does not concern the write: the server does not answer, or this process must not write.
     """
