@@ -1,7 +1,7 @@
-"""Who may ask: keys of clients, of tiers and of admins, the graph's secret, and web pages of listed origins (CORS).
+"""Authentication and authorization: keys of clients, tiers and admins, the graph's secret, and web pages of listed origins (CORS).
 
-Of CORS only ``/v1`` is opened: health, metrics and the workers are not page's business. Credentials are never allowed; pages
-send their key in ``Authorization``.
+CORS is only allowed for paths below ``/v1``, not for health, metrics and workers. Credentials (cookies) are never allowed;
+pages send their key in ``Authorization``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.router.proxy.completion import RequestRefused
 
 
 class KeySource(NamedTuple):
-    """The option and the environment variable by which keys of one kind are given."""
+    """The command-line option and the environment variable from which the keys of one kind are read."""
 
     flag: str
     variable: str
@@ -33,14 +33,19 @@ TIER_KEYS: Final = KeySource("--tier-keys-file", "PENSTOCK_TIER_KEYS")
 
 
 def read_keys(source: KeySource, file: Path | None, environment: str | None) -> frozenset[bytes]:
-    """Return the accepted keys: one a line from a file or folder, comma-separated from the variable's value.
+    """Return the accepted keys: one per line of a file or of all files in a folder, and comma-separated from the variable's value.
 
-    Of a folder every file is read but those whose name starts with a dot: so a mounted Secret looks, one file
-    per key of the Secret. Empty lines and lines that start with ``#`` are skipped.
+    In a folder, files whose names start with a dot are skipped: this is the layout of a mounted Secret, with one file per key
+    of the Secret. Empty lines and lines that start with ``#`` are skipped. Returns an empty set if both sources are None.
+
+    Args:
+        source: Names of the option and the variable, for error messages.
+        file: File or folder with keys; None if the option is not set.
+        environment: Value of the variable; None if it is not set.
 
     Raises:
-        ConfigError: a file cannot be read, or what is given holds no key: then no client could be let in, and
-            letting all of them in is not what it was given for.
+        ConfigError: a file cannot be read, or a source is set but contains no key. No client could then be accepted, and
+            accepting all clients would be the opposite of the intention.
     """
     keys: set[str] = set()
     if environment is not None:
@@ -71,9 +76,12 @@ def _stripped(values: Iterable[str]) -> list[str]:
 
 
 class TierIdentity(NamedTuple):
-    """Who a request is, or all requests with a key: by their tier, and tenant; an empty one is none.
+    """Tier and tenant of a request, or of all requests with a certain key.
 
-    A key's tier is the highest one that they may ask for, and theirs where they ask for none.
+    Attributes:
+        tier: Tier of the request. For a key, the highest tier that its requests may have, and the tier of requests that name
+            none.
+        tenant: Name of the tenant; empty if there is none.
     """
 
     tier: Tier
@@ -81,25 +89,30 @@ class TierIdentity(NamedTuple):
 
 
 class TierKeys:
-    """Keys by their digests, so that the time of a look-up reveals nothing about a key."""
+    """Keys that select a tier, looked up by their digests, so that the time of a look-up reveals nothing about a key.
+
+    Attributes:
+        keys: All keys.
+    """
 
     def __init__(self, keys: Mapping[bytes, TierIdentity]) -> None:
         self.keys: Final = frozenset(keys)
         self._by_digest = {_digest(key): value for key, value in keys.items()}
 
     def of(self, authorization: bytes | None) -> TierIdentity | None:
-        """Return what the key of an Authorization header carries; None without one of these."""
+        """Return the tier and tenant of the key in an Authorization header; None if the header has no known key."""
         token = _bearer_token(authorization)
         return None if token is None or not self._by_digest else self._by_digest.get(_digest(token))
 
 
 def read_tier_keys(file: Path | None, environment: str | None) -> TierKeys:
-    """Return the keys that are given as for `read_keys`, each ``KEY TIER`` or ``KEY TIER TENANT``.
+    """Return the tier keys, read from the same sources as `read_keys`; each is ``KEY TIER`` or ``KEY TIER TENANT``.
 
-    A key without a tenant is one by itself.
+    A key without a tenant is a tenant of its own.
 
     Raises:
-        ConfigError: a file cannot be read, there is no key, or a line is not of this form; the message names no key.
+        ConfigError: a file cannot be read, there is no key, a line does not have this form, or a key occurs twice; the
+            message contains no key.
     """
     keys: dict[bytes, TierIdentity] = {}
     for line in sorted(read_keys(TIER_KEYS, file, environment)):
@@ -123,7 +136,10 @@ def _digest(key: bytes) -> str:
 
 
 def credentials(headers: Mapping[bytes, bytes]) -> bytes | None:
-    """Return a request's Authorization, or what stands for it: Anthropic's clients send a key as ``x-api-key``."""
+    """Return a request's Authorization header; None if it has none.
+
+    Anthropic's clients send a key as ``x-api-key``, which is returned as ``Bearer KEY``.
+    """
     key = headers.get(b"x-api-key")
     return headers.get(b"authorization", None if key is None else b"Bearer " + key)
 
@@ -134,16 +150,16 @@ def _bearer_token(authorization: bytes | None) -> bytes | None:
 
 
 class KeyCheck:
-    """Checks bearer tokens by their digests, as `TierKeys`."""
+    """Checks bearer tokens by their digests, like `TierKeys`."""
 
     def __init__(self, keys: frozenset[bytes]) -> None:
         self._digests = frozenset(map(_digest, keys))
 
     def check(self, authorization: bytes | None) -> None:
-        """Let a request pass.
+        """Check that an Authorization header contains one of the keys.
 
         Raises:
-            RequestRefused: 401, no key or a wrong one.
+            RequestRefused: 401, there is no key or a wrong one.
         """
         if not self.holds(authorization):
             raise RequestRefused(
@@ -154,17 +170,21 @@ class KeyCheck:
             )
 
     def holds(self, authorization: bytes | None) -> bool:
-        """Return whether a header carries one of the keys."""
+        """Return whether an Authorization header contains one of the keys."""
         token = _bearer_token(authorization)
         return token is not None and _digest(token) in self._digests
 
 
 GRAPH_SECRET: Final = b"x-penstock-graph-secret"
-"""Header by which the routers of a graph know each other; it goes to no worker and to no client."""
+"""Header by which the routers of a graph authenticate to each other; it is not passed on to workers or clients."""
 
 
 class GraphSecret:
-    """Distinguishes the requests of the graph's routers from those of clients; without a secret no request is a router's."""
+    """Recognizes requests of the graph's other routers; without a secret no request counts as a router's.
+
+    Attributes:
+        headers: Headers that a request to another router must contain; empty without a secret.
+    """
 
     def __init__(self, secret: bytes) -> None:
         self.headers = ((GRAPH_SECRET, secret),) if secret else ()
@@ -178,22 +198,31 @@ class GraphSecret:
 class AdminCheck:
     """Decides who may drain workers, see their addresses and change thresholds.
 
-    With admin keys: their holders. Without: programs of this machine, while the router listens on loopback only and
-    asks clients for no key either. A web page never may, because a browser sends its requests from inside.
+    With admin keys, this is allowed to clients that send one of them. Without admin keys, it is allowed to programs on this
+    machine, while the router listens on loopback only and requires no client keys. It is never allowed to a web page, because
+    a browser can send requests from this machine on a page's behalf.
+
+    Attributes:
+        is_keyed: Whether there are admin keys.
+        is_off: Whether administration is disabled for all clients.
     """
 
     def __init__(self, keys: frozenset[bytes], *, is_local: bool) -> None:
-        """Take the admin keys; ``is_local``: only programs of this machine reach the router, and all are trusted."""
+        """Store the admin keys.
+
+        ``is_local`` says that only programs on this machine can reach the router, and that all of them are trusted.
+        """
         self._keys = KeyCheck(keys)
         self._is_local = is_local
         self.is_keyed = bool(keys)
         self.is_off = not self.is_keyed and not is_local
 
     def check(self, headers: Mapping[bytes, bytes]) -> None:
-        """Let a request pass.
+        """Check that a request may administer the router.
 
         Raises:
-            RequestRefused: 403, from a web page or a proxy, or admin is off; 401, no admin key or a wrong one.
+            RequestRefused: 403, the request comes from a web page or a proxy, or administration is off; 401, it has no admin
+                key or a wrong one.
         """
         if b"origin" in headers or headers.get(b"sec-fetch-site", b"none") != b"none":
             raise RequestRefused(403, "origin: web pages may not administer workers", code="cross_site")
@@ -214,7 +243,8 @@ class AdminCheck:
                 code="admin_off",
             )
         if not _names_this_machine(headers.get(b"host", b"")) or not _PROXIED.isdisjoint(headers):
-            # A page whose name was made to resolve to loopback is of one site with it, and has no origin to show.
+            # A page whose host name resolves to loopback (DNS rebinding) is same-origin with the router, so it sends no
+            # Origin header.
             raise RequestRefused(
                 403,
                 f"host: administer from this machine, by 127.0.0.1 or localhost, or set {ADMIN_KEYS.variable}",
@@ -222,7 +252,7 @@ class AdminCheck:
             )
 
     def allows(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Return whether a request would pass."""
+        """Return whether `check` would accept a request."""
         try:
             self.check(headers)
         except RequestRefused:
@@ -234,7 +264,7 @@ _PROXIED: Final = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-
 
 
 def is_of_this_machine(request: Request) -> bool:
-    """Return whether a request comes from a program of this machine that is not a proxy."""
+    """Return whether a request comes from a program on this machine and was not forwarded by a proxy."""
     return is_loopback(request.peer.rpartition(":")[0]) and _PROXIED.isdisjoint(request.headers)
 
 
@@ -245,7 +275,7 @@ def _names_this_machine(host: bytes) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host, as one writes it to listen or to connect, is this machine's loopback."""
+    """Return whether a host name or address, without a port, is this machine's loopback."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -254,30 +284,36 @@ def is_loopback(host: str) -> bool:
 
 _EXPOSED: Final = b"x-request-id, retry-after"
 _MAX_AGE_S: Final = b"600"
-"""How long a browser may remember a preflight's answer. Chosen: Chrome forgets after two hours at most."""
+"""Seconds for which a browser may cache the response to a preflight. Chosen: Chrome's maximum is two hours."""
 _MAX_ASKED_BYTES: Final = 1024
-"""Maximum bytes of the headers that a page asks to send. Chosen: the official SDKs ask for some 300."""
+"""Maximum size of the list of headers that a page asks to send. Chosen: the official SDKs use about 300 bytes."""
 
 
 class Cors:
-    """The headers of answers to web pages."""
+    """CORS headers for web pages of allowed origins.
+
+    ``origins`` are the allowed origins; ``*`` allows all.
+    """
 
     def __init__(self, origins: Sequence[str]) -> None:
         self._origins = frozenset(origin.encode() for origin in origins)
 
     def headers(self, path: str, sent: Mapping[bytes, bytes]) -> Headers:
-        """Return what an answer carries; nothing for a path or an origin that is not allowed."""
+        """Return the CORS headers of a response; empty for a path outside of ``/v1``.
+
+        For an origin that is not allowed they contain only Vary.
+        """
         if not self._origins or not path.startswith("/v1/"):
             return ()
         origin = sent.get(b"origin")
         vary = (b"vary", b"Origin")
         if origin is None or not self._allows(origin):
-            # A cache must not give this answer to a page that is allowed.
+            # With Vary, a cache does not return this response to a page of an allowed origin.
             return (vary,)
         return (vary, (b"access-control-allow-origin", origin), (b"access-control-expose-headers", _EXPOSED))
 
     def preflight(self, method: str, path: str, sent: Mapping[bytes, bytes]) -> Headers | None:
-        """Return the headers of a preflight's answer; None where the request is none, or not from an allowed page."""
+        """Return the headers of a response to a preflight request; None if the request is not a preflight from an allowed origin."""
         if method != "OPTIONS":
             return None
         origin = sent.get(b"origin")

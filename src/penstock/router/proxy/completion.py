@@ -1,8 +1,8 @@
-"""One completion request, parsed once: what the router must know, and the bytes as the client sent them. Pure.
+"""Parses a completion request once: the facts that the router needs, and the bytes as the client sent them. Pure.
 
-Everything else in the body is the worker's to judge. Python's objects cost up to 300 times the bytes that make them: a body
-of 13 MB holds a million small objects. So the number of values is bounded apart from the number of bytes. ``app`` calls
-`check_size` in steps, one a turn of the loop.
+The router leaves all other keys of the body to the worker. Python objects take up to 300 times the bytes of their JSON: a
+body of 13 MB can contain a million small objects. So the number of values is limited independently of the number of bytes.
+``app`` calls `check_size` in steps, one per turn of the event loop.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from penstock.router.proxy.routes import PATHS, ApiEndpoint
 from penstock.runtimes.kv_transfer import KvTransferProtocol
 
 _REFUSAL_KINDS: Final = {401: "authentication_error", 403: "permission_error"}
-"""OpenAI's types of error, by status."""
+"""OpenAI's error types, by HTTP status."""
 
 
 class RequestRefused(Exception):  # noqa: N818 - a refusal is an answer, not a fault of the router
-    """The request cannot be served as it is.
+    """The request is rejected, because the router cannot serve it as it is.
 
     Attributes:
-        message: Key, value, bound and remedy.
-        code: Machine-readable word; also the reason in ``penstock_router_errors_total``.
-        headers: Of the answer, besides those that every answer has.
-        body: Of the answer; OpenAI's form where no other is given.
+        status: HTTP status of the response.
+        message: Text for the client: the key, its value, the limit, and the remedy.
+        code: Machine-readable code for the client; also the reason in ``penstock_router_errors_total``.
+        headers: Headers of the response, in addition to those of every response.
+        body: Body of the response; in OpenAI's form unless another body was passed.
     """
 
     def __init__(
@@ -45,26 +46,26 @@ class RequestRefused(Exception):  # noqa: N818 - a refusal is an answer, not a f
 
 
 def not_served(path: str) -> RequestRefused:
-    """Return the refusal of a path that nothing answers."""
+    """Return the rejection of a path that the router does not serve."""
     return RequestRefused(404, f"path: {path[:200]} is not served here", code="not_found")
 
 
 MAX_DEPTH: Final = 64
-"""Objects and lists within each other, the body included. Chosen: orjson writes 254 levels and reads 1,024, so that
-what was read might not be written again; OpenAI's own schemas may have 10."""
+"""Maximum nesting of objects and lists, the body included. Chosen: orjson writes 254 levels and reads 1,024, so that a body that
+was read might not be writable; OpenAI's own schemas may have 10."""
 MAX_CONTAINERS: Final = 32_768
-"""Objects and lists of one body. Chosen: five times a chat of 500 messages with parts and calls and 100 tools."""
+"""Maximum number of objects and lists in a body. Chosen: five times a chat of 500 messages with parts and calls and 100 tools."""
 MAX_STRINGS: Final = 262_144
-"""Strings of one body, keys included. Chosen: eight for each object."""
+"""Maximum number of strings in a body, keys included. Chosen: eight for each object."""
 MAX_VALUES: Final = 2_097_152
-"""Commas of one body outside strings. Chosen: twice the longest context of today, sent as token ids."""
+"""Maximum number of commas outside strings in a body. Chosen: twice the longest context of today, sent as token ids."""
 
 SMALL_BYTES: Final = 2 * MAX_CONTAINERS
-"""A body of this size cannot pass any of the bounds, because each container takes two bytes; it is parsed at once."""
+"""Size of a body up to which no limit can be exceeded, because each container takes two bytes; such a body is parsed at once."""
 _STEP_BYTES: Final = 1 << 18
-"""Bytes counted in one step: about half a millisecond."""
+"""Number of bytes counted per step: about half a millisecond."""
 _EXACT_STEP_BYTES: Final = 1 << 15
-"""Bytes read string by string in one step: at most a few milliseconds."""
+"""Number of bytes read string by string per step: at most a few milliseconds."""
 
 # Up to this much of what is within a string, or between two, with the quote that ends it.
 _WITHIN: Final = re.compile(rb'(?:[^"\\]{1,256}+|\\.){0,256}+("?)', re.DOTALL)
@@ -73,13 +74,13 @@ _BOUNDS: Final = ((MAX_CONTAINERS, "objects and lists"), (MAX_STRINGS, "strings"
 
 
 def check_size(raw: bytes) -> Iterator[None]:
-    """Count a body's values in steps; the caller lets others run between two of them.
+    """Count a body's values and check the limits, in steps; the caller lets other tasks run between two steps.
 
-    Braces, quotes and commas are counted first wherever they are. Only a body with too many of them is read string by
-    string, because the text of a prompt may hold any number.
+    Braces, quotes and commas are counted first wherever they are. Only a body with too many of them is read string by string,
+    because the text of a prompt may contain any number.
 
     Raises:
-        RequestRefused: 400, too many of something.
+        RequestRefused: 400, a limit is exceeded.
     """
     if len(raw) <= SMALL_BYTES:
         return
@@ -126,7 +127,11 @@ def _excess(*counts: int) -> str | None:
 
 
 def check_depth(raw: bytes, body: dict[str, Any]) -> None:
-    """Refuse, by 400, a body that is nested deeper than `MAX_DEPTH`."""
+    """Check that a body is not nested deeper than `MAX_DEPTH`.
+
+    Raises:
+        RequestRefused: 400, the body is nested deeper.
+    """
     if raw.count(b"{") + raw.count(b"[") <= MAX_DEPTH:
         return
     level: list[Any] = [body]
@@ -148,20 +153,23 @@ def check_depth(raw: bytes, body: dict[str, Any]) -> None:
 
 _JSON: Final = b"application/json"
 _SHOWN_CHARACTERS: Final = 256
-"""Characters of a client's value that a message shows; a longer one would come back in full."""
+"""Maximum number of characters of a client's value that an error message repeats."""
 
 
 class CompletionRequest(NamedTuple):
-    """A request for text.
+    """A parsed request.
 
     Attributes:
+        endpoint: API endpoint.
+        path: Path of the request.
         raw: Body as sent.
-        body: The same, parsed.
-        prompt_bytes: UTF-8 bytes of the prompt; 0 when it was sent as token ids.
-        prompt_ids: Number of token ids in the prompt; 0 when it was sent as text.
-        is_single: It has one prompt and one answer.
-        adapter: The LoRA adapter that it asks for; None: the model itself.
-        parts: What the prompt has besides text, and the blocks of its text that come again.
+        body: The body, parsed.
+        stream: Whether the client requests a stream.
+        prompt_bytes: Number of UTF-8 bytes of the prompt's text; 0 if it was sent as token ids.
+        prompt_ids: Number of token ids of the prompt; 0 if it was sent as text.
+        is_single: Whether the request has one prompt and one answer.
+        adapter: Name of the requested LoRA adapter; None for the model itself.
+        parts: Parts of the prompt other than text, and the recognized blocks of its text.
     """
 
     endpoint: ApiEndpoint
@@ -186,12 +194,19 @@ def parse_completion(
     adapters: Collection[str] = (),
     transfer_keys: frozenset[str] = KvTransferProtocol.keys,
 ) -> CompletionRequest:
-    """Read the body of a request to one of `PATHS`, for the model, one of its aliases or one of its adapters.
+    """Parse the body of a request to one of `PATHS`, for the model, one of its aliases or one of its adapters.
 
-    ``transfer_keys`` are those of the runtime's KV transfer, which no client may set.
+    Args:
+        path: Path of the request, a key of `PATHS`.
+        content_type: Value of the Content-Type header; None if there is none.
+        raw: Body of the request.
+        model: Name of the model.
+        aliases: Further accepted names of the model.
+        adapters: Names of the LoRA adapters.
+        transfer_keys: Keys of the runtime's KV transfer, which clients must not set.
 
     Raises:
-        RequestRefused: 415, 400 or 404.
+        RequestRefused: 415 (content type), 400 (body) or 404 (unknown model).
     """
     if content_type != _JSON and (content_type or b"").split(b";", 1)[0].strip().lower() != _JSON:
         shown = (content_type or b"none").decode("latin-1")[:100]
@@ -200,7 +215,7 @@ def parse_completion(
         )
     body = _object(raw)
     endpoint = PATHS[path]
-    # As for vLLM, a request that is only relayed may leave the model out.
+    # As in vLLM, a request that is only relayed may omit the model.
     if not (endpoint.is_relayed and body.get("model") is None):
         _check_model(body, model, aliases, adapters)
     asked = body.get("model")
@@ -224,10 +239,10 @@ def parse_completion(
 
 
 def encoded(body: dict[str, Any]) -> bytes:
-    """Return a body in bytes.
+    """Return a body as JSON bytes.
 
     Raises:
-        RequestRefused: it can be read and not written: it is nested deeper than orjson writes, which is 254 levels.
+        RequestRefused: 400, the body is nested deeper than orjson can write, which is 254 levels.
     """
     try:
         return orjson.dumps(body)
@@ -238,13 +253,15 @@ def encoded(body: dict[str, Any]) -> bytes:
 
 
 def changed_body(request: CompletionRequest, changes: dict[str, Any]) -> bytes:
-    """Return a request's own bytes with further keys at the end, or written again where it has one of these keys.
+    """Return a request's own bytes with ``changes`` added as keys at the end.
+
+    If the body already has one of these keys, it is encoded again with the new values.
 
     Raises:
-        RequestRefused: as `encoded`.
+        RequestRefused: 400, as for `encoded`.
     """
     if not request.body.keys().isdisjoint(changes):
-        # Of a key that comes twice, not every reader takes the last.
+        # If a key occurs twice, not every JSON reader uses the last one.
         return encoded({**request.body, **changes})
     # The body is an object with at least a model, so its last byte is the brace to move.
     return request.raw.rstrip()[:-1] + b"," + orjson.dumps(changes)[1:]
@@ -279,7 +296,7 @@ def _check_model(
 def unknown_model(
     asked: str, model: str, aliases: Collection[str], adapters: Collection[str]
 ) -> RequestRefused:
-    """Return the refusal of a name that the router does not serve, with those that it does."""
+    """Return the rejection of a model name that the router does not serve; its message lists the names that it serves."""
     shown = asked if len(asked) <= _SHOWN_CHARACTERS else asked[:_SHOWN_CHARACTERS] + "..."
     message = f"model: {shown!r} does not exist; this router serves {_listed(model, aliases, adapters)}"
     return RequestRefused(404, message, code="model_not_found")
@@ -290,7 +307,7 @@ def _listed(model: str, aliases: Collection[str], adapters: Collection[str]) -> 
 
 
 def _check_transfer(body: dict[str, Any], keys: frozenset[str]) -> None:
-    """Refuse transfers of a client's own: it would choose which hosts a worker connects to, or stop its engine."""
+    """Reject KV transfer keys from a client: with them it could choose the hosts to which a worker connects, or stop its engine."""
     extra = body.get("vllm_xargs")
     if extra is None and keys.isdisjoint(body):
         return
@@ -353,7 +370,7 @@ def _message_texts(body: dict[str, Any], meter: PromptMeter) -> tuple[int, int]:
     if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
         raise RequestRefused(400, "messages: must be a list of objects, not empty", code="invalid_request")
     if body.get("max_tokens") is None:
-        # Prefill is asked for one token, whatever the client left out.
+        # The prefill request sets max_tokens to one, so a missing limit would not be noticed there.
         raise RequestRefused(400, "max_tokens: missing; give a number >= 1", code="invalid_request")
     meter.add_system(body.get("system"))
     meter.add_tools(body.get("tools"))
@@ -381,11 +398,11 @@ def _check_relayed(body: dict[str, Any], path: str, *, stream: bool) -> None:
 
 
 _BINARY: Final = ("bytes", "bytes_only")
-"""vLLM's forms of an embedding that are not JSON."""
+"""vLLM's embedding formats that are not JSON."""
 
 
 def _sizes(value: object) -> tuple[int, int]:
-    """Return the bytes of text, and the numbers in lists, anywhere in a value, which is not deeper than `MAX_DEPTH`."""
+    """Return the bytes of all texts and the number of all integers in lists, anywhere in a value not deeper than `MAX_DEPTH`."""
     if isinstance(value, str):
         return size_of(value), 0
     if not isinstance(value, dict | list):
@@ -396,7 +413,7 @@ def _sizes(value: object) -> tuple[int, int]:
     return sum(text for text, _ in sizes), sum(ids for _, ids in sizes)
 
 
-# What adds a body's prompts to a meter, and returns their number and that of their token ids.
+# Functions that add a body's prompts to a meter, and return the number of prompts and of token ids.
 _TEXTS: Final[dict[ApiEndpoint, Callable[[dict[str, Any], PromptMeter], tuple[int, int]]]] = {
     ApiEndpoint.COMPLETIONS: _prompt_texts,
     ApiEndpoint.CHAT: _chat_texts,

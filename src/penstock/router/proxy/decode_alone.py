@@ -1,7 +1,7 @@
-"""Requests that the decode worker computes alone, prompt included, and why: the table of docs/router.md. Pure.
+"""Determines which requests the decode worker computes alone, including the prompt, and why: the table of docs/router.md. Pure.
 
-A prefill worker would compute their prompt to no effect: no KV transfer carries what they need, or the decode worker must see the
-prompt itself. `penstock.router.proxy.handler` asks before it chooses a prefill worker.
+A prefill worker would compute these prompts to no effect, because KV transfers do not support the request, or the decode
+worker must compute the prompt itself. `penstock.router.proxy.handler` checks this before it chooses a prefill worker.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from penstock.router.proxy.routes import ApiEndpoint
 
 @dataclass(frozen=True, slots=True)
 class DecodeAlone:
-    """One reason.
+    """One reason for which decode computes a prompt.
 
     Attributes:
-        what: The keys of a request.
-        why: No prefill worker helps it.
-        holds: For a request.
+        what: Description of the requests, as in the table.
+        why: Why a prefill worker cannot help.
+        holds: Returns whether the reason applies to a request.
     """
 
     what: str
@@ -64,14 +64,14 @@ REASONS: Final = (
     DecodeAlone("`echo` with `logprobs`", _IN_PROMPT, _echoes_logprobs),
     DecodeAlone("`use_beam_search`", "each beam is a request of its own in the engine", _searches_beams),
 )
-"""The first one that holds is the reason. Sources: vLLM's issue 50792 and its scheduler, which drops the transfer of a request for
-prompt log probabilities; its `BeamSearchParams`, which have no `kv_transfer_params`."""
+"""All reasons; the first one that applies counts. Sources: vLLM's issue 50792 and its scheduler, which drops the transfer of a
+request for prompt log probabilities; its `BeamSearchParams`, which have no `kv_transfer_params`."""
 
 _KEYS: Final = frozenset({"prompt_logprobs", "echo", "use_beam_search"})
 
 
 def decode_alone(request: CompletionRequest) -> DecodeAlone | None:
-    """Return why decode computes a request alone; None: a prefill worker can compute its prompt."""
+    """Return why a decode worker must compute a request alone; None if a prefill worker can compute its prompt."""
     if request.is_single and not _is_response(request) and _KEYS.isdisjoint(request.body):
         return None
     return next((each for each in REASONS if each.holds(request)), None)

@@ -1,6 +1,6 @@
-"""One exchange with a worker over HTTP: the request sent, the answer's beginning read, and what a failure means.
+"""The router's HTTP calls to workers: send the request, read the first part of the response, and classify failures.
 
-Where decode meets its prefill, the prefill's exchange runs in a task of its own alongside decode's.
+If prefill and decode run concurrently, the call to the prefill worker runs in a task of its own.
 """
 
 from __future__ import annotations
@@ -52,21 +52,26 @@ from penstock.runtimes.kv_transfer import KvSource
 log = get_logger(__name__)
 
 _MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
-"""Chosen: a complete answer with logprobs of 100,000 tokens stays below; a runaway worker is cut off."""
+"""Chosen: a complete response with logprobs of 100,000 tokens is smaller; a runaway worker is cut off."""
 _MAX_ERROR_BYTES: Final = 1024 * 1024
 
 _LAST_STEP_REAL_S: Final = 2.0
-"""How long a prefill continues whose client has left. Chosen: longer than a step of a prompt, so that one in its last step
-ends and says where its KV is. Broken off then, it would end all the same and keep its blocks for a lease."""
+"""Time for which a prefill continues after its client has disconnected. Chosen: longer than one engine step, so that a prefill in
+its last step ends and returns the location of its KV, which can then be released. If it were aborted then, it would end
+nevertheless and its blocks would be held for a lease."""
 
 _SETTLE_REAL_S: Final = 5.0
-"""Chosen: a prefill answers within a step of its decode's first token."""
+"""Chosen: a prefill worker answers within one engine step of its decode's first token."""
 
 _Read = Callable[[CompletionCall, LiveAssignment, StreamingResponse], Awaitable[Answer]]
 
 
 class WorkerCalls:
-    """Speaks with the workers of one router's requests, and keeps the workers' circuits informed."""
+    """Calls the workers of one router's requests, and reports the outcomes to the workers' circuit breakers.
+
+    Attributes:
+        request_real_s: Total timeout of a request in real seconds.
+    """
 
     def __init__(
         self,
@@ -91,10 +96,10 @@ class WorkerCalls:
         )
 
     async def send(self, call: CompletionCall, step: Send) -> Answer:
-        """Send a request to its worker, and read the answer's beginning.
+        """Send a request to its assigned worker, and read the first part of the response; return the result of the step `Send`.
 
         Raises:
-            ClientDisconnected: its client left during a prefill that failed.
+            ClientDisconnected: the client disconnected during a prefill that failed.
         """
         request, assignment = call.request, call.assignment
         call.reads_kv = step.reads_kv
@@ -147,7 +152,7 @@ class WorkerCalls:
         except (ErrorReply, UpstreamError) as problem:
             return self.failed(call, assignment, problem)
         except SaturatedError as exc:
-            # This router's own want: it says nothing of the worker.
+            # The router itself lacks connections; this is not the worker's fault.
             log.warning("request refused", problem=str(exc))
             return Problem.SATURATED
 
@@ -160,7 +165,7 @@ class WorkerCalls:
     def failed(
         self, call: CompletionCall, assignment: LiveAssignment, problem: ErrorReply | UpstreamError
     ) -> FailedTry | Problem:
-        """Tell the worker's circuit what its answer says of it, and return what that means for the request."""
+        """Report a failed response to the worker's circuit breaker, and return what it means for the request."""
         worker, now_s = assignment.worker, self._clock.now_s()
         call.problem = problem
         if isinstance(problem, UpstreamError):
@@ -220,7 +225,7 @@ class WorkerCalls:
     async def _joined(
         self, prefill: asyncio.Task[PrefillEnd], decoding: Coroutine[Any, Any, Answer]
     ) -> Answer:
-        """Return decode's answer, or how the prefill failed before decode has shown a token."""
+        """Return decode's result, or the failure of the prefill if that fails before decode's first token."""
         decode = asyncio.create_task(decoding, name="decode")
         try:
             await asyncio.wait((decode, prefill), return_when=asyncio.FIRST_COMPLETED)
@@ -234,7 +239,7 @@ class WorkerCalls:
                     await decode
 
     async def wait_for_prefill(self, call: CompletionCall) -> None:
-        """Wait a moment for the prefill alongside a decode that has ended."""
+        """Wait up to 5 s (real) for a concurrent prefill whose decode has ended; returns at once if there is none."""
         if call.prefill is not None:
             await asyncio.wait((call.prefill.task,), timeout=_SETTLE_REAL_S)
 
@@ -285,7 +290,7 @@ class WorkerCalls:
     # ------------------------------------------------------------------ counting
 
     def note_usage(self, call: CompletionCall, usage: Any) -> None:
-        """Count what a worker says that a request took."""
+        """Record the token counts of a worker's ``usage`` object for the request."""
         prompt_tokens, output_tokens, cached_tokens = read_usage(usage)
         self._count_prompt(call, prompt_tokens)
         if output_tokens is not None:
@@ -294,12 +299,12 @@ class WorkerCalls:
             call.cached_tokens = cached_tokens
 
     def _count_computed(self, call: CompletionCall, prompt_tokens: int | None) -> None:
-        """Take a prefill worker's count, which has what a stream said before."""
+        """Record a prefill worker's prompt count, which includes the part of the response that a resumed stream's prompt ends with."""
         if prompt_tokens is not None:
             self._count_prompt(call, max(0, prompt_tokens - call.said_tokens))
 
     def _count_prompt(self, call: CompletionCall, prompt_tokens: int | None) -> None:
-        """Take a worker's count of the client's prompt, once, and learn from it."""
+        """Record a worker's count of the client's prompt, the first time only, and adapt the estimates of prompt sizes to it."""
         if prompt_tokens is None or call.prompt_counted:
             return
         if prompt_tokens > 0:
@@ -312,10 +317,10 @@ class WorkerCalls:
 
 
 def check_present(call: CompletionCall) -> None:
-    """Return while the client waits; one that left during the prefill was not noticed until its end.
+    """Raise an exception if the client has disconnected; during a prefill this is only noticed at its end.
 
     Raises:
-        ClientDisconnected: it has left.
+        ClientDisconnected: the client has disconnected.
     """
     if call.responder.disconnected:
         raise ClientDisconnected("the client left during the prefill")

@@ -1,7 +1,7 @@
-"""Why a request fails, what a worker answered instead, and what the client gets. Pure.
+"""Classifies failed requests, and builds the error responses for clients. Pure.
 
-A worker of the model answers a completion object, or an error object with a status that fits. Everything else (a
-page of HTML, a redirect, the 404 of a server that has another model) is not passed on as it is.
+A worker of the right model answers with a completion object, or with an error object and a matching status. Every other
+response (an HTML page, a redirect, the 404 of a server with another model) is replaced before the client sees it.
 """
 
 from __future__ import annotations
@@ -26,50 +26,52 @@ from penstock.router.proxy.routes import PATHS, ApiEndpoint, not_served_by_worke
 SHED: Final = "shed"
 ALL_WORKERS_BUSY: Final = "all_workers_busy"
 REJECTIONS: Final = frozenset({ALL_WORKERS_BUSY})
-"""Those that the router turns away to protect the others; each is counted by model and endpoint."""
+"""Reasons for which the router rejects requests to protect others; each rejection is counted by model and endpoint."""
 SATURATED: Final = "router_saturated"
 INTERNAL: Final = "internal_error"
 AT_CAPACITY: Final = "worker_at_capacity"
-"""Reason of a try that a worker refused for lack of room."""
+"""Reason of a try that a worker refused for lack of capacity."""
 
 MAX_RETRY_AFTER_S: Final = 60
-"""Chosen: the longest pause of the document's own client; a rate measured just before a scale-up says little of later.
-A start-up that was timed is given in full."""
+"""Maximum of Retry-After if it is derived from a measured drain rate. Chosen: the longest pause of the client in Dynamo's document;
+a rate measured just before a scale-up is not a good prediction of later. A measured startup time is not limited."""
 _KV_LOST: Final = (b'"KVLoadError"', b'"InternalServerError"', b'"internal_error"')
-"""In the 500 of a decode worker, simulated or vLLM, that could not fetch a transfer's KV: the prefill worker is gone,
-was out of reach for longer than its lease, or decode cannot reach any. A new prefill may work. The last one is what vLLM
-makes of it in a stream of Anthropic's API."""
+"""In the 500 response of a decode worker, simulated or vLLM, that could not fetch a transfer's KV: the prefill worker is gone or
+was unreachable for longer than its lease, or the decode worker cannot reach any prefill worker. A new prefill may work. The last
+mark is vLLM's in a stream of Anthropic's API."""
 _AT_CAPACITY_MARKS: Final = (
     b"worker at capacity",
     b"The request queue is full.",
     b"The request is aborted by a higher priority request.",
 )
-"""In the 503 of a worker whose engine and queue are full. Sources: NVIDIA Dynamo's document "Request Rejection"; SGLang 0.5.23,
-``managers/scheduler.py`` (``--max-queued-requests``)."""
+"""In the 503 response of a worker whose engine and queue are full. Sources: NVIDIA Dynamo's document "Request Rejection"; SGLang
+0.5.23, ``managers/scheduler.py`` (``--max-queued-requests``)."""
 _LEAVING: Final = frozenset({502, 503})
-"""What a worker that is leaving or restarting answers."""
+"""Statuses with which a worker answers that is shutting down or restarting."""
 _UNKNOWN_HERE: Final = frozenset({404, 405})
-"""The router has checked path, method and model: a worker that knows them not serves something else."""
+"""The router has checked path, method and model: a worker that does not know them serves something else."""
 _NOT_IMPLEMENTED: Final = 501
-"""What vLLM 0.32 answers where its model has no such API."""
+"""Status with which vLLM 0.32 answers if its model does not support the API."""
 _OF_MODEL: Final = "does not exist"
-"""In a worker's 404 that is of the model, or of an adapter."""
+"""Text in a worker's 404 that concerns the model or an adapter."""
 _CREDENTIALS: Final = frozenset({401, 403})
 _PASSED_GATEWAY: Final = frozenset({503, 504})
 _MAX_MESSAGE_CHARS: Final = 2000
-"""Maximum length of a worker's message. Chosen: vLLM's longest are some hundred."""
+"""Maximum length of a worker's message in an error response. Chosen: vLLM's longest have a few hundred characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorResponse:
-    """An error answer to a client.
+    """An error response to a client.
 
     Attributes:
-        reason: Bounded word: metric label and the body's ``code``.
+        status: HTTP status.
+        reason: Reason from a fixed set of values: the metric label and the body's ``code``.
+        body: Body of the response.
         wants_retry: Whether to send Retry-After.
-        retry_after: The worker's own value of it.
-        retry_after_s: When there is expected to be room, or a worker; simulated seconds; None: unknown.
-        is_rate: That follows from a measured drain rate, which is not a good for far ahead.
+        retry_after: The worker's own Retry-After value; None if it sent none.
+        retry_after_s: Time until capacity, or a worker, is expected, in simulated seconds; None if unknown.
+        is_rate: Whether `retry_after_s` is derived from a measured drain rate, which does not predict the distant future.
     """
 
     status: int
@@ -82,14 +84,14 @@ class ErrorResponse:
 
 
 def no_usable_answer(reason: str) -> ErrorResponse:
-    """Return the answer to a request whose last try failed without an answer of a worker's."""
+    """Return the response to a request whose last try failed without a usable response from a worker."""
     return ErrorResponse(502, reason, _body(502, "the worker gave no usable answer", reason))
 
 
 def failed_try(error: UpstreamError, worker: Worker) -> tuple[FailedTry, ErrorResponse]:
-    """Return the failure of a try whose worker gave no complete answer, or one that is not a completion; and the client's answer.
+    """Return the failure of a try whose worker sent no complete completion, and the error response for the client.
 
-    A ``total`` time-out is the request's own deadline: there is no time left for another try. Messages hold no
+    A ``total`` timeout is the request's own deadline, so that no time is left for another try. The messages do not contain a
     worker's address, which must not leave the cluster.
     """
     scope, is_timeout = RetryScope.ANYWHERE, False
@@ -120,7 +122,7 @@ _REFUSALS: Final[dict[RefusalReason, tuple[int, str]]] = {
 
 
 def refusal(error: AdmissionError) -> ErrorResponse:
-    """Return the answer to a request that gets no worker; a rejection's body is flat, as Dynamo's document has it."""
+    """Return the response to a request that gets no worker; the body of a rejection is flat, as in Dynamo's document."""
     status, reason = _REFUSALS[error.reason]
     body, is_rejection = _body(status, str(error), reason), reason in REJECTIONS
     if is_rejection:
@@ -129,24 +131,24 @@ def refusal(error: AdmissionError) -> ErrorResponse:
 
 
 def saturated() -> ErrorResponse:
-    """Return the answer of a router that has no connection left for a worker."""
+    """Return the response of a router that has no free connection for a worker."""
     body = _body(503, "the router has no connection left; retry later", SATURATED)
     return ErrorResponse(503, SATURATED, body, wants_retry=True)
 
 
 def internal_error() -> ErrorResponse:
-    """Return the answer to a request that a fault of the router's own ends."""
+    """Return the response to a request that failed because of a fault in the router itself."""
     body = _body(500, "internal error of the router; see its log", INTERNAL)
     return ErrorResponse(500, INTERNAL, body)
 
 
 def retry_after(expected_real_s: float | None, *, floor_s: int, is_rate: bool) -> bytes:
-    """Return the header's value: whole real seconds until there is expected to be room.
+    """Return the value of Retry-After: real seconds until capacity is expected, rounded up.
 
     Args:
-        expected_real_s: Real seconds; None: unknown, the floor is used.
-        floor_s: ``router.admission.retryAfterSeconds``; a larger one than the bound of 60 s wins over it.
-        is_rate: It follows from a measured drain rate, and is bounded.
+        expected_real_s: Expected time in real seconds; None if it is unknown, which returns the floor.
+        floor_s: Minimum value, ``router.admission.retryAfterSeconds``; it takes precedence over the maximum of 60 s.
+        is_rate: Whether the time is derived from a measured drain rate; it is then limited to `MAX_RETRY_AFTER_S`.
     """
     if expected_real_s is None or not isfinite(expected_real_s):
         return str(floor_s).encode()
@@ -155,17 +157,23 @@ def retry_after(expected_real_s: float | None, *, floor_s: int, is_rate: bool) -
 
 
 def error_event_of(path: str, response: ErrorResponse) -> bytes:
-    """Return the event by which a begun stream of a path ends in an error."""
+    """Return the server-sent event with which a stream that has started ends in an error, in the format of the API at ``path``."""
     if is_anthropic(path):
         return error_event(anthropic_error(response.status, response.body))
     if response.reason in REJECTIONS:
-        # Within a stream, clients look for an error under its own key.
+        # In a stream, clients look for the error under the key ``error``.
         return encode_event(_body(response.status, orjson.loads(response.body)["message"], response.reason))
     return encode_event(response.body)
 
 
 class ErrorReply(Exception):  # noqa: N818 - what the worker said, not a fault of the router
-    """An error as the worker sent it: a status of 400 to 599 and a body, or an event before a stream's first token."""
+    """An error response of a worker: a status of 400 to 599 with its body, or an error event before a stream's first token.
+
+    Attributes:
+        status: HTTP status, or the status that the event implies.
+        content: Body of the response, or data of the event.
+        retry_after: Value of the worker's Retry-After header; None if there is none.
+    """
 
     def __init__(self, status: int, content: bytes, retry_after: bytes | None = None) -> None:
         self.status = status
@@ -175,20 +183,20 @@ class ErrorReply(Exception):  # noqa: N818 - what the worker said, not a fault o
 
     @property
     def is_at_capacity(self) -> bool:
-        """Whether a worker says that it has no room for another request; it is neither leaving nor broken."""
+        """Whether the worker has refused the request for lack of capacity; it is neither shutting down nor broken."""
         return self.status == 503 and any(mark in self.content for mark in _AT_CAPACITY_MARKS)
 
     @property
     def is_kv_lost(self) -> bool:
-        """Whether a decode worker says that the KV which prefill kept for it did not come."""
+        """Whether a decode worker reports that it did not receive the prompt's KV from the prefill worker."""
         return self.status == 500 and any(mark in self.content for mark in _KV_LOST)
 
     def shown(self, path: str) -> tuple[ErrorResponse, bool]:
-        """Return the error as the client of a path may see it, and whether the worker wrote an error object.
+        """Return the error response for the client of a path, and whether the worker's body was an error object.
 
-        A worker's message is put into the router's own form, so that clients meet one dialect: vLLM's ``type`` is a
-        Python class and its ``code`` the status, where OpenAI's are words. FastAPI's ``detail`` and vLLM's form before
-        0.10 are read too; anything else is replaced, and a 5xx without an error object becomes the 502 of a gateway.
+        A worker's message is converted to the router's own form, so that clients see only one: vLLM's ``type`` is a Python
+        class and its ``code`` the status, while OpenAI's are words. FastAPI's ``detail`` and vLLM's form before 0.10 are read
+        as well. Any other body is replaced, and a 5xx without an error object becomes 502.
         """
         status, reason = self.status, "upstream_5xx" if self.status >= 500 else "upstream_4xx"
         message, code, param = f"the worker answered {status}", None, None
@@ -204,7 +212,7 @@ class ErrorReply(Exception):  # noqa: N818 - what the worker said, not a fault o
             message = next((each for each in candidates if isinstance(each, str)), message)
             code, param = details.get("code"), details.get("param")
         endpoint = PATHS[path]
-        # Anthropic's form names no parameter; a response's 404 may be of an earlier one.
+        # Anthropic's form names no parameter; the 404 of a response can concern an earlier response.
         is_of_model = param == "model" or _OF_MODEL in message
         is_lacking = endpoint.is_optional and endpoint is not ApiEndpoint.RESPONSES
         if status in _UNKNOWN_HERE and is_lacking and not is_of_model:
@@ -223,13 +231,13 @@ class ErrorReply(Exception):  # noqa: N818 - what the worker said, not a fault o
 def retry_scope_of(
     status: int, *, endpoint: ApiEndpoint, is_error_object: bool, sent_credentials: bool
 ) -> RetryScope:
-    """Return where a request may be tried again that was answered by an error.
+    """Return where a request may be retried after an error response.
 
     Args:
-        status: 400 to 599.
-        endpoint: What was asked for.
-        is_error_object: Whether the body is one that the model's server writes.
-        sent_credentials: Whether the client's own credentials went to the worker.
+        status: Status of the error response, 400 to 599.
+        endpoint: API endpoint of the request.
+        is_error_object: Whether the body is an error object, as a model server writes it.
+        sent_credentials: Whether the client's own credentials were sent to the worker.
     """
     if status == _NOT_IMPLEMENTED or (endpoint.is_optional and status in _UNKNOWN_HERE):
         return RetryScope.NOWHERE

@@ -1,11 +1,11 @@
-"""The KV transfer from prefill to decode: its bodies, its lease, and giving it back.
+"""The KV transfer from prefill to decode: the bodies of both requests, the lease, and the release of unused KV.
 
-What the bodies carry is the runtime's (`penstock.runtimes.kv_transfer`); leases, salts and releases are vLLM's.
+The fields of the bodies are defined by the runtime (`penstock.runtimes.kv_transfer`); leases, salts and releases are vLLM's.
 
-A client may leave, or every decode worker refuse, between prefill and decode. Prefill workers take no such message from
-a router; a decode worker does: when it refuses a request before the engine has it, it informs the prefill worker
-that no read will come (vLLM 0.32, ``notify_kv_transfer_request_rejected``; simulated workers do the same). So any decode
-worker is sent the prompt's parameters in a request for a model that does not exist.
+Between prefill and decode, the client can disconnect, or every decode worker can refuse. Prefill workers accept no release
+message from a router, but a decode worker sends one: if it refuses a request before the engine has it, it informs the prefill
+worker that the KV will not be read (vLLM 0.32, ``notify_kv_transfer_request_rejected``; simulated workers do the same). So
+the router sends the prompt's transfer parameters to any decode worker, in a request for a model that does not exist.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from penstock.runtimes.kv_transfer import KvSource, KvTransferProtocol
 log = get_logger(__name__)
 
 REFUSED_MODEL: Final = "penstock-kv-release"
-"""Served by no worker."""
+"""Model name of a release request; no worker serves it."""
 _RELEASE_TIMEOUTS: Final = Timeouts(connect_s=2.0, first_byte_s=5.0, idle_s=5.0, total_s=5.0)
-"""Real seconds; chosen: a refusal needs no engine step, and the lease ends by itself soon after."""
+"""Real seconds; chosen: a refusal needs no engine step, and the lease ends soon afterwards anyway."""
 _PATIENCE_REAL_S: Final = 10.0
-"""Chosen: a busy vLLM takes seconds for its page, and without it the prompt would be computed once more."""
+"""Chosen: a busy vLLM takes seconds to return its metrics page, and without the page the prompt would be computed again."""
 _DROPPED: Final = ("min_tokens", "stream_options")
 _COMPLETIONS_USAGE: Final = ("prompt_tokens", "completion_tokens", "prompt_tokens_details")
 _RESPONSES_USAGE: Final = ("input_tokens", "output_tokens", "input_tokens_details")
@@ -49,12 +49,14 @@ _RESPONSES_USAGE: Final = ("input_tokens", "output_tokens", "input_tokens_detail
 
 @dataclass(slots=True)
 class PrefillAnswer:
-    """What a prefill worker answered; its prompt's way to decode.
+    """Response of a prefill worker, and how the decode worker gets its KV.
 
     Attributes:
-        fields: What decode's request gets; None when the worker kept no blocks (its one token ended the
-            text, or the prompt is shorter than a block), and decode then computes the prompt itself.
-        cached_tokens: Prompt tokens found in the prefill worker's own cache, or None when it does not say.
+        fields: Fields to add to the decode request. None if the prefill worker holds no blocks (its one token ended the text,
+            or the prompt is shorter than a block); decode then computes the prompt itself.
+        prompt_tokens: Number of prompt tokens as counted by the prefill worker; None if not reported.
+        cached_tokens: Number of prompt tokens found in the prefill worker's own cache; None if not reported.
+        lease: Lease under which the prefill worker holds the blocks.
     """
 
     fields: dict[str, Any] | None
@@ -64,35 +66,39 @@ class PrefillAnswer:
 
 
 def source_of(worker: Worker) -> KvSource:
-    """Return a prefill worker as the source of one more prompt's KV."""
+    """Return the description of a prefill worker as the source of one more prompt's KV, with a new random transfer id."""
     host = urlsplit(worker.spec.url).hostname or ""
     return KvSource(host, worker.spec.side_channel_port, secrets.randbits(63), worker.kv_engine)
 
 
 def prefill_body(request: CompletionRequest, kv_transfer: KvTransferProtocol, source: KvSource) -> bytes:
-    """Return the request that a prefill worker gets: no stream, one token, and the KV transfer's fields."""
+    """Return the body of the request to a prefill worker: no stream, one token, and the KV transfer's fields."""
     kept = {key: value for key, value in request.body.items() if key not in _DROPPED}
     return encoded({**kept, "stream": False, **kv_transfer.limits, **kv_transfer.prefill_fields(source)})
 
 
 def decode_body(request: CompletionRequest, prefilled: PrefillAnswer) -> bytes:
-    """Return the client's own bytes with the KV transfer's fields and a cache salt spliced in at the end."""
+    """Return the body of the request to a decode worker: the client's bytes plus the KV transfer's fields and a cache salt.
+
+    Returns the client's bytes unchanged if the prefill worker holds no blocks.
+    """
     if prefilled.fields is None:
         return request.raw
     added, params = dict(prefilled.fields), prefilled.fields.get("kv_transfer_params")
     epoch = None if params is None else _epoch(params, prefilled.lease.expired_before)
     if epoch is not None:
         own = request.body.get("cache_salt") or ""
-        # vLLM takes 128 characters at most, and not all of them.
+        # vLLM accepts at most 128 characters, and not every character.
         added["cache_salt"] = hashlib.sha256(f"{own}\0{epoch}".encode()).hexdigest()
     return changed_body(request, added)
 
 
 def _epoch(params: dict[str, Any], expired_leases: float | None) -> str | None:
-    """Return what separates transfers from those whose blocks may have been read after their lease; None: nothing does.
+    """Return a key that separates this transfer's cache entries from those of transfers that may have been read after their lease.
 
-    A vLLM 0.32 decode worker caches them as the prompt's, and would find them again. Another process of the prefill
-    worker and another count of its expired leases make another epoch; without a count each transfer is its own.
+    A vLLM 0.32 decode worker caches such blocks as the prompt's, and would find them again. A new process of the prefill
+    worker, or a change of its count of expired leases, makes a new key; without a count each transfer has its own. Returns
+    None if the parameters contain no id.
     """
     engine, prompt = params.get("remote_engine_id"), params.get("remote_request_id")
     if expired_leases is not None and isinstance(engine, str):
@@ -103,15 +109,21 @@ def _epoch(params: dict[str, Any], expired_leases: float | None) -> str | None:
 def read_prefill_answer(
     answer: dict[str, Any], fields: dict[str, Any] | None, lease: KvLease
 ) -> PrefillAnswer:
-    """Read a prefill worker's completion object; ``lease`` is on the blocks that it kept, if decode gets fields."""
+    """Return the `PrefillAnswer` for a prefill worker's completion object.
+
+    Args:
+        answer: The completion object.
+        fields: Fields to add to the decode request; None if the worker holds no blocks.
+        lease: Lease of the held blocks.
+    """
     prompt_tokens, _, cached_tokens = read_usage(answer.get("usage"))
     return PrefillAnswer(fields, prompt_tokens, cached_tokens, lease)
 
 
 def read_usage(usage: Any) -> tuple[int | None, int | None, int | None]:
-    """Return prompt, completion and cached tokens of a ``usage`` object; None for what it does not say.
+    """Return the prompt, completion and cached tokens of a ``usage`` object; None for each count that is missing.
 
-    The Responses API calls them input and output.
+    The Responses API's names, input and output, are read as well.
     """
     if not isinstance(usage, dict):
         return None, None, None
@@ -125,10 +137,10 @@ def read_usage(usage: Any) -> tuple[int | None, int | None, int | None]:
 
 
 def with_cached_tokens(usage: dict[str, Any], cached_tokens: int | None) -> None:
-    """Put the prefill's cached-token count into decode's ``usage``, in place.
+    """Replace the cached-token count in decode's ``usage`` by that of the prefill worker, in place.
 
-    Decode counts every transferred token as cached, which is not the prompt's cache hit; when prefill
-    does not report its count, the field is null: unknown, not zero.
+    Decode counts every transferred token as cached, which is not the prompt's cache hit. If the prefill worker reports no
+    count (None), the field becomes null: unknown, not zero.
     """
     if "input_tokens" in usage:
         messages.with_cached_tokens(usage, cached_tokens)
@@ -146,7 +158,7 @@ def _count(value: Any) -> int | None:
 
 
 class KvTransfers:
-    """Confirms KV transfers before their text goes to the client, and releases prompts that no decode worker fetches."""
+    """Confirms KV transfers before their text is sent to the client, and releases the KV of prompts that no decode worker fetches."""
 
     def __init__(self, context: RouterContext) -> None:
         self._context = context
@@ -159,7 +171,11 @@ class KvTransfers:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def unpaired(self, role: Role, transfer: PrefillAnswer | None) -> frozenset[str]:
-        """Return the names of the workers of a stage to or from which no KV can go, because their versions differ."""
+        """Return the names of the workers of a role that cannot transfer KV, because the engine versions differ.
+
+        For prefill, these are the workers that no decode worker matches; for decode, the workers that do not match the
+        prefill worker of ``transfer`` (none if ``transfer`` is None).
+        """
         pool = self._workers
         if not pool.versions_differ:
             return versions.NONE
@@ -168,13 +184,14 @@ class KvTransfers:
         return versions.NONE if transfer is None else versions.unpaired_decodes(pool, transfer.lease.worker)
 
     def count(self, result: TransferResult) -> None:
-        """Count what became of one prompt's KV."""
+        """Count the outcome of one prompt's KV transfer."""
         self._context.metrics.kv_transfers[result] += 1
 
     async def confirm(self, lease: KvLease) -> bool:
-        """Return whether the blocks were held when they were read; called once decode has shown a token.
+        """Return whether the blocks were certainly held until they were read; called after decode's first token.
 
-        If they may not have been, the prompt has to be prefilled again.
+        If they may not have been, the prompt has to be computed again. May read the prefill worker's metrics. The outcome is
+        counted.
         """
         now_s = self._clock.now_s()
         expired = None
@@ -210,14 +227,14 @@ class KvTransfers:
         return worker.expired_leases
 
     async def close(self) -> None:
-        """Wait for the releases under way; each is bounded."""
+        """Wait for the releases under way; each has a timeout."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     def release(self, prefilled: PrefillAnswer, headers: Headers) -> None:
-        """Give back the KV of a prompt, alongside requests; a release that fails costs one lease and nothing more.
+        """Release the KV of a prompt in the background; a failed release costs nothing but one lease.
 
-        ``headers`` are the request's, for workers that ask for a key.
+        ``headers`` are the upstream headers of the request, for workers that require a key.
         """
         if not self._is_given_back:
             return
@@ -227,14 +244,15 @@ class KvTransfers:
 
     async def _release(self, fields: dict[str, Any], headers: Headers) -> None:
         counts = self._context.metrics.kv_releases
-        # One that takes no requests now may still be able to pass a message on.
+        # A worker that takes no requests now may still be able to forward the release.
         candidates = self._workers.routable(Role.DECODE, self._clock.now_s()) or [
             each for each in self._workers if each.spec.role is Role.DECODE
         ]
         if not candidates:
             counts["no_worker"] += 1
             return
-        # An idle vLLM that never met the prefill worker passes the message on with its next request only.
+        # An idle vLLM that has not transferred from this prefill worker before only forwards the release with its next
+        # request.
         worker = min(candidates, key=lambda each: (each.inflight_requests == 0, each.inflight_requests))
         url = f"{worker.spec.url}/v1/completions"
         asked = {"model": REFUSED_MODEL, "prompt": "x", "max_tokens": 1, **fields}

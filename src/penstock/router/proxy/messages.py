@@ -1,7 +1,7 @@
-"""Anthropic's Messages API as routing sees it: sizes, the chat that its request stands for, its usage and its events. Pure.
+"""Anthropic's Messages API as far as routing needs it: token counts, the equivalent chat, usage and events. Pure.
 
-Workers speak the API themselves, KV transfer included (vLLM 0.32, ``AnthropicMessagesRequest.kv_transfer_params``), so that
-nothing is translated here.
+Workers support the API themselves, including KV transfer (vLLM 0.32, ``AnthropicMessagesRequest.kv_transfer_params``), so
+that nothing is translated here.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 _BILLING: Final = "x-anthropic-billing-header"
-"""How a system block of Claude Code begins that holds a hash of each request; vLLM 0.32 leaves it out of the prompt."""
+"""First characters of a system block of Claude Code that contains a hash of each request; vLLM 0.32 leaves the block out of the
+prompt."""
 EVENTS: Final = (b"event: message", b"event: content_block", b"event: ping", b"event: error")
-"""How its events begin."""
+"""First bytes of the API's events."""
 _DELTA: Final = b"event: content_block_delta"
 _STOP: Final = b"event: message_stop"
 _ERROR: Final = b"event: error"
@@ -20,29 +21,29 @@ _CACHE_KEYS: Final = ("cache_read_input_tokens", "cache_creation_input_tokens")
 
 
 def is_delta(event: bytes) -> bool:
-    """Return whether an event carries a token."""
+    """Return whether an event contains a token."""
     return event.startswith(_DELTA)
 
 
 def is_stop(event: bytes) -> bool:
-    """Return whether an event is a stream's last one."""
+    """Return whether an event is the last one of a stream."""
     return event.startswith(_STOP)
 
 
 def is_error(event: bytes) -> bool:
-    """Return whether an event ends a stream in an error."""
+    """Return whether an event ends a stream with an error."""
     return event.startswith(_ERROR)
 
 
 def chat_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the messages of the chat that a request stands for, its system prompt first, as vLLM makes them."""
+    """Return the messages of the equivalent chat, the system prompt first, in the form in which vLLM builds them."""
     system = _plain(body.get("system"))
     head = [{"role": "system", "content": system}] if system else []
     return [*head, *({**each, "content": _plain(each.get("content"))} for each in body["messages"])]
 
 
 def _plain(content: Any) -> Any:
-    """Return content as one text where it is nothing else."""
+    """Return content as one text if it consists of text blocks only, else the list of blocks."""
     if not isinstance(content, list):
         return content
     kept = [each for each in content if not _text(each).startswith(_BILLING)]
@@ -52,7 +53,7 @@ def _plain(content: Any) -> Any:
 
 
 def is_plain(chat: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a chat of `chat_of` is text alone, so that the model's template makes of it what workers do."""
+    """Return whether a chat from `chat_of` contains only text, so that the model's template renders it here as on the workers."""
     return all(isinstance(each["content"], str) for each in chat)
 
 
@@ -62,7 +63,10 @@ def _text(block: Any) -> str:
 
 
 def read_usage(usage: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return all prompt tokens of a usage, which counts cached ones apart, and the cached ones; None: not said."""
+    """Return the total number of prompt tokens in a usage object and the number of cached ones; None for each one that is missing.
+
+    The API reports cached tokens separately from ``input_tokens``; the total includes them.
+    """
     total = usage.get("input_tokens")
     if type(total) is int:
         total += sum(cached for key in _CACHE_KEYS if type(cached := usage.get(key)) is int)
@@ -70,7 +74,10 @@ def read_usage(usage: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def with_cached_tokens(usage: dict[str, Any], cached_tokens: int | None) -> None:
-    """Count the prefill's cached tokens, not those that decode fetched, in place; None: it does not say."""
+    """Replace decode's cached-token count, which includes the fetched tokens, by that of the prefill worker, in place.
+
+    If the prefill worker reports no count (None), all tokens become ``input_tokens``.
+    """
     total, _ = read_usage(usage)
     for key in _CACHE_KEYS:
         usage.pop(key, None)
@@ -82,7 +89,7 @@ def with_cached_tokens(usage: dict[str, Any], cached_tokens: int | None) -> None
 
 
 def usage_of(event: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the usage of an event: its own, or its message's; None: it has none."""
+    """Return the usage object of an event or of its message; None if it has none."""
     message = event.get("message")
     usage = message.get("usage") if isinstance(message, dict) else event.get("usage")
     return usage if isinstance(usage, dict) else None

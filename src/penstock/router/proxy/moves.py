@@ -1,9 +1,9 @@
-"""Has the streams of a worker that drains continue on another one, so that a drain does not last as long as its longest answer.
+"""Moves the streams of a draining worker to other workers, so that a drain does not last as long as its longest response.
 
-`handler` reports which streams there are, the router's tick decides. A stream moves as it would continue after its worker's
-death, but only where nothing is in its way: it can be continued, and another worker takes it.
+`handler` reports the streams; the router's tick decides about moves. A stream is moved in the same way as it is resumed after
+its worker's death, but only if it can be resumed and another worker has capacity for it.
 
-A tick costs counts alone, for each stream. What a stream has said is read when it is about to move, and of that only what its
+A tick only compares counts for each stream. The text of a stream is read when it is about to move, and only the part that its
 record has not read yet.
 """
 
@@ -32,7 +32,7 @@ log = get_logger(__name__)
 
 
 class StreamMoves:
-    """The streams of one router that could continue elsewhere, by the worker that speaks."""
+    """The streams of one router that other workers could resume, by their present worker."""
 
     def __init__(self, context: RouterContext, rests: StreamContinuations) -> None:
         self._core = context.admission.core
@@ -46,13 +46,13 @@ class StreamMoves:
         self._lookups_left = 0
 
     def follow(self, call: CompletionCall, meter: RelayMeter) -> None:
-        """Note that a worker speaks."""
+        """Record that a worker has started to send a stream."""
         self._moving.discard(call)
         if call.begun is not None and self._after_s is not None:
             self._streams.setdefault(call.assignment.worker, {})[call] = meter
 
     def leave(self, call: CompletionCall) -> None:
-        """Note that the worker speaks no more."""
+        """Record that the worker no longer sends the stream; does nothing if it was not followed."""
         worker = call.assignment.worker
         streams = self._streams.get(worker)
         if streams is not None and streams.pop(call, None) is not None and not streams:
@@ -63,7 +63,7 @@ class StreamMoves:
         self._moving.discard(call)
 
     def tick(self) -> None:
-        """Move what has waited for long enough at workers that drain."""
+        """Move streams from workers that have been draining for ``migrateAfterSeconds``; does nothing if that is not configured."""
         after_s = self._after_s
         if after_s is None:
             return
@@ -102,7 +102,7 @@ class StreamMoves:
             del self._streams[worker]
 
     def _gains(self, call: CompletionCall, meter: RelayMeter, worker: Worker, token_s: float | None) -> bool:
-        """Return whether a stream gains by a move; its prompt is looked up only where what is cached decides that."""
+        """Return whether moving a stream is worthwhile; its prompt is looked up only if the cached tokens are decisive."""
         left = self._rests.left(call, meter)
         if is_worth_moving(left, worker.speed, token_s):
             return True
@@ -111,16 +111,16 @@ class StreamMoves:
         if not self._lookups_left:
             return False
         self._lookups_left -= 1
-        # The others are looked up before it the next time.
+        # Put last, so that the other streams are looked up first the next time.
         streams = self._streams[worker]
         streams[call] = streams.pop(call)
         cached = self._cached_tokens(call, worker)
         return is_worth_moving(replace(left, cached_tokens=cached), worker.speed, token_s)
 
     def _cached_tokens(self, call: CompletionCall, worker: Worker) -> int:
-        """Return how many tokens of a prompt are expected in the cache where it would be computed again."""
+        """Return the number of a prompt's tokens expected in the cache of the worker that would compute it again."""
         if call.keyed is None:
-            # No index says which worker holds what: as many as were found the first time.
+            # There is no prefix index, so the number found the first time is assumed.
             return min(call.cached_tokens or 0, call.prompt_tokens)
         entry = self._core.entry
         arrival = call.arrival(entry, frozenset(), self._prompt_costs.bytes_per_token)
@@ -129,6 +129,6 @@ class StreamMoves:
         return min(cached_tokens(arrival, others), call.prompt_tokens)
 
     def _has_headroom(self, role: Role, worker: Worker, now_s: float) -> bool:
-        """Return whether another worker of a role takes a stream."""
+        """Return whether another worker of a role has capacity for a stream."""
         others = (each for each in self._core.pool.routable(role, now_s) if each is not worker)
         return any(others) and self._core.full_stage(role, now_s) is None

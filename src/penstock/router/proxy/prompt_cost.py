@@ -1,9 +1,9 @@
-"""How many tokens a prompt costs: learnt from the usage that workers return, for each kind of part by itself. Pure.
+"""Estimates the number of tokens of a prompt, learned from the usage that workers return, separately for each kind of part. Pure.
 
-A prompt's tokens are about a sum: bytes of text times the tokens of a byte, plus those of its tools, tool calls and images.
-Workers return the sum alone. A Kalman filter with a diagonal covariance shares the error of an estimate out over the parts of the
-prompt, each by how little is known of it: after a hundred texts, the error of a text with an image is the image's. So images teach
-nothing wrong about text.
+The number of tokens is approximately a sum: bytes of text times tokens per byte, plus the tokens of tools, tool calls and
+images. Workers return only the sum. A Kalman filter with a diagonal covariance distributes the error of an estimate over the
+parts of the prompt, in proportion to the uncertainty of each: after a hundred texts, the error of a text with an image is
+attributed to the image. So images do not distort the estimate of text.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from penstock.router.proxy.prompt_parts import (
 )
 
 START_BYTES_PER_TOKEN: Final = 4.0
-"""English text under the usual tokenizers; exact for the simulated one."""
+"""Initial bytes per token: English text with common tokenizers; exact for the simulated one."""
 _NOISE: Final = 0.1
 """Chosen: texts of one kind differ by about a tenth in bytes per token."""
 _TEMPLATE_TOKENS: Final = 20.0
-"""Chosen: what a chat's template may add to a request, so that short prompts teach little."""
+"""Chosen: tokens that a chat template may add to a request, so that short prompts change the estimates little."""
 _DRIFT: Final = 0.023
-"""Standard deviation of a rate, as a fraction of it, that is left however much was learnt: the mean of about the last 20 prompts
-counts. Chosen with `_NOISE`."""
+"""Minimum standard deviation of a rate, as a fraction of it, however much was learned: about the last 20 prompts count. Chosen
+together with `_NOISE`."""
 _BLOCK_DOUBT: Final = 0.5
 """Standard deviation of a new block's cost, as a fraction of it. Chosen: schemas and prose differ by up to a factor of two."""
 _SPREAD: Final = 0.05
-"""Share of what a block shows that its kind takes over, so that a block never seen before is estimated like the others."""
+"""Fraction of a block's deviation that its kind adopts, so that a new block is estimated like the others."""
 _BLOCKS: Final = 1024
-"""Chosen: agents of one graph have tens of tool sets and system prompts."""
+"""Chosen: maximum number of remembered blocks; the agents of one graph have tens of tool sets and system prompts."""
 
 _PIXELS_PER_TOKEN: Final = 784
-"""28 x 28 pixels for each token of an image, as Qwen2-VL (arXiv 2409.12191) has it; others are learnt."""
+"""Pixels per image token: 28 x 28, as for Qwen2-VL (arXiv 2409.12191); other models' are learned."""
 _IMAGE_TOKENS: Final = 576
 """Tokens of an image of unknown size: those of LLaVA-1.5 (arXiv 2310.03744)."""
 _MOST_IMAGE_TOKENS: Final = 16_384
-"""The most that Qwen2-VL spends on one image."""
+"""Maximum number of tokens of one image in Qwen2-VL."""
 
 
 @dataclass(slots=True)
 class _Rate:
-    """Tokens of a unit: ``value``, its ``variance``, and the bounds that it never leaves."""
+    """Tokens per unit: ``value``, its ``variance``, and the limits of the value."""
 
     value: float
     variance: float
@@ -66,10 +66,10 @@ class _Rate:
 
 
 def _start(kind: str) -> _Rate:
-    """Return what is known of a kind before any worker has counted it."""
+    """Return the initial rate of a kind, before any worker has counted it."""
     family, _, form = kind.partition("/")
     if family == IMAGE:
-        # A class holds the images of between half its power of two and it.
+        # A class contains the images whose pixels are between half its power of two and that power.
         pixels = 0.75 * 2.0 ** int(form) if form != UNKNOWN else _IMAGE_TOKENS * _PIXELS_PER_TOKEN
         tokens = min(max(pixels / _PIXELS_PER_TOKEN, 64.0), 4096.0)
         return _Rate(tokens, tokens**2, 0.0, _MOST_IMAGE_TOKENS)
@@ -90,7 +90,7 @@ _OF_TEXT: Final = frozenset({TEXT, WIDE})
 
 
 class PromptCosts:
-    """What the parts of one model's prompts cost."""
+    """Learned token costs of the parts of one model's prompts."""
 
     __slots__ = ("_blocks", "_rates", "_text")
 
@@ -101,24 +101,29 @@ class PromptCosts:
 
     @property
     def bytes_per_token(self) -> float:
-        """Return the rate of plain text."""
+        """Number of bytes per token of plain text."""
         return 1 / self._text.value
 
     def estimate(self, text_bytes: int, parts: Sequence[PromptPart] = ()) -> int:
-        """Return the estimated tokens of a prompt, >= 1.
+        """Return the estimated number of tokens of a prompt, >= 1.
 
         Args:
-            text_bytes: Of all its text.
-            parts: What it has besides, and blocks of its text.
+            text_bytes: Number of bytes of all its text.
+            parts: Parts other than plain text, and recognized blocks of text.
         """
         if not parts:
             return max(1, math.ceil(text_bytes * self._text.value))
         return max(1, math.ceil(sum(units * rate.value for units, rate, _ in self._terms(text_bytes, parts))))
 
     def learn(self, text_bytes: int, parts: Sequence[PromptPart], prompt_tokens: int) -> None:
-        """Move the rates towards what a worker counted for one prompt.
+        """Adjust the costs to a worker's token count of one prompt.
 
-        A count outside of what the parts can cost is a fault of the worker's, and teaches nothing.
+        Does nothing if the count is outside of the possible costs of the parts, which is a fault of the worker.
+
+        Args:
+            text_bytes: Number of bytes of all its text.
+            parts: Parts other than plain text, and recognized blocks of text.
+            prompt_tokens: Number of tokens that the worker has counted.
         """
         terms = self._terms(text_bytes, parts)
         lowest = sum(units * rate.lowest for units, rate, _ in terms)
@@ -141,7 +146,7 @@ class PromptCosts:
     def _terms(
         self, text_bytes: int, parts: Sequence[PromptPart]
     ) -> list[tuple[int, _Rate, PromptPart | None]]:
-        """Return units > 0, their rate, and the part; None: the rest of the text."""
+        """Return units (> 0), their rate, and the part of each term; the part is None for the rest of the text."""
         terms: list[tuple[int, _Rate, PromptPart | None]] = []
         for part in parts:
             if part.units <= 0:

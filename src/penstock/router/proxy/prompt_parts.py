@@ -1,7 +1,7 @@
-"""What a request's prompt is made of, as far as it costs the engine tokens: text, tools, tool calls, images, audio, files. Pure.
+"""Divides a request's prompt into parts that cost the engine tokens: text, tools, tool calls, images, audio, files. Pure.
 
-`penstock.router.proxy.completion` reads a body into parts, `penstock.router.proxy.prompt_cost` learns what each kind costs. The
-forms are those of OpenAI's chats and responses and of Anthropic's messages.
+`penstock.router.proxy.completion` reads a body into parts, `penstock.router.proxy.prompt_cost` learns the cost of each kind.
+The supported forms are those of OpenAI's chats and responses and of Anthropic's messages.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import xxhash
 
 TEXT: Final = "text"
 WIDE: Final = "wide"
-"""Text outside ASCII, whose bytes cost more or less than those of English: Chinese, Cyrillic, emoji."""
+"""Text outside of ASCII, whose bytes cost more or fewer tokens than English text: Chinese, Cyrillic, emoji."""
 TOOLS: Final = "tools"
 CALLS: Final = "calls"
 MESSAGE: Final = "message"
@@ -26,23 +26,24 @@ VIDEO: Final = "video"
 FILE: Final = "file"
 
 UNKNOWN: Final = "unknown"
-"""Suffix of the kind of an image whose size the request does not show, because it is a link or has an unknown format."""
+"""Suffix of the kind of an image whose size is not visible in the request, because it is a link or has an unknown format."""
 
 _BLOCK_BYTES: Final = 1024
-"""Chosen: a system prompt of at least this size is recognized when it comes again; a shorter one costs little."""
+"""Chosen: a system prompt of at least this size is recognized when it is sent again; a shorter one costs little."""
 _SYSTEM: Final = frozenset({"system", "developer"})
 _HEADER_BYTES: Final = 1 << 16
-"""Bytes of a picture that are searched for its width and height; a JPEG has its metadata before them, which may hold a preview of this size."""
+"""Number of bytes of an image that are searched for its width and height; a JPEG has its metadata before them, which may contain a
+preview of this size."""
 
 
 class PromptPart(NamedTuple):
-    """A part of a prompt besides plain text.
+    """A part of a prompt other than plain text.
 
     Attributes:
-        kind: What costs alike: ``tools``, ``calls``, ``message``, ``image/18``, ``audio/wav`` and so on. ``wide`` and ``text`` are
-            among the bytes of the prompt's text.
-        units: Bytes of text or data; of messages, images and videos their number.
-        block: Hash of a part that comes again in other requests as it is; None: it is not recognized.
+        kind: Kind of parts that cost alike: ``tools``, ``calls``, ``message``, ``image/18``, ``audio/wav`` and so on. The
+            bytes of ``wide`` and ``text`` parts are also included in the prompt's text bytes.
+        units: Size of the part: bytes of text or data; for messages, images and videos their number.
+        block: Hash of the part, if it is of a kind that often recurs unchanged in other requests; None otherwise.
     """
 
     kind: str
@@ -51,15 +52,15 @@ class PromptPart(NamedTuple):
 
 
 def size_of(text: str) -> int:
-    """Return the UTF-8 bytes of a text."""
+    """Return the number of UTF-8 bytes of a text."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 class PromptMeter:
-    """Adds up one prompt.
+    """Adds up the parts of one prompt.
 
     Attributes:
-        text_bytes: UTF-8 bytes of its text, that of recognized blocks included.
+        text_bytes: Number of UTF-8 bytes of the prompt's text, including recognized blocks.
     """
 
     __slots__ = ("_blocks", "_counts", "text_bytes")
@@ -71,7 +72,7 @@ class PromptMeter:
 
     @property
     def parts(self) -> tuple[PromptPart, ...]:
-        """What it has besides text, and the recognized blocks of text."""
+        """Parts other than plain text, and the recognized blocks of text."""
         return (*self._blocks, *(PromptPart(kind, units) for kind, units in self._counts.items()))
 
     def add_message(self, message: Mapping[str, Any]) -> None:
@@ -94,7 +95,7 @@ class PromptMeter:
             self.add_content(message.get("output"))
 
     def add_system(self, content: Any) -> None:
-        """Add a system prompt, which many requests have in common."""
+        """Add a system prompt, which is often the same in many requests."""
         if isinstance(content, str) and len(content) >= _BLOCK_BYTES:
             raw = content.encode("utf-8", "surrogatepass")
             self.text_bytes += len(raw)
@@ -103,14 +104,14 @@ class PromptMeter:
             self.add_content(content)
 
     def add_content(self, content: Any) -> None:
-        """Add a message's content: a text, or a list of parts."""
+        """Add the content of a message: a text, or a list of parts."""
         if isinstance(content, str):
             self._add_text(content)
         else:
             self._add_parts(content)
 
     def add_tools(self, tools: Any) -> None:
-        """Add the definitions of tools, which many requests have in common."""
+        """Add the definitions of tools, which are often the same in many requests."""
         if isinstance(tools, list) and tools:
             raw = orjson.dumps(tools)
             self._blocks.append(PromptPart(TOOLS, len(raw), xxhash.xxh3_64_intdigest(raw)))
@@ -170,12 +171,12 @@ class PromptMeter:
 
 
 _PLAIN_KEYS: Final = 2
-"""Role and content: a message with these alone has no tool calls, and is not an item of another type."""
+"""Role and content: a message with only these keys has no tool calls, and is not an item of another type."""
 _FORMATS: Final = {"wav": "wav", "x-wav": "wav", "mp3": "mp3", "mpeg": "mp3"}
 
 
 def _link_of(part: Mapping[str, Any]) -> str:
-    """Return a part's link or data in the forms of OpenAI's chats and responses and of Anthropic's messages; empty: none."""
+    """Return a part's link or data, in the forms of OpenAI's chats and responses and of Anthropic's messages; empty if it has none."""
     for key in ("image_url", "audio_url", "file", "source"):
         given = part.get(key)
         if isinstance(given, str):
@@ -191,9 +192,10 @@ def _link_of(part: Mapping[str, Any]) -> str:
 
 
 def _size_class(link: str) -> str:
-    """Return a class of images of about one size: the power of two of its pixels.
+    """Return the class of images of about the same size: the number of bits of the number of pixels; `UNKNOWN` if it is not visible.
 
-    Engines with a fixed number of tokens per image learn the same cost for each class, others one that grows with it.
+    For engines with a fixed number of tokens per image, each class gets the same cost; for others the cost grows with the
+    class.
     """
     head, comma, data = link.partition(",")
     if not comma:
@@ -209,7 +211,7 @@ def _size_class(link: str) -> str:
 
 
 def _pixels(raw: bytes) -> int:
-    """Return width times height of a PNG, GIF, WebP or JPEG from its beginning; 0: it does not show them."""
+    """Return width times height of a PNG, GIF, WebP or JPEG from its first bytes; 0 if they do not contain them."""
     if raw.startswith(b"\x89PNG\r\n\x1a\n") and len(raw) >= 24:
         return int.from_bytes(raw[16:20]) * int.from_bytes(raw[20:24])
     if raw.startswith(b"GIF8") and len(raw) >= 10:

@@ -1,6 +1,6 @@
-"""Queries of death: a request that killed a worker is refused for a while, so that its retries do not kill the next ones.
+"""Queries of death: a request that killed a worker is rejected for some time, so that its retries do not kill other workers.
 
-`penstock.router.core.suspects` says which one did.
+`penstock.router.core.suspects` determines which request did.
 """
 
 from __future__ import annotations
@@ -14,36 +14,42 @@ from penstock.core.lru_cache import LruCache
 from penstock.router.proxy.completion import RequestRefused
 
 REFUSED_S = 600.0
-"""Chosen: longer than clients retry, simulated seconds; a fixed engine gets the request again soon."""
+"""Time for which such a request is rejected, in simulated seconds. Chosen: longer than clients retry; an engine that was fixed gets
+the request again soon."""
 
 REMEMBERED = 1024
-"""Chosen: this many bodies are remembered, those that were sent last; their hashes take 100 KiB."""
+"""Chosen: maximum number of rejected bodies, the most recently sent of which are remembered; their hashes take 100 KiB."""
 
 QUERY_OF_DEATH = "query_of_death"
 
 
 @dataclass(frozen=True, slots=True)
 class _Conviction:
-    """Until when a body is refused, simulated seconds, and what is known of it."""
+    """The time until which a body is rejected, in simulated seconds, and a description for the client."""
 
     until_s: float
     facts: str
 
 
 class QueriesOfDeath:
-    """The bodies that one router refuses, by their hash."""
+    """The request bodies that one router rejects, by their hash.
+
+    Args:
+        now_s: Returns the current time in simulated seconds.
+        most: Maximum number of bodies.
+    """
 
     def __init__(self, now_s: Callable[[], float], *, most: int = REMEMBERED) -> None:
         self._now_s = now_s
         self._convicted: LruCache[str, _Conviction] = LruCache(most)
 
     def add(self, body: bytes, before: Sequence[str], worker: str) -> str:
-        """Refuse a body from now on; return the hash that names it in the log and to clients.
+        """Reject a body for `REFUSED_S` from now on; return its hash, which identifies it in the log and in the message to clients.
 
         Args:
-            body: The client's.
-            before: Workers that died while it ran there alongside others.
-            worker: On which it ran alone and which died then.
+            body: Body as the client sent it.
+            before: Names of the workers that died while the request ran there together with others.
+            worker: Name of the worker on which the request ran alone, and which died then.
         """
         digest = xxhash.xxh3_64_hexdigest(body)
         facts = f"ran on {' and '.join(before)} when they died, then alone on {worker}, which died too"
@@ -51,7 +57,7 @@ class QueriesOfDeath:
         return digest
 
     def check(self, body: bytes) -> None:
-        """Raise `RequestRefused` for a body that killed a worker lately; costs nothing where none has."""
+        """Raise `RequestRefused` (422) for a body that is rejected now; takes almost no time if there is none."""
         if not self._convicted:
             return
         digest = xxhash.xxh3_64_hexdigest(body)

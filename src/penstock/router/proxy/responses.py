@@ -1,6 +1,6 @@
-"""What refers to an earlier response, which the worker that made it alone may have: refused in words where that may be another. Pure.
+"""Rejects requests that refer to an earlier response, because only the worker that generated it may have it. Pure.
 
-vLLM 0.32 keeps responses in a worker's memory, and only with ``VLLM_ENABLE_RESPONSES_API_STORE=1``.
+vLLM 0.32 stores responses in a worker's memory, and only with ``VLLM_ENABLE_RESPONSES_API_STORE=1``.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ _SHOWN_CHARACTERS: Final = 100
 
 
 def check_follow_up(body: Mapping[str, Any], pool: Iterable[Worker]) -> None:
-    """Let a request to /v1/responses pass that any worker can answer.
+    """Check that any worker can answer a request to /v1/responses.
 
     Args:
-        body: The request's.
-        pool: All workers; a prefill worker has no response.
+        body: Body of the request.
+        pool: All workers; prefill workers do not count, because they store no response.
 
     Raises:
-        RequestRefused: 400, it refers to a response and another worker may have it, or its answer could only be fetched.
+        RequestRefused: 400, the request refers to a response that another worker may have, or its response could only be
+            fetched later.
     """
     if body.get("background") is True:
         raise RequestRefused(
@@ -45,7 +46,7 @@ def check_follow_up(body: Mapping[str, Any], pool: Iterable[Worker]) -> None:
 
 
 def not_relayed(path: str) -> RequestRefused:
-    """Return the refusal of a request for an earlier response."""
+    """Return the rejection of a request to fetch, cancel or delete an earlier response."""
     shown = path.removeprefix(RESPONSES)[:_SHOWN_CHARACTERS]
     return RequestRefused(
         404,

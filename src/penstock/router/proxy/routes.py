@@ -1,4 +1,4 @@
-"""The paths that the router relays to workers, and what a request to each asks of a worker. Pure."""
+"""The paths that the router relays to workers, and the properties of each API endpoint. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from penstock.core.http.anthropic import MESSAGES
 
 
 class ApiEndpoint(StrEnum):
-    """Endpoints in metrics; a closed set, so that paths made up by clients add no series.
+    """Endpoints in metrics; a fixed set, so that paths invented by clients add no time series.
 
     Attributes:
-        is_relayed: One worker answers it, complete and without new tokens: no prefill apart, no stream, no prefix keys.
-        is_optional: A worker of the right model may lack it: an engine, its version or the model has no such API.
-        runs_model: The model runs for it; a tokenizer's answer says nothing of the model's load.
+        is_relayed: Whether one worker answers a request completely without generating tokens: there is no separate prefill,
+            no stream, and there are no prefix keys.
+        is_optional: Whether a worker of the right model may lack the endpoint, because the engine, its version or the model
+            does not support it.
+        runs_model: Whether the model runs for a request; a tokenizer's response says nothing about the model's load.
     """
 
     is_relayed: bool
@@ -48,7 +50,7 @@ _RELAYED: Final = _OF_TOKENIZER | {
 }
 _OPTIONAL: Final = _RELAYED | {ApiEndpoint.RESPONSES, ApiEndpoint.MESSAGES}
 for _each in ApiEndpoint:
-    # Asked several times for each request, so they are not properties.
+    # Read several times for each request, so these are attributes and not properties.
     _each.is_relayed, _each.is_optional = _each in _RELAYED, _each in _OPTIONAL
     _each.runs_model = _each not in _OF_TOKENIZER
 
@@ -69,11 +71,11 @@ PATHS: Final[dict[str, ApiEndpoint]] = {
     "/tokenize": ApiEndpoint.TOKENIZE,
     "/detokenize": ApiEndpoint.DETOKENIZE,
 }
-"""Source of the paths: vLLM 0.32, ``vllm/entrypoints``."""
+"""API endpoint of each path. Source of the paths: vLLM 0.32, ``vllm/entrypoints``."""
 
 
 def not_served_by_worker(path: str) -> str:
-    """Return the message for a path that the router relays and the model's workers do not have."""
+    """Return the error message for a path that the router relays but the model's workers do not serve."""
     endpoint = PATHS[path]
     others = ", ".join(each for each, other in PATHS.items() if other is not endpoint)
     return (

@@ -1,10 +1,10 @@
-"""A worker's answer, complete or a stream that is being relayed: its beginning, first token, gaps, tokens and usage.
+"""A worker's response, complete or as a stream: its first token, the gaps between tokens, the token count, and the usage.
 
-Nothing is sent before a token is seen, so that another worker can be tried: vLLM 0.32 begins a stream with status 200
-before it has the prompt's KV. If the KV cannot be fetched, an error event follows, in a chat after the event that names
-the role.
+Nothing is sent to the client before the first token, so that another worker can be tried: vLLM 0.32 starts a stream with
+status 200 before it has the prompt's KV. If the KV cannot be fetched, an error event follows; in a chat it follows the event
+with the role.
 
-`RelayMeter.observe` is called once per read of the upstream socket, tens of thousands of times a second: the usual read
+`RelayMeter.observe` is called once per read of the worker's socket, tens of thousands of times per second: the usual read
 (complete events of one line each, without usage) costs a few C calls, one clock read and one bisect.
 """
 
@@ -34,10 +34,11 @@ from penstock.router.proxy.stream_record import BATCH, LARGE_READ_BYTES, StreamR
 def read_completion(
     content: bytes, content_type: bytes, worker: str, endpoint: ApiEndpoint
 ) -> dict[str, Any]:
-    """Return the object of the body of a 200.
+    """Parse the body of a worker's response with status 200.
 
     Raises:
-        WrongAnswer: it is not a JSON object, or of a completion without a list of choices, of output items or of content.
+        WrongAnswer: the body is not a JSON object; or it has none of the lists ``choices``, ``output`` and ``content``,
+            although the endpoint is not only relayed.
     """
     try:
         answer = orjson.loads(content)
@@ -59,10 +60,10 @@ def _is_completion(answer: dict[str, Any]) -> bool:
 
 
 def encoded_again(answer: dict[str, Any]) -> bytes:
-    """Return a worker's JSON after a change.
+    """Return a worker's JSON object as bytes, after the router has changed it.
 
     Raises:
-        WrongAnswer: it can be read and not written: it is nested deeper than orjson writes, 254 levels.
+        WrongAnswer: the object is nested deeper than orjson can write, which is 254 levels.
     """
     try:
         return orjson.dumps(answer)
@@ -71,11 +72,11 @@ def encoded_again(answer: dict[str, Any]) -> bytes:
 
 
 async def read_preamble(response: StreamingResponse, worker: str, endpoint: ApiEndpoint) -> bytes:
-    """Return the bytes up to the read that shows the first token.
+    """Return the bytes of a stream up to and including the read that contains the first token.
 
     Raises:
-        ErrorReply: an error event came first.
-        WrongAnswer: an event is not a chunk of a completion, or nothing but comments and roles comes.
+        ErrorReply: an error event came before the first token.
+        WrongAnswer: an event is not a chunk of a completion, or no token came within the maximum size of an event.
         UpstreamError: the stream broke off, or ended without a token.
     """
     splitter = EventSplitter()
@@ -124,7 +125,7 @@ def _status_of(error: Any) -> int:
 
 _USAGE = b'"usage":'
 ERROR_EVENT: Final = b'data: {"error"'
-"""How an error event begins."""
+"""First bytes of an error event."""
 _NULL_USAGE = b'"usage":null}\n\n'
 _CHOICES = b'"choices":[{'
 _LINE_ENDS = len(b"\n\n\r\n")
@@ -135,22 +136,27 @@ _RESPONSE_ENDS = (b".completed", b".incomplete", b".failed")
 
 @dataclass(slots=True, eq=False)
 class RelayMeter:
-    """Measures one stream.
+    """Measures one stream while it is relayed.
 
     Attributes:
-        assignment: Grows by the tokens.
-        arrived_real_s: When the request came, ``time.monotonic()``.
-        dispatched_real_s: When its prompt was dispatched to the worker that computes it, by the last try.
-        prefilled: Whose cached-token count usage events get.
-        kept: Records what is passed on; None: nothing is recorded.
-        may_go_on: Another worker may continue where this one ends: what is passed on ends with a complete event, before an
-            event of an error.
-        tokens: Events with text so far; one token each unless the worker batches them.
-        ttft_s: Arrival to first token, simulated seconds; None before it.
-        usage: The last usage object seen, corrected if it was to be; None without one.
-        is_done: ``[DONE]``, or the Responses API's last event, has been passed on.
-        has_error: An error event came, which is passed on unless the stream may continue.
-        last_real_s: When the last token came, ``time.monotonic()``.
+        metrics: The router's metrics, to which the measurements are added.
+        assignment: The request's assignment to the worker, whose token count is updated.
+        on_first_token: Called at the first token.
+        arrived_real_s: ``time.monotonic()`` when the request arrived.
+        dispatched_real_s: ``time.monotonic()`` when the prompt was dispatched, in the last try, to the worker that computes
+            it.
+        speed: Time factor: simulated seconds per real second, 1 in production.
+        prefilled: Response of the prefill worker, whose cached-token count replaces that in usage events; None leaves them
+            unchanged.
+        kept: Record of the relayed events, for a continuation; None records nothing.
+        may_go_on: Whether another worker can resume the stream. If it can, only complete events are relayed, and no error
+            event.
+        tokens: Number of events with text so far; one token each unless the worker batches them.
+        ttft_s: Time from arrival to first token, in simulated seconds; None before it.
+        usage: The last usage object, as it was relayed; None if there was none.
+        is_done: Whether ``[DONE]``, or the last event of the Responses API, was relayed.
+        has_error: Whether an error event came. It is relayed unless the stream can be resumed.
+        last_real_s: ``time.monotonic()`` at the last token; 0 before the first one.
     """
 
     metrics: RouterMetrics
@@ -173,35 +179,38 @@ class RelayMeter:
     _tail: bytearray = field(init=False)
     _itl: BucketCounts = field(init=False)
     _is_held: bool = field(init=False)
-    # How the stream's plain events begin and end, once a token was seen; no event is like that before.
+    # First and last bytes of the stream's usual events, known after the first token; before that no event matches.
     _usual_start: bytes = b"\0"
     _usual_end: bytes = b"\0"
     _usual_chunk_end: bytes = b"\0"
 
     def __post_init__(self) -> None:
-        """Keep what each read needs."""
+        """Look up the objects that each read needs."""
         self._tail, self._itl = self._splitter.tail, self.metrics.itl
         self._is_held = self.may_go_on or self.prefilled is not None
 
     @property
     def is_mid_event(self) -> bool:
-        """Whether an event has begun and not ended."""
+        """Whether the last read ended within an event."""
         return bool(self._tail)
 
     @property
     def is_complete(self) -> bool:
-        """Whether the text has come to its end; ``[DONE]`` without a blank line behind it will do."""
+        """Whether the stream has ended with its complete text; ``[DONE]`` without a blank line after it counts."""
         is_done = self.is_done or payload(bytes(self._tail)) == _DONE
         return is_done and not (self.has_error and self.may_go_on)
 
     def observe(self, data: bytes, at: int = 0) -> bytes:
-        """Take one read and return what to send on.
+        """Measure one read from the worker, and return the bytes to send to the client.
 
-        Where it is one complete chunk as it came, its body begins ``at`` > 0, and CR LF follow; at 0 all is body.
+        Args:
+            data: Bytes that were read. They can include the framing of one HTTP chunk (its size before and CR LF after the
+                body).
+            at: Position at which the body starts in ``data`` if the framing is included, > 0; 0 if all of ``data`` is body.
 
         Raises:
-            StreamBroken: an event is too long to be one.
-            WrongAnswer: a usage event cannot be rewritten.
+            StreamBroken: an event exceeds the maximum size.
+            WrongAnswer: a usage event cannot be written again.
         """
         now_real_s = time.monotonic()
         end = self._usual_chunk_end if at else self._usual_end
@@ -237,7 +246,7 @@ class RelayMeter:
             self.kept.read()
 
     def rest(self) -> bytes:
-        """Return the bytes held back of an event that never ended; for a stream that ended in order."""
+        """Return the bytes that were held back because their event has not ended; for a stream that ended in order."""
         held = bytes(self._tail) if self._is_held else b""
         self._tail.clear()
         return held
@@ -263,7 +272,7 @@ class RelayMeter:
         return data if is_same or not self._is_held else b"".join(events)
 
     def _learn_usual(self, event: bytes) -> None:
-        """Remember what a stream's events have in common before and behind their choices, where that holds no usage."""
+        """Remember the bytes before and after the choices of a stream's events, if these contain no usage."""
         start, choices, rest = event.partition(_CHOICES)
         end = rest[rest.rfind(b"}]") :]
         is_usual = start.startswith(b"data: {") and end.endswith(b"}\n\n") and _USAGE not in start
@@ -278,7 +287,7 @@ class RelayMeter:
             self.metrics.dispatched_ttft.observe((now_real_s - self.dispatched_real_s) * self.speed)
             self.on_first_token()
         else:
-            # Tokens of one read cannot be distinguished in time: they share its gap.
+            # The tokens of one read have no individual times: the gap is divided among them.
             gap_s = (now_real_s - self.last_real_s) * self.speed
             self._itl.observe(gap_s / count, count)
         self.last_real_s = now_real_s
@@ -286,9 +295,9 @@ class RelayMeter:
         self.assignment.grow(count, gap_s)
 
     def _read_event(self, event: bytes, *, has_begun: bool) -> tuple[bool, bytes | None]:
-        """Return whether the event carries a token, and what to send in its place (None: as it is).
+        """Return whether the event contains a token, and the bytes to send instead of it (None sends it unchanged).
 
-        Only the first token is looked for in the JSON; once the text has begun every chunk is one.
+        The JSON is only parsed until the first token; after it every chunk counts as one.
         """
         if self.has_error and self.may_go_on:
             return False, None
@@ -335,7 +344,7 @@ class RelayMeter:
         usage = messages.usage_of(chunk) if isinstance(chunk, dict) else None
         if usage is None:
             return messages.is_delta(event), None
-        # A stream's last usage may leave the prompt out, which its first one has.
+        # A stream's last usage may omit the prompt's tokens, which its first usage contains.
         if self.prefilled is None:
             self.usage = {**(self.usage or {}), **usage}
             return False, None
@@ -355,14 +364,14 @@ class RelayMeter:
 
 
 def _plain_events(data: bytes) -> int:
-    """Return how many events of one line each a read holds, none an error's or with usage; 0: it holds others, too."""
+    """Return the number of one-line events in a read that contains no error event and no usage; 0 if it contains other events."""
     count = data.count(b"}\n\ndata: {") + 1
     has_usage = _USAGE in data and data.count(_USAGE) != data.count(_NULL_USAGE)
     return 0 if data.count(b"\n") != 2 * count or ERROR_EVENT in data or has_usage else count
 
 
 def _has_text(chunk: dict[str, Any]) -> bool:
-    """Return whether a chunk shows generated text, or its end; a chat's first chunk names only the role."""
+    """Return whether a chunk contains generated text or the finish reason; a chat's first chunk contains only the role."""
     choices = chunk.get("choices")
     if not isinstance(choices, list):
         return False

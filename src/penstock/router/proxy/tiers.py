@@ -1,4 +1,4 @@
-"""The tiers of a live router: a request's tier and tenant by header, model name and key, and what its end says of them."""
+"""The tiers of a live router: determines a request's tier and tenant from header, model name and key, and counts its end."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from penstock.router.proxy.completion import CompletionRequest, RequestRefused, 
 from penstock.router.proxy.failures import SHED
 
 _SHOWN_CHARACTERS: Final = 64
-"""Characters of a client's value that a message shows."""
+"""Maximum number of characters of a client's value that an error message repeats."""
 _COUNTED_BY_CORE: Final = (QUEUE_TIMEOUT, SHED)
 _OVERLOADED: Final = (429, 503)
 
 
 class LiveTiers:
-    """Gives requests their tiers, and ties them to the core's counters and the metrics page.
+    """Determines the tiers of requests, and connects them to the core's counters and the metrics page.
 
     Attributes:
-        downgraded: Requests so far that asked for a higher tier than their key allows, by that tier.
-        config: The graph's tiers section; see `configure`.
+        config: Tiers section of the graph; replaced by `configure`.
+        keys: Keys that select a tier.
+        downgraded: Cumulative number of requests that requested a higher tier than their key allows, by requested tier.
     """
 
     def __init__(self, config: TiersConfig, keys: TierKeys, workers: Admission, *, model: str) -> None:
@@ -37,12 +38,13 @@ class LiveTiers:
         self._workers = workers
 
     def identify(self, headers: Mapping[bytes, bytes], model: object) -> TierIdentity:
-        """Return a request's tier and tenant, and count a downgrade.
+        """Return a request's tier and tenant; count a downgrade.
 
-        A key's own tier, or the default one, is that of a request that asks for none or for more than it may.
+        If the request names no tier, or a higher one than it may have, it gets its key's tier, or the default tier if it has
+        no key.
 
         Raises:
-            RequestRefused: 400, the header names no tier.
+            RequestRefused: 400, the header contains an unknown tier.
         """
         key = self.keys.of(credentials(headers))
         own = TierIdentity(self.config.default) if key is None else key
@@ -73,10 +75,10 @@ class LiveTiers:
             ) from None
 
     def for_worker(self, request: CompletionRequest, tier: Tier) -> CompletionRequest:
-        """Return the request as workers get it: by the model's own name, with the tier's ``priority`` and no other.
+        """Return the request as it is sent to workers: with the model's own name and with the tier's ``priority``.
 
         Raises:
-            RequestRefused: 400, the body cannot be written again.
+            RequestRefused: 400, the body cannot be encoded again.
         """
         priority, body = PRIORITIES[tier], request.body
         changes: dict[str, Any] = {}
@@ -89,7 +91,7 @@ class LiveTiers:
         return request._replace(raw=changed_body(request, changes), body={**body, **changes})
 
     def ended(self, call: CompletionCall, status: int, e2e_s: float) -> None:
-        """Record a request's end; one whose client left early, or was at fault, does not count for its tier."""
+        """Record a request's end for its tier; a request does not count if its client disconnected early or was at fault."""
         if not (call.worker or call.prefill_worker):
             if status in _OVERLOADED and call.error not in _COUNTED_BY_CORE:
                 self._workers.record_tier_event(call.tier)
@@ -103,7 +105,7 @@ class LiveTiers:
         self._workers.record_tier_event(call.tier, ended=ended)
 
     def configure(self, config: TiersConfig) -> None:
-        """Take another tiers section from now on: header, names, shares, targets and shedding."""
+        """Replace the tiers section: header, names, shares, targets and shedding."""
         self.config = config
         core = self._workers.core
         if core.tiers is not None:
