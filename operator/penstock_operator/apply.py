@@ -140,8 +140,11 @@ class Applier:
             desired: Desired objects, each returned by `stamped`.
             live: Existing objects by kind and name.
             owner: Object that owns the children.
-            refusals: Collects the writes that the API server rejects, so that the other objects are still
-                written. If None, a new collection is created; it is in `Applied.refusals`.
+            refusals: Collects the writes that the API server rejects, so that the other objects are still written. If
+                None, a new collection is created; it is in `Applied.refusals`.
+
+        Returns:
+            What was written, and which objects could not be written.
 
         Raises:
             ClusterError: The API server does not answer.

@@ -213,7 +213,7 @@ class Cluster:
         return None
 
     def known(self) -> list[Key]:
-        """Return namespace and name of every graph of which any object exists."""
+        """Return namespace and name of every graph that has any object: the GraphDeployment itself, a child or a pod."""
         return list(self._snapshots)
 
     def snapshot(self, key: Key) -> GraphSnapshot:

@@ -1,7 +1,7 @@
-"""Decides which generation of a graph's specification is carried out: the newest, or else the last one that was carried out.
+"""Decides which specification of a graph the operator applies: the newest one, or else the last one that it could apply.
 
-A refused edit stops nothing: the previously carried out specification remains in force. It is read from the cache or
-from the graph's status.
+A refused edit stops nothing: the specification that was applied before remains in effect. It is read from the cache
+or from the graph's status.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ class ValidEdits:
     """The valid specifications of a graph, and the problems of its newest one.
 
     Attributes:
-        edits: Valid specifications, newest first: the current one if it is valid, then the last one that was
-            carried out.
+        edits: Valid specifications, newest first: the current one if it is valid, then the last one that was applied.
         problems: Problems of the newest specification; empty if it is valid.
     """
 
@@ -41,14 +40,14 @@ class ValidEdits:
 
 
 class Edits:
-    """Validates each edit once, and remembers which one was carried out last."""
+    """Validates each specification of a graph once, and remembers which one was applied last."""
 
     def __init__(self) -> None:
         self._models: LruCache[Key, tuple[tuple[str, int, bool], ValidatedGraph]] = LruCache(MODELS)
         self._served: LruCache[Key, tuple[str, ServedSpec, GraphDeployment]] = LruCache(MODELS)
 
     def of(self, key: Key, raw: Object, *, draws: bool) -> ValidEdits:
-        """Return the specifications of a graph to try, in order.
+        """Return the specifications of a graph that the caller should try to apply, in order.
 
         Args:
             key: Namespace and name of the graph.
@@ -63,7 +62,7 @@ class Edits:
         return ValidEdits(edits, problems)
 
     def note_served(self, graph: ObservedGraph) -> None:
-        """Remember that the specification in ``graph`` is now carried out."""
+        """Remember that the specification in ``graph`` is the one that is now applied."""
         self._served.put(graph.key, (graph.uid, graph.served, graph.model))
 
     def forget(self, key: Key) -> None:
@@ -83,7 +82,7 @@ class Edits:
         return known[1]
 
     def _last_served(self, key: Key, raw: Object) -> tuple[ServedSpec, GraphDeployment] | None:
-        """Return the edit that was carried out last, from the cache or else from the graph's status; None if there is none."""
+        """Return the specification that was applied last, from the cache or else from the graph's status; None if there is none."""
         known = self._served.get(key)
         if known is not None and known[0] == raw["metadata"]["uid"]:
             return known[1:]

@@ -1,4 +1,4 @@
-"""Input of one reconcile: the generation of a graph that is carried out, together with the observed state."""
+"""Input of one reconcile: the specification of a graph that the operator applies, together with the observed state."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ObservedGraph:
 
     @property
     def invalid(self) -> Failure | None:
-        """Failure that says why the newest specification is not carried out; None if it is carried out."""
+        """Failure that says why the newest specification is not applied; None if it is applied."""
         if not self.problems:
             return None
         served = f"generation {self.served.generation} is carried out until that is corrected"

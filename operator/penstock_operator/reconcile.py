@@ -1,7 +1,7 @@
 """Reconciles one graph in stages: observe, validate, plan, build, drain, write, ungate, report.
 
-Each stage returns a value for the next ones. The first four write nothing. A specification that cannot be carried out
-is therefore found before the first write, and the last one that was carried out is tried in its place.
+Each stage returns a value for the next ones. The first four write nothing. A specification that cannot be applied is
+therefore found before the first write, and the last one that was applied is tried in its place.
 
 The reconciler is level-triggered: every decision is made from the state that the watches show now. A crash between
 two writes costs one more reconcile, and a lost event costs one resync interval. Nothing is written that is already

@@ -97,7 +97,7 @@ class Reporter:
         """Write the status of a valid graph and those of its ScalingAdapters; return the facts that the graph's status was computed from.
 
         Args:
-            graph: The specification that is carried out, with the observed state.
+            graph: The specification that the operator applies, with the observed state.
             snapshot: Children and pods after this reconcile's writes.
             found: Actions of the reconcile.
             refusals: Rejected writes, which the status names; rejected status writes are added.

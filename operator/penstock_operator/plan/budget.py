@@ -241,7 +241,12 @@ def releases(
 
 
 def blocked_on_budget(found: Releases, pods: Iterable[PodView]) -> frozenset[str]:
-    """Return the services whose pods wait for GPUs although no pod is terminating or can be released, so that nothing will free them."""
+    """Return the services whose gated pods wait for GPUs that nothing will free: no pod is terminating, and none can start.
+
+    Args:
+        found: Result of `releases`.
+        pods: The pods that it was computed from.
+    """
     if found.release or any(pod.terminating and not pod.finished for pod in pods):
         return frozenset()
     return frozenset(each.service for each in found.waiting)
@@ -251,6 +256,10 @@ def blocked(found: Releases, pods: Iterable[PodView]) -> Counter[str]:
     """Return the number of replicas of each service that cannot run because of the budget.
 
     A replica that only waits for the GPUs of a terminating replica of its own service does not count.
+
+    Args:
+        found: Result of `releases`.
+        pods: The pods that it was computed from.
     """
     waiting = {each.uid for each in found.waiting}
     present = [pod for pod in pods if not pod.finished]

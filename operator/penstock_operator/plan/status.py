@@ -271,7 +271,7 @@ def graph_status(graph: StatusInput, *, old: Mapping[str, Any] | None, now: str)
 def phase(graph: StatusInput, held: Mapping[str, bool]) -> GraphPhase:
     """Return a graph's phase.
 
-    Failed means that the specification cannot be carried out and nothing is served. Degraded means that something is
+    Failed means that the specification cannot be applied and nothing is served. Degraded means that something is
     broken. Pending means that nothing runs and nothing is in progress.
 
     Args:

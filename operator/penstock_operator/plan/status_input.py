@@ -24,7 +24,7 @@ _SLOW_AFTER_STARTUP: float = 0.5
 
 
 class Failure(NamedTuple):
-    """Reason why a graph, or a part of it, cannot be carried out.
+    """Reason why a graph's specification, or a part of it, cannot be applied.
 
     Attributes:
         reason: Condition reason such as ``MissingCRD``.
@@ -103,13 +103,13 @@ class StatusInput:
         budget: Maximum number of GPUs of workers; None means no limit.
         waiting: Pods that wait for the GPU budget.
         diagnoses: Problems of pods and workloads.
-        failure: Reason why the specification cannot be carried out; None if there is none.
+        failure: Reason why the specification cannot be applied; None if there is none.
         deleting: Sentence about what a deletion waits for; empty unless the graph is being deleted.
         is_woken: Whether its routers queue requests until the planner has started workers that are scaled to zero.
         paused: Reason why its children are not changed; empty if they are.
         url: URL for clients; empty if the graph has no router, None if unknown.
         served_model: Model name for clients; None if unknown.
-        served: Specification that is carried out; None if none is.
+        served: Specification that the operator applies; None if there is none.
         late: Services that have had too few serving replicas for longer than their startup timeout.
     """
 
@@ -168,7 +168,7 @@ def status_input(
     """Return the facts for the status of a valid graph.
 
     Args:
-        graph: The specification that is carried out.
+        graph: The specification that the operator applies.
         generation: ``metadata.generation`` of the newest specification.
         pods: All pods of the graph.
         services: Planned state of each service.
@@ -288,7 +288,7 @@ def observed_status_input(
     Args:
         raw: The GraphDeployment.
         pods: All pods of the graph.
-        failure: Reason why it cannot be carried out; None if there is none.
+        failure: Reason why its specification cannot be applied; None if there is none.
         deleting: Sentence about what its deletion waits for; empty if it is not being deleted.
     """
     by_service: dict[str, list[PodView]] = defaultdict(list)

@@ -1,10 +1,10 @@
-"""Drives the allocator of GPU pools: observes, distributes GPUs, writes the status, and only then lets the graphs act on it.
+"""Drives the allocator of GPU pools: observes, allocates GPUs, writes the status, and only then lets the graphs use the grants.
 
 Each reconcile of a graph uses the grant that was valid when it began: `GpuPools.grant` finds the grant,
 `GpuPools.act_under` stores it. Only one reconcile of a graph runs at a time, so none still uses an older grant. The
 status is written with the resource version that was read, so that after a restart, or next to a second operator, no
-grant is based on an older state. The state in this module is only a cache; after a restart, a pool is not distributed
-until each graph that is new in it has been reconciled once.
+grant is based on an older state. The state in this module is only a cache; after a restart, nothing is allocated
+until each graph that is new in the pool has been reconciled.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ class _Matched:
 
 
 class GpuPools:
-    """All GPU pools of an operator class, in a namespace or in the cluster.
+    """All GPU pools of an operator class, in a namespace or in the cluster, and the allocation of their GPUs to graphs.
 
     Attributes:
-        changed: Event that is set if something changed on which the distribution depends; `run` waits for it.
+        changed: Event that is set if something changed on which an allocation depends; `run` waits for it.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class GpuPools:
         self._readings = PoolReadings(client)
 
     async def run(self, ready: asyncio.Event) -> None:
-        """Distribute the pools' GPUs until cancelled.
+        """Allocate the pools' GPUs until cancelled.
 
         Args:
             ready: Event that is set when the pools are known, or when the API server turns out not to serve these
@@ -181,7 +181,7 @@ class GpuPools:
         )
 
     def act_under(self, raw: Object, grant: PoolGrant | None) -> None:
-        """Store the grant that a graph's reconcile now uses; triggers a new distribution if that changes the graph's part in its pool.
+        """Store the grant that a graph's reconcile now uses; triggers a new allocation if that changes the graph's part in its pool.
 
         Args:
             raw: The GraphDeployment.
@@ -201,11 +201,11 @@ class GpuPools:
             self._views[key] = view
 
     def report(self, raw: Object, graph: GraphDeployment, bid: tuple[int, ...]) -> None:
-        """Store the GPUs that a graph requests; triggers a new distribution if they changed.
+        """Store the GPUs that a graph requests from its pool; triggers a new allocation if they changed.
 
         Args:
             raw: The GraphDeployment.
-            graph: The specification that is carried out.
+            graph: The specification that the operator applies.
             bid: Number of GPUs of each desired worker replica, the most important first.
         """
         key, metadata = key_of(raw), raw["metadata"]
@@ -227,7 +227,7 @@ class GpuPools:
             self.changed.set()
 
     def _view(self, key: Key, raw: Object) -> tuple[str, PoolMember | None] | None:
-        """Return the pool and the member data by which a graph takes part in the distribution; None if it is in no pool."""
+        """Return the pool's UID and the member data with which a graph takes part in the allocation; None if it is in no pool."""
         is_planned = has_planner(raw)
         active = self._active.get(key)
         if is_planned and (active is None or not active.uid):

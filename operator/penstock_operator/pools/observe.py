@@ -23,15 +23,15 @@ class PoolMember:
     Attributes:
         entry: First entry of the pool that matches the graph; None if none matches any more or the graph was deleted,
             so that it returns all its GPUs.
-        graph: The specification that is carried out, with the graph's labels; None if unknown, in which case the
-            graph keeps its share.
+        graph: The specification that the operator applies, with the graph's labels; None if unknown, in which case
+            the graph keeps its share.
         bid: Number of GPUs of each desired worker replica, the most important first; None if unknown, in which case
             the graph keeps its share.
         held: Number of GPUs of its existing workers.
         leaving: Part of ``held`` whose workers are draining or terminating.
-        serial: Number of the grant that its reconciles use; None if unknown.
-        arrived_with: Number of GPUs that it can occupy until it has a share; None if its reconciles do not respect
-            the pool yet.
+        serial: Serial number of the grant that its reconciles use; None if unknown.
+        arrived_with: Number of GPUs that it can occupy until it has a share; None if it has not been reconciled in
+            this pool yet.
         drains: Drain times of its workers.
         created: Creation time of the graph, RFC 3339; empty if unknown.
     """
@@ -49,7 +49,7 @@ class PoolMember:
 
 @dataclass(frozen=True, slots=True)
 class PoolObservation:
-    """Everything on which the distribution of a pool's GPUs depends.
+    """Everything on which the allocation of a pool's GPUs depends.
 
     Attributes:
         pool: The validated pool.

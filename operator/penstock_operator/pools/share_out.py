@@ -1,4 +1,4 @@
-"""Distributes a pool's GPUs among its graphs; the allocator's state is stored in the pool's status. Pure."""
+"""Allocates a pool's GPUs to its graphs; the allocator's state is stored in the pool's status. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock_operator.pools.observe import PoolMember, PoolObservation
 
 @dataclass(frozen=True, slots=True)
 class PoolShares:
-    """Result of distributing a pool's GPUs.
+    """Result of allocating a pool's GPUs.
 
     Attributes:
         grants: Grant of each graph with a known bid, by graph name.
@@ -32,7 +32,11 @@ class PoolShares:
 
 
 def share_out(observed: PoolObservation) -> PoolShares | None:
-    """Return the grants of every graph; None until each graph that is new in the pool has been reconciled under it once."""
+    """Return the grants of all graphs of a pool.
+
+    Returns None if a graph that is new in the pool has not been reconciled since it joined: until then it may exceed
+    its grant.
+    """
     members, before = observed.members, observed.shares
     state = {name: share for name, share in before.items() if name in members}
     for name, each in members.items():
@@ -73,9 +77,15 @@ def guarantees(gpus: int, members: Mapping[str, PoolMember]) -> dict[str, int]:
 
 
 def moved(observed: PoolObservation, found: PoolShares) -> dict[str, tuple[bool, str]]:
-    """Return the graphs whose grant changed, each with whether it was lowered and a sentence for an Event.
+    """Return the graphs whose grant has changed.
 
-    The sentence names the graphs that need the GPUs or have returned them.
+    Args:
+        observed: State before the allocation.
+        found: Result of `share_out`.
+
+    Returns:
+        By graph name, whether its grant was lowered, and a sentence for an Event. The sentence names the graphs that
+        now get the GPUs, or that have returned them.
     """
     before, said = observed.shares, {}
     for name, share in found.shares.items():

@@ -1,4 +1,4 @@
-"""Computes a pool's status from the observation and the distribution; it is written before any graph acts on it. Pure."""
+"""Computes a pool's status from observation and allocation; it is written before any graph uses its grant. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pool_status(observed: PoolObservation, found: PoolShares) -> dict[str, Any]:
     """Return the complete status of a pool, for server-side apply.
 
     Args:
-        observed: Observation from which the GPUs were distributed.
+        observed: Observation on which the allocation was based.
         found: Result of `share_out`.
     """
     members, nodes, total = observed.members, observed.nodes, found.total

@@ -42,7 +42,10 @@ log = get_logger(__name__)
 
 
 class PoolWatch:
-    """All pools of one operator class, in a namespace or in the cluster; keys are namespace (empty for a ClusterGpuPool) and name."""
+    """View of all pools of one operator class, in a namespace or in the cluster.
+
+    A pool's key is its namespace (empty for a ClusterGpuPool) and name.
+    """
 
     def __init__(
         self,

@@ -227,14 +227,16 @@ def lifecycle(
     scheme: str = "http",
     is_ipv6: bool = False,
 ) -> dict[str, Any]:
-    """Return the container's lifecycle hooks: a preStop hook that waits until the worker is idle, or sleeps until routers know.
+    """Return the container's lifecycle hooks: a preStop hook that delays SIGTERM.
+
+    For workers that do not finish their requests at SIGTERM, the hook waits until the worker is idle. For other
+    processes it sleeps for a few seconds, until routers have seen that the pod is terminating.
 
     Args:
-        finishes_requests: Whether the process itself finishes its requests at SIGTERM, so that the hook only has to
-            sleep.
+        finishes_requests: Whether the process itself finishes its requests at SIGTERM.
         grace_s: The pod's termination grace period in seconds, which includes the hook's duration.
-        keeps_leases: Whether other workers may still have to read KV blocks from it. Blocks that a decode worker
-            keeps for the next turn are a cache and are not waited for.
+        keeps_leases: Whether the hook must also wait until other workers have read the leased KV blocks of this
+            worker. False for decode workers, whose blocks without a request are only a cache for the next turn.
         traits: Traits of the runtime, whose workers may have their own gauges.
         scheme: Scheme of the process's HTTP endpoints: ``http`` or ``https``.
         is_ipv6: Whether the process may listen on IPv6 addresses only.

@@ -52,7 +52,10 @@ class KvTransferCounts:
         return f"{self.done} done, {self.none} none, {self.lost} lost"
 
     def problem(self) -> str | None:
-        """Return a sentence if too many prompts were computed twice; None if not, or if there are too few prompts to tell."""
+        """Return a sentence if too many prompts were computed by prefill and again by decode; else None.
+
+        Returns None as well if there are too few prompts to tell.
+        """
         again = self.none + self.lost
         if self.total < _ENOUGH or again <= _FRACTION * self.total:
             return None

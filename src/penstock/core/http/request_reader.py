@@ -106,8 +106,8 @@ class RequestReader:
         """Parse data; complete requests are passed to ``on_request``.
 
         Returns:
-            A refusal if the client must not be read any further, or a request that has to be answered from its head;
-            else None.
+            A refusal if the client must not be read any further; a request without its body if ``wants_body``
+            returned False, which has to be answered now; else None.
         """
         begun, phase, body_bytes = self.begun, self.phase, self._part_bytes
         try:

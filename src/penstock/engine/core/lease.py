@@ -74,7 +74,10 @@ class LeaseTerms:
 
     @property
     def heartbeat_interval_s(self) -> float:
-        """Seconds between heartbeats. For leases below 6 s, for which vLLM sends one with every step, a sixth of the lease."""
+        """Seconds between heartbeats: a sixth of ``duration_s``, rounded down to whole seconds.
+
+        It is not rounded for leases below 6 s, for which vLLM sends a heartbeat with every step.
+        """
         return self.duration_s // 6 or self.duration_s / 6
 
 

@@ -93,7 +93,10 @@ class TieredBatcher(Batcher):
         return steps if open_blocks <= self._reservation.headroom else 1
 
     def remove(self, state: RequestState) -> bool:
-        """Remove ``state`` from queue or batch; its host memory is released when no copy needs it."""
+        """Remove ``state`` from queue or batch; return whether its blocks can be released now, which is False during a copy.
+
+        Its host memory is released at the same time.
+        """
         is_quiet = super().remove(state)
         if is_quiet:
             self.swap.give_back(state)
@@ -120,7 +123,11 @@ class TieredBatcher(Batcher):
             self.swap.back.start(state, tokens * kv_bytes_per_token, now_s)
 
     def finish_copies(self, now_s: float) -> int:
-        """Process copies that ended at or before ``now_s``; return how many belonged to requests that have ended meanwhile."""
+        """Process copies between GPU and host memory that ended at or before ``now_s``.
+
+        Returns:
+            Number of these copies whose requests have ended meanwhile; their blocks are released now.
+        """
         orphans = 0
         for copies, take_in in (
             (self.swap.out.finish(now_s), self._copied_out),

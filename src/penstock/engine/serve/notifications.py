@@ -259,12 +259,12 @@ class KvReading(Notifier):
         self.send(remote.notify_url(self._scheme), remote.engine_id, reads=reads)
 
     def forget(self, reply: Reply, *, is_read_pending: bool) -> None:
-        """Stop tracking a request.
+        """Stop tracking the KV of a request and extending its lease; does nothing if the KV is not tracked.
 
         Args:
             reply: The request's response.
-            is_read_pending: Whether KV that was never fetched must be announced as read, so that its blocks are
-                released.
+            is_read_pending: Whether KV that was not announced as read must be announced now, so that the other worker
+                releases its blocks.
         """
         remote = reply.call.remote
         if remote is None or self._replies.get(remote.request_id) is not reply:

@@ -1,9 +1,9 @@
-"""Stores in a graph's status which specification is carried out, so that a later edit that is refused stops nothing.
+"""Stores in a graph's status which specification the operator applies, so that a later edit that is refused stops nothing.
 
 Pure. The API server validates most of a graph, and the operator the rest, for example the pod that results from a
 podTemplate. While the newest edit is refused, budget, drains, scaling and repairs continue with the last
 specification that was valid. It is stored as text in the graph's status, in the same write as the observed state. So
-an operator that is restarted finds it, and the planner scales the specification that is carried out.
+an operator that is restarted finds it, and the planner scales the specification that is applied.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import orjson
 
 MAX_BYTES: Final = 256 * 1024
 """Maximum length in bytes of a stored specification. Chosen: together with the graph itself it is well below etcd's
-1.5 MiB per object, and the largest sample has 3 kB. A longer specification is carried out too, but is lost when
-the operator restarts."""
+1.5 MiB per object, and the largest sample has 3 kB. A longer specification is applied too, but is lost when the
+operator restarts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedSpec:
-    """The specification of a graph that is carried out.
+    """The specification of a graph that the operator applies; it is an earlier one if the newest is refused.
 
     Attributes:
         generation: ``metadata.generation`` of the graph with this specification.
