@@ -79,7 +79,7 @@ BAD = [
     (("planner", "run", "--max-gpu-budget", "1"), ["--max-gpu-budget: 1", "below the floor of 1", "raise it"]),
     (("planner", "run", "--config", "options.yaml"), ["max-gpu-budgett", "unknown option", "known:"]),
     (("planner", "run", "--namespace", "nobody"), ["--namespace: 'nobody'", "penstock up"]),
-    (("assess", "--model", "m"), ["--prometheus and --trace", "exactly one"]),
+    (("assess", "--model", "m"), ["--prometheus, --access-log and --trace", "exactly one"]),
     (("assess", "--prometheus", "http://127.0.0.1:9"), ["--model: required with --prometheus"]),
     (("assess", "--trace", "mooncake"), ["--replicas: required with --trace"]),
     (("assess", "--since", "soon"), ["--since soon: must be days, hours and minutes, as 7d, 36h or 1d12h"]),

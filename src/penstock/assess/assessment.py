@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from penstock.api import SloConfig
 from penstock.assess.calibration import Calibration, calibrate, simulated_speeds
 from penstock.assess.engine_fit import EngineFit, Runs, Speeds, nearest, observed_speeds, refined
 from penstock.assess.fleets import Fleet, FleetKind, KnownRuns, Setting, compare_fleets, recorded
+from penstock.assess.from_trace import with_prefixes, within
 from penstock.assess.load import make_trace
 from penstock.assess.manifest import GraphPlan
-from penstock.assess.observed import Buckets, Observed, busiest_window, filled, telling_windows
+from penstock.assess.observed import Observed, busiest_window, filled, telling_windows
 from penstock.core.errors import ConfigError
 from penstock.engine import profiles
 from penstock.simulator.plan import DEFAULT_PROFILE
 from penstock.simulator.sweep import simulate
 from penstock.simulator.warm_start import learnt_from_trace
-from penstock.workload.traces import Trace, TraceRequest
+from penstock.workload.traces import Trace
 from penstock_planner.learnt import as_json as learnt_json
 
 FIRST_REQUESTS: Final = 700
 """Requests of each window with which each known profile is simulated. Chosen: a second of processor time for each."""
 FIT_REQUESTS: Final = 2000
 """Requests of each window with which the nearest profile is scaled. Chosen: means are then within a few percent."""
+
+LEAST_SAVING: Final = 0.01
+"""Fraction of the GPU-hours below which nothing is saved. Chosen: two runs of one fleet differ by as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,22 +106,27 @@ def assess(
         options: What is compared, and by what targets.
         folder: Exists; a scaled profile is written there.
         say: Progress.
-        trace: Given in place of Prometheus; nothing is calibrated then, and there is one seed.
+        trace: Of a file, in place of Prometheus: it is the load, with one seed, and where it has no latencies nothing is
+            calibrated.
     """
     window = observed.cut(*busiest_window(observed, options.max_requests))
     fit = EngineFit(options.profile or DEFAULT_PROFILE, kv_tokens=observed.kv_tokens)
-    if trace is None:
-        say("making the load")
-        traces = tuple(make_trace(window, seed=seed) for seed in range(options.seeds))
-        if options.profile is None:
-            fit = _fitted(observed, options, folder, say)
-    else:
-        options, traces = replace(options, seeds=1), (_within(trace, observed, window),)
+    say("making the load")
+    if trace is not None:
+        trace, options = with_prefixes(trace), replace(options, seeds=1)
+    has_latencies = observed.ttft is not None or observed.gaps is not None
+
+    def load(part: Observed, seed: int = 0) -> Trace:
+        return make_trace(part, seed=seed) if trace is None else within(trace, observed, part)
+
+    traces = tuple(load(window, seed) for seed in range(options.seeds))
+    if options.profile is None and (trace is None or has_latencies):
+        fit = _fitted(observed, options, folder, say, load)
     profile = fit.written_to(folder)
     setting = _setting(window, traces, profile, options)
     calibration: Calibration | None = None
     done: KnownRuns = {}
-    if trace is None:
+    if trace is None or has_latencies:
         say("simulating the fleet that ran")
         first = setting.ran()[0]
         recording, _, done[first.label, first.seed] = simulate(first)
@@ -173,12 +179,14 @@ def _setting(window: Observed, traces: tuple[Trace, ...], profile: str, options:
     return Setting(window, traces, profile, options.slo, options.gpus, options.cold_start_s, max_gpus)
 
 
-def _fitted(observed: Observed, options: AssessOptions, folder: Path, say: Say) -> EngineFit:
+def _fitted(
+    observed: Observed, options: AssessOptions, folder: Path, say: Say, load: Callable[[Observed], Trace]
+) -> EngineFit:
     """Return the nearest profile, scaled until the simulated fleet that ran is as fast as the observed one."""
 
     def prepared(most_requests: int) -> tuple[list[Speeds], Runs]:
         parts = [observed.cut(*window) for window in telling_windows(observed, most_requests)]
-        traces = [make_trace(part, seed=0) for part in parts]
+        traces = [load(part) for part in parts]
 
         def speeds(fit: EngineFit) -> list[Speeds]:
             say(f"looking for the engine's speed: {fit.name}")
@@ -215,10 +223,10 @@ def recommend(fleets: list[Fleet], calibration: Calibration | None, options: Ass
         )
     best = min(good, key=lambda each: each.gpu_hours.mean)
     saved = 1 - best.gpu_hours.mean / ran.gpu_hours.mean if ran.gpu_hours.mean else 0.0
-    is_useless = saved <= 0 and best.in_time.mean <= ran.in_time.mean + 0.005
+    is_useless = saved < LEAST_SAVING and best.in_time.mean <= ran.in_time.mean + 0.005
     if is_useless:
         gain = "Penstock would not have saved anything"
-    elif saved > 0:
+    elif saved >= LEAST_SAVING:
         gain = f"Penstock would have saved {saved:.0%} of the GPU-hours"
     else:
         gain = f"Penstock would have served more in time, for {-saved:.0%} more GPU-hours"
@@ -242,49 +250,3 @@ def _served(fleet: Fleet) -> str:
     return (
         f"{fleet.name}: {fleet.in_time.mean:.1%} in time with {hours:,.{2 if hours < 10 else 1}f} GPU-hours"
     )
-
-
-def observed_of_trace(trace: Trace, *, model: str, replicas: int, start_s: float) -> Observed:
-    """Return a trace as if a fleet of that many replicas had served it, by minutes; its latencies are unknown."""
-    arrivals = np.array([request.arrival_s for request in trace.requests])
-    steps = max(1, math.ceil(float(arrivals[-1] + 1e-9) / 60.0))
-    counts = np.bincount(np.minimum((arrivals // 60).astype(np.int64), steps - 1), minlength=steps)
-
-    def lengths(values: list[int]) -> Buckets:
-        total = np.array([float(sum(values))])
-        padded = np.concatenate((total, np.zeros(steps - 1)))
-        table = np.zeros((steps, 1))
-        table[0, 0] = len(values)
-        return Buckets((math.inf,), table, padded)
-
-    return Observed(
-        model=model,
-        runtime=f"a trace ({trace.name})",
-        start_s=start_s,
-        step_s=60.0,
-        arrivals=counts.astype(np.float64),
-        prompts=lengths([request.input_tokens for request in trace.requests]),
-        answers=lengths([request.output_tokens for request in trace.requests]),
-        ttft=None,
-        gaps=None,
-        replicas=np.full(steps, float(replicas)),
-        replica_step_s=60.0,
-        notes=(_TRACE_NOTE,),
-    )
-
-
-_TRACE_NOTE: Final = (
-    "a trace says neither what was served nor with how many replicas: the fleet that ran is --replicas, and the"
-    " engine's speed the profile's, compared with nothing"
-)
-
-
-def _within(trace: Trace, observed: Observed, window: Observed) -> Trace:
-    """Return the requests of the window, from its beginning."""
-    zero_s = window.start_s - observed.start_s
-    kept: list[TraceRequest] = [
-        replace(request, arrival_s=request.arrival_s - zero_s)
-        for request in trace.requests
-        if zero_s <= request.arrival_s < zero_s + window.duration_s
-    ]
-    return replace(trace, requests=tuple(kept))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,22 +30,30 @@ def make_trace(observed: Observed, *, seed: int) -> Trace:
     prompts = _lengths(observed.prompts, arrivals, observed.step_s, rng)
     answers = _lengths(observed.answers, arrivals, observed.step_s, rng)
     shares = _hit_rates(observed, arrivals)
-    chains = _chains(len(arrivals), rng)
-    rounding = rng.random(len(arrivals))
-    requests = []
+    ids = shared_prefixes(prompts, shares, rng)
+    requests = [
+        TraceRequest(float(at_s), int(prompts[place]), int(answers[place]), ids[place], place + 1)
+        for place, at_s in enumerate(arrivals)
+    ]
+    name = f"{observed.model} as Prometheus has it, seed {seed}"
+    digest = hashlib.sha256(repr(requests).encode()).hexdigest()
+    return Trace(name, TraceFormat.TABLE, digest, tuple(requests), {}, title=name)
+
+
+def shared_prefixes(prompts: NDArray[Any], shares: Floats, rng: np.random.Generator) -> list[tuple[int, ...]]:
+    """Return the block ids of prompts of which those shares, 0-1, are a prefix that other prompts have as well."""
+    chains = _chains(len(prompts), rng)
+    rounding = rng.random(len(prompts))
+    found = []
     unique = _UNIQUE_FROM
-    for place, at_s in enumerate(arrivals):
-        prompt = int(prompts[place])
-        blocks = -(-prompt // BLOCK_TOKENS)
+    for place, prompt in enumerate(prompts):
+        blocks = -(-int(prompt) // BLOCK_TOKENS)
         shared = int(shares[place] * blocks + rounding[place])
         first = int(chains[place]) * _PREFIX_IDS
         own = range(unique, unique + blocks - shared)
         unique += blocks - shared
-        ids = (*range(first, first + shared), *own)
-        requests.append(TraceRequest(float(at_s), prompt, int(answers[place]), ids, place + 1))
-    name = f"{observed.model} as Prometheus has it, seed {seed}"
-    digest = hashlib.sha256(repr(requests).encode()).hexdigest()
-    return Trace(name, TraceFormat.TABLE, digest, tuple(requests), {}, title=name)
+        found.append((*range(first, first + shared), *own))
+    return found
 
 
 def _arrivals(observed: Observed, rng: np.random.Generator) -> Floats:

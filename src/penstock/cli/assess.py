@@ -11,8 +11,9 @@ from typing import Any
 import click
 
 from penstock.api import SloConfig
-from penstock.assess.assessment import Assessment, AssessOptions, observed_of_trace
+from penstock.assess.assessment import Assessment, AssessOptions
 from penstock.assess.assessment import assess as assessed
+from penstock.assess.from_trace import observed_of_trace
 from penstock.assess.history import QUERY_TIMEOUT_S, SETTING, PrometheusHistory
 from penstock.assess.observed import Observed
 from penstock.assess.page import write_files
@@ -34,8 +35,9 @@ from penstock.cli.trace import mooncake_lines
 from penstock.core.durations import seconds_of
 from penstock.core.errors import ConfigError, unwritable
 from penstock.core.flags import attainment_flag, duration_flag, flag
+from penstock.workload.access_log import Estimate, LogEstimates
 from penstock.workload.synthetic import read_source
-from penstock.workload.traces import Trace
+from penstock.workload.traces import Trace, load_access_log
 from penstock_planner.sources.prometheus import connect
 
 
@@ -44,12 +46,21 @@ def _since(text: str) -> float:
     return 86_400.0 * int(days) + (seconds_of(rest) if rest else 0.0)
 
 
+def _estimate(text: str) -> Estimate:
+    return Estimate.parse(text)
+
+
+_ESTIMATE_FORM = "a number of tokens as 800, or bytes/N as bytes/4"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
     """What is assessed."""
 
     prometheus: str | None = flag(
-        "Prometheus server to read, as https://HOST:9090.", metavar="URL", unset="give --trace"
+        "Prometheus server to read, as https://HOST:9090.",
+        metavar="URL",
+        unset="give --access-log or --trace",
     )
     model: str | None = flag("Model name in the metrics' labels.", unset="required with --prometheus")
     since_s: float = flag(
@@ -75,8 +86,29 @@ class SourceOptions:
         "Assess a trace instead: a file or a synthetic process, as `penstock simulate --trace`.",
         unset="give --prometheus",
     )
+    access_log: str | None = flag(
+        "Assess a gateway's access log instead: JSON lines of Penstock's router, Envoy or nginx.",
+        metavar="FILE",
+        unset="give --prometheus",
+    )
+    log_input_tokens: Estimate | None = flag(
+        "Prompt tokens of logged requests without a count: a number, or bytes/N of the request's size.",
+        convert=_estimate,
+        form=_ESTIMATE_FORM,
+        metavar="N|bytes/N",
+        unset="a log without counts is refused",
+    )
+    log_output_tokens: Estimate | None = flag(
+        "Generated tokens of logged requests without a count: a number, or bytes/N of the answer's size.",
+        convert=_estimate,
+        form=_ESTIMATE_FORM,
+        metavar="N|bytes/N",
+        unset="a log without counts is refused",
+    )
     replicas: int | None = flag(
-        "How many replicas served the trace.", ge=1, unset="required with --trace; Prometheus knows them"
+        "How many replicas served the trace or the log.",
+        ge=1,
+        unset="required with --trace; Prometheus knows them, and logs that name the workers",
     )
 
 
@@ -158,7 +190,7 @@ def assess(*, as_json: bool, **given: Any) -> None:
     with TemporaryDirectory() as scratch:
         folder = output.output_dir or Path(scratch)
         with working("reading", Terminal(stderr=True, quiet=as_json)) as show:
-            read = _from_trace(source) if source.trace is not None else _from_prometheus(source, show)
+            read = _from_prometheus(source, show) if source.prometheus is not None else _from_trace(source)
             found = assessed(read.observed, options, folder, say=show, trace=read.trace)
         files = [] if output.output_dir is None else write_files(found, output.output_dir)
     if output.trace_out is not None:
@@ -172,12 +204,13 @@ def assess(*, as_json: bool, **given: Any) -> None:
 
 
 def _check(source: SourceOptions) -> None:
-    if (source.prometheus is None) == (source.trace is None):
-        raise ConfigError("--prometheus and --trace: give exactly one of them")
+    given = [source.prometheus, source.access_log, source.trace]
+    if sum(each is not None for each in given) != 1:
+        raise ConfigError("--prometheus, --access-log and --trace: give exactly one of them")
     if source.prometheus is not None and source.model is None:
         raise ConfigError("--model: required with --prometheus; give the model's name in the metrics' labels")
-    if source.trace is not None and source.replicas is None:
-        raise ConfigError("--replicas: required with --trace, which does not say how many replicas served it")
+    if source.access_log is None and (source.log_input_tokens or source.log_output_tokens):
+        raise ConfigError("--log-input-tokens and --log-output-tokens: only with --access-log")
 
 
 def _options(chosen: FleetOptions) -> AssessOptions:
@@ -216,8 +249,12 @@ def _from_prometheus(source: SourceOptions, show: Any) -> _Source:
 
 
 def _from_trace(source: SourceOptions) -> _Source:
-    assert source.trace is not None and source.replicas is not None  # noqa: S101, PT018 - checked before
-    trace = read_source(source.trace)
+    if source.access_log is not None:
+        estimates = LogEstimates(source.log_input_tokens, source.log_output_tokens)
+        trace = load_access_log(source.access_log, estimates)
+    else:
+        assert source.trace is not None  # noqa: S101 - checked before
+        trace = read_source(source.trace)
     observed = observed_of_trace(
         trace, model=source.model or "model", replicas=source.replicas, start_s=time.time() // 60 * 60
     )

@@ -34,6 +34,7 @@ class TraceFormat(StrEnum):
     BURSTGPT = "burstgpt"
     SPLITWISE = "splitwise"
     SERVEGEN = "servegen"
+    ACCESS_LOG = "access log"
     TABLE = "table"
     SYNTHETIC = "synthetic"
 
@@ -75,10 +76,10 @@ class RowReader(Protocol):
     """Reads the rows of one file in their order.
 
     Attributes:
-        is_turn: The last row has no time of its own, but one that follows from its session's.
+        is_unordered: The last row's time may be before an earlier row's: it follows from its session's, or rows are by end.
     """
 
-    is_turn: bool
+    is_unordered: bool
 
     def parse(self, text: str, line: int) -> TraceRequest:
         """Return the request of a row.
@@ -152,13 +153,13 @@ class JsonRows:
 
     units_per_s: float
     blocks: BlockIds
-    is_turn: bool = False
+    is_unordered: bool = False
     _sessions: dict[str | int, _Session] = field(default_factory=dict)
 
     def parse(self, text: str, line: int) -> TraceRequest:
         """Return the request of a row; see `RowReader`."""
         row = _JsonRow.model_validate_json(text)
-        self.is_turn = row.timestamp is None
+        self.is_unordered = row.timestamp is None
         session = None if row.session_id is None else self._sessions.get(row.session_id)
         if row.timestamp is not None:
             arrival_s = row.timestamp / self.units_per_s
@@ -238,7 +239,7 @@ class CsvRows:
         self._header = header_of(header)
         self._columns = columns
         self._zero: datetime | None = None
-        self.is_turn = False
+        self.is_unordered = False
 
     def parse(self, text: str, line: int) -> TraceRequest:
         """Return the request of a row; see `RowReader`."""

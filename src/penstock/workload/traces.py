@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from importlib import resources
 from itertools import islice
@@ -19,6 +19,15 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from penstock.core.errors import ConfigError
 from penstock.core.files import read_bytes
 from penstock.core.validation import findings
+from penstock.workload.access_log import (
+    KNOWN_LOGS,
+    NO_ESTIMATES,
+    TEXT_LOG,
+    AccessLogFacts,
+    AccessLogRows,
+    LogEstimates,
+    log_format_of,
+)
 from penstock.workload.trace_rows import (
     BLOCK_TOKENS,
     CSV_COLUMNS,
@@ -42,6 +51,7 @@ __all__ = [
     "Trace",
     "TraceFormat",
     "TraceRequest",
+    "load_access_log",
     "load_trace",
     "trace_of_rows",
 ]
@@ -52,7 +62,8 @@ BUILT_IN: Final = {"mooncake": "mooncake_conversation_slice.jsonl"}
 KNOWN: Final = (
     "JSON lines with timestamp, input_length and output_length (Mooncake, AIPerf, Dynamo, Bailian), Azure's CSV"
     " (TIMESTAMP,ContextTokens,GeneratedTokens), BurstGPT's (Timestamp,…,Request tokens,Response tokens), splitwise-sim's"
-    " (arrival_timestamp,…,prompt_size,token_size) and ServeGen's (request_id,timestamp,input_tokens,output_tokens)"
+    " (arrival_timestamp,…,prompt_size,token_size), ServeGen's (request_id,timestamp,input_tokens,output_tokens), and access logs:"
+    f" {KNOWN_LOGS}"
 )
 """What can be read, for messages."""
 
@@ -81,6 +92,7 @@ class Trace:
         skipped: Why a row was left out, by 1-based line.
         hash_tokens: Tokens that one of the file's own hash ids stands for.
         title: What it is as text, for headings; empty: a file, which its name says.
+        log: What an access log says besides its requests; None: it is not one.
     """
 
     name: str
@@ -90,6 +102,7 @@ class Trace:
     skipped: Mapping[int, str] = field(hash=False)
     hash_tokens: int = BLOCK_TOKENS
     title: str = ""
+    log: AccessLogFacts | None = field(default=None, hash=False)
 
     @property
     def is_batched(self) -> bool:
@@ -119,7 +132,11 @@ def file_version(source: str) -> tuple[str, int, int] | None:
 
 
 def load_trace(
-    source: str | Path, *, on_bad_row: OnBadRow = OnBadRow.REFUSE, block_tokens: int | None = None
+    source: str | Path,
+    *,
+    on_bad_row: OnBadRow = OnBadRow.REFUSE,
+    block_tokens: int | None = None,
+    estimates: LogEstimates = NO_ESTIMATES,
 ) -> Trace:
     """Read a trace.
 
@@ -127,6 +144,7 @@ def load_trace(
         source: A built-in name or a path.
         on_bad_row: What becomes of a row that cannot be read. One of a request that failed is always left out.
         block_tokens: Tokens that one hash id stands for, >= 1; None: the format's own, 512, or 16 for Bailian's.
+        estimates: Tokens of requests that an access log does not count.
 
     Raises:
         ConfigError: there is no such file, no such format, or a row cannot be read.
@@ -137,13 +155,20 @@ def load_trace(
     rows = [(line, text) for line, text in lines if text.strip()]
     if not rows:
         raise ConfigError(f"--trace {source}: the file is empty; give a trace: {KNOWN}")
-    trace_format = _detect(source, rows[0][1])
+    log_format = log_format_of(rows[0][1])
+    trace_format = TraceFormat.ACCESS_LOG if log_format is not None else _detect(source, rows[0][1])
     hash_tokens = block_tokens or HASH_TOKENS.get(trace_format, BLOCK_TOKENS)
-    if trace_format in CSV_COLUMNS:
-        reader: RowReader = CsvRows(rows.pop(0)[1], CSV_COLUMNS[trace_format])
+    reader: RowReader
+    log: AccessLogRows | None = None
+    if log_format is not None:
+        reader = log = AccessLogRows(log_format, estimates)
+    elif trace_format in CSV_COLUMNS:
+        reader = CsvRows(rows.pop(0)[1], CSV_COLUMNS[trace_format])
     else:
         reader = JsonRows(1.0 if trace_format is TraceFormat.BAILIAN else 1000.0, BlockIds(hash_tokens))
     found = _parse(rows, reader)
+    if log is not None:
+        log.refuse_missing(f"--trace {source}")
     if found.bad and (not found.requests or on_bad_row is OnBadRow.REFUSE):
         raise ConfigError(_refusal(source, found.bad, has_others=bool(found.requests)))
     if not found.requests:
@@ -151,7 +176,29 @@ def load_trace(
         raise ConfigError(f"--trace {source}: the file has {what}")
     skipped = dict(sorted({**found.bad, **found.failed}.items()))
     digest = hashlib.sha256(data).hexdigest()
-    return Trace(source, trace_format, digest, tuple(found.requests), skipped, hash_tokens)
+    requests, facts = tuple(found.requests), None
+    if log is not None:
+        zero_s = requests[0].arrival_s
+        if found.bad:
+            log.left_out["in lines that cannot be read"] += len(found.bad)
+        facts = log.facts(zero_s)
+        requests = tuple(replace(each, arrival_s=each.arrival_s - zero_s) for each in requests)
+    return Trace(source, trace_format, digest, requests, skipped, hash_tokens, log=facts)
+
+
+def load_access_log(source: str | Path, estimates: LogEstimates) -> Trace:
+    """Read a gateway's access log; see `load_trace`.
+
+    Raises:
+        ConfigError: the file is not such a log, or has no token counts and no estimate is given for them.
+    """
+    try:
+        found = load_trace(source, on_bad_row=OnBadRow.SKIP, estimates=estimates)
+    except ConfigError as exc:
+        raise ConfigError(str(exc).replace("--trace ", "--access-log ", 1)) from exc
+    if found.log is None:
+        raise ConfigError(f"--access-log {source}: is a trace, not one of {KNOWN_LOGS}; give it as --trace")
+    return found
 
 
 def _plain_ids(value: Any) -> Any:
@@ -237,6 +284,11 @@ def _detect(source: str, first: str) -> TraceFormat:
             f' of {{"timestamp": ms, "input_length": tokens, "output_length": tokens}}; or give a synthetic process with its'
             " mean lengths, as --trace poisson:rate=2,input_tokens=300,output_tokens=200"
         )
+    if TEXT_LOG.match(text):
+        raise ConfigError(
+            f"--trace {source}: is an access log as text, without durations; log JSON lines with msec, request_time, status and"
+            " request_uri instead (nginx: log_format with escape=json), best with token counts"
+        )
     if _CLIENT_TABLE.match(text):
         raise ConfigError(
             f"--trace {source}: is a table of one of ServeGen's clients (start, rate, CV and distribution of gaps), not of requests;"
@@ -267,10 +319,10 @@ def _parse(rows: list[tuple[int, str]], reader: RowReader) -> _Rows:
         except FailedRowError as exc:
             found.failed[line] = str(exc)
             continue
-        if not reader.is_turn and request.arrival_s < newest_s:
+        if not reader.is_unordered and request.arrival_s < newest_s:
             found.bad[line] = f"its time is {newest_s - request.arrival_s:.3f} s before an earlier row's"
             continue
-        if not reader.is_turn:
+        if not reader.is_unordered:
             newest_s = request.arrival_s
         found.requests.append(request)
     found.requests.sort(key=lambda request: request.arrival_s)
