@@ -1,4 +1,4 @@
-"""One JSON line per completion request, with timings and workers and without prompts."""
+"""Access log: one JSON line per completion request, with timings and workers, and without prompts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _FLUSH_BYTES = 64 * 1024
 
 
 def _open_own(path: str, flags: int) -> int:
-    """Open a file that only its owner may read, or a pipe, without waiting for its reader."""
+    """Open a file that only its owner may read, or a pipe, without waiting for the pipe's reader."""
     return os.open(path, flags | os.O_NONBLOCK, 0o600)
 
 
 class AccessLog:
-    """Buffers lines; the router's tick flushes them at least once a second.
+    """Writes the access log; lines are buffered, and the router's tick flushes them at least once a second.
 
-    A log that cannot be written any more (full disk) is reported once and skipped: requests matter more.
+    If the log cannot be written (full disk), this is reported once and lines are dropped: requests are more important.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -36,7 +36,7 @@ class AccessLog:
 
     @classmethod
     def open(cls, target: str) -> AccessLog:
-        """Append to a file, or write to stdout for ``-``.
+        """Return a log that appends to a file, or writes to stdout if ``target`` is ``-``.
 
         Raises:
             ConfigError: the file cannot be opened.
@@ -49,13 +49,13 @@ class AccessLog:
             ) from exc
 
     def write(self, line: dict[str, Any]) -> None:
-        """Add one line; ``ts`` is added."""
+        """Buffer one line; the key ``ts`` (Unix seconds) is added."""
         self._lines += orjson.dumps({"ts": round(time.time(), 3), **line}) + b"\n"
         if len(self._lines) > _FLUSH_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is buffered."""
+        """Write the buffered lines."""
         if not self._lines:
             return
         content, self._lines = bytes(self._lines), bytearray()
@@ -73,7 +73,7 @@ class AccessLog:
             self._is_failing = False
 
     def close(self) -> None:
-        """Flush, and close unless it is stdout."""
+        """Flush, and close the file unless it is stdout."""
         self.flush()
         if self._file is not sys.stdout.buffer:
             self._file.close()

@@ -1,6 +1,6 @@
 """Drives the router's state machine on the event loop: a future for each waiting request, and the clock.
 
-`penstock.router.core` decides; this module only ties its effects to futures, and its worker events to the log.
+`penstock.router.core` makes all decisions; this module only applies its effects to futures, and logs its worker events.
 """
 
 from __future__ import annotations
@@ -23,23 +23,30 @@ log = get_logger(__name__)
 
 
 class RemoteWaiter(Protocol):
-    """A request of another router's, as the core queues it."""
+    """A request of another router, as the core queues it."""
 
     def assigned(self, assignment: LiveAssignment) -> bool:
-        """Notify its router; returns whether that still wants it."""
+        """Send the assignment to the request's router; return False if the request no longer exists."""
 
     def refused(self, refuse: Refuse[Waiter]) -> None:
-        """Notify its router."""
+        """Send the rejection to the request's router."""
 
 
 Waiter: TypeAlias = "asyncio.Future[LiveAssignment] | RemoteWaiter"
-"""What the core queues: it gets the assignment, or the refusal."""
+"""A request as the core queues it; it receives the assignment or the rejection."""
 LiveAssignment: TypeAlias = Assignment[Waiter]
+"""An `Assignment` of the live router."""
 LiveCore: TypeAlias = RouterCore[Waiter]
+"""The `RouterCore` of the live router."""
 
 
 class AdmissionError(PenstockError):
-    """A request gets no worker; ``retry_after_s`` is when there is expected to be room, simulated seconds; None: unknown."""
+    """A request is rejected and gets no worker.
+
+    Attributes:
+        reason: Why it is rejected.
+        retry_after_s: Time until capacity is expected, in simulated seconds; None if unknown.
+    """
 
     def __init__(self, reason: RefusalReason, message: str, retry_after_s: float | None = None) -> None:
         self.reason = reason
@@ -51,24 +58,24 @@ _WARNINGS: Final = frozenset({WorkerChange.EJECTED, WorkerChange.KEPT})
 
 
 def log_worker_change(change: WorkerChange, worker: str, **facts: object) -> None:
-    """Write a worker's change into the log."""
+    """Log a change of a worker; a `penstock.router.core.worker.Recorder`."""
     write = log.warning if change in _WARNINGS else log.info
     write(change.value, worker=worker, **facts)
 
 
 class Picker(Protocol):
-    """Chooses the workers of a router's own requests, and follows them there."""
+    """Chooses workers for this router's own requests, and is informed about these requests."""
 
     def ask(
         self, waiter: asyncio.Future[LiveAssignment], role: Role, arrival: Arrival, *, again: bool
     ) -> None:
-        """Have the waiter get a worker, or the refusal; see `Admission.wait`."""
+        """Queue a request; the waiter later receives its assignment or an `AdmissionError`. See `Admission.wait`."""
 
     def cancel(self, waiter: asyncio.Future[LiveAssignment], role: Role) -> None:
-        """Forget a waiter, whose client has left or that was refused."""
+        """Forget a waiter whose client has disconnected or that was rejected."""
 
     def dispatched(self, assignment: LiveAssignment, role: Role, arrival: Arrival) -> None:
-        """Record that a request goes to its worker; an AdmissionError takes it back."""
+        """Record that a request is about to be sent to its worker; if this raises an AdmissionError, the request is not sent."""
 
     def release(self, assignment: LiveAssignment) -> None:
         """Record that a request has left its worker."""
@@ -76,19 +83,19 @@ class Picker(Protocol):
     def prefilled(
         self, assignment: LiveAssignment, cached_tokens: int | None = None, *, measured: bool = True
     ) -> None:
-        """Record that a prompt was computed."""
+        """Record that a prompt was computed; see `RouterCore.prefilled`."""
 
     def refused_at_capacity(self, worker: Worker) -> None:
-        """Record that a worker has no room for another request."""
+        """Record that a worker has refused a request for lack of capacity."""
 
     def record_tier_event(
         self, tier: Tier, *, ttft_s: float | None = None, ended: EndedRequest | None = None
     ) -> None:
-        """Record what became of a request of a tier; see `Admission.record_tier_event`."""
+        """Record an event of a request for its tier; see `Admission.record_tier_event`."""
 
 
 class OwnPicker:
-    """This router's own core picks."""
+    """The picker that uses this router's own core."""
 
     def __init__(self, core: LiveCore, now_s: Callable[[], float]) -> None:
         self.core = core
@@ -101,14 +108,14 @@ class OwnPicker:
         self.apply(self.core.acquire(waiter, role, arrival, self.now_s(), again=again))
 
     def cancel(self, waiter: asyncio.Future[LiveAssignment], role: Role) -> None:
-        """Take a waiter out of the queue."""
+        """Remove a waiter from the queue; does nothing if it does not wait."""
         self.core.cancel(waiter, role, self.now_s())
 
     def dispatched(self, assignment: LiveAssignment, role: Role, arrival: Arrival) -> None:
-        """Do nothing: the core knows where it sent the request."""
+        """Do nothing: the core has already recorded the dispatch."""
 
     def release(self, assignment: LiveAssignment) -> None:
-        """Make room for another request at a worker."""
+        """Release the worker, and dispatch other requests to it if possible; does nothing on repeated calls."""
         effects = self.core.release(assignment, self.now_s())
         if effects:
             self.apply(effects)
@@ -121,13 +128,13 @@ class OwnPicker:
         self.apply(self.core.prefilled(assignment, now_s, cached_tokens=cached_tokens, measured=measured))
 
     def refused_at_capacity(self, worker: Worker) -> None:
-        """Record that a worker has no room for another request."""
+        """Record that a worker has refused a request for lack of capacity."""
         self.core.refused_at_capacity(worker, self.now_s())
 
     def record_tier_event(
         self, tier: Tier, *, ttft_s: float | None = None, ended: EndedRequest | None = None
     ) -> None:
-        """Record what became of a request of a tier; does nothing where there are no tiers."""
+        """Record an event of a request for its tier; does nothing if tiers are disabled. See `Admission.record_tier_event`."""
         tiers = self.core.tiers
         if tiers is None:
             return
@@ -139,7 +146,10 @@ class OwnPicker:
             tiers.rejected(tier)
 
     def apply(self, effects: Effects[Waiter]) -> None:
-        """Wake the waiters; an assignment whose client has left is released, which may make room for another."""
+        """Pass assignments and rejections to their waiters.
+
+        An assignment whose client has disconnected is released, which can lead to further assignments.
+        """
         pending = list(effects)
         for effect in pending:
             if isinstance(effect, Assignment):
@@ -152,10 +162,16 @@ class OwnPicker:
 
 
 class Admission:
-    """The way to a worker, which a picker chooses; one thread, one event loop."""
+    """Acquires workers for requests, with the help of a picker; used by one thread, on one event loop."""
 
     def __init__(self, core: LiveCore, now_s: Callable[[], float], picker: Picker | None = None) -> None:
-        """Begin; without a picker this router's own core picks. ``now_s`` returns simulated seconds."""
+        """Create the admission of a router.
+
+        Args:
+            core: State machine of this router.
+            now_s: Returns the current time in simulated seconds.
+            picker: Chooses the workers; None uses ``core``.
+        """
         self.core = core
         self._now_s = now_s
         self._own = OwnPicker(core, now_s)
@@ -163,12 +179,13 @@ class Admission:
         self._listeners: list[Callable[[], None]] = []
 
     async def wait(self, role: Role, arrival: Arrival, *, again: bool = False) -> LiveAssignment:
-        """Wait for a worker; the caller releases the assignment.
+        """Wait for a worker of a role and return the assignment, which the caller must release.
 
-        With ``again`` it was admitted before: it meets no length bound, and waits before all others.
+        ``again`` says that the request was admitted before (a retry): no limit on the queue's length applies, and it is put
+        before all others.
 
         Raises:
-            AdmissionError: it gets none.
+            AdmissionError: the request is rejected.
         """
         waiter: asyncio.Future[LiveAssignment] = asyncio.get_running_loop().create_future()
         try:
@@ -177,51 +194,54 @@ class Admission:
             self._picker.dispatched(assignment, role, arrival)
         except BaseException:
             self._picker.cancel(waiter, role)
-            # The worker may have been assigned in the very round in which the client left.
+            # The worker may have been assigned in the same turn of the event loop in which the client disconnected.
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self.release(waiter.result())
             raise
         return assignment
 
     def release(self, assignment: LiveAssignment) -> None:
-        """End a request's assignment to its worker, which makes room for another."""
+        """End a request's assignment to its worker, so that the worker can take another request."""
         self._picker.release(assignment)
 
     def prefilled(self, assignment: LiveAssignment, cached_tokens: int | None = None) -> None:
-        """Record that a prompt was computed, before its answer is complete; see `RouterCore.prefilled`."""
+        """Record that a prompt was computed, before its response is complete; see `RouterCore.prefilled`."""
         self._picker.prefilled(assignment, cached_tokens)
 
     def refused_at_capacity(self, worker: Worker) -> None:
-        """Record that a worker has no room for another request."""
+        """Record that a worker has refused a request for lack of capacity."""
         self._picker.refused_at_capacity(worker)
 
     def record_tier_event(
         self, tier: Tier, *, ttft_s: float | None = None, ended: EndedRequest | None = None
     ) -> None:
-        """Record what became of a request of a tier; does nothing where there are no tiers.
+        """Record an event of a request for its tier; does nothing if tiers are disabled.
 
-        Its first token came ``ttft_s`` after its arrival, simulated seconds, or it has ended; neither: it was turned away.
+        Args:
+            tier: Tier of the request.
+            ttft_s: Time from arrival to first token, in simulated seconds, if the first token has arrived.
+            ended: Latencies of the request, if it has ended. If both are None, the request was rejected.
         """
         self._picker.record_tier_event(tier, ttft_s=ttft_s, ended=ended)
 
     # ------------------------------------------------------------------ workers and time
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Call back after every change of the workers."""
+        """Register a function that is called after every change of the workers."""
         self._listeners.append(listener)
 
     def set_workers(self, specs: Iterable[WorkerSpec]) -> None:
-        """Take over what discovery reports."""
+        """Apply the complete list of workers that discovery reports."""
         self._own.apply(self.core.set_workers(specs, self._now_s()))
         self._notify()
 
     def workers_changed(self) -> None:
-        """Record a change in a worker's health."""
+        """Apply a change in a worker's health."""
         self._own.apply(self.core.workers_changed(self._now_s()))
         self._notify()
 
     def set_drained(self, name: str, *, drained: bool) -> None:
-        """Stop, or start again, sending new requests to a worker.
+        """Stop sending new requests to a worker (``drained=True``), or start again.
 
         Raises:
             NotFoundError: no worker has that name.
@@ -230,34 +250,34 @@ class Admission:
         self.workers_changed()
 
     def tick(self) -> None:
-        """Refuse what has waited too long, and do what time alone asks for; called each 0.1 s."""
+        """Reject requests whose time limit has passed, and do what depends on time alone; called every 0.1 s."""
         now_s = self._now_s()
         self._own.apply(self.core.expire(now_s))
         self._own.apply(self.core.tick(now_s))
 
     def load_read(self, worker: Worker) -> None:
-        """Record that a worker's metrics were read again."""
+        """Record that a worker's metrics were scraped."""
         self._own.apply(self.core.load_read(worker, self._now_s()))
 
     def set_thresholds(self, thresholds: BusyThresholds) -> None:
-        """Take new thresholds above which workers are busy; they hold for the next request."""
+        """Replace the thresholds above which workers are busy; they apply from the next request on."""
         self.core.set_thresholds(thresholds, self._now_s())
 
     def check_capacity(self, role: Role) -> None:
-        """Let a new request pass that asks for no worker of the first stage.
+        """Check that a new request that does not use the first stage can be admitted.
 
         Raises:
-            AdmissionError: no worker of the role takes new requests.
+            AdmissionError: all workers of the role are busy.
         """
         full = self.core.full_stage(role, self._now_s())
         if full is not None:
             raise self.all_busy(full)
 
     def check_tier(self, tier: Tier) -> None:
-        """Count such a request to its tier, and let it pass unless the tier is shed.
+        """Count a new request that does not use the first stage, and check that its tier is not shed.
 
         Raises:
-            AdmissionError: it is.
+            AdmissionError: the tier is shed.
         """
         tiers = self.core.tiers
         shed = None if tiers is None else tiers.arrived(tier)
@@ -266,12 +286,12 @@ class Admission:
             raise AdmissionError(RefusalReason.SHED, shed, tiers.monitor.tiers.shedding.recover_seconds)
 
     def all_busy(self, role: Role) -> AdmissionError:
-        """Return the refusal of a request that no worker of a role has room for."""
+        """Count and return the rejection of a request because all workers of a role are busy."""
         self.core.turned_away[role].add(self._now_s())
         return AdmissionError(RefusalReason.ALL_BUSY, ALL_BUSY, self.core.busy[role].free_in_s())
 
     def problems(self) -> list[str]:
-        """Return why a request would not be served now; empty when it would."""
+        """Return the reasons for which a new request would be rejected now; empty if it would be served or wait."""
         return self.core.problems(self._now_s())
 
     def _notify(self) -> None:

@@ -1,6 +1,6 @@
-"""Renders chats by the model's own template, as transformers and vLLM do, so that keys are made of what workers see.
+"""Renders chats with the model's own template, like transformers and vLLM, so that prefix keys match the workers' prompts.
 
-A template that cannot be found or rendered is not a fault: chats are then distinguished by their messages.
+If the template cannot be found or rendered, chats are distinguished by their messages instead.
 """
 
 from __future__ import annotations
@@ -27,17 +27,21 @@ _TOKEN_NAMES: Final = (
     "mask_token",
 )
 _PARTS_LOOP: Final = re.compile(r"for\s+\w+\s+in\s+\w+(\.content|\[['\"]content['\"]\])")
-"""A template with this takes content as a list of parts; else vLLM gives it one text."""
+"""A template that matches this expects content as a list of parts; vLLM passes one text to other templates."""
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text"})
 _ELSEWHERE: Final = ("chat_template", "continue_final_message", "documents", "mm_processor_kwargs")
-"""Fields of a request that make the worker's prompt in a way that is not followed here."""
+"""Fields of a request that change the prompt in a way that is not implemented here."""
 
 
 class ChatTemplate:
-    """One model's template."""
+    """The chat template of one model."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Compile it.
+        """Compile the template.
+
+        Args:
+            source: Jinja source of the template.
+            special_tokens: The tokenizer's special tokens by name, such as ``bos_token``.
 
         Raises:
             ConfigError: it cannot be compiled, or jinja2 is not installed.
@@ -52,7 +56,7 @@ class ChatTemplate:
         self._takes_parts = _PARTS_LOOP.search(source) is not None
 
     def render(self, body: Mapping[str, Any]) -> str | None:
-        """Return the prompt that a chat becomes; None where that is not known here."""
+        """Return the prompt of a chat request with this body; None if it cannot be determined here."""
         if any(body.get(name) for name in _ELSEWHERE):
             return None
         messages = [_message(each, takes_parts=self._takes_parts) for each in body["messages"]]
@@ -75,7 +79,7 @@ class ChatTemplate:
 
 
 def _compiled(source: str) -> Any:
-    """Return a template in the environment that transformers' chat_template_utils sets up."""
+    """Return a compiled template in the same environment as that of transformers' chat_template_utils."""
     from jinja2 import TemplateError  # noqa: PLC0415 - an extra
     from jinja2.ext import Extension, loopcontrols  # noqa: PLC0415
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
@@ -105,7 +109,7 @@ def _compiled(source: str) -> Any:
 
 
 def load_chat_template(tokenizer: Path) -> ChatTemplate | None:
-    """Return the template that is alongside a ``tokenizer.json``; None: there is none.
+    """Return the template next to a ``tokenizer.json``; None if there is none.
 
     Raises:
         ConfigError: it cannot be read or compiled.
@@ -136,7 +140,7 @@ def _tokenizer_config(path: Path) -> dict[str, Any]:
 
 
 def _default(template: Any) -> str | None:
-    """Return the template of plain chats: a model may bring several by name."""
+    """Return the template for plain chats; a model can have several by name. None if there is none."""
     if isinstance(template, list):
         named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
         template = named.get("default")
@@ -149,7 +153,7 @@ def _token(value: Any) -> str | None:
 
 
 def _message(message: Mapping[str, Any], *, takes_parts: bool) -> dict[str, Any] | None:
-    """Return a message as vLLM 0.32 gives it to templates; None: it holds more than text."""
+    """Return a message in the form in which vLLM 0.32 passes it to templates; None if it contains more than text."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(content, list):
         content = [] if content is None else [content]

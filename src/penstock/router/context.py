@@ -1,4 +1,4 @@
-"""What the parts of one router share."""
+"""The objects that the parts of one router share."""
 
 from __future__ import annotations
 
@@ -15,11 +15,17 @@ from penstock.router.settings import RouterSettings
 
 @dataclass(slots=True)
 class RouterContext:
-    """Built before all parts, which take it.
+    """Objects that are created before all parts of a router and passed to them.
 
     Attributes:
+        settings: Settings of the router.
+        clock: Converts between real and simulated time.
+        admission: Acquires workers for requests.
+        discovery: Lists the workers and the other routers.
+        metrics: Counters of the requests.
+        prompt_costs: Learned token costs of prompts.
         pool: Connections for requests.
-        probes: Connections for health checks and the workers' metrics.
+        probes: Connections for health checks and for the workers' metrics.
     """
 
     settings: RouterSettings
@@ -32,5 +38,5 @@ class RouterContext:
     probes: ConnectionPool = field(init=False)
 
     def __post_init__(self) -> None:
-        """Open both pools with the workers' credentials."""
+        """Create both connection pools with the credentials for workers."""
         self.pool, self.probes = (ConnectionPool(tls=self.settings.worker_tls) for _ in range(2))

@@ -1,12 +1,13 @@
-"""Follows the KV events that workers publish over ZMQ, as vLLM does; needs the extra ``penstock[kv-events]``.
+"""Receives the KV events that workers publish over ZMQ, like vLLM's; needs the extra ``penstock[kv-events]``.
 
-One subscription per worker of the first stage, renewed with each new process. Messages are three frames: topic, batch
-number, and msgpack. What is not such a message is counted and passed over: it costs hits, never a request.
+There is one subscription per worker of the first stage, which is renewed with each new process. Messages have three frames:
+topic, batch number, and msgpack. Other messages are counted and ignored: they cost cache hits, but never a request.
 
-A router that joins asks for all that the worker's buffer still holds, one that notices a gap for what it missed; what cannot
-be had again is forgotten with everything before it (`KvEvents.numbered`). A replay is requested on a socket of its own by
-its first number, 8 bytes, big-endian, and answered by the batches from there on, then a number of all ones. The worker's
-socket drops what it cannot queue, so a long answer may have holes and no end: it is requested again from the first hole.
+A router that joins requests all batches that the worker's buffer still contains; a router that notices a gap requests the
+batches that it missed. If these are no longer available, the worker's index is cleared (`KvEvents.numbered`). A replay is
+requested on a separate socket by its first number, 8 bytes, big-endian; the response is the batches from there on, then a
+number of all ones. The worker's socket drops what it cannot queue, so a long response can have gaps and no end: it is
+requested again from the first gap.
 
 Source: vLLM, vllm/distributed/kv_events.py, ``ZmqEventPublisher._service_replay``.
 """
@@ -33,34 +34,45 @@ from penstock.runtimes.engine_flags import kv_replay_port
 log = get_logger(__name__)
 
 ENGINE_BLOCK_TOKENS: Final = 16
-"""Tokens of an engine block where the graph sets none. Source: vLLM's default."""
+"""Number of tokens per engine block if the graph sets none. Source: vLLM's default."""
 _FRAMES: Final = 3
 _AGAIN_REAL_S: Final = 1.0
-"""Chosen: the pause before a worker whose events broke something here is followed again."""
+"""Chosen: pause before a worker whose events caused an error here is followed again."""
 _TURNS: Final = 32
-"""Chosen: workers whose buffers are read at once. A thousand that do not answer hold up each other for half a minute."""
+"""Chosen: number of workers whose buffers are read at once. A thousand workers that do not answer delay each other by half a
+minute."""
 CATCH_UP_S: Final = 10.0
-"""Chosen: meanwhile new events wait in the socket; after it the gap is taken for lost."""
+"""Maximum duration of a replay in seconds. Chosen: new events wait in the socket meanwhile; after it the gap counts as lost."""
 NUMBER_BYTES: Final = 8
+"""Size of a batch number."""
 FIRST_ANSWER_S: Final = 1.0
-"""Chosen: vLLM looks for questions each 0.1 s, between two batches of a busy engine."""
+"""Maximum wait for the first batch of a replay in seconds. Chosen: vLLM checks for requests every 0.1 s, between two batches of a
+busy engine."""
 NEXT_ANSWER_S: Final = 0.5
-"""Chosen: what comes later than this after the batch before it was dropped."""
+"""Maximum wait for the next batch of a replay in seconds. Chosen: a batch that is later than this was dropped."""
 MAX_BATCHES: Final = 1 << 17
-"""Chosen: 13 times vLLM's default buffer; a worker that sends more in one answer does not end it."""
+"""Maximum number of batches in a replay. Chosen: 13 times vLLM's default buffer; a worker that sends more does not end its
+response."""
 MAX_BYTES: Final = 1 << 28
-"""Chosen: 256 MiB in one answer, some 60 M tokens."""
+"""Maximum size of a replay. Chosen: 256 MiB, about 60 M tokens."""
 _END: Final = (1 << 8 * NUMBER_BYTES) - 1
 _LAST_FRAMES: Final = 2
-"""Number and payload. A topic goes before them since vLLM 0.32, and nothing did earlier."""
+"""Number and payload. A topic precedes them since vLLM 0.32; in earlier versions there is none."""
 
 
 async def replayed(zmq: Any, context: Any, address: str, first: int) -> AsyncGenerator[tuple[int, bytes]]:
-    """Yield a worker's batches from a number >= 0 on, each with its number, until the answer ends or falls silent."""
+    """Yield a worker's batches from number ``first`` (>= 0) on, each with its number, until the response ends or times out.
+
+    Args:
+        zmq: The module ``zmq.asyncio``.
+        context: ZMQ context.
+        address: The worker's replay endpoint.
+        first: Number of the first batch.
+    """
     socket = context.socket(zmq.DEALER)
     try:
         socket.setsockopt(zmq.IPV6, 1)
-        # Without a bound of its own the size below is the bound: what this side drops would be a hole, too.
+        # The socket has no limit of its own, because messages that it drops would be gaps, too; the size below is the limit.
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.connect(address)
         await socket.send_multipart((b"", first.to_bytes(NUMBER_BYTES, "big")))
@@ -84,14 +96,24 @@ async def replayed(zmq: Any, context: Any, address: str, first: int) -> AsyncGen
 
 
 class KvAddress(NamedTuple):
-    """Where a worker publishes its KV events, and answers for what it published before; None: nowhere."""
+    """Endpoints of a worker's KV events.
+
+    Attributes:
+        events: Endpoint at which the worker publishes events.
+        replay: Endpoint at which it replays earlier events; None if it has none.
+    """
 
     events: str
     replay: str | None
 
 
 class KvSubscription:
-    """The events of one worker's process, which is known by its address and its incarnation."""
+    """The subscription to the events of one worker process.
+
+    Attributes:
+        process: Address and incarnation, which identify the process.
+        task: Task that runs the subscription.
+    """
 
     def __init__(self, listener: KvListener, name: str, process: tuple[KvAddress, str]) -> None:
         self.process = process
@@ -101,15 +123,15 @@ class KvSubscription:
         self.task: asyncio.Task[None]
         self._index: PrefixIndex | None = None
         self._events: KvEvents | None = None
-        # Published batches below this number were replayed before they were read.
+        # Published batches with lower numbers than this have been replayed already.
         self._replayed_until = 0
-        # A replay and the batch that found the gap come before any batch read later.
+        # A replay, and the batch that revealed the gap, must be applied before any batch that is read later.
         self._order = asyncio.Lock()
         self._may_begin = asyncio.Event()
         self._is_connected = False
 
     def worker_changed(self) -> None:
-        """Record that the worker may take requests from now on."""
+        """Record that the workers have changed, so that this worker may have become eligible."""
         if self._is_connected and self._listener.index_of(self._name) is not self._index:
             self._may_begin.set()
 
@@ -137,9 +159,10 @@ class KvSubscription:
                 await self._take(frames)
 
     async def _watch(self, monitor: Any) -> None:
-        """Forget a worker's cache with its connection, and relearn it with the next.
+        """Clear a worker's index when its connection is lost, and learn its contents again with the next connection.
 
-        Numbers alone do not show a restart: a new process may reach the expected one before its first event arrives.
+        Batch numbers alone do not reveal a restart: a new process can reach the expected number before its first event
+        arrives.
         """
         from zmq.utils.monitor import parse_monitor_message  # noqa: PLC0415 - an extra
 
@@ -163,12 +186,15 @@ class KvSubscription:
                 await self._begin()
 
     async def _begin(self) -> KvEvents | None:
-        """Return the events of the worker's index, which are caught up with where it is a new one."""
+        """Return the `KvEvents` of the worker's present index; if the index is new, earlier events are replayed first.
+
+        Returns None if the worker is not eligible.
+        """
         index = self._listener.index_of(self._name)
         if index is None:
             self._events = self._index = None
         elif self._events is None or index is not self._index:
-            # A worker that joins again begins with an empty index and no known blocks.
+            # A worker that joins again starts with an empty index and no known blocks.
             self._index, self._events, self._replayed_until = index, self._listener.begin(index), 0
             await self._catch_up(self._events)
         return self._events
@@ -187,7 +213,10 @@ class KvSubscription:
             self._listener.apply(events, frames)
 
     async def _catch_up(self, events: KvEvents) -> None:
-        """Apply what the worker replays from the expected batch on; what cannot be had shows with the next number."""
+        """Apply the batches that the worker replays, starting with the expected one.
+
+        Batches that are no longer available are detected by the next number.
+        """
         if self._address.replay is None:
             return
         async with self._listener.turns:
@@ -197,7 +226,7 @@ class KvSubscription:
                         log.debug("kv events asked for again", address=self._address.replay)
 
     async def _ask(self, events: KvEvents, address: str) -> bool:
-        """Apply one answer in its order; return whether to ask again, since it had a hole after it had begun."""
+        """Apply one replay in order; return whether to request it again, because there was a gap after its first batch."""
         has_begun = False
         answers = replayed(self._listener.zmq, self._listener.context, address, events.expected or 0)
         async with contextlib.aclosing(answers) as answer:
@@ -211,7 +240,7 @@ class KvSubscription:
                 if events.expected != number + 1:
                     return False
                 self._replayed_until = number + 1
-                # What has already arrived is read without waiting; requests continue in between.
+                # Batches that have already arrived are read without waiting, so let other tasks run in between.
                 await asyncio.sleep(0)
         return False
 
@@ -226,9 +255,13 @@ class KvListener:
     """All subscriptions of one router.
 
     Attributes:
-        batches: Applied so far.
-        gaps: How often a worker's batches were lost for good, or its connection broke, and its cache was forgotten.
-        malformed: Messages and events that were none.
+        zmq: The module ``zmq.asyncio``.
+        context: ZMQ context; None before `start` and after `close`.
+        index_of: Returns the prefix index of a worker by name; None while it is not eligible.
+        turns: Limits the number of replays at a time.
+        batches: Cumulative number of applied batches.
+        gaps: Cumulative number of times that a worker's index was cleared, because batches were lost or its connection broke.
+        malformed: Cumulative number of messages and events that were not understood.
     """
 
     def __init__(
@@ -239,13 +272,13 @@ class KvListener:
         port: int,
         engine_block_tokens: int = ENGINE_BLOCK_TOKENS,
     ) -> None:
-        """Prepare; nothing is connected before `start`.
+        """Create the listener; nothing is connected before `start`.
 
         Args:
-            admission: Knows the workers.
-            index_of: Returns a worker's prefix index; None while it takes no requests.
-            port: On which workers publish whose discovery names no port of their own.
-            engine_block_tokens: Tokens of an engine block.
+            admission: Reports changes of the workers.
+            index_of: Returns the prefix index of a worker by name; None while it is not eligible.
+            port: Port on which workers publish, unless their discovery data contain an endpoint.
+            engine_block_tokens: Number of tokens per engine block.
 
         Raises:
             ConfigError: pyzmq is not installed.
@@ -266,14 +299,14 @@ class KvListener:
         self._engine_block_tokens = engine_block_tokens
         self._followed: dict[str, KvSubscription] = {}
         self.turns = asyncio.Semaphore(_TURNS)
-        # The context may end only after the last socket, so those of cancelled tasks are waited for, too.
+        # The context can only be closed after the last socket, so cancelled tasks are waited for as well.
         self._running: set[asyncio.Task[None]] = set()
         self.batches = 0
         self.gaps = 0
         self.malformed = 0
 
     def start(self) -> None:
-        """Follow the workers from now on."""
+        """Subscribe to the workers' events from now on."""
         self.context = self.zmq.asyncio.Context()
         self._admission.on_change(self._workers_changed)
         self._workers_changed()
@@ -326,17 +359,17 @@ class KvListener:
         if spec.kv_events is not None:
             return KvAddress(spec.kv_events, spec.kv_replay)
         parts = urlsplit(spec.url)
-        # Of an IPv6 address `hostname` drops the brackets, which separate it from the port.
+        # `hostname` drops the brackets of an IPv6 address, which separate it from the port.
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
         return KvAddress(f"tcp://{host}:{self._port}", f"tcp://{host}:{kv_replay_port(self._port)}")
 
     def blocks(self) -> dict[str, int]:
-        """Return the prefix blocks that each worker is believed to hold, for workers that take requests."""
+        """Return the number of prefix blocks that each eligible worker is assumed to have cached, by name."""
         found = {name: self.index_of(name) for name in self._followed}
         return {name: index.count for name, index in found.items() if index is not None}
 
     def apply(self, events: KvEvents, frames: Sequence[bytes]) -> None:
-        """Apply one message; anything that is none is counted."""
+        """Apply one message; a message or event that is not understood is counted."""
         if len(frames) != _FRAMES or len(frames[1]) != NUMBER_BYTES:
             self._not_understood()
             return
@@ -365,5 +398,5 @@ class KvListener:
         self.malformed += 1
 
     def begin(self, index: PrefixIndex) -> KvEvents:
-        """Return the events of an index, none applied yet."""
+        """Return a new `KvEvents` for an index."""
         return KvEvents(index, engine_block_tokens=self._engine_block_tokens)

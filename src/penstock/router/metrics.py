@@ -1,7 +1,7 @@
-"""What the request path counts; all durations are simulated seconds. `metrics_page` says what each is.
+"""Counters of the request path; all durations are in simulated seconds. `penstock.router.series` describes each metric.
 
-prometheus_client's counters lock on every increment, and the relay observes tens of thousands of gaps a
-second, so these are plain numbers, turned into text when scraped.
+prometheus_client's counters lock on every increment, and the relay observes tens of thousands of gaps per second, so these
+are plain numbers, which are converted to text when they are scraped.
 """
 
 from __future__ import annotations
@@ -22,22 +22,37 @@ from penstock.core.histogram import (
 
 @dataclass(slots=True, eq=False)
 class RouterMetrics:
-    """What the request path counts.
+    """Cumulative counters of the request path, since the router started.
 
     Attributes:
-        requests: Answers by (endpoint, status code); 499 when the client left first.
-        errors: Failures by reason (see ``proxy.failures``).
-        retries: By the reason of the failure before.
-        continuations: Of streams at another worker, likewise.
-        lost_streams: That broke off and continued nowhere, by why.
-        failed_jobs: Of the router's tick, by name.
-        rejections: Requests turned away to protect others, by (endpoint, reason); they are among the refused.
-        ttft: Streams only, as are ``itl``, in which tokens of one read share its gap.
-        dispatched_ttft: Of the same streams, from the dispatch to the worker that computes the prompt, by the last try.
-        prompt_estimate: Prompt tokens as they were estimated at arrival, divided by those that the worker counted.
-        e2e: Answered requests only.
-        queue_time: Waits for the first stage, zero ones included.
-        lag: Lateness of the router's own timer.
+        arrivals: Number of completion requests that arrived.
+        arrived_tokens: Number of their prompt tokens, as estimated at arrival.
+        refused: Number of arrivals rejected with 429 or 503 before they were sent to a worker.
+        queue_timeouts: Number of arrivals that waited longer than the queue's limit.
+        completed: Number of arrivals answered completely.
+        completed_tokens: Number of output tokens of these.
+        prompt_tokens: Number of prompt tokens of answered requests.
+        generation_tokens: Number of tokens sent to clients.
+        cached_tokens: Number of prompt tokens that prefill found in its cache.
+        requests: Number of responses by (endpoint, status code); status 499 if the client disconnected first.
+        errors: Number of failed requests by reason (see ``proxy.failures``).
+        retries: Number of retries by the reason of the preceding failure.
+        continuations: Number of streams resumed on another worker, by the reason of the preceding failure.
+        lost_streams: Number of streams that broke off and could not be resumed, by cause.
+        failed_jobs: Number of failures of the jobs of the router's tick, by job.
+        picks: Number of requests whose worker was not chosen by this router as the picker, by who chose it: ``other`` for
+            another router, ``alone`` if there was no picker.
+        kv_releases: Number of releases of unused KV, by outcome.
+        kv_transfers: Number of prompts computed for decode, by the outcome of their KV transfer.
+        rejections: Number of requests rejected to protect others, by (endpoint, reason); included in ``refused``.
+        ttft: Times from arrival to first token; only streams.
+        dispatched_ttft: Times, for the same streams, from the dispatch to the worker that computes the prompt (in the last
+            try) to first token.
+        prompt_estimate: Ratios of the prompt tokens estimated at arrival to those that the worker counted.
+        itl: Gaps between tokens; only streams. Tokens of one read share its gap equally.
+        e2e: Times from arrival to the end; only completely answered requests.
+        queue_time: Waits in the first stage's queue, zero waits included.
+        lag: Delays of the router's own timer.
     """
 
     arrivals: int = 0

@@ -1,4 +1,4 @@
-"""Renders the router's ``/metrics``: the families of `series` are filled from its counters and its core when scraped."""
+"""Renders the router's ``/metrics``: the metrics of `series` are filled from the router's counters and core when scraped."""
 
 from __future__ import annotations
 
@@ -23,12 +23,19 @@ from penstock.router.proxy.tiers import LiveTiers
 from penstock.router.series import SERIES
 
 _Rows = Sequence[tuple[Sequence[str], float | BucketCounts | None]]
-"""Label values, and the value; a row whose value is None is left out."""
+"""Rows of label values and the value; a row whose value is None is omitted."""
 
 
 @dataclass(eq=False)
 class MetricsPage:
-    """Renders ``/metrics``, and builds its families at scrape time; None stands for parts that the graph does not have."""
+    """Renders ``/metrics``; an attribute is None if the graph does not have that part.
+
+    Attributes:
+        context: Shared objects of the router.
+        kv_events: Listener for KV events.
+        tiers: Tiers of the router.
+        group: Connections to the other routers of the graph.
+    """
 
     context: RouterContext
     kv_events: KvListener | None
@@ -36,7 +43,7 @@ class MetricsPage:
     group: PeerGroup | None
 
     def __post_init__(self) -> None:
-        """Collect from this object and the process."""
+        """Register this object and the process metrics as collectors."""
         self._core = self.context.admission.core
         self._metrics = self.context.metrics
         self._model = self.context.settings.model
@@ -46,12 +53,16 @@ class MetricsPage:
         ProcessCollector(registry=self._registry)
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """Return the page and its content type: Prometheus' text, or OpenMetrics, which has exemplars, to whom asks."""
+        """Return the page and its content type.
+
+        The format is Prometheus' text, or OpenMetrics (which has exemplars) if ``accept``, the value of the Accept header,
+        requests it.
+        """
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every family of a part that the graph has, also one without a sample."""
+        """Yield all metrics of the parts that the graph has, including those without a sample."""
         parts = [
             self._of_model(),
             self._of_roles(),
@@ -114,7 +125,7 @@ class MetricsPage:
         now_s, core = self._now_s(), self._core
         decode = core.queues.get(Role.DECODE, ())
         waiting = {role: len(decode if role is Role.DECODE else core.entry_queue) for role in Role}
-        # A role without any worker has a zero: a series that vanishes alarms no one.
+        # A role without workers has the value 0: a missing time series triggers no alert.
         ready = dict.fromkeys(core.queues, 0)
         for worker in core.pool:
             ready[worker.spec.role] = ready.get(worker.spec.role, 0) + _is_ready(worker, now_s)
@@ -125,7 +136,7 @@ class MetricsPage:
 
     def _of_workers(self) -> Iterator[tuple[str, _Rows]]:
         now_s, core = self._now_s(), self._core
-        # The picker counts what is in flight for all routers.
+        # The picker counts the requests in flight for all routers.
         counts_here = self.group is None or not self.group.is_relay
         pending = core.entry_queue.prompt_tokens.pending if counts_here else {}
         values: Mapping[str, Callable[[Worker], float | None]] = {
@@ -196,7 +207,7 @@ def _by_label(counts: Mapping[_Label, float | BucketCounts]) -> _Rows:
 
 
 def _family(name: str, rows: _Rows) -> Metric:
-    """Return the family of a series with its samples."""
+    """Return a metric with its samples."""
     series = SERIES[name]
     family = series.family(name, series.text, labels=series.labels)
     add: Callable[..., None] = family.add_metric

@@ -1,4 +1,4 @@
-"""The router's series: one table of names, helps, types and labels; `metrics_page` fills it. Names spell their units."""
+"""The router's metrics: one table of names, help texts, types and labels; `metrics_page` fills it. Names contain their units."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from penstock.router.core.waiting import LATELY_S
 
 
 class RouterSeries(NamedTuple):
-    """One quantity on the metrics page.
+    """Description of one metric on the metrics page.
 
     Attributes:
-        family: Its type.
-        text: The page's help.
+        family: Prometheus type of the metric.
+        text: Help text.
         labels: Names of its labels.
     """
 
@@ -187,3 +187,4 @@ SERIES: Final[Mapping[str, RouterSeries]] = {
     names.ROUTER_TIER_E2E: _histogram("Arrival to last byte; simulated seconds.", "tier"),
     names.ROUTER_TIER_QUEUE_TIME: _histogram("Waits for the first stage; simulated seconds.", "tier"),
 }
+"""All metrics of the router, by name."""

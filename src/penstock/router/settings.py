@@ -1,4 +1,4 @@
-"""Settings of one router process: the graph's router section plus flags; printed at start, keys masked."""
+"""Settings of one router process: the graph's router section plus flags; logged at start, without keys."""
 
 from __future__ import annotations
 
@@ -20,12 +20,17 @@ from penstock.runtimes import runtime_of
 from penstock.runtimes.kv_transfer import NIXL, KvTransferProtocol
 
 _FILES_PER_REQUEST = 2
-"""Open files of one request: the client's connection and the worker's."""
+"""Number of open files per request: the client's connection and the worker's."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphPlace:
-    """A graph on Kubernetes; ``namespace`` None: the service account's or the kubeconfig context's."""
+    """Name and namespace of a graph on Kubernetes.
+
+    Attributes:
+        graph: Name of the graph.
+        namespace: Namespace; None uses the service account's or the kubeconfig context's.
+    """
 
     graph: str
     namespace: str | None = None
@@ -36,21 +41,27 @@ class RouterSettings:
     """Settings of one router.
 
     Attributes:
-        model: Name under which clients ask for the model.
-        admission_flags: Fields of its admission section that go before it, by name.
-        lease_s: First KV lease of the prefill workers, simulated seconds.
-        graph: What it says of the workers, the model and the planner holds here; None: a fixed fleet without a graph.
-        graph_file: Manifest whose admission section is followed while the router runs; None: none.
-        statefile: Where the local backend lists the workers, or None.
-        kubernetes: The graph whose EndpointSlices list the workers, or None.
-        workers: The fixed fleet; empty with one of the two above.
-        api_keys: Accepted keys; empty: none asked for.
-        graph_secret: Shared by the graph's routers, which know each other by it; empty: none is known.
-        admin_keys: Keys that open drains and the workers' addresses; empty: see `AdminCheck`.
-        tier_keys: Keys that carry a tier; where API keys are required, they are accepted as such.
-        access_log: File for one JSON line per request, ``-`` for stdout, None for none.
+        model: Name under which clients request the model.
+        disaggregated: Whether prefill and decode run on separate workers.
+        config: Router section of the graph.
+        admission_flags: Fields of the admission section that were set by flags and take precedence over it, by name.
+        lease_s: Length of the first KV lease of prefill workers, in simulated seconds.
+        graph: The graph, from which workers, model and planner settings are taken; None for a fixed fleet without a graph.
+        graph_file: Manifest whose admission and tiers sections are followed while the router runs; None follows none.
+        host: Address on which the router listens.
+        port: Port on which the router listens; 0 chooses a free one.
+        speed: Time factor: simulated seconds per real second, 1 in production.
+        statefile: File in which the local backend lists the workers; None if it is not used.
+        kubernetes: Graph whose EndpointSlices list the workers; None if they are not used.
+        workers: Workers of a fixed fleet; empty if one of the two above is set.
+        api_keys: Accepted API keys; if empty, clients need no key.
+        graph_secret: Secret by which the routers of the graph authenticate to each other; if empty, there is no communication
+            between routers.
+        admin_keys: Keys for administration (drains, workers' addresses, thresholds); if empty, see `AdminCheck`.
+        tier_keys: Keys that select a tier; if API keys are required, these are accepted as well.
+        access_log: File for one JSON line per request, ``-`` for stdout, None for no access log.
+        shutdown_grace_s: Maximum wait at SIGTERM for requests in flight, in simulated seconds.
         worker_tls: Credentials for workers whose URL is https.
-        shutdown_grace_s: Longest wait for requests under way at SIGTERM, simulated seconds.
     """
 
     model: str
@@ -75,11 +86,11 @@ class RouterSettings:
     worker_tls: TlsFiles = NO_FILES
 
     def check(self) -> None:
-        """Refuse what cannot work.
+        """Check the settings for contradictions.
 
         Raises:
-            ConfigError: no source of workers, two of them, roles that do not fit, a key of both kinds, or thresholds
-                without effect.
+            ConfigError: there is no source of workers, or two of them; the workers' roles do not fit; a key is both an API
+                and an admin key; or thresholds or tier keys have no effect.
         """
         check_flags(self.admission(self.config.admission), self.admission_flags)
         if self.tier_keys.keys and not self.config.tiers.enabled:
@@ -101,43 +112,43 @@ class RouterSettings:
             raise ConfigError(f"--worker: roles {have} given; the graph needs {want}")
 
     def admission(self, section: AdmissionConfig) -> AdmissionConfig:
-        """Return what holds of an admission section of the graph, alongside the flags."""
+        """Return an admission section of the graph with the fields that were set by flags replaced."""
         return section.model_copy(update=dict(self.admission_flags))
 
     @property
     def slo(self) -> SloConfig:
-        """The graph's targets; the defaults without a graph."""
+        """Targets of the graph; the default targets without a graph."""
         return SloConfig() if self.graph is None else self.graph.slo
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """Further names of the model that workers answer to, too."""
+        """Further names of the model that the workers accept as well."""
         return () if self.graph is None else self.graph.model.aliases
 
     @property
     def adapters(self) -> Mapping[str, str]:
-        """Paths of the model's LoRA adapters, by the names that clients ask for."""
+        """Paths of the model's LoRA adapters, by the names that clients request."""
         given = () if self.graph is None else self.graph.model.adapters
         return {each.name: each.path for each in given}
 
     @property
     def metric_names(self) -> OwnNames:
-        """The workers' own names of metrics by vLLM's, where they differ."""
+        """The workers' own metric names by vLLM's names, if they differ."""
         return {} if self.graph is None else self.graph.traits.metric_names
 
     @property
     def metrics_path(self) -> str:
-        """Return the path of workers' metrics; a fixed fleet without a graph has vLLM's path."""
+        """Path of the workers' metrics; vLLM's for a fixed fleet without a graph."""
         return METRICS_PATH if self.graph is None else self.graph.traits.metrics_path
 
     @property
     def kv_transfer(self) -> KvTransferProtocol:
-        """How prefill workers hand KV to decode workers; a fixed fleet without a graph has vLLM's way."""
+        """Protocol of the KV transfer from prefill to decode workers; vLLM's for a fixed fleet without a graph."""
         return NIXL if self.graph is None else runtime_of(self.graph.runtime).kv_transfer_of(self.graph)
 
     @property
     def health_path(self) -> str:
-        """Return the path at which workers say whether they take requests; a fixed fleet without a graph has vLLM's."""
+        """Path of the workers' health check; vLLM's for a fixed fleet without a graph."""
         return "/health" if self.graph is None else self.graph.traits.health_path
 
     @property
@@ -147,30 +158,33 @@ class RouterSettings:
 
     @property
     def worker_wait_s(self) -> float:
-        """How long a begun stream waits for a worker that continues it, simulated seconds."""
+        """Maximum wait of a started stream for a worker that resumes it, in simulated seconds."""
         services = () if self.graph is None else self.graph.services.values()
         startup_s = [each.startup_timeout_seconds for each in services if each.role in self.roles]
         return worker_wait_s(self.config.retries, startup_s)
 
     @property
     def pairs_by_version(self) -> bool:
-        """Whether prefill and decode of two versions hand no KV over; a fixed fleet without a graph has vLLM's."""
+        """Whether workers of different engine versions cannot transfer KV to each other; as for vLLM without a graph."""
         return self.disaggregated and (self.graph is None or self.graph.traits.pairs_by_version)
 
     @property
     def stall_real_s(self) -> float:
-        """How long a worker may have requests and make no token, real seconds; a fixed fleet without a graph has real engines."""
+        """Real seconds after which a worker that has requests and generates no token counts as hanging.
+
+        Without a graph, the value for real engines is used.
+        """
         given = self.config.health.stall_real_seconds
         own_s = ENGINE_STALL_REAL_S if self.graph is None else self.graph.traits.stall_real_s
         return own_s if given is None else given
 
     @property
     def is_local(self) -> bool:
-        """Whether only programs of this machine reach the router, and none of them needs a key."""
+        """Whether only programs on this machine can reach the router, and none of them needs a key."""
         return is_loopback(self.host) and not self.api_keys
 
     def shown(self) -> dict[str, Any]:
-        """Return what is logged at start, without secrets."""
+        """Return the settings to log at start, without secrets."""
         return {
             "model": self.model,
             "disaggregated": self.disaggregated,
@@ -194,7 +208,7 @@ class RouterSettings:
         return str(self.statefile) if self.statefile else [each.url for each in self.workers]
 
     def server_limits(self) -> ServerLimits:
-        """Return the bounds of client connections."""
+        """Return the limits of client connections."""
         limits = self.config.limits
         return ServerLimits(
             max_header_bytes=limits.max_header_bytes,

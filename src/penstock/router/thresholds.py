@@ -1,10 +1,10 @@
 """The thresholds above which workers are busy, the same at all routers of a graph, and ``/busy_threshold``, which sets them.
 
-They begin as the graph's file says. What is set at one router, or follows a change of the file, has a higher version, is
-sent with each heartbeat (`picker.group`), and replaces what is older elsewhere, key by key. A change is answered once
-another router has it. So they last as long as one router of the graph does.
+Initially they are those of the graph's file. A change at one router, by the API or by a change of the file, gets a higher
+version, is sent with each heartbeat (`picker.group`), and replaces older values at other routers, key by key. The API
+responds once another router has the change. So the thresholds last as long as one router of the graph does.
 
-Source: NVIDIA Dynamo's document "Request Rejection", "Dynamic Configuration via API"; statuses as Dynamo 1.6.1 answers.
+Source: NVIDIA Dynamo's document "Request Rejection", "Dynamic Configuration via API"; statuses as in Dynamo 1.6.1.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from penstock.router.policy.busy import BusyThresholds
 from penstock.router.proxy.completion import RequestRefused
 
 MAX_PREFILL_TOKENS: Final = 2**53
-"""Chosen: JSON numbers are exact up to here."""
+"""Maximum value of a prefill threshold. Chosen: JSON numbers are exact up to this value."""
 
 
 def _refused(status: int, message: str) -> RequestRefused:
-    """Return why a change cannot be made; nothing was changed.
+    """Return the rejection of a change; nothing was changed.
 
     The status is 400: out of range or not JSON, 404: another model, 415: another content type, 422: wrong type or missing.
     """
@@ -34,28 +34,28 @@ def _refused(status: int, message: str) -> RequestRefused:
 
 
 def unconfirmed(limit_s: float) -> RequestRefused:
-    """Return the answer to a change that holds here, and that no other router has confirmed."""
+    """Return the response to a change that is in effect at this router, but was not confirmed by another router in ``limit_s``."""
     return _refused(
         503, f"set at this router, but no other one has confirmed it within {limit_s} s; send it again"
     )
 
 
 class BusyThresholdApi:
-    """Reads and changes a graph's thresholds."""
+    """The API that reads and changes a graph's thresholds."""
 
     def __init__(self, thresholds: GraphThresholds, model: str) -> None:
         self._thresholds = thresholds
         self._model = model
 
     def listed(self) -> bytes:
-        """Return ``{"thresholds": [...]}``, one entry for the model; null where a threshold is not set."""
+        """Return ``{"thresholds": [...]}`` with one entry for the model; thresholds that are not set are null."""
         return orjson.dumps({"thresholds": [self._shown()]})
 
     def change(self, content_type: bytes | None, body: bytes) -> bytes:
-        """Set the thresholds that a body names, unset those given as null, and return all of them.
+        """Set the thresholds in a request body, unset those that are null, and return all of them as JSON.
 
         Raises:
-            RequestRefused: nothing was changed.
+            RequestRefused: the body is not valid; nothing was changed.
         """
         asked = _read_object(content_type, body)
         model = asked.pop("model", None)
@@ -120,7 +120,7 @@ def _short(value: object) -> str:
 
 
 class _Field(NamedTuple):
-    """The bounds of a field of `BusyThresholds`: 0 and the largest value."""
+    """Limits of a field of `BusyThresholds`: values are from 0 to ``most``, and integers if ``is_whole``."""
 
     most: float
     is_whole: bool = False
@@ -133,16 +133,16 @@ _FIELDS: Final = dict(
         strict=True,
     )
 )
-"""By key of the API."""
+"""Limits by key of the API."""
 
 
 class ThresholdState(NamedTuple):
-    """What a router has, as routers send it to each other.
+    """The thresholds of a router, as routers send them to each other.
 
     Attributes:
-        version: Of the newest change; 0: none was made.
-        file: What the graph's file said at the last change.
-        now: The current thresholds.
+        version: Version of the newest change; 0 if there was none.
+        file: Thresholds in the graph's file at the last change.
+        now: Thresholds in effect.
     """
 
     version: Annotated[int, Meta(ge=0, le=1 << 53)]
@@ -151,34 +151,40 @@ class ThresholdState(NamedTuple):
 
 
 KeyVersions = tuple[int, ...]
-"""The versions of the file and of each threshold, in this order: two keys that are set at once at two routers both stay."""
+"""Versions of the file and of each threshold, in this order: two keys that are set at two routers at once are both kept."""
 
 
 def versions_of(state: ThresholdState, sent: KeyVersions) -> KeyVersions:
-    """Return the versions of a state that was received; a router of an older build has one for all."""
+    """Return the versions of a received state; if ``sent`` has another length (an older build), all are `ThresholdState.version`."""
     expected = 1 + len(state.now)
     return sent if len(sent) == expected else (state.version,) * expected
 
 
 class GraphThresholds:
-    """Holds one router's copy of the graph's thresholds."""
+    """One router's copy of the graph's thresholds.
+
+    Attributes:
+        batch_tokens: Maximum number of tokens per engine step of a worker; None if unknown, and a fraction of it cannot be a
+            threshold.
+        state: Present thresholds and their newest version.
+        versions: Versions of the individual values.
+    """
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         core = admission.core
         busy = core.busy[core.entry]
-        # Most tokens of one step of a worker; without them no fraction of it can be a threshold.
         self.batch_tokens = busy.batch_tokens
         self.state = ThresholdState(0, busy.thresholds, busy.thresholds)
         self.versions = versions_of(self.state, ())
 
     @property
     def now(self) -> BusyThresholds:
-        """The current thresholds."""
+        """The thresholds in effect."""
         return self.state.now
 
     def set(self, changes: Mapping[str, Any]) -> None:
-        """Set the thresholds that a client sent to this router, by field; the others stay."""
+        """Set the thresholds that a client sent to this router, by field name; the others do not change."""
         version = self.state.version + 1
         of_keys = [
             version if key in changes else old
@@ -187,19 +193,19 @@ class GraphThresholds:
         self._take(self.state.file, self.now._replace(**changes), (self.versions[0], *of_keys))
 
     def file_changed(self, thresholds: BusyThresholds) -> None:
-        """Set what the graph's file says now, unless another router has read it before and sent it."""
+        """Set the thresholds of a changed graph file, unless another router has read the same file before and sent them."""
         if thresholds != self.state.file:
             versions = (self.state.version + 1,) * len(self.versions)
             self._take(thresholds, thresholds, versions)
 
     def published(self) -> tuple[ThresholdState | None, KeyVersions]:
-        """Return what other routers receive; without a state: nothing was changed."""
+        """Return the state and the versions to send to other routers; the state is None if nothing was changed."""
         return (self.state, self.versions) if self.state.version else (None, ())
 
     def received(self, state: ThresholdState, sent: KeyVersions = ()) -> bool:
-        """Adopt what is newer of another router's state; return whether any of it was.
+        """Adopt the newer values of another router's state; return whether there were any.
 
-        Of two changes that were made at once every router takes the same one.
+        If two routers changed a value at once, all routers choose the same one.
         """
         mine: tuple[Any, ...] = (self.state.file, *self.now)
         theirs: tuple[Any, ...] = (state.file, *state.now)
@@ -216,7 +222,7 @@ class GraphThresholds:
         return True
 
     def are_known_to(self, state: ThresholdState | None, sent: KeyVersions) -> bool:
-        """Return whether another router, by what it sends, has all that this one has, or newer."""
+        """Return whether another router, by the state that it sends, has all values of this one or newer ones."""
         if state is None:
             return not self.state.version
         return all(

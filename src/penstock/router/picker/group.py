@@ -1,8 +1,9 @@
-"""Connects one router to the others of its graph: elects the picker, and acts on the result.
+"""Connects one router to the others of its graph: elects the picker, and follows it or becomes it.
 
-The oldest router that a majority sees claims the next term, a fencing number that only grows, and is the picker once a
-majority follows it. As long as that is so, the others stay with it: a younger picker stays when an older router comes
-back, and one that was away steps down. A router that alone loses the picker picks for itself and claims nothing.
+The oldest router that a majority sees claims the next term (a fencing number that only increases), and is the picker once a
+majority follows it. While a majority follows it, it stays the picker, even if an older router comes back; a router that was
+away steps down. A router that loses the picker and sees no majority chooses the workers for its own requests and claims
+nothing.
 """
 
 from __future__ import annotations
@@ -30,26 +31,31 @@ from penstock.router.thresholds import GraphThresholds
 
 
 class Leader(NamedTuple):
-    """The picker that a router believes in, and its fencing number, >= 1."""
+    """The picker that a router accepts.
+
+    Attributes:
+        instance: Instance name of the picker's process.
+        term: Election term, the fencing number, >= 1.
+    """
 
     instance: str
     term: int
 
 
 def majority(members: int) -> int:
-    """Return the least number of routers that is more than half; 1: 1, 2: 2, 3: 2, 4: 3."""
+    """Return the smallest number of routers that is more than half of ``members``; for 1: 1, 2: 2, 3: 2, 4: 3."""
     return members // 2 + 1
 
 
 def elect(own: Status, peers: Iterable[Status], members: int) -> Leader | None:
-    """Return the picker; None: this router can accept none now.
+    """Return the picker; None if this router can accept none now.
 
-    Where it is this router itself and ``own`` has no claim yet, it begins the term that is returned.
+    If the result is this router itself and ``own`` has no claim yet, this router claims the returned term.
 
     Args:
-        own: This router.
-        peers: Those that reported in the last moments.
-        members: Routers of the graph, this one included, except those known to be gone; >= 1.
+        own: Status of this router.
+        peers: Statuses of the routers from which a heartbeat was recently received.
+        members: Number of routers of the graph, this one included, except those known to be gone; >= 1.
     """
     views = {each.instance: each for each in (*peers, own)}
     voters = [each for each in views.values() if each.instance in own.sees]
@@ -59,7 +65,7 @@ def elect(own: Status, peers: Iterable[Status], members: int) -> Leader | None:
         return sum(instance in each.sees for each in voters) >= needed
 
     claims = [each for each in voters if each.is_leader and not each.is_stopping]
-    # A picker that a majority follows stays: else a router that misses some would claim term after term, and so would they.
+    # A picker that a majority follows stays. Otherwise routers that do not see each other would claim one term after another.
     active = [each for each in claims if each.is_active]
     if active:
         found = max(active, key=lambda each: (each.term, -each.since_s, each.instance))
@@ -81,15 +87,21 @@ def elect(own: Status, peers: Iterable[Status], members: int) -> Leader | None:
 log = get_logger(__name__)
 
 _LOADS_TICKS: Final = 5
-"""Chosen: what relays know of the loads is half a second old; they pick by it for a second at most."""
+"""Chosen: the loads that relays know are at most half a second old; relays choose workers by them for a second at most."""
 CONFIRM_REAL_S: Final = 2.0
-"""Chosen: a heartbeat comes each 0.1 s; an administrator's client waits for no more than some seconds."""
+"""Maximum wait for a confirmation in real seconds. Chosen: a heartbeat comes every 0.1 s; an administrator's client waits a few
+seconds at most."""
 _START_REAL_S: Final = 0.5
-"""Chosen: longest wait at the start for the others' first word; it takes milliseconds."""
+"""Chosen: maximum wait at the start for the other routers' first heartbeat, which takes milliseconds."""
 
 
 class PeerGroup:
-    """This router among those of its graph."""
+    """This router as one of the routers of its graph.
+
+    Attributes:
+        instance: Unique name of this router's process.
+        picker: Picker of this router, which this group switches between its own core and another router.
+    """
 
     def __init__(
         self,
@@ -98,7 +110,7 @@ class PeerGroup:
         secret: GraphSecret,
         thresholds: GraphThresholds,
     ) -> None:
-        """Tie the parts, whose picker this group chooses from now on; nothing is connected before `start`."""
+        """Create the group; nothing is connected before `start`."""
         self.instance = uuid.uuid4().hex
         self._since_s = time.time()
         self._discovery = context.discovery
@@ -120,19 +132,19 @@ class PeerGroup:
 
     @property
     def is_picker(self) -> bool:
-        """Whether this router picks for the graph."""
+        """Whether this router chooses the workers for the graph."""
         return self._leader is not None and self._leader.instance == self.instance
 
     @property
     def is_relay(self) -> bool:
-        """Whether another router picks, and so counts, the requests in flight."""
+        """Whether another router is the picker, and so counts the requests in flight."""
         return self.picker.channel is not None
 
     def accept(self, request: Request, responder: Responder) -> None:
-        """Give another router's connection to the protocol.
+        """Accept another router's connection and upgrade it to this protocol.
 
         Raises:
-            RequestRefused: it is not a router of the graph.
+            RequestRefused: 403, the request does not contain the graph's secret.
         """
         if not self._secret.holds(request.headers):
             message = "path: /picker is for routers of the graph, which share its secret"
@@ -142,7 +154,7 @@ class PeerGroup:
         session.channel.send(self._status())
 
     async def start(self) -> None:
-        """Connect to the others, so that the first request goes to the picker."""
+        """Connect to the other routers, so that the first request can go to the picker."""
         self._follow_discovery()
         await asyncio.gather(*(link.connect() for link in self._links.values()))
         try:
@@ -154,7 +166,7 @@ class PeerGroup:
         self._update()
 
     def tick(self) -> None:
-        """Maintain the connections, send the heartbeat, and follow the picker."""
+        """Maintain the connections, send the heartbeat, and elect the picker; called every 0.1 s."""
         self._ticks += 1
         self._heard.set()
         self._follow_discovery()
@@ -169,9 +181,9 @@ class PeerGroup:
             self._server.broadcast(loads, followers_only=True)
 
     async def confirm_thresholds(self) -> bool:
-        """Return whether another router has the thresholds of this one, so that they outlive it; True for one that is alone.
+        """Return whether another router has the thresholds of this one, so that they survive this process.
 
-        It waits for `CONFIRM_REAL_S` at most.
+        Waits for `CONFIRM_REAL_S` at most. Returns True if there is no other router.
         """
         self._server.broadcast(self._status())
         with suppress(TimeoutError):
@@ -189,13 +201,13 @@ class PeerGroup:
         return any(known(peer.thresholds, peer.threshold_versions) for _, peer in self._alive())
 
     def stop(self) -> None:
-        """Stop picking; requests under way continue."""
+        """Stop being the picker; requests in flight continue."""
         self._is_stopping = True
         self._update()
         self._server.broadcast(self._status())
 
     async def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         links, self._links = self._links, {}
         for link in links.values():
             await link.close()
@@ -204,22 +216,22 @@ class PeerGroup:
     # ------------------------------------------------------------------ within
 
     def _follow_discovery(self) -> None:
-        """Keep a link to each listed router, and drop those to others."""
+        """Create links to newly listed routers, and drop those to routers that are no longer listed."""
         wanted = set(self._discovery.routers or ())
         for url in self._links.keys() - wanted:
-            # What is under way of a task ends with its time-out.
+            # A connection attempt under way ends with its timeout.
             self._links.pop(url).drop()
         for url in wanted - self._links.keys():
             self._links[url] = RouterLink(url, self._secret, self._take)
 
     def _alive(self) -> list[tuple[RouterLink, Status]]:
-        """Return the routers that reported in the last moments, each once however many addresses it has."""
+        """Return the routers from which a heartbeat was recently received, each once even if it has several addresses."""
         found = {each.status.instance: (each, each.status) for each in self._links.values() if each.status}
         return list(found.values())
 
     @property
     def _is_waiting(self) -> bool:
-        """Whether a connected router has not identified itself yet."""
+        """Whether a connected router has not sent its first heartbeat yet."""
         return any(each.channel is not None and each.status is None for each in self._links.values())
 
     def _take(self, link: RouterLink, message: wire.Message) -> None:
@@ -256,7 +268,7 @@ class PeerGroup:
         )
 
     def _update(self) -> None:
-        """Elect the picker, and act on the result."""
+        """Elect the picker, and become it or follow it."""
         before = self._leader, self._is_active
         peers = self._alive()
         silent = sum(each.has_vote and each.status is None for each in self._links.values())

@@ -1,7 +1,8 @@
-"""This router's connections to the others of its graph: made, kept, and cut off once the other side is silent.
+"""This router's connections to the other routers of its graph: connects, reconnects, and disconnects silent routers.
 
-A connection begins as an HTTP request on the router's own port (``GET /picker``, ``upgrade: penstock-picker``) that carries the
-graph's secret, so that it needs no port and no rule of its own. What is sent in one turn of the loop leaves in one write.
+A connection starts as an HTTP request to the router's own port (``GET /picker``, ``upgrade: penstock-picker``) with the
+graph's secret, so that it needs no further port or network rule. All messages of one turn of the event loop are sent in one
+write.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ log = get_logger(__name__)
 PATH: Final = "/picker"
 NAME: Final = "penstock-picker"
 TICK_REAL_S: Final = 0.1
-"""Between two calls of `Channel.tick`."""
+"""Interval between two calls of `Channel.tick`, in real seconds."""
 SILENT_TICKS: Final = 5
-"""Chosen: a router silent for this many ticks of 0.1 s is considered gone; more where it was only slow (`silence`)."""
+"""Number of ticks after which a silent router counts as gone. Chosen; it increases if a router was only slow (`silence`)."""
 _CONNECT_REAL_S: Final = 1.0
-"""Chosen: routers of a graph are near each other; real seconds."""
+"""Timeout of a connection attempt in real seconds. Chosen: the routers of a graph are near each other."""
 _MAX_BEHIND_BYTES: Final = 16 << 20
-"""Chosen: what the other side may leave unread; some 40,000 requests. More is a router that cannot keep up."""
+"""Maximum number of bytes that the other router may leave unread. Chosen: about 40,000 requests; a router that leaves more cannot
+keep up."""
 _MAX_HEAD_BYTES: Final = 16 << 10
 _SWITCHED: Final = 101
 _TURNED_DOWN: Final = {
@@ -42,18 +44,25 @@ _BUSY: Final = "a listed router has no room for this one, or stops; it is asked 
 
 
 class Channel(asyncio.Protocol):
-    """Protocol of the connection, at either end.
+    """asyncio protocol of a connection between two routers, at either end.
 
     Attributes:
-        silent_ticks: Calls of `tick` in a row before which nothing had come. They are this process's own, so that a pause
-            of it is not taken for the other side's.
-        answered: The status of the answer to ``request``, once it is there; 0: none came.
+        silent_ticks: Number of consecutive calls of `tick` without received data. Ticks are this process's own, so that a
+            pause of this process does not count as silence of the other one.
+        answered: Future of the HTTP status of the response to the upgrade request; 0 if no response came. None at the end
+            that accepts.
     """
 
     def __init__(
         self, on_message: Callable[[Message], None], on_lost: Callable[[], None], request: bytes = b""
     ) -> None:
-        """Prepare; at the end that connects ``request`` asks for the upgrade."""
+        """Create the protocol.
+
+        Args:
+            on_message: Called with each received message.
+            on_lost: Called when the connection has ended.
+            request: HTTP request that asks for the upgrade, at the end that connects; empty at the end that accepts.
+        """
         self._on_message = on_message
         self._on_lost = on_lost
         self._request = request
@@ -73,8 +82,8 @@ class Channel(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin; earlier messages follow."""
-        # uvloop's transport is one by its methods, not by inheritance.
+        """Send the upgrade request and messages that were queued before."""
+        # uvloop's transport has the methods of `asyncio.Transport`, but does not inherit from it.
         self._transport = cast("asyncio.Transport", transport)
         if self._request:
             self._transport.write(self._request)
@@ -82,7 +91,7 @@ class Channel(asyncio.Protocol):
             self._flush()
 
     def data_received(self, data: bytes) -> None:
-        """Read messages; anything else ends the connection."""
+        """Decode messages and pass them on; the connection is closed if other data arrive."""
         self._was_heard = True
         if self.answered is not None and not self.answered.done():
             data = self._read_answer(data, self.answered)
@@ -96,7 +105,7 @@ class Channel(asyncio.Protocol):
             self.abort()
 
     def _read_answer(self, data: bytes, answered: asyncio.Future[int]) -> bytes:
-        """Return what follows the answer's head, once that is there."""
+        """Return the bytes after the response's head, when the head is complete."""
         self._head += data
         head, end, rest = self._head.partition(b"\r\n\r\n")
         if not end and len(self._head) <= _MAX_HEAD_BYTES:
@@ -110,7 +119,7 @@ class Channel(asyncio.Protocol):
         return b""
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        """Report that it is over."""
+        """Report that the connection has ended."""
         self._transport = None
         self._outgoing = []
         if self.answered is not None and not self.answered.done():
@@ -118,19 +127,19 @@ class Channel(asyncio.Protocol):
         self._on_lost()
 
     def tick(self) -> int:
-        """Return for how many ticks the other side has been silent; called each 0.1 s."""
+        """Count a tick of 0.1 s; return for how many ticks the other router has been silent."""
         self.silent_ticks = 0 if self._was_heard else self.silent_ticks + 1
         self._was_heard = False
         return self.silent_ticks
 
     def send(self, message: Message) -> None:
-        """Send a message with the others of this turn of the loop; dropped where the connection is over."""
+        """Send a message together with the others of this turn of the event loop; dropped if the connection has ended."""
         if not self._outgoing and self._transport is not None:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outgoing.append(message)
 
     def abort(self) -> None:
-        """Cut the connection off."""
+        """Close the connection at once."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -146,19 +155,26 @@ class Channel(asyncio.Protocol):
 
 
 class RouterLink:
-    """The connection to one router that is listed.
+    """The connection to one of the routers that discovery lists.
 
     Attributes:
-        channel: While it is connected.
-        status: Its last status; None while it is silent.
-        has_vote: It has said something, and may be there still. Not so where it never answered, refuses connections, is
-            not a router of this graph, or is this one.
+        url: Base URL of the router.
+        channel: The connection; None while it is not connected.
+        status: Last heartbeat of the router; None while it is silent.
+        has_vote: Whether the router counts as a member for a majority: it has sent a heartbeat and may still be running.
+            False if it never answered, refuses connections, is not a router of this graph, or is this router itself.
     """
 
     def __init__(
         self, url: str, secret: GraphSecret, on_message: Callable[[RouterLink, Message], None]
     ) -> None:
-        """Prepare; nothing is connected before `tick`."""
+        """Create the link; nothing is connected before `tick`.
+
+        Args:
+            url: Base URL of the router.
+            secret: Secret of the graph.
+            on_message: Called with this link and each received message.
+        """
         self.url = url
         self._secret = secret
         self._on_message = on_message
@@ -173,17 +189,17 @@ class RouterLink:
 
     @property
     def is_expected(self) -> bool:
-        """Whether another router speaks here, or may in a moment."""
+        """Whether another router is connected or may be in a moment."""
         is_connecting = self._task is not None and not self._task.done()
         return not self._is_self and (self.channel is not None or self.has_vote or is_connecting)
 
     @property
     def silence_ticks(self) -> int:
-        """Return for how many ticks the other router may be silent."""
+        """Number of ticks for which the router may be silent."""
         return self._patience.ticks
 
     def tick(self) -> None:
-        """Connect where there is no connection, and cut off one that has been silent for too long."""
+        """Start to connect if there is no connection; disconnect a router that has been silent for too long. Called every 0.1 s."""
         channel = self.channel
         self._patience.tick()
         if channel is None:
@@ -197,18 +213,18 @@ class RouterLink:
             self.drop()
 
     def drop(self) -> None:
-        """Cut the connection off."""
+        """Close the connection."""
         channel, self.channel, self.status = self.channel, None, None
         if channel is not None:
             channel.abort()
 
     def found_self(self) -> None:
-        """Record that this router is at the other end."""
+        """Record that this router itself is at the other end; it is not connected again."""
         self._is_self, self.has_vote = True, False
         self.drop()
 
     async def close(self) -> None:
-        """End it."""
+        """Close the connection and stop connecting."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -241,7 +257,7 @@ class RouterLink:
             self._turned_down(status)
 
     def _turned_down(self, status: int) -> None:
-        """Record a router that does not know this one: it picks for itself."""
+        """Record a router that refuses the connection; that router chooses workers for its own requests."""
         self.has_vote = False
         if status != self._reported_status:
             log.warning(
@@ -257,7 +273,7 @@ class RouterLink:
         self._on_message(self, message)
 
     def _came_back(self, instance: str) -> None:
-        """Be more patient with a router that was taken for gone: it is the same process, which was slow."""
+        """Allow a router more silence if it was taken for gone and is still the same process: it was slow."""
         if instance == self._given_up:
             self._patience.was_wrong()
             log.warning(

@@ -1,7 +1,8 @@
-"""What routers of a graph say to each other, and its form on the wire: frames of MessagePack arrays. Pure.
+"""Messages between the routers of a graph, and their encoding: frames of MessagePack arrays. Pure.
 
-A *relay* is a router that asks the graph's *picker*, another router, for the workers of its own clients' requests. No
-prompt travels: a request is its prefix keys and its numbers. Times are durations, because clocks differ.
+One router is the graph's *picker*; a *relay* is another router, which asks the picker for the workers of its own clients'
+requests. Prompts are not sent: a request is represented by its prefix keys and its numbers. Times are sent as durations,
+because clocks differ.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from penstock.router.policy.slo_monitor import EndedRequest
 from penstock.router.thresholds import ThresholdState
 
 MAX_FRAME_BYTES: Final = 4 << 20
-"""Chosen: 256 messages of the longest prompts take 1.1 MiB."""
+"""Maximum size of a frame. Chosen: 256 messages with the longest prompts take 1.1 MiB."""
 MESSAGES_PER_FRAME: Final = 256
-"""Chosen: a frame of this many is a few milliseconds' work."""
+"""Maximum number of messages per frame. Chosen: such a frame takes a few milliseconds to process."""
 SESSION_BYTES: Final = 128
-"""Chosen: of a session's name; what follows is not looked at, so that clients cannot fill the memory."""
+"""Maximum length of a session's identifier. Chosen: the rest is ignored, so that clients cannot fill the memory."""
 _LENGTH_BYTES: Final = 4
 
 Name = Annotated[str, msgspec.Meta(max_length=256)]
@@ -36,15 +37,15 @@ Keys = Annotated[bytes, msgspec.Meta(max_length=(MAX_BLOCKS + SUB_BLOCK_KEYS) * 
 
 
 class ProtocolError(PenstockError):
-    """What came is not a message of this protocol, or breaks a bound; the connection is of no more use."""
+    """Received data are not a message of this protocol, or exceed a limit; the connection must be closed."""
 
 
 class _Struct(msgspec.Struct, array_like=True):
-    """A MessagePack array; its first item tells which."""
+    """A MessagePack array; its first item identifies the message type."""
 
 
 class Prompt(_Struct):
-    """A request as policies see it; the fields are `Arrival`'s, the keys packed."""
+    """A request as policies see it; the fields are those of `Arrival`, with the keys packed."""
 
     keys: Keys
     tokens: Count
@@ -60,7 +61,7 @@ class Prompt(_Struct):
 
 
 def prompt_of(arrival: Arrival) -> Prompt:
-    """Return a request as it is sent."""
+    """Return a request in the form in which it is sent."""
     return Prompt(
         arrival.prefix.packed,
         arrival.tokens,
@@ -77,10 +78,10 @@ def prompt_of(arrival: Arrival) -> Prompt:
 
 
 def arrival_of(prompt: Prompt) -> Arrival:
-    """Return a request that was received.
+    """Return a received request as an `Arrival`.
 
     Raises:
-        ProtocolError: its keys are cut off.
+        ProtocolError: the length of its keys is not a whole number of keys.
     """
     keys, tokens, avoid, *others = msgspec.structs.astuple(prompt)
     if len(keys) % KEY_BYTES:
@@ -90,19 +91,21 @@ def arrival_of(prompt: Prompt) -> Arrival:
 
 
 class Status(_Struct, tag=0):
-    """What a router sends to every other one, ten times a second: its heartbeat.
+    """Heartbeat that a router sends to every other one, ten times a second.
 
     Attributes:
-        instance: Unique name of its process.
-        since_s: When it began, Unix seconds, as in `Follow`: the oldest is the next picker.
-        term: Of its own claim, or the highest fencing number that it has seen.
-        is_leader: It has claimed to be the picker of that term.
-        is_active: Enough routers follow it: it answers.
-        sees: Instances that have reported in the last moments, its own among them.
-        successor: While it picks, the router to which it sends all prompts; empty without one.
-        thresholds: Those that hold at it; None: none was changed.
-        leader: The picker that it believes in; empty: none.
-        threshold_versions: Of ``thresholds``, key by key; empty: of an older build.
+        instance: Unique name of the router's process.
+        since_s: Time at which it started, Unix seconds, as in `Follow`: the oldest router is the next picker.
+        term: Election term: of its own claim if `is_leader`, else the highest term that it has seen. It is the fencing
+            number.
+        is_leader: Whether it claims to be the picker of that term.
+        is_active: Whether a majority of the routers follows it, so that it answers requests.
+        is_stopping: Whether it is shutting down and must not become the picker.
+        sees: Instances from which it has recently received a heartbeat, its own included.
+        successor: If it is the picker, instance of the router to which it sends all prompts; empty if there is none.
+        thresholds: Its busy thresholds; None if they were never changed.
+        leader: Instance of the picker that it accepts; empty if there is none.
+        threshold_versions: Version of each value of `thresholds`; empty from an older build.
     """
 
     instance: Name
@@ -119,7 +122,14 @@ class Status(_Struct, tag=0):
 
 
 class Follow(_Struct, tag=1):
-    """A relay, ``follower``, accepts the receiver as the picker; its requests in flight follow, then its waiting ones."""
+    """A relay accepts the receiver as the picker. `InFlight` messages follow, then `Ask` messages for its waiting requests.
+
+    Attributes:
+        term: Election term, >= 1.
+        instance: Instance of the receiver.
+        follower: Instance of the relay.
+        since_s: Time at which the relay started, Unix seconds.
+    """
 
     term: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
     instance: Name
@@ -128,14 +138,23 @@ class Follow(_Struct, tag=1):
 
 
 class ComputedPrompt(_Struct, tag=2):
-    """A prompt of the last minutes, and the worker that computed it."""
+    """A recent prompt, and the name of the worker that computed it."""
 
     worker: Name
     prompt: Prompt
 
 
 class InFlight(_Struct, tag=3):
-    """A request that a relay has in flight at a worker."""
+    """A request that a relay has in flight at a worker.
+
+    Attributes:
+        number: Number of the request, unique on the connection.
+        role: Role for which the worker was chosen.
+        worker: Name of the worker.
+        prompt: The request.
+        is_prefilled: Whether its prompt was computed.
+        tokens: Prompt tokens plus the tokens generated so far.
+    """
 
     number: Count
     role: Role
@@ -146,7 +165,15 @@ class InFlight(_Struct, tag=3):
 
 
 class Ask(_Struct, tag=4):
-    """A request for a worker of a role, by a number that is unique on the connection; see `RouterCore.acquire`."""
+    """A request for a worker of a role; see `RouterCore.acquire`.
+
+    Attributes:
+        number: Number of the request, unique on the connection.
+        role: Role of the worker.
+        prompt: The request.
+        again: Whether the request was admitted before (a retry).
+        waited_s: Simulated seconds since another picker admitted the request; None if none has.
+    """
 
     number: Count
     role: Role
@@ -156,7 +183,7 @@ class Ask(_Struct, tag=4):
 
 
 class Prefilled(_Struct, tag=6):
-    """A prompt was computed; see `RouterCore.prefilled`."""
+    """A request's prompt was computed; the fields are the arguments of `RouterCore.prefilled`."""
 
     number: Count
     cached_tokens: Count | None
@@ -164,7 +191,14 @@ class Prefilled(_Struct, tag=6):
 
 
 class WorkerOutcome(_Struct, tag=7):
-    """What a request says of its worker."""
+    """The verdict of a request on its worker.
+
+    Attributes:
+        number: Number of the request.
+        verdict: The verdict.
+        cause: Cause of a failure.
+        is_unreachable: Whether the worker counts as unhealthy at the sender, for example because it refused a connection.
+    """
 
     number: Count
     verdict: Verdict
@@ -173,26 +207,26 @@ class WorkerOutcome(_Struct, tag=7):
 
 
 class Release(_Struct, tag=8):
-    """A request has left its worker, or waits for none any more."""
+    """A request has left its worker, or no longer waits."""
 
     number: Count
 
 
 class Progress(_Struct, tag=9):
-    """Requests in flight and the tokens that they hold now; a relay's heartbeat."""
+    """Numbers of requests in flight, and the present number of tokens of each; also a relay's heartbeat."""
 
     numbers: tuple[Count, ...] = ()
     tokens: tuple[Count, ...] = ()
 
 
 class AtCapacity(_Struct, tag=10):
-    """A worker has refused a request for lack of room."""
+    """A worker has refused a request for lack of capacity."""
 
     worker: Name
 
 
 class TierOutcome(_Struct, tag=11):
-    """What became of a request of a tier; see `Admission.record_tier_event`."""
+    """An event of a request of a tier; see `Admission.record_tier_event`."""
 
     tier: Tier
     ttft_s: float | None = None
@@ -200,7 +234,15 @@ class TierOutcome(_Struct, tag=11):
 
 
 class Go(_Struct, tag=12):
-    """A request goes to a worker now, by the word of the picker of a term."""
+    """A request is assigned to a worker by the picker.
+
+    Attributes:
+        term: Election term of the picker.
+        number: Number of the request.
+        worker: Name of the worker.
+        queued_s: Time that the request waited, in simulated seconds.
+        reason: Why the worker was chosen, for logs.
+    """
 
     term: Count
     number: Count
@@ -210,7 +252,7 @@ class Go(_Struct, tag=12):
 
 
 class Refused(_Struct, tag=13):
-    """A request gets no worker; the fields are those of `effects.Refuse`."""
+    """A request is rejected; the fields are those of `penstock.router.core.retries.Refuse`."""
 
     term: Count
     number: Count
@@ -221,7 +263,7 @@ class Refused(_Struct, tag=13):
 
 
 class Loads(_Struct, tag=14):
-    """What all routers together have pending at each worker of the first stage: tokens, and its throughput in tokens/s."""
+    """Load of all routers on each worker of the first stage: pending tokens, and prefill throughput in tokens/s (None if unknown)."""
 
     term: Count
     tokens: dict[Name, tuple[Count, float | None]]
@@ -249,7 +291,7 @@ _decoder: msgspec.msgpack.Decoder[tuple[Message, ...]] = msgspec.msgpack.Decoder
 
 
 def frames(messages: Iterable[Message]) -> bytes:
-    """Return messages as they are sent, `MESSAGES_PER_FRAME` to a frame."""
+    """Return messages encoded as frames of at most `MESSAGES_PER_FRAME` messages."""
     left, parts = list(messages), []
     for at in range(0, len(left), MESSAGES_PER_FRAME):
         content = _encoder.encode(left[at : at + MESSAGES_PER_FRAME])
@@ -258,16 +300,16 @@ def frames(messages: Iterable[Message]) -> bytes:
 
 
 class FrameReader:
-    """Splits received bytes into frames, and reads their messages."""
+    """Splits received bytes into frames, and decodes their messages."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """Yield the messages that are complete now.
+        """Add received bytes, and yield the messages that are complete now.
 
         Raises:
-            ProtocolError: a frame is too long, or holds something else.
+            ProtocolError: a frame is too long, or contains something other than messages.
         """
         held = self._data
         held += data

@@ -1,7 +1,7 @@
-"""A router's own requests while another one picks: asks, holds the unanswered ones, and reports its own to a new picker.
+"""A router's own requests while another router is the picker: asks it for workers, and reports requests to a new picker.
 
-Requests that run are kept in this router's own core too, so that it can pick when it must: for a moment while there is no
-picker, and for all once it is the picker itself.
+Running requests are also counted in this router's own core, so that it can choose workers itself when necessary: for a short
+time while there is no picker, and for all routers when it becomes the picker.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from penstock.router.policy.slo_monitor import EndedRequest
 log = get_logger(__name__)
 
 HOLD_TICKS: Final = 9
-"""Chosen: this router picks this many ticks after a picker's last message; twice the time to agree on a new one. Ticks are
-this process's own, so that a pause of it is not the others'."""
+"""Number of ticks after a picker's last message after which this router chooses workers itself. Chosen: twice the time to elect a
+new picker. Ticks are this process's own, so that a pause of this process does not count as silence of others."""
 RECENT_KEYS: Final = 1 << 18
-"""Chosen: of prompts sent to a new picker, 2 MiB: the last four minutes at 25 requests/s of 40 keys."""
+"""Maximum number of keys of the recent prompts that a new picker receives. Chosen: 2 MiB; the last four minutes at 25 requests/s of
+40 keys."""
 _RECENT_PROMPTS: Final = 1 << 14
 
 _Future = asyncio.Future[LiveAssignment]
@@ -38,13 +39,18 @@ _Future = asyncio.Future[LiveAssignment]
 
 @dataclass(slots=True)
 class _Request:
-    """A request of this router's own clients, without a worker or running, by its number in messages.
+    """A request of this router's own clients, waiting or running, as it is identified in messages.
 
     Attributes:
-        again: A worker has failed it.
-        since_s: When it began to wait, simulated seconds.
-        is_sent: The picker has it.
-        was_admitted: A picker has had it.
+        number: Number in messages, unique on the connection.
+        role: Role of the requested worker.
+        arrival: The request as policies see it.
+        again: Whether a worker has failed it before.
+        since_s: Time at which it began to wait, in simulated seconds.
+        is_sent: Whether the present picker has received it.
+        was_admitted: Whether a picker has received it before.
+        is_prefilled: Whether its prompt was computed.
+        reported_tokens: Number of tokens last reported to the picker.
     """
 
     number: int
@@ -59,7 +65,7 @@ class _Request:
 
 
 class RecentPrompts:
-    """The latest prompts and where they were computed, bounded by their keys."""
+    """The most recent prompts and the workers that computed them, limited by the number of keys."""
 
     def __init__(self) -> None:
         self._prompts: deque[tuple[str, Arrival]] = deque()
@@ -69,7 +75,7 @@ class RecentPrompts:
         return iter(self._prompts)
 
     def add(self, worker: str, arrival: Arrival) -> None:
-        """Remember a prompt, and forget the oldest beyond the bound."""
+        """Add a prompt, and delete the oldest ones above the limits; does nothing for a prompt without keys and session."""
         if not arrival.chain and not arrival.session:
             return
         self._prompts.append((worker, arrival))
@@ -79,16 +85,18 @@ class RecentPrompts:
 
 
 class RemotePicker:
-    """The graph's picker chooses while that is another router; this one's own core does otherwise.
+    """A `Picker` that asks the graph's picker if that is another router, and otherwise this router's own core.
 
     Attributes:
-        own: This router's own.
-        channel: To the router that it follows; None: to none.
-        term: The term in which it follows, or followed, another router.
+        own: Picker that uses this router's own core.
+        core: This router's own core.
+        recent: Recent prompts, to send to a new picker.
+        channel: Connection to the router that this router follows; None if it follows none.
+        term: Election term in which it follows, or last followed, another router.
     """
 
     def __init__(self, own: OwnPicker) -> None:
-        """Begin without other routers."""
+        """Start without other routers."""
         self.own = own
         self.core = own.core
         self.recent = RecentPrompts()
@@ -108,20 +116,22 @@ class RemotePicker:
     def join(self, picks: Counter[str], picked: Callable[[str, Arrival], None]) -> None:
         """Become one of several routers.
 
-        ``picks`` counts what is not picked here for all, and ``picked`` takes each prompt of this router's own clients that
-        is.
+        Args:
+            picks: Counter for requests whose worker this router did not choose as the picker; see `RouterMetrics.picks`.
+            picked: Called with the worker and the prompt of each request of this router's own clients, while this router is
+                the picker.
         """
         self._picks, self._picked = picks, picked
 
     # ------------------------------------------------------------------ requests of this router's own clients
 
     def picks_here(self) -> bool:
-        """Return whether this router picks: for all, or alone, where there has been no picker for as long as one is held."""
+        """Return whether this router chooses workers now: as the picker, or because there has been no picker for `HOLD_TICKS`."""
         is_held = self._is_answered or self._lost_ticks < HOLD_TICKS
         return self._is_own or not is_held
 
     def ask(self, waiter: _Future, role: Role, arrival: Arrival, *, again: bool) -> None:
-        """Ask the picker, or this router's own core; without a picker the request is held for the next one."""
+        """Ask the picker, or this router's own core; while there is no picker, the request is kept for the next one."""
         if self.picks_here():
             self.own.ask(waiter, role, arrival, again=again)
             return
@@ -140,14 +150,14 @@ class RemotePicker:
             self._send(wire.Release(asked.number))
 
     def dispatched(self, assignment: LiveAssignment, role: Role, arrival: Arrival) -> None:
-        """Remember a request that goes to its worker; a router that is alone has none to report it to."""
+        """Remember a request that goes to its worker, to report it to a picker; does nothing for a router without others."""
         if self._picked is None:
             return
         running = self._running.get(assignment)
         if running is None:
             running = self._running[assignment] = _Request(next(self._numbers), role, arrival)
             if self.channel is not None:
-                # Picked here because there was no picker; there is one now.
+                # The worker was chosen here because there was no picker; there is one now.
                 self._report_running(assignment, running)
         assignment.on_verdict = partial(self._report_outcome, assignment.worker, running.number)
         if assignment.role is self.core.entry:
@@ -158,7 +168,7 @@ class RemotePicker:
     def prefilled(
         self, assignment: LiveAssignment, cached_tokens: int | None = None, *, measured: bool = True
     ) -> None:
-        """Record, and pass on, that a prompt was computed."""
+        """Record that a prompt was computed, here and at the picker."""
         self._report_prefilled(assignment, cached_tokens, measured=measured)
         self.own.prefilled(assignment, cached_tokens, measured=measured)
 
@@ -171,7 +181,7 @@ class RemotePicker:
             self._send(wire.Prefilled(running.number, cached_tokens, measured))
 
     def release(self, assignment: LiveAssignment) -> None:
-        """Record, and pass on, that a request has left its worker."""
+        """Record that a request has left its worker, here and at the picker."""
         if assignment.is_computed and assignment.is_open:
             self._report_prefilled(assignment, None, measured=False)
         running = self._running.pop(assignment, None)
@@ -180,14 +190,14 @@ class RemotePicker:
         self.own.release(assignment)
 
     def refused_at_capacity(self, worker: Worker) -> None:
-        """Record, and pass on, that a worker has no room."""
+        """Record that a worker has refused a request for lack of capacity, here and at the picker."""
         self._send(wire.AtCapacity(worker.name))
         self.own.refused_at_capacity(worker)
 
     def record_tier_event(
         self, tier: Tier, *, ttft_s: float | None = None, ended: EndedRequest | None = None
     ) -> None:
-        """Record what became of a request of a tier, at the router that picks."""
+        """Record an event of a request for its tier, at the router that picks; see `Admission.record_tier_event`."""
         if self.channel is None:
             self.own.record_tier_event(tier, ttft_s=ttft_s, ended=ended)
         elif self.core.tiers is not None:
@@ -196,9 +206,12 @@ class RemotePicker:
     # ------------------------------------------------------------------ who picks
 
     def follow(self, channel: Channel, follow: wire.Follow, *, is_successor: bool) -> None:
-        """Accept another router as the picker, and send it what this one has in flight and knows.
+        """Accept another router as the picker, and send it this router's requests in flight and recent prompts.
 
-        A successor has been sent all prompts by the previous picker.
+        Args:
+            channel: Connection to the picker.
+            follow: Message that announces this router to the picker.
+            is_successor: Whether the picker was the previous picker's successor, which has received all prompts already.
         """
         self.lose()
         self.channel, self.term = channel, follow.term
@@ -209,7 +222,7 @@ class RemotePicker:
             self._report_running(assignment, running)
 
     def answered(self) -> None:
-        """Record that the followed picker answers: send it the requests that wait here."""
+        """Record that the followed picker is active, and send it the waiting requests; does nothing on repeated calls."""
         if self._is_answered:
             return
         self._is_answered = True
@@ -218,8 +231,8 @@ class RemotePicker:
             self._send_ask(asked)
 
     def lose(self) -> None:
-        """Record that the followed router no longer picks; what it had is held for the next one."""
-        # From the last that answered: one claim after the other must not prolong it.
+        """Record that there is no picker to follow any more; its waiting requests are kept for the next one."""
+        # Counted from the last picker that was active: a series of claims must not prolong the wait.
         if self.channel is not None and self._is_answered:
             self._lost_ticks = min(self.channel.silent_ticks, SILENT_TICKS)
         self.channel, self._is_answered, self._is_own = None, False, False
@@ -227,14 +240,14 @@ class RemotePicker:
             asked.is_sent = False
 
     def pick_for_all(self) -> None:
-        """Pick for all routers from now on."""
+        """Choose the workers for all routers from now on."""
         if not self._is_own:
             self._is_own = True
             self.core.set_peer_loads({}, self._now_s())
             self._pick_here()
 
     def report_progress(self) -> None:
-        """Pick what has been held for too long, and report how far requests have come; called each 0.1 s."""
+        """Choose workers here for requests that have waited too long for a picker, and report token counts; called every 0.1 s."""
         self._lost_ticks += 1
         if self._asked and self.picks_here():
             log.warning("no router picks: picking here", requests=len(self._asked))
@@ -255,7 +268,7 @@ class RemotePicker:
     # ------------------------------------------------------------------ what the picker says
 
     def take(self, message: wire.Message) -> None:
-        """Take a message of the picker's; one of an older term is dropped."""
+        """Apply a message from the picker; a message of another term is ignored."""
         if isinstance(message, wire.ComputedPrompt):
             arrival = wire.arrival_of(message.prompt)
             self.core.learn(message.worker, arrival)
@@ -278,7 +291,7 @@ class RemotePicker:
         running_at = RunningAt(message.worker, asked.arrival.tokens, queued_s=queued_s, reason=message.reason)
         assignment = self.core.adopt(waiter, asked.role, asked.arrival, running_at, self._now_s())
         if assignment is None:
-            # Discovery has not reported the worker to this router yet; `answered` asks once more.
+            # Discovery has not reported the worker to this router yet; the picker is asked again without it.
             self._send(wire.Release(message.number))
             asked.arrival = asked.arrival.avoiding(frozenset({message.worker}))
             asked.number, asked.is_sent = next(self._numbers), False

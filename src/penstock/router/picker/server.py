@@ -1,7 +1,7 @@
-"""The picker's side: other routers' requests in this one's core, by connection.
+"""The picker's side: queues the requests of other routers in this router's core, per connection.
 
-A connection counts once its router has said that it follows this one in the term that holds; what comes before, or in an
-older term, is not answered.
+Requests on a connection are only processed after the other router has sent that it follows this one in the present term;
+earlier messages, and those of an older term, are ignored.
 """
 
 from __future__ import annotations
@@ -22,16 +22,25 @@ from penstock.router.picker.silence import SilencePatience
 from penstock.router.policy.arrival import Arrival
 
 _MAX_REQUESTS: Final = 1 << 16
-"""Chosen: of one router, more than it may have connections of clients."""
+"""Chosen: maximum number of requests of one router; more than its maximum number of client connections."""
 _MAX_UNSETTLED: Final = 1024
-"""Chosen: ended requests of one router whose failure is still to be proved; each has a client that waits for a retry."""
+"""Chosen: maximum number of ended requests of one router whose failure is still unproven; each has a client that waits for a
+retry."""
 _SILENT_TICKS: Final = 10
-"""Chosen: a relay silent for this many ticks is gone; twice as many as for a picker, whose silence costs more."""
+"""Chosen: number of ticks after which a silent relay counts as gone; twice the number for a picker, whose silence costs more."""
 
 
 @dataclass(slots=True, eq=False)
 class RelayedRequest:
-    """One request of another router's, as the core queues it; see `admission.RemoteWaiter`."""
+    """A request of another router, as the core queues it; a `penstock.router.admission.RemoteWaiter`.
+
+    Attributes:
+        session: Connection of the router.
+        number: Number of the request, unique on the connection.
+        role: Role of the requested worker.
+        arrival: The request as policies see it.
+        assignment: Its assignment to a worker; None while it waits.
+    """
 
     session: Session
     number: int
@@ -40,7 +49,7 @@ class RelayedRequest:
     assignment: LiveAssignment | None = None
 
     def assigned(self, assignment: LiveAssignment) -> bool:
-        """Notify its router; returns whether that still wants it."""
+        """Send the assignment to the request's router; return False if the request no longer exists."""
         self.assignment = assignment
         session, server = self.session, self.session.server
         if session.requests.get(self.number) is not self or not session.is_followed:
@@ -54,7 +63,7 @@ class RelayedRequest:
         return True
 
     def refused(self, refuse: Refuse[Waiter]) -> None:
-        """Notify its router, which has it no more."""
+        """Send the rejection to the request's router; does nothing if the request no longer exists."""
         if self.session.requests.pop(self.number, None) is None:
             return
         why = refuse.role, refuse.reason, refuse.message, refuse.retry_after_s
@@ -62,7 +71,15 @@ class RelayedRequest:
 
 
 class Session:
-    """One connection of another router, whose ``age`` is ``(since_s, name)``; ``term``: it follows this one in it."""
+    """A connection of another router to this one.
+
+    Attributes:
+        server: All connections.
+        requests: Requests of the router that wait or run, by number.
+        channel: The connection.
+        term: Election term in which the router follows this one; None if it does not.
+        age: Start time and instance of the router; the smallest is the oldest router.
+    """
 
     def __init__(self, picker_server: PickerServer) -> None:
         self.server = picker_server
@@ -88,20 +105,20 @@ class Session:
 
     @property
     def is_followed(self) -> bool:
-        """Whether its router takes this one for the picker of the term that holds."""
+        """Whether the router accepts this one as the picker of the present term."""
         return self.term is not None and self.term == self.server.term
 
     def tick(self) -> None:
-        """Cut off a relay that has been silent for too long."""
+        """Disconnect a relay that has been silent for too long."""
         if self.channel.tick() >= self.server.patience.ticks and self.term is not None:
             self.server.given_up = self.age[1]
             self.channel.abort()
 
     def drop(self) -> None:
-        """Forget its requests, as this router picks no more or the other one is gone."""
+        """Release the router's requests, because this router is no longer the picker or the other one is gone."""
         requests, self.requests, self.term = self.requests, {}, None
         self._unsettled.clear()
-        # None that waits may get the place of one that runs.
+        # Waiting requests first, so that none of them gets the capacity that a running one frees.
         for request in sorted(requests.values(), key=lambda each: each.assignment is not None):
             self._end(request)
 
@@ -223,9 +240,14 @@ class PickerServer:
     """All connections of other routers to this one.
 
     Attributes:
+        picker: Picker of this router.
+        now_s: Returns the current time in simulated seconds.
+        instance: Instance name of this router.
         followed: Called when another router has begun to follow this one.
-        term: In which it picks; 0: it does not.
-        given_up: The relay that was cut off last for its silence; empty: none.
+        term: Election term in which this router is the picker; 0 if it is not.
+        sessions: Connections of other routers.
+        patience: Limit of a relay's silence.
+        given_up: Instance of the relay that was last disconnected for its silence; empty if there is none.
     """
 
     picker: RemotePicker
@@ -240,11 +262,11 @@ class PickerServer:
 
     @property
     def successor(self) -> str:
-        """The router that receives all prompts, so that it knows what this one does; empty without one."""
+        """Instance of the router that receives all prompts, so that it can take over with the same knowledge; empty if there is none."""
         return "" if self._successor is None else self._successor.age[1]
 
     def choose_successor(self) -> None:
-        """Make the oldest follower the successor; a new one receives the latest prompts."""
+        """Make the oldest follower the successor; a new successor receives the recent prompts."""
         followers = (each for each in self.sessions if each.is_followed)
         successor = min(followers, key=lambda each: each.age, default=None)
         if successor is self._successor:
@@ -255,7 +277,13 @@ class PickerServer:
                 successor.channel.send(wire.ComputedPrompt(worker, wire.prompt_of(arrival)))
 
     def computed(self, worker: str, arrival: Arrival, source: Session | None = None) -> None:
-        """Send the successor a prompt and its worker; ``source`` knows it already, None: this router's own clients sent it."""
+        """Send a prompt and the worker that computes it to the successor.
+
+        Args:
+            worker: Name of the worker.
+            arrival: The prompt.
+            source: Connection of the router from which it comes, which knows it already; None for this router's own clients.
+        """
         if source is not None:
             self.picker.recent.add(worker, arrival)
         successor = self._successor
@@ -264,34 +292,34 @@ class PickerServer:
 
     @property
     def followers(self) -> int:
-        """Routers that follow this one in its term."""
+        """Number of routers that follow this one in its term."""
         return sum(each.is_followed for each in self.sessions)
 
     def open(self) -> Session:
-        """Return the session of a new connection."""
+        """Return a new session for a new connection."""
         session = Session(self)
         self.sessions.add(session)
         return session
 
     def end(self) -> None:
-        """Stop picking; other routers send their requests elsewhere."""
+        """Stop being the picker; other routers send their requests to another one."""
         self.term, self._successor = 0, None
         for session in self.sessions:
             session.drop()
 
     def tick(self) -> None:
-        """Cut off relays that are silent."""
+        """Disconnect relays that have been silent for too long; called every 0.1 s."""
         self.patience.tick()
         for session in tuple(self.sessions):
             session.tick()
 
     def broadcast(self, message: wire.Message, *, followers_only: bool = False) -> None:
-        """Send a message on all connections."""
+        """Send a message on all connections, or only to followers."""
         for session in self.sessions:
             if session.is_followed or not followers_only:
                 session.channel.send(message)
 
     def close(self) -> None:
-        """Cut all connections off."""
+        """Close all connections at once."""
         for session in tuple(self.sessions):
             session.channel.abort()

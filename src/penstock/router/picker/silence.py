@@ -1,7 +1,7 @@
-"""How long another router may be silent before it counts as gone: longer, the more often that was wrong. Pure.
+"""The time for which another router may be silent before it counts as gone; it is longer after wrong decisions. Pure.
 
-A router without CPU sends its heartbeat late. Who takes it for gone elects another picker, finds it again a moment later,
-and so on: an election costs every router work, which makes all of them later still.
+A router without enough CPU sends its heartbeat late. Routers that take it for gone elect another picker, see it again a
+moment later, and so on: an election costs every router work, which makes all of them later still.
 """
 
 from __future__ import annotations
@@ -10,37 +10,38 @@ from collections.abc import Callable
 from typing import Final
 
 MOST_TICKS: Final = 50
-"""Chosen: five seconds, which requests then wait for a node that is lost; a process without CPU for longer is of no use."""
+"""Maximum of the limit, in ticks of 0.1 s. Chosen: five seconds, for which requests then wait when a node is lost; a process
+without CPU for longer is of no use."""
 CALM_TICKS: Final = 600
-"""Chosen: a minute without a mistake halves the patience."""
+"""Number of ticks without a wrong decision after which the limit is halved. Chosen: a minute."""
 _JITTER: Final = 0.25
-"""Chosen: routers of equal patience must not all hold an election in the same tick."""
+"""Chosen: routers with equal limits must not all hold an election in the same tick."""
 
 
 class SilencePatience:
-    """The limit of one side's silence, in ticks of this process.
+    """The limit of another router's silence, in ticks of this process.
 
     Attributes:
-        ticks: The current limit.
+        ticks: Present limit.
     """
 
     __slots__ = ("_base", "_calm", "_jitter", "_least", "ticks")
 
     def __init__(self, least: int, jitter: Callable[[], float]) -> None:
-        """Begin with the least; ``jitter`` returns numbers of 0 to 1."""
+        """Start with the minimum limit ``least``; ``jitter`` returns random numbers from 0 to 1."""
         self.ticks = self._base = self._least = least
         self._jitter = jitter
         self._calm = 0
 
     def tick(self) -> None:
-        """Count one tick, and come down where there was no mistake for long."""
+        """Count one tick, and reduce the limit if there was no wrong decision for `CALM_TICKS`."""
         self._calm += 1
         if self._base > self._least and self._calm >= CALM_TICKS:
             self._calm, self._base = 0, max(self._least, self._base // 2)
             self._spread()
 
     def was_wrong(self) -> None:
-        """Record that what was taken for gone has come back: it was slow."""
+        """Double the limit, because a router that was taken for gone has come back: it was only slow."""
         self._calm, self._base = 0, min(MOST_TICKS, 2 * self._base)
         self._spread()
 
