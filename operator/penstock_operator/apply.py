@@ -295,7 +295,7 @@ class Applier:
         answer = await self._apply(want)
         self._remember_insistence(want, answer)
         found.wrote = True
-        # A second operator, and `kubectl rollout undo`, write a digest of their own.
+        # A second operator or `kubectl rollout undo` also changes the digest; `is_kept` shows that the object was right.
         if is_kept or _digest(there) == _digest(want):
             found.repaired.append(f"{name}: {drift}")
         log.info("child applied", child=name, namespace=want["metadata"]["namespace"], drift=drift)

@@ -70,7 +70,7 @@ class Edits:
         self._models.forget(key)
         self._served.forget(key)
 
-    def _newest(self, key: Key, raw: Object, draws: bool) -> ValidatedGraph:  # noqa: FBT001 - as of `of`
+    def _newest(self, key: Key, raw: Object, draws: bool) -> ValidatedGraph:  # noqa: FBT001 - private
         identity = (raw["metadata"]["uid"], raw["metadata"].get("generation", 0), draws)
         known = self._models.get(key)
         if known is None or known[0] != identity:

@@ -65,7 +65,7 @@ class WorkQueue:
     ) -> None:
         self.limits = limits
         self._now_s = now_s
-        self._random = spread or random.Random()  # noqa: S311 - spreads load, guards nothing
+        self._random = spread or random.Random()  # noqa: S311 - jitter, not security
         self._due: dict[Key, float] = {}
         self._heap: list[tuple[float, int, Key]] = []
         self._order = 0
@@ -208,7 +208,7 @@ async def _serve_one(queue: WorkQueue, work: Work) -> None:
         except asyncio.CancelledError:
             queue.failed(key)
             raise
-        except Exception:  # root of a worker: one graph's defect must not stop the others
+        except Exception:  # a defect of one graph must not stop the reconciles of others
             wait_s = queue.failed(key)
             log.exception(_FAILED, namespace=key[0], name=key[1], retry_s=round(wait_s, 1))
         else:

@@ -130,7 +130,7 @@ class Operator:
         Raises:
             ClusterError: Kopf ended; a new process may recover.
         """
-        from penstock_operator.handlers import KopfOperator  # noqa: PLC0415 - a standby needs no kopf: 30 MB, 1 s
+        from penstock_operator.handlers import KopfOperator  # noqa: PLC0415 - 30 MB and 1 s that a standby can save
 
         kopf = KopfOperator(
             self._client,
@@ -162,7 +162,7 @@ class Operator:
                 work = serve(self.queue, self.reconciler.reconcile, workers=self._settings.workers)
                 group.create_task(work, name="workers")
         except ExceptionGroup as failures:
-            # The task group wraps even the one error that this function promises.
+            # The task group wraps even a single error; unwrap it.
             if len(failures.exceptions) == 1 and isinstance(failures.exceptions[0], ClusterError):
                 raise failures.exceptions[0] from None
             raise
@@ -176,14 +176,14 @@ class Operator:
     async def _wait_for(self, kind: Kind) -> None:
         """Wait until the API server serves ``kind``; kopf itself checks only once."""
         self._unserved = kind
-        while not await self._is_served(kind):  # noqa: ASYNC110 - it asks the server
+        while not await self._is_served(kind):  # noqa: ASYNC110 - each check is an API call
             await asyncio.sleep(SERVED_S)
         self._unserved = None
 
     async def _is_served(self, kind: Kind) -> bool:
         try:
             return await self.cluster.knows(kind)
-        except ClusterError as exc:  # the API server is away for a moment
+        except ClusterError as exc:  # the API server is temporarily unavailable
             log.warning("kind not looked up", kind=kind.kind, error=str(exc), retry_s=SERVED_S)
             return False
 

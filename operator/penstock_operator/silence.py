@@ -81,7 +81,7 @@ class PlannerSilence:
         while True:
             try:
                 await self.look()
-            except ClusterError as exc:  # the API server is away for a moment
+            except ClusterError as exc:  # the API server is temporarily unavailable
                 log.debug("planner's lease not looked at", error=str(exc))
             await asyncio.sleep(LOOK_S)
 

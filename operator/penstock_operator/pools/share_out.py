@@ -34,8 +34,8 @@ class PoolShares:
 def share_out(observed: PoolObservation) -> PoolShares | None:
     """Return the grants of all graphs of a pool.
 
-    Returns None if a graph that is new in the pool has not been reconciled since it joined: until then it may exceed
-    its grant.
+    Returns None if a graph that is new in the pool has not been reconciled since it joined: until then the number of
+    GPUs that it may occupy is unknown.
     """
     members, before = observed.members, observed.shares
     state = {name: share for name, share in before.items() if name in members}

@@ -22,8 +22,8 @@ LISTS: Final = ("capabilities", "hostPaths", "secrets", "serviceAccounts")
 """Privileges that are allowed by name, or by a pattern of names such as ``weights-*``."""
 
 DEFAULT_SECRETS: Final = ("*",)
-"""Secrets that volumes can use by default. Any author of a graph can read all Secrets through environment variables,
-so refusing volumes of them would protect little."""
+"""Secrets that volumes can use by default: all. Any author of a graph can use all Secrets of its namespace in
+environment variables, so refusing volumes of Secrets would protect little."""
 
 
 @dataclass(frozen=True, slots=True)

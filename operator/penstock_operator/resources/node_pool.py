@@ -17,7 +17,7 @@ from penstock_operator.resources.metadata import selector
 _ZONE = "topology.kubernetes.io/zone"
 _HOST = "kubernetes.io/hostname"
 
-TEMPORARY = "/tmp"  # noqa: S108 - a volume of the pod's own
+TEMPORARY = "/tmp"  # noqa: S108 - a volume of the pod
 HOME = "/home/penstock"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the kernel's own path
 

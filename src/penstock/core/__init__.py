@@ -1,4 +1,4 @@
-"""Basics that every part of Penstock shares: errors, clocks, metric names, the Prometheus text parser.
+"""Basics that all packages share: errors, clocks, metric names, the Prometheus text parser, and HTTP in `http`.
 
-Mostly pure; imports no other Penstock package.
+Imports no other Penstock package.
 """

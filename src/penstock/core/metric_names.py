@@ -172,7 +172,7 @@ OPERATOR_LEADER: Final = "penstock_operator_leader"
 OPERATOR_POOL_GPUS: Final = "penstock_operator_pool_gpus"
 OPERATOR_POOL_GRAPH_GPUS: Final = "penstock_operator_pool_graph_gpus"
 
-# Any process with a schedule of its own.
+# Processes that work on a schedule.
 SCHEDULE_LAG_P99: Final = "penstock_schedule_lag_p99_seconds"
 SCHEDULE_LAG_SAMPLES: Final = "penstock_schedule_lag_samples"
 ENGINE_REJECTIONS: Final = "penstock_rejection_request"

@@ -40,4 +40,4 @@ def printable(value: _Plain) -> _Plain:
         found = {printable(key): printable(each) for key, each in value.items()}
     elif isinstance(value, list):
         found = [printable(each) for each in value]
-    return found  # type: ignore[return-value]  # of the type that was given
+    return found  # type: ignore[return-value]  # same type as the argument

@@ -86,10 +86,10 @@ def open_tracing(service: str) -> Tracing | None:
         )
         return None
     try:
-        from opentelemetry.exporter.otlp.json.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - an extra
-        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - an extra
-        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - an extra
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - an extra
+        from opentelemetry.exporter.otlp.json.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - optional dependency
+        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - optional dependency
+        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - optional dependency
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - optional dependency
     except ModuleNotFoundError as exc:
         log.warning(
             "no traces: install penstock[tracing], or unset the variable", variable=variable, missing=exc.name
@@ -107,8 +107,8 @@ class Tracing:
 
     def __init__(self, provider: TracerProvider) -> None:
         """Create the tracer from a provider, which samples and exports spans."""
-        from opentelemetry import trace  # noqa: PLC0415 - an extra
-        from opentelemetry.trace.propagation.tracecontext import (  # noqa: PLC0415 - an extra
+        from opentelemetry import trace  # noqa: PLC0415 - optional dependency
+        from opentelemetry.trace.propagation.tracecontext import (  # noqa: PLC0415 - optional dependency
             TraceContextTextMapPropagator,
         )
 

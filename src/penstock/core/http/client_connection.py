@@ -74,7 +74,7 @@ _MAX_FIELDS = 256
 # Chosen: a chunk of one byte has 5 bytes of framing, or 12 with leading zeros. Framing (chunk sizes, extensions,
 # trailers) beyond this multiple of the body is limited like a head.
 _FRAMING_PER_BODY = 12
-# RFC 9110 15. No request of this client asks to switch protocols.
+# RFC 9110 15. No request of this client offers to switch protocols.
 _MIN_STATUS, _FIRST_FINAL_STATUS, _MAX_STATUS, _SWITCHING = 100, 200, 599, 101
 _END_OF_HEAD = b"\r\n\r\n"
 

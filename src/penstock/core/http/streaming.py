@@ -246,13 +246,13 @@ async def relay(upstream: StreamingResponse, responder: Responder, *, observe: O
                 write_framed(framed)
             else:
                 write(sent)
-        except Exception as exc:  # noqa: BLE001 - carried to the caller, which is the task root
+        except Exception as exc:  # noqa: BLE001 - raised in the caller
             stop(exc)
 
     def on_data(data: bytes) -> None:
         try:
             write(observe(data, 0))
-        except Exception as exc:  # noqa: BLE001 - carried to the caller, which is the task root
+        except Exception as exc:  # noqa: BLE001 - raised in the caller
             stop(exc)
 
     def finish(error: BaseException | None = None) -> None:

@@ -303,10 +303,10 @@ class Batcher:
         prompt_keys = state.request.block_keys
         return [*prompt_keys, *state.generated_keys] if state.generated_keys else prompt_keys
 
-    def _claim(self, state: RequestState, hit_keys: Sequence[int], total: int) -> list[int] | None:  # noqa: ARG002 - tiers ask who
+    def _claim(self, state: RequestState, hit_keys: Sequence[int], total: int) -> list[int] | None:  # noqa: ARG002 - TieredBatcher uses it
         return self._pool.claim(hit_keys, total)
 
-    def _blocks_wanted(self, state: RequestState, tokens: int) -> int:  # noqa: ARG002 - tiers ask who
+    def _blocks_wanted(self, state: RequestState, tokens: int) -> int:  # noqa: ARG002 - TieredBatcher uses it
         return self._blocks_for(tokens)
 
     def _blocks_for(self, tokens: int) -> int:
@@ -331,7 +331,7 @@ class Batcher:
         batch.spans.append(Span(state, state.computed, end, begins=False, epoch=state.epoch))
         return chunk
 
-    def _preempt_one(self, batch: Batch, grower: RequestState) -> RequestState:  # noqa: ARG002 - tiers ask who
+    def _preempt_one(self, batch: Batch, grower: RequestState) -> RequestState:  # noqa: ARG002 - TieredBatcher uses it
         """Preempt the running request with the lowest priority, on a tie the latest arrival, because ``grower`` needs a block."""
         victim = max((*self.decoding, *self.prefilling), key=self._rank)
         self._throw_out(victim, batch)

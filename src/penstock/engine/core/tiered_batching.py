@@ -108,7 +108,7 @@ class TieredBatcher(Batcher):
             self._reservation.give_back(state.blocks)
         super().release(state)
 
-    def _resume_prefill(self, state: RequestState, batch: Batch, budget: int) -> int:  # noqa: ARG002 - as its base
+    def _resume_prefill(self, state: RequestState, batch: Batch, budget: int) -> int:  # noqa: ARG002 - signature of the base class
         return super()._resume_prefill(state, batch, 0)
 
     # -- copies ---------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class TieredBatcher(Batcher):
         if not self._is_at_limit(state):
             return self._blocks_for(tokens)
         request = state.request
-        # The last output is never computed, so it needs no room.
+        # The last output is not computed again, so it needs no KV.
         return self._blocks_for(request.prompt_tokens + request.output_tokens - 1)
 
     def _missing(self, state: RequestState, hit_keys: Sequence[int], total: int) -> int:

@@ -153,7 +153,7 @@ class ResponseFormat:
             + self._event("response.content_part.added", {**self._at, "part": _part("")})
         )
 
-    def events(self, start: int, texts: Sequence[bytes], reason: FinishReason | None) -> bytes:  # noqa: ARG002 - as a completion's
+    def events(self, start: int, texts: Sequence[bytes], reason: FinishReason | None) -> bytes:  # noqa: ARG002 - signature of CompletionFormat
         """Return one event per text; the finish reason is in the events of `closing`. The arguments are those of `CompletionFormat.events`."""
         kind = "response.output_text.delta"
         return b"".join(

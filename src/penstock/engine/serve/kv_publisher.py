@@ -112,7 +112,7 @@ class KvPublisher:
 
     def __init__(self, config: KvEventsConfig, block_size: int) -> None:
         try:
-            import msgspec  # noqa: PLC0415 - an extra
+            import msgspec  # noqa: PLC0415 - optional dependency
             import zmq  # noqa: PLC0415 - only needed with events
         except ImportError as exc:
             raise ConfigError(
@@ -159,7 +159,7 @@ class KvPublisher:
             socket = self._context.socket(kind)
             socket.set_hwm(most_queued)
             if "[" in endpoint:
-                socket.setsockopt(zmq.IPV6, 1)  # libzmq's default is IPv4 alone; with it [::] takes both
+                socket.setsockopt(zmq.IPV6, 1)  # libzmq: IPv4 only by default, else both
             socket.bind(endpoint)
         except zmq.ZMQError as exc:
             self.close()

@@ -15,7 +15,7 @@ from penstock.engine.serve.protocol import EngineCall
 class MessageFormat:
     """Encodes the response to a message request."""
 
-    def __init__(self, call: EngineCall, response_id: str, created_s: int) -> None:  # noqa: ARG002 - as a completion's
+    def __init__(self, call: EngineCall, response_id: str, created_s: int) -> None:  # noqa: ARG002 - signature of CompletionFormat
         self._call = call
         self._head = {"id": response_id, "type": "message", "role": "assistant", "model": call.model}
 
@@ -28,7 +28,7 @@ class MessageFormat:
             "content_block_start", index=0, content_block=block
         )
 
-    def events(self, start: int, texts: Sequence[bytes], reason: FinishReason | None) -> bytes:  # noqa: ARG002 - as a completion's
+    def events(self, start: int, texts: Sequence[bytes], reason: FinishReason | None) -> bytes:  # noqa: ARG002 - signature of CompletionFormat
         """Return one event per text that is not empty; the finish reason is in the events of `closing`.
 
         Args:

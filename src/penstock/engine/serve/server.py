@@ -171,7 +171,7 @@ class EngineServer:
         """Refuse new requests; return when all streams have ended and all kept blocks are released."""
         self.state = "draining"
         self._http.drain()
-        while not (self.worker.is_idle and self._gate.is_empty):  # noqa: ASYNC110 - four sources end it; an event in each costs more
+        while not (self.worker.is_idle and self._gate.is_empty):  # noqa: ASYNC110 - four conditions; an event for each would cost more
             await asyncio.sleep(_DRAIN_POLL_S)
 
     async def close(self, *, grace_s: float = _CLOSE_GRACE_S) -> None:
