@@ -27,7 +27,7 @@ class Flag:
     Attributes:
         help: Help text.
         name: Name of the flag; None means the field's name with hyphens.
-        unset: Help text about the behaviour if the flag is not given.
+        unset: Text that the help shows as the default, for a flag whose default is None; None shows nothing.
         metavar: Placeholder of the value in the help; None means the type.
         choices: Allowed values; empty allows any.
         path: Kind of path that the value names; None if it is not a path.

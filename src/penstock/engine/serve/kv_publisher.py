@@ -159,7 +159,7 @@ class KvPublisher:
             socket = self._context.socket(kind)
             socket.set_hwm(most_queued)
             if "[" in endpoint:
-                socket.setsockopt(zmq.IPV6, 1)  # libzmq: IPv4 only by default, else both
+                socket.setsockopt(zmq.IPV6, 1)  # by default libzmq uses IPv4 only
             socket.bind(endpoint)
         except zmq.ZMQError as exc:
             self.close()
