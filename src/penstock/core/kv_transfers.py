@@ -22,7 +22,7 @@ class TransferResult(StrEnum):
 
 
 _ENOUGH: Final = 20
-"""Number of prompts below which nothing is reported. Chosen: a few prompts shorter than a block are no problem."""
+"""Number of prompts below which nothing is reported. Chosen: a few prompts shorter than a block are normal."""
 _FRACTION: Final = 0.5
 """Maximum fraction of prompts that are computed twice. Chosen, equal to the alert's default: short prompts are a part
 of any traffic."""

@@ -74,7 +74,7 @@ class TieredBatcher(Batcher):
         return batch
 
     def steady_steps(self, batch: Batch) -> int:
-        """Return the number of steps that will only decode; the growth of lower tiers must also fit beside the reserve.
+        """Return the number of steps that will only decode; the growth of lower tiers must fit without the reserve.
 
         A request that waits for victims continues to wait, because a block that a victim allocates is not free any
         more.
