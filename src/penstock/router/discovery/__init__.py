@@ -1,1 +1,1 @@
-"""Which workers there are (statefile, EndpointSlices or a fixed list), and how they do (health and metrics)."""
+"""Finds the workers (statefile, EndpointSlices or a fixed list), and checks their health and metrics."""

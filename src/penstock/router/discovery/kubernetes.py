@@ -1,7 +1,7 @@
-"""Watches a graph's EndpointSlices, and reads its workers and routers from them.
+"""Watches a graph's EndpointSlices, and reads the graph's workers and routers from them.
 
-The operator labels each service's Service; Kubernetes copies the labels to its slices, and takes a pod out of them when it
-drains. The last good view survives an API server that is away.
+The operator labels the Service of each service of the graph; Kubernetes copies the labels to its slices, and removes a pod
+from them when it drains. While the API server is unavailable, the last good view is used.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ from penstock.router.core.worker import WorkerSpec
 from penstock.router.discovery.statefile import Discovery
 
 _FAMILIES: Final = {"IPv4": "{}:{}", "IPv6": "[{}]:{}"}
-"""Address types in order of preference; FQDN is deprecated and names no pod."""
+"""Address types in order of preference; FQDN is deprecated and does not identify a pod."""
 
 
 def parse_slices(slices: Iterable[Mapping[str, Any]], scheme: str = "http") -> tuple[WorkerSpec, ...]:
-    """Return the workers of a graph's EndpointSlices, by name; endpoints that are not workers are left out.
+    """Return the workers in a graph's EndpointSlices, sorted by name; other endpoints are ignored.
 
-    All are reached by ``scheme``, which a graph keeps.
+    A pod can be in several slices: one per address family (IPv4 is preferred), and for a short time in two of one family
+    while it is moved between them. It is then ready if one slice says so, and draining likewise.
 
-    A pod may be in several slices: of both address families (IPv4 wins), and for a moment in
-    two of one family while it is moved between them; then it is ready if one says so, and leaving likewise.
+    Args:
+        slices: EndpointSlice objects of the graph.
+        scheme: ``http`` or ``https``; the same for all workers of a graph.
     """
     found: dict[str, WorkerSpec] = {}
     for each in sorted(slices, key=lambda each: str(each.get("addressType"))):
@@ -49,7 +51,7 @@ def parse_slices(slices: Iterable[Mapping[str, Any]], scheme: str = "http") -> t
 
 
 def router_urls(slices: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the base URLs of the graph's routers, leaving ones included: their requests continue."""
+    """Return the base URLs of the graph's routers, including draining ones, because their requests continue."""
     found = (at for part in slices for role, at, _ in _endpoints(part) if role == Role.ROUTER)
     return tuple(sorted(f"http://{at}" for at in found))
 
@@ -67,13 +69,13 @@ def _endpoints(part: Mapping[str, Any]) -> Iterable[tuple[object, str, Mapping[s
     for endpoint in part.get("endpoints") or ():
         addresses = endpoint.get("addresses") or ()
         if form is not None and port is not None and addresses:
-            # One address per endpoint is what Kubernetes writes and what consumers read.
+            # Kubernetes writes one address per endpoint, and consumers read only the first.
             yield role, form.format(addresses[0], port), endpoint
 
 
 def _worker(endpoint: Mapping[str, Any], role: Role, url: str) -> WorkerSpec:
     conditions = endpoint.get("conditions") or {}
-    # Unknown conditions are to be read as ready and not terminating: discovery.k8s.io/v1.
+    # Unknown conditions must be interpreted as ready and not terminating: discovery.k8s.io/v1.
     is_leaving = conditions.get("terminating") is True
     is_ready = conditions.get("ready") is not False and not is_leaving
     pod = endpoint.get("targetRef") or {}
@@ -100,7 +102,7 @@ def _port(ports: Iterable[Mapping[str, Any]]) -> int | None:
 
 def _merged(one: WorkerSpec, other: WorkerSpec) -> WorkerSpec:
     if one.incarnation != other.incarnation:
-        # A name that two pods had in turn (a StatefulSet's) is the one's that stays.
+        # If two pods have had the same name (in a StatefulSet), the one that is not draining is used.
         return other if one.draining and not other.draining else one
     if one.url != other.url:
         return one
@@ -112,11 +114,17 @@ def _merged(one: WorkerSpec, other: WorkerSpec) -> WorkerSpec:
 log = get_logger(__name__)
 
 FIRST_VIEW_S: Final = 5.0
-"""Chosen: longest wait for the first view at start; later the router listens without one and says why."""
+"""Maximum wait in seconds for the first view at the start. Chosen; after it the router listens without workers and reports why."""
 
 
 class KubernetesDiscovery(Discovery):
-    """Workers of one graph in one namespace; None takes the service account's or the kubeconfig context's; ``scheme`` is the workers'."""
+    """Discovery of the workers and routers of one graph by its EndpointSlices.
+
+    Args:
+        graph: Name of the graph.
+        namespace: Namespace of the graph; None uses the service account's or the kubeconfig context's.
+        scheme: ``http`` or ``https``, for all workers.
+    """
 
     def __init__(self, *, graph: str, namespace: str | None, scheme: str = "http") -> None:
         super().__init__(routers=())
@@ -130,7 +138,7 @@ class KubernetesDiscovery(Discovery):
 
     @property
     def problem(self) -> str | None:
-        """Why the view may be out of date, or None."""
+        """Why the view may be out of date; None if it is current."""
         if self._informer is None:
             return "not started"
         if self._informer.problem is not None:
@@ -138,7 +146,7 @@ class KubernetesDiscovery(Discovery):
         return None if self._informer.synced.is_set() else "Kubernetes: the first list is not in yet"
 
     async def start(self) -> None:
-        """Watch, and wait some seconds for the first view.
+        """Start to watch, and wait `FIRST_VIEW_S` at most for the first view.
 
         Raises:
             ConfigError: there are no credentials, or they cannot be used.
@@ -166,10 +174,10 @@ class KubernetesDiscovery(Discovery):
             log.exception("EndpointSlices not readable; the last good view is kept", graph=self._graph)
 
     async def graph(self) -> dict[str, Any]:
-        """Return the graph's object.
+        """Return the GraphDeployment object of the graph.
 
         Raises:
-            ClusterError: it cannot be read, or discovery has not begun.
+            ClusterError: it cannot be read, or discovery was not started.
         """
         if self._client is None:
             raise ClusterError(f"{self._graph}: discovery has not begun")

@@ -1,7 +1,7 @@
-"""Where a router learns of its workers: a fixed list, or the local backend's statefile; `kubernetes` has the third.
+"""Discovery of workers by a fixed list or by the local backend's statefile; `kubernetes` is the third kind.
 
-The last good view survives a missing, partial or corrupt statefile. Its writer replaces the file atomically, so a bad one is
-another process's doing: it is reported once and what was known continues being served.
+The last good view is used while the statefile is missing, incomplete or corrupt. Its writer replaces the file atomically, so
+a corrupt file was written by another process: it is reported once, and the router continues with the last good view.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _WORKER_URL: Final = re.compile(r"https?://[^/]")
 
 
 class Discovery:
-    """Lists the workers of a fixed fleet; subclasses follow those that come and go.
+    """Lists the workers of a fixed fleet; subclasses follow workers that are added and removed.
 
     Attributes:
-        routers: Base URLs of the graph's routers as last seen, the asker's own among them; None for a fixed fleet.
+        routers: Base URLs of the graph's routers as last seen, this router's own included; None for a fixed fleet.
     """
 
     def __init__(self, workers: tuple[WorkerSpec, ...] = (), routers: tuple[str, ...] | None = None) -> None:
@@ -42,17 +42,17 @@ class Discovery:
 
     @property
     def problem(self) -> str | None:
-        """Why the view may be out of date, or None."""
+        """Why the view may be out of date; None if it is current."""
         return self._problem
 
     async def start(self) -> None:
-        """Begin to look; returns once the first view is in, or after a bounded wait without one."""
+        """Start to follow the workers; returns after the first view, or after a limited wait without one."""
 
     async def close(self) -> None:
-        """End what `start` began."""
+        """Stop what `start` started."""
 
     def poll(self) -> tuple[WorkerSpec, ...] | None:
-        """Return the workers if they have changed since the last call, else None; never raises or blocks."""
+        """Return the workers if they have changed since the last call, else None; never raises and never blocks."""
         self._refresh()
         if self._found == self._view:
             return None
@@ -60,15 +60,15 @@ class Discovery:
         return self._view
 
     async def graph(self) -> dict[str, Any]:
-        """Return the graph's object, which only Kubernetes has; else nothing is in it."""
+        """Return the graph's object on Kubernetes; an empty dict for other kinds of discovery."""
         return {}
 
     def _refresh(self) -> None:
-        """Set what is found now, where it can be read."""
+        """Update the view, if it can be read."""
 
 
 class StatefileDiscovery(Discovery):
-    """Polls one file."""
+    """Discovery by the local backend's statefile, which is read again when it has changed."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(routers=())
@@ -105,7 +105,7 @@ class StatefileDiscovery(Discovery):
 
 
 def parse_static_workers(values: Sequence[str]) -> tuple[WorkerSpec, ...]:
-    """Read a fixed fleet from ``role=url`` arguments; names become ``role-0``, ``role-1``...
+    """Return the workers of a fixed fleet from ``role=url`` arguments; their names are ``role-0``, ``role-1`` and so on.
 
     Raises:
         ConfigError: a value is not ``role=http://host:port`` or ``role=https://host:port``.
@@ -125,10 +125,10 @@ def parse_static_workers(values: Sequence[str]) -> tuple[WorkerSpec, ...]:
 
 
 def parse_statefile(content: bytes) -> tuple[tuple[WorkerSpec, ...], tuple[str, ...]]:
-    """Return a statefile's workers, and the base URLs of its routers; other entries are left out.
+    """Return the workers in a statefile, and the base URLs of its routers; other entries are ignored.
 
     Raises:
-        ValueError: not a JSON object.
+        ValueError: the content is not a JSON object.
     """
     data = orjson.loads(content)
     if not isinstance(data, dict):
@@ -168,7 +168,7 @@ def _worker(name: str, entry: dict[str, Any]) -> list[WorkerSpec]:
 
 
 def _why(entry: dict[str, Any], state: str) -> str:
-    """Return why an entry does not serve: the cause that its supervisor found, else its state."""
+    """Return why an entry's worker is not ready: the cause that its supervisor found, else its state."""
     reason = entry.get("reason")
     return reason if isinstance(reason, str) and reason else state
 
@@ -180,7 +180,7 @@ def _side_channel_port(entry: dict[str, Any]) -> int | None:
 
 
 def _kv_endpoints(entry: dict[str, Any]) -> tuple[str | None, str | None]:
-    """Return where the worker's own command makes it publish KV events, and answer for earlier ones."""
+    """Return the endpoints at which the worker publishes KV events and replays earlier ones, by its command line; None if it has none."""
     command, ports = entry.get("cmd"), entry.get("ports")
     if not isinstance(command, list) or not isinstance(ports, dict):
         return None, None

@@ -1,6 +1,6 @@
-"""Keeps the workers' states true: checks every worker's health and reads its metrics page.
+"""Keeps the workers' states up to date: checks every worker's health and scrapes its metrics page.
 
-One task per worker, all owned by `WorkerWatch`; a worker that hangs delays no other's check.
+There is one task per worker, all owned by `WorkerWatch`, so that a worker that hangs does not delay the checks of others.
 """
 
 from __future__ import annotations
@@ -47,12 +47,15 @@ _WANTED: Final = (names.VLLM_CACHE_CONFIG_INFO, _EXPIRED, *WAITING_NAMES, *PROGR
 
 @dataclass(frozen=True, slots=True)
 class WorkerPage:
-    """One reading; None, and no ranks, where the page does not say.
+    """Values of one scrape of a worker's metrics page; None, and no ranks, if the page does not contain them.
 
     Attributes:
-        expired_leases: Prompts whose lease ran out before they were read, since the worker's start.
-        waiting_requests: That wait in the worker for room.
-        kv_ranks: KV blocks in use of each data-parallel rank, 0-1; the others are of all ranks together.
+        expired_leases: Cumulative number of prompts whose KV lease expired before they were read, since the worker's start.
+        waiting_requests: Number of requests that wait in the engine.
+        engine: Progress counters of the engine.
+        kv_ranks: Fraction of KV blocks in use on each data-parallel rank, 0-1.
+        kv_total_blocks: Number of KV blocks of all ranks together.
+        kv_capacity_tokens: Number of tokens for which these blocks have room.
     """
 
     expired_leases: float | None
@@ -64,15 +67,15 @@ class WorkerPage:
 
     @property
     def kv_usage_fraction(self) -> float | None:
-        """The mean of the ranks."""
+        """Mean fraction of KV blocks in use over the ranks, 0-1; None if unknown."""
         return sum(self.kv_ranks) / len(self.kv_ranks) if self.kv_ranks else None
 
 
 async def read_page(pool: ConnectionPool, url: str, timeouts: Timeouts, *, own_names: OwnNames) -> WorkerPage:
-    """Fetch and read the page at ``url``; ``own_names`` are the worker's runtime's, see `worker_samples`.
+    """Fetch and parse the metrics page at ``url``; ``own_names`` maps metric names of the runtime, see `worker_samples`.
 
     Raises:
-        UpstreamError: no complete answer came.
+        UpstreamError: no complete response came.
         ObservationError: the page is not served, or cannot be parsed.
     """
     response = await pool.request("GET", url, timeouts=timeouts)
@@ -82,7 +85,7 @@ async def read_page(pool: ConnectionPool, url: str, timeouts: Timeouts, *, own_n
 
 
 def parse_page(text: str, own_names: OwnNames) -> WorkerPage:
-    """Read a worker's page.
+    """Parse a worker's metrics page.
 
     Raises:
         ObservationError: it cannot be parsed.
@@ -91,7 +94,7 @@ def parse_page(text: str, own_names: OwnNames) -> WorkerPage:
     usage = [sample.value for sample in samples if sample.name == names.VLLM_KV_USAGE]
     expired = [sample.value for sample in samples if sample.name == _EXPIRED]
     waiting = waiting_by_engine(samples)
-    # NaN, infinities and values outside 0-1 are a fault of the page; half of a worker is not a reading.
+    # NaN, infinities and values outside 0-1 are a fault of the page; the values of some ranks alone are not used.
     ranks = tuple(usage) if _are_within(usage, 1.0) else ()
     return WorkerPage(
         sum(expired) if expired else None,
@@ -107,7 +110,7 @@ def _are_within(values: list[float], highest: float = math.inf) -> bool:
 
 
 def _kv_size(samples: list[Sample], *, ranks: int) -> tuple[int | None, int | None]:
-    """Return a worker's KV blocks and the tokens that they hold; None where its page does not say for each rank."""
+    """Return a worker's number of KV blocks and of the tokens that they store; (None, None) unless every rank reports them."""
     blocks = tokens = reported = 0
     for sample in samples:
         if sample.name != names.VLLM_CACHE_CONFIG_INFO:
@@ -123,11 +126,11 @@ def _kv_size(samples: list[Sample], *, ranks: int) -> tuple[int | None, int | No
 log = get_logger(__name__)
 
 _FLOOR_REAL_S: Final = 0.1
-"""Shortest pause between checks in real time: at high speeds a simulated second would be too many calls."""
+"""Minimum pause between checks in real seconds: with a large time factor a simulated second would be too many calls."""
 
 
 class WorkerWatch:
-    """Health checks and metric scrapes of every worker."""
+    """Health checks and metric scrapes of all workers."""
 
     def __init__(self, context: RouterContext) -> None:
         self._admission = context.admission
@@ -146,11 +149,11 @@ class WorkerWatch:
         self._timeouts = Timeouts.each(self._config.timeout_real_seconds)
 
     def _now_s(self) -> float:
-        """Return the loop's time without what it stood: no worker is silent while this process is."""
+        """Return the event loop's time minus the time for which it was blocked: a worker is not silent while this process is blocked."""
         return asyncio.get_running_loop().time() - self._pool.lag_s
 
     def sync(self) -> None:
-        """Start a task for every new worker and end those of workers that left and have no requests."""
+        """Start a task for every new worker, and end the tasks of workers that left and have no requests."""
         pool = self._admission.core.pool
         current = {*pool, *pool.leaving}
         for worker in [worker for worker in self._tasks if worker not in current]:
@@ -180,12 +183,12 @@ class WorkerWatch:
             await asyncio.sleep(due_s - loop.time())
 
     async def check(self, worker: Worker) -> None:
-        """Check one worker once and record what it says."""
+        """Check the health of one worker once, scrape its metrics if it is healthy, and record the results."""
         failures = worker.failures
         try:
             problem = await self._health_problem(worker)
         except SaturatedError as exc:
-            # This router's own want says nothing of the worker.
+            # The router itself lacks connections; this is not the worker's fault.
             log.warning("health check left out", worker=worker.name, problem=str(exc))
             return
         self._end_requests_of_unreachable(worker)
@@ -245,7 +248,7 @@ class WorkerWatch:
             )
 
     async def _read_introduction(self, worker: Worker) -> None:
-        """Ask where its KV transfers are arranged for the name of its engine, where the KV transfer needs it."""
+        """Request the engine's identifier for KV transfers from the worker's side channel, if the KV transfer needs it."""
         path, port = self._kv_transfer.introduction_path, worker.spec.side_channel_port
         if path is None or port is None:
             return
@@ -263,7 +266,7 @@ class WorkerWatch:
         return self._admission.core.pool.get(worker.name) is worker
 
     def _end_requests_of_unreachable(self, worker: Worker) -> None:
-        """Break the requests at a worker that has been silent for too long: a lost node closes no connection."""
+        """End the requests at a worker that has been silent for too long, because a lost node closes no connection."""
         bound_s = self._config.unreachable_real_seconds
         if worker.silent_real_s < bound_s or not worker.inflight_requests:
             return
@@ -275,7 +278,7 @@ class WorkerWatch:
             )
 
     def _stall_problem(self, worker: Worker) -> str | None:
-        """Return what is wrong with a worker whose engine hangs; its requests end as if it had died."""
+        """Return what is wrong with a worker whose engine hangs, and end its requests as if it had died; None if it does not hang."""
         problem = worker.progress.problem(self._stall_real_s)
         if problem is not None and worker.inflight_requests:
             self._requests.cut(worker.spec.url, problem)
@@ -290,7 +293,7 @@ class WorkerWatch:
                 own_names=self._own_names,
             )
         except (PenstockError, ObservationError) as exc:
-            # The last reading stays; its age shows how far to trust it.
+            # The last values are kept; their age shows how reliable they are.
             log.debug("metrics not readable", worker=worker.name, problem=str(exc))
             return
         worker.progress = worker.progress.after(
@@ -312,7 +315,7 @@ class WorkerWatch:
 
 
 def _in_short(error: PenstockError) -> str:
-    """Return why a check failed without the worker's address, because /ready and /workers show it to all."""
+    """Return why a check failed, without the worker's address, because /ready and /workers show it to all clients."""
     if isinstance(error, UpstreamConnectError):
         return "no connection"
     if isinstance(error, UpstreamTimeout):

@@ -1,8 +1,8 @@
-"""The certificate with which the endpoint picker answers Envoy by TLS.
+"""The TLS certificate of the endpoint picker's server for Envoy.
 
-By default the picker makes one for itself, as the reference picker of the Gateway API Inference Extension does: gateways such as
-Envoy AI Gateway and kgateway encrypt what they send to a picker, and accept any certificate. A given one is read again when its
-files change, so that a rotation needs no restart.
+By default the picker creates one for itself, like the reference picker of the Gateway API Inference Extension: gateways such
+as Envoy AI Gateway and kgateway encrypt the connection to a picker, and accept any certificate. A configured certificate is
+read again when its files change, so that a rotation needs no restart.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ log = get_logger(__name__)
 
 CERTIFICATE: Final = "tls.crt"
 KEY: Final = "tls.key"
-"""Files of a certificate's folder, as a Secret of type kubernetes.io/tls has them."""
+"""Files in a certificate's folder, as in a Secret of type kubernetes.io/tls."""
 
 _NAME: Final = "penstock-picker"
 _VALID: Final = dt.timedelta(days=3650)
-"""Chosen: as long as the reference picker's. A picker makes a new one at each start, and no gateway checks it."""
+"""Chosen: the same as the reference picker's. A picker creates a new certificate at each start, and no gateway checks it."""
 _BACKDATED: Final = dt.timedelta(hours=1)
-"""Chosen: clocks of nodes that differ by less do not matter."""
+"""Chosen: differences between the clocks of nodes that are shorter than this have no effect."""
 
 
 class KeyPair(NamedTuple):
-    """A certificate, its issuers after it, and its private key; both PEM."""
+    """A certificate followed by its issuers, and its private key; both PEM."""
 
     certificate: bytes
     key: bytes
 
 
 def own_key_pair() -> KeyPair:
-    """Return a new certificate that signs itself."""
+    """Return a new self-signed certificate with its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _NAME)])
     now = dt.datetime.now(dt.UTC)
@@ -66,7 +66,7 @@ def own_key_pair() -> KeyPair:
 
 
 def read_key_pair(folder: Path) -> KeyPair:
-    """Return the certificate of a folder.
+    """Return the certificate and key in a folder.
 
     Raises:
         ConfigError: a file cannot be read, or the key does not belong to the certificate.
@@ -83,10 +83,13 @@ def read_key_pair(folder: Path) -> KeyPair:
 
 
 def credentials(folder: Path | None) -> grpc.ServerCredentials:
-    """Return what a gRPC server takes: a folder's certificate, read again for a connection when it has changed; None: its own.
+    """Return the credentials for a gRPC server.
+
+    If ``folder`` is not None, its certificate is used, and is read again for new connections when it has changed. None
+    creates a self-signed certificate.
 
     Raises:
-        ConfigError: as `read_key_pair`.
+        ConfigError: as for `read_key_pair`.
     """
     if folder is None:
         pair = own_key_pair()
@@ -98,7 +101,7 @@ def credentials(folder: Path | None) -> grpc.ServerCredentials:
 
 
 class _Reloaded:
-    """A folder's certificate; a version that cannot be read leaves the one before in force."""
+    """A folder's certificate; if a new version cannot be read, the previous one stays in effect."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -107,7 +110,7 @@ class _Reloaded:
         self.configuration = grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)])
 
     def fetch(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return the configuration for a new connection; None: the one before still holds. gRPC calls it in a thread of its own."""
+        """Return the configuration for a new connection; None if the previous one is still valid. gRPC calls it in a thread of its own."""
         stamps = self._current_stamps()
         if stamps == self._stamps:
             return None
@@ -122,7 +125,7 @@ class _Reloaded:
         return self.configuration
 
     def _current_stamps(self) -> tuple[tuple[int, int] | None, ...]:
-        """Return what changes with the files: a mounted Secret's are links that are exchanged."""
+        """Return values that change with the files: a mounted Secret's files are links that are replaced."""
         stamps: list[tuple[int, int] | None] = []
         for name in (CERTIFICATE, KEY):
             try:

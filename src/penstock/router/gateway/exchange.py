@@ -1,7 +1,6 @@
-"""One request at a Gateway: Envoy's messages on one side, the router's application on the other.
+"""One request at a gateway: connects Envoy's messages to the router's application.
 
-To the application it is a request like any other, whose answer comes from the worker by way of Envoy: `Exchange` is the
-connection of both.
+To the application it is a request like any other, whose response comes from the worker through Envoy.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ from penstock.router.gateway import messages
 log = get_logger(__name__)
 
 SUBSET: Final[ContextVar[frozenset[str] | None]] = ContextVar("gateway_subset", default=None)
-"""The endpoints that the running request may go to; None: all."""
+"""Endpoints to which the present request may be sent; None allows all."""
 
 _Handle = Callable[[Request, Responder], Awaitable[None]]
 
 
 class Exchange:
-    """Serves one stream of the external processor.
+    """Serves one stream of Envoy's external processing, which is one request.
 
     Attributes:
-        is_forwarded: The request has gone to a worker; no other can be tried.
-        is_broken: What was answered is not complete.
-        served: Where Envoy sent the request, ``host:port``; None: it has not said so.
+        is_forwarded: Whether the request was sent to a worker, so that no other can be tried.
+        is_broken: Whether the response to the client is incomplete.
+        served: Endpoint (``host:port``) to which Envoy has sent the request; None if it has not reported it.
     """
 
     def __init__(self, intake: Intake) -> None:
@@ -67,7 +66,7 @@ class Exchange:
     # ------------------------------------------------------------------ Envoy's side
 
     async def answers(self) -> AsyncIterator[ProcessingResponse]:
-        """Yield the messages to Envoy until the request is over."""
+        """Yield the messages to Envoy until the request has ended."""
         while (answer := await self._answers.get()) is not None:
             yield answer
 
@@ -77,9 +76,12 @@ class Exchange:
         handle: _Handle,
         wants_body: Callable[[Request], bool],
     ) -> None:
-        """Take Envoy's messages until it has no more, with the application's task ``handle`` alongside.
+        """Process Envoy's messages until there are no more, while the application handles the request in a task.
 
-        ``wants_body`` says whether that reads a request's body.
+        Args:
+            requests: Messages from Envoy.
+            handle: The application's request handler.
+            wants_body: Returns whether the application reads a request's body.
         """
         task: asyncio.Task[None] | None = None
         try:
@@ -105,7 +107,7 @@ class Exchange:
     async def _read_request(
         self, stream: AsyncIterator[ProcessingRequest], wants_body: Callable[[Request], bool]
     ) -> Request | None:
-        """Return the request; None: it was answered already, or never came complete."""
+        """Return the request; None if it was answered already, or did not arrive completely."""
         first = await anext(stream, None)
         if first is None or first.WhichOneof("request") != "request_headers":
             return None
@@ -139,7 +141,7 @@ class Exchange:
     async def _read_body(
         self, stream: AsyncIterator[ProcessingRequest], request: Request
     ) -> IntakeRefusal | None:
-        """Read the request's body; it may end before it is complete. Return why no more of it is read."""
+        """Read the request's body, which may end before it is complete; return the rejection if a limit is exceeded, else None."""
         body, intake = bytearray(), self._intake
         async for message in stream:
             kind, part = message.WhichOneof("request"), message.request_body
@@ -195,7 +197,7 @@ class Exchange:
             self._answered.set_result(response)
 
     def _judge_silence(self) -> None:
-        """End a response that was silent for the idle limit; one that is not read from is not."""
+        """End a response that was silent for the idle limit; a response whose reading is paused does not count as silent."""
         limit_s, response = self._idle_limit_s, self._response
         if limit_s is None or response is None or response.ended:
             return
@@ -210,7 +212,7 @@ class Exchange:
             self._fail(UpstreamTimeout(text, phase="idle"))
 
     def _left(self) -> None:
-        """Record that Envoy has closed the stream: the client has left, or the worker has broken off."""
+        """Record that Envoy has closed the stream: the client has disconnected, or the worker has broken off."""
         if self._responder is not None:
             self._responder.connection_lost()
         self._fail(StreamBroken("the gateway closed the stream before the answer was complete"))
@@ -226,11 +228,18 @@ class Exchange:
     async def forward(
         self, endpoint: str, headers: Headers, body: bytes, timeouts: Timeouts
     ) -> StreamingResponse:
-        """Send the request on to a worker, by its ``host:port``, and return its response, whatever its status.
+        """Send the request through Envoy to a worker, and return its response, whatever its status.
+
+        Args:
+            endpoint: Endpoint (``host:port``) of the worker.
+            headers: Headers to set.
+            body: Body of the request.
+            timeouts: Limits of the response.
 
         Raises:
             StreamBroken: Envoy closed the stream.
-            UpstreamTimeout: no response came within the first-byte limit; the idle and total ones may end it later.
+            UpstreamTimeout: no response came within the first-byte timeout. The idle and total timeouts can end the response
+                later.
         """
         loop = asyncio.get_running_loop()
         self.is_forwarded = True
@@ -255,41 +264,42 @@ class Exchange:
         self._answers.put_nowait(answer)
 
     def answer(self, status: int, body: bytes, content_type: str, headers: Headers) -> None:
-        """Answer the client in the worker's place."""
+        """Send a complete response to the client, instead of the worker's."""
         self.put(messages.immediate(status, body, content_type, headers))
 
     # ------------------------------------------------------------------ what a response and a responder ask for
 
     def pause_reading(self) -> None:
-        """Take no more of the response."""
+        """Stop reading the response until `resume_reading`."""
         self._reads.clear()
 
     def resume_reading(self) -> None:
-        """Take more of it again."""
+        """Continue to read the response."""
         self._reads.set()
 
     def abort(self) -> None:
-        """End the stream; Envoy then resets the client's."""
+        """End the stream; Envoy then resets the client's stream."""
         self._reads.set()
         self._answers.put_nowait(None)
 
     def response_head(self) -> bytes:
-        """Return nothing: Envoy writes the head."""
+        """Return empty bytes, because Envoy writes the head."""
         return b""
 
     def response_over(self, responder: Responder) -> None:  # noqa: ARG002 - the protocol's signature
-        """End the stream behind what was written."""
+        """End the stream after the data that were written."""
         self._answers.put_nowait(None)
 
     def given_away(self) -> None:
-        """Do nothing: no other protocol is spoken here."""
+        """Do nothing: there is no other protocol on this connection."""
 
 
 class GatewayResponder(Responder):
-    """Writes one response by way of Envoy.
+    """Writes a response through Envoy.
 
     Attributes:
-        has_trailers: The worker's response ended by trailers.
+        exchange: The request's stream.
+        has_trailers: Whether the worker's response ended with trailers.
     """
 
     __slots__ = ("exchange", "has_trailers")
@@ -300,7 +310,7 @@ class GatewayResponder(Responder):
         self.has_trailers = False
 
     def send(self, status: int, body: bytes, *, content_type: str = JSON, headers: Headers = ()) -> None:
-        """Send a complete response: the worker's own, or one in its place."""
+        """Send a complete response: the worker's own, or another one instead of it."""
         if self.disconnected:
             return
         self.status = status
@@ -312,28 +322,28 @@ class GatewayResponder(Responder):
         self._finish()
 
     def start(self, status: int, *, content_type: str = EVENT_STREAM, headers: Headers = ()) -> None:  # noqa: ARG002 - the worker's own
-        """Let the head of the worker's response pass, with further headers."""
+        """Relay the head of the worker's response, with additional headers; ``content_type`` is not used."""
         if not self.disconnected:
             self.status = status
             self.exchange.put(messages.head(headers))
 
     def write(self, data: bytes) -> None:
-        """Send body bytes."""
+        """Send bytes of the body; does nothing after the end."""
         if data and not self.closed:
             self.exchange.put(messages.chunk(data, is_last=False))
 
     @property
     def write_framed(self) -> None:
-        """Nothing: bytes are never sent with HTTP's framing."""
+        """None: bytes are never sent with HTTP chunk framing."""
 
     def end(self) -> None:
-        """Complete a started response."""
+        """Complete a started response; does nothing after the end."""
         if not self.closed:
             self._end(b"")
             self._finish()
 
     def break_off(self) -> None:
-        """End behind what was written, so that the client sees that it is incomplete."""
+        """End after the data that were written, in a way that shows the client that the response is incomplete."""
         self.exchange.is_broken |= not self.closed
         super().break_off()
 

@@ -1,4 +1,4 @@
-"""What the live page shows of the other graphs of this machine, from their statefiles and planners' state files; read-only."""
+"""The other graphs on this machine, for the live page, from their statefiles and planners' state files; read-only."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from penstock.core.printable import printable
 from penstock.router.ui.planner import WRONG, planner_state
 
 _STALE_S = 60.0
-"""Chosen: a planner writes at each of its pulls, of which a graph may set the interval; its own page knows that."""
+"""Chosen: a planner writes at each of its intervals, which a graph can configure; only the graph's own page knows the interval."""
 
 
 def graphs_beside(statefile: Path | None) -> list[dict[str, Any]]:
-    """Return the other graphs whose statefiles are in the same folder, by name; a file that cannot be read is left out."""
+    """Return summaries of the other graphs whose statefiles are in the same folder, sorted by name.
+
+    Files that cannot be read are ignored. Returns an empty list if ``statefile`` is None.
+    """
     if statefile is None:
         return []
     found = []
@@ -76,7 +79,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _planner(folder: str | None) -> tuple[str, str]:
-    """Return what a planner does in a word or two, and its newest change."""
+    """Return a planner's phase in a few words, and its newest change; the change is empty if there is none."""
     if folder is None:
         return "no planner", ""
     try:

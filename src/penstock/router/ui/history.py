@@ -1,6 +1,6 @@
-"""The last quarter of an hour of one router for its live page: fleet, queue, traffic and latencies. Pure.
+"""The last quarter of an hour of one router, for its live page: fleet, queue, traffic and latencies. Pure.
 
-All times are simulated seconds. What is unknown is None, never zero.
+All times are in simulated seconds. Unknown values are None, never zero.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from penstock.router.core.tiers import TierControl
 from penstock.router.metrics import RouterMetrics
 
 STEP_S: Final = 5.0
-"""Between two points. Chosen: a dozen of them make a minute."""
+"""Interval between two points in simulated seconds. Chosen: a dozen of them make a minute."""
 _WINDOW: Final = 12
-"""Steps over which latencies and rejections are summed: a minute, as `penstock status` has it."""
+"""Number of steps over which latencies and rejections are summed: a minute, as in `penstock status`."""
 _POINTS: Final = 180
 """Chosen: a quarter of an hour, in which a fleet has started and left again."""
 
 
 class _Mark(NamedTuple):
-    """Counters at one moment; histograms cumulative by bound."""
+    """Snapshot of the counters; histograms are cumulative by bound."""
 
     at_s: float
     counts: Mapping[str, int]
@@ -32,7 +32,7 @@ class _Mark(NamedTuple):
 
 
 class Cost:
-    """GPU-seconds held since GPUs were known, and what fleets of a fixed size would have held in the same time."""
+    """GPU-seconds that the graph has used since the number of GPUs was first known, and those of fleets with a fixed size."""
 
     def __init__(self) -> None:
         self._gpu_seconds = 0.0
@@ -42,7 +42,7 @@ class Cost:
         self._at_s = 0.0
 
     def note(self, gpus: int | None, now_s: float) -> None:
-        """Take the GPUs that are held from now on."""
+        """Record the number of GPUs in use from now on; None if it is unknown."""
         if self._gpus is not None:
             self._gpu_seconds += self._gpus * (now_s - self._at_s)
             self._elapsed_s += now_s - self._at_s
@@ -50,7 +50,10 @@ class Cost:
         self._most_gpus = max(self._most_gpus, gpus or 0)
 
     def to_json(self, budget: int | None) -> dict[str, Any] | None:
-        """Return it alongside fleets fixed at the most held and at the budget; None while nothing is known."""
+        """Return the GPU-seconds used, and those of fleets fixed at the maximum used and at the budget; None if nothing is known.
+
+        ``budget`` is the maximum number of GPUs; None leaves that fleet out.
+        """
         if not self._elapsed_s:
             return None
         sizes = {"most": self._most_gpus, **({} if budget is None else {"budget": budget})}
@@ -59,13 +62,13 @@ class Cost:
 
 
 class RouterHistory:
-    """Marks a router's counters and gauges.
+    """Records snapshots of a router's counters and gauges.
 
     Attributes:
-        ttft_target_s: To measure the latencies by.
-        itl_target_s: None: the graph has none.
-        cost: Since the router's start.
-        points: Oldest first.
+        ttft_target_s: TTFT target in simulated seconds.
+        itl_target_s: ITL target in simulated seconds; None if the graph has none.
+        cost: GPU-seconds since the router's start.
+        points: Values to plot, the oldest first, one per `STEP_S`.
     """
 
     def __init__(
@@ -75,7 +78,14 @@ class RouterHistory:
         gauges: Callable[[], Mapping[str, Any]],
         ttft_target_s: float,
     ) -> None:
-        """Take the counters, those by tier, and what reads what holds now, GPUs (None: unknown) among it."""
+        """Create an empty history.
+
+        Args:
+            metrics: Counters of the router.
+            tiers: Counters by tier; None if tiers are disabled.
+            gauges: Returns the present values of gauges by name; ``gpus`` must be among them (None if unknown).
+            ttft_target_s: TTFT target in simulated seconds.
+        """
         self._metrics = metrics
         self._tiers = tiers
         self._gauges = gauges
@@ -86,12 +96,12 @@ class RouterHistory:
         self._marks: deque[_Mark] = deque(maxlen=_WINDOW + 1)
 
     def tick(self, now_s: float) -> None:
-        """Mark once in a step; called repeatedly."""
+        """Record a snapshot if the last one is at least `STEP_S` old; called more often than that."""
         if not self._marks or now_s - self._marks[-1].at_s >= STEP_S:
             self._mark(now_s)
 
     def minute(self, now_s: float) -> dict[str, Any]:
-        """Return traffic and latencies of the last minute, or of the time since the start."""
+        """Return traffic and latencies of the last minute, or of the time since the start if that is shorter."""
         now = self._read(now_s)
         then = next((each for each in self._marks if each.at_s >= now_s - _WINDOW * STEP_S), now)
         return {
@@ -102,7 +112,11 @@ class RouterHistory:
         }
 
     def series(self, now_s: float, minute: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the points and one of now, which has the figures of `minute`; rates are of the last whole step."""
+        """Return the points, and a last one for the present time.
+
+        The last point contains the figures of ``minute``, the result of `minute`; its rates are those of the last complete
+        step.
+        """
         points = list(self.points)
         rates = ("arrivals_per_s", "rejected_per_s")
         last = points[-1] if points else dict.fromkeys(rates)
@@ -110,7 +124,7 @@ class RouterHistory:
         return [*points, now] if not points or now_s > points[-1]["at_s"] else [*points[:-1], now]
 
     def traffic(self, now_s: float) -> dict[str, Any]:
-        """Return what ``GET /workers`` says of the last minute; without a stream no TTFT is known."""
+        """Return the summary of the last minute in ``GET /workers``; TTFTs are None if there was no stream."""
         minute = self.minute(now_s)
         ttft = minute["ttft"]
         return {
@@ -160,7 +174,7 @@ class RouterHistory:
         )
 
     def _latencies(self, then: _Mark, now: _Mark) -> dict[str, dict[str, Any]]:
-        """Return TTFT and ITL between two marks; a rejected request counts as one that missed its TTFT."""
+        """Return TTFT and ITL between two snapshots; a rejected request counts as one that missed its TTFT target."""
         gained = _gained(then.counts, now.counts)
         missed, metrics = gained["refused"] + gained["timed_out"], self._metrics
         return {
@@ -188,7 +202,7 @@ def _latency(
     bounds = (*counts.bounds, float("inf"))
     buckets = [(bound, float(b - a)) for bound, a, b in zip(bounds, then, now, strict=True)]
     samples = buckets[-1][1]
-    # Without a sample nothing says what an answered request waited: complete answers have no first token.
+    # Without a sample the waits of answered requests are unknown, because non-streaming responses have no first token.
     in_time = None if target_s is None or not samples else share_within(buckets, target_s, missed=missed)
     return {
         "p50_s": quantile(buckets, 0.5),

@@ -1,6 +1,6 @@
-"""``/ui``, a page without anything from elsewhere, and ``/ui/state``, the JSON that it asks for each second; read-only.
+"""``/ui``, a page that loads nothing from other sites, and ``/ui/state``, the JSON that it requests every second; read-only.
 
-The page holds no facts and is for everyone who may ask at all; its state is for administrators, as drains are.
+The page itself contains no data and is served to all clients; its state is only for administrators, like drains.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from penstock.router.ui.pools import local_pool
 log = get_logger(__name__)
 
 _REFRESH_REAL_S: Final = 30.0
-"""Chosen: interval of readings of the planner's part while no page is open; one call of the API server."""
+"""Chosen: interval at which the planner's state is read while no page is open; one call of the API server."""
 _LEAST_REAL_S: Final = 0.1
-"""Shortest time between two marks of the history at high speeds; real seconds."""
+"""Minimum interval between two snapshots of the history, in real seconds, for large time factors."""
 _SHOWN_WORKERS: Final = 64
-"""Chosen: what a page has room for; those that are not ready come first, and the others are counted."""
+"""Chosen: maximum number of workers that fit on the page; workers that are not ready come first, and the others are counted."""
 _POLICY: Final = (
     b"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
     b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -52,7 +52,7 @@ _HEADERS: Final = (
 
 
 class LivePage:
-    """Serves the page and puts its state together.
+    """Serves the page, and collects its state.
 
     Attributes:
         history: The router's last quarter of an hour.
@@ -76,7 +76,7 @@ class LivePage:
         self._page = resources.files(__package__).joinpath("page.html").read_bytes()
 
     async def follow(self) -> None:
-        """Mark the history, and keep the planner's part current while no page is open."""
+        """Record the history, and refresh the planner's state while no page is open; runs until cancelled."""
         clock, due_real_s = self._context.clock, 0.0
         while True:
             try:
@@ -90,13 +90,13 @@ class LivePage:
             await asyncio.sleep(max(_LEAST_REAL_S, clock.to_real_s(STEP_S)))
 
     def speeds(self, now_s: float) -> tuple[dict[str, WorkerSpeed], dict[str, str]]:
-        """Return each worker's speed of the last minute, and how far some are slower than their equals, by name."""
+        """Return each worker's speed over the last minute, and the texts of `slow_workers`; both by worker name."""
         counts = {each.name: each.speed for each in self._pool}
         found = self._speeds.read(counts, {each.name: each.spec.role.value for each in self._pool}, now_s)
         return found, slow_workers(found)
 
     async def _refresh(self) -> ShownPlanner:
-        """Return the planner's part; GPUs and targets come from there, too."""
+        """Return the planner's state; GPUs and targets of the history are updated from it."""
         planner = await self._planner.read()
         self._gpus = planner.gpus_per_replica
         rules = planner.rules or {}
@@ -106,10 +106,10 @@ class LivePage:
         return planner
 
     async def answer(self, request: Request, responder: Responder, check: AdminCheck) -> None:
-        """Answer a GET; ``check`` says who may see the state.
+        """Answer a GET request; ``check`` decides who may see the state.
 
         Raises:
-            RequestRefused: 401, 403 as for every administrator; 404 for a path that is neither.
+            RequestRefused: 401 or 403, as for all administration; 404 for a path that is neither of the two.
         """
         if request.path in {"/ui", "/ui/"}:
             if check.is_off:
@@ -118,7 +118,7 @@ class LivePage:
             return
         if request.path != "/ui/state":
             raise not_served(request.path)
-        # What the page itself asks for has no origin; one of another site is refused as ever.
+        # Requests of the page itself are same-origin and allowed; those of other sites are rejected as usual.
         own = (b"sec-fetch-site", b"same-origin")
         check.check(dict(each for each in request.headers.items() if each != own))
         responder.send(200, orjson.dumps(await self._state()), headers=_HEADERS)
@@ -236,7 +236,7 @@ class LivePage:
         ]
 
     def _signals(self, minute: Mapping[str, Any], rules: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return what the planner reads here, as this router has it, and the thresholds of a mode that has them."""
+        """Return the signals that the planner reads, with this router's values, and the thresholds if its mode has any."""
         is_load = rules.get("mode") == PlannerMode.LOAD
         kv, waiting = (rules["kv"], rules["queue"]) if is_load else ((None, None), (None, None))
         requests: float = len(self._queue)
@@ -258,7 +258,7 @@ class LivePage:
 
 
 def _figures(speed: WorkerSpeed) -> dict[str, float | None]:
-    """Return what is shown of a worker's speed."""
+    """Return the values of a worker's speed that are shown."""
     return {
         "itl_s": speed.itl_s,
         "output_tokens_per_s": speed.output_tokens_per_s,
@@ -267,7 +267,7 @@ def _figures(speed: WorkerSpeed) -> dict[str, float | None]:
 
 
 def _shown_state(worker: Worker, now_s: float) -> tuple[str, str]:
-    """Return a worker's state in one word, and why; what its supervisor calls starting is not a fault."""
+    """Return a worker's state in one word, and the reason; a worker that its supervisor reports as starting has no fault."""
     state, reason = worker.state(now_s)
     is_starting = not worker.spec.ready and worker.spec.reason in {"requested", "starting"}
     return ("starting", "") if is_starting else (state.value, reason)

@@ -1,6 +1,6 @@
-"""What a router learns of its graph's planner: from the planner's state file here, from the graph's status on Kubernetes.
+"""Reads the state of the graph's planner: from its state file on this machine, or from the graph's status on Kubernetes.
 
-Neither lets the router command anything, and what is not there is shown as missing.
+The router cannot command the planner by either; missing values are shown as missing.
 """
 
 from __future__ import annotations
@@ -24,33 +24,35 @@ from penstock.router.discovery.statefile import Discovery
 from penstock.router.settings import RouterSettings
 
 _READ_S: Final = 2.0
-"""Real seconds for which the API server's answer is good, and for which it is waited for. Chosen."""
+"""Real seconds for which a response of the API server is reused, and the timeout of a request to it. Chosen."""
 _STALE_REAL_S: Final = 10.0
-"""Chosen: a planner writes at each of its ticks, but at most five times a second."""
+"""Real seconds after which the planner's state counts as stale. Chosen: a planner writes at each of its ticks, but at most five
+times a second."""
 _STALE_PULLS: Final = 3
-"""Chosen: ticks that may be late before a planner counts as gone."""
+"""Chosen: number of ticks that a planner can miss before it counts as gone."""
 WRONG: Final = (KeyError, TypeError, ValueError, AttributeError)
-"""What reading data of another process may raise."""
+"""Exceptions that reading another process's data can raise."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShownPlanner:
-    """A planner, and the graph that it plans, as the page shows them; None and what is empty: unknown.
+    """The state of a planner and its graph, as the page shows it; None and empty values are unknown.
 
     Attributes:
         standing: ``current``, ``stale``, ``missing`` or ``off``.
-        words: Why it is not current, or what it says of itself.
-        rules: Mode, thresholds and targets that it decides by.
-        gpus_per_replica: By role.
-        budget: GPUs allowed; None also where there is no ceiling.
-        desired: Replicas by role.
-        next_decision_s: Simulated seconds; None also while it adjusts.
-        elapsed_s: Simulated seconds since its first start.
-        changes: Newest first, each with ``id``, ``sentence``, ``reason``, ``at_s``, simulated seconds since the
-            planner's first start (None: unknown), and on Kubernetes ``time``, RFC 3339 (empty: unknown).
-        newest: Sentences of the newest decision, whether it changed anything or not.
-        problems: What keeps it from scaling well.
-        pool: What the graph's status says of its GPU pool; None: nothing, or it is in none.
+        words: Why the state is not current, or the planner's own message.
+        rules: Mode, thresholds and targets of the planner's decisions.
+        gpus_per_replica: Number of GPUs per replica, by role.
+        budget: Maximum number of GPUs; None also if there is no maximum.
+        phase: Phase of the planner in one word.
+        desired: Desired replicas, by role.
+        next_decision_s: Time until the next decision in simulated seconds; None also while the planner adjusts.
+        elapsed_s: Simulated seconds since the planner's first start.
+        changes: Changes, newest first, each with ``id``, ``sentence``, ``reason``, ``at_s`` (simulated seconds since the
+            planner's first start; None if unknown), and on Kubernetes ``time`` (RFC 3339; empty if unknown).
+        newest: Sentences of the newest decision, whether or not it changed anything.
+        problems: Problems that impair the planner's scaling.
+        pool: The GPU pool in the graph's status; None if the graph is in none.
     """
 
     standing: str
@@ -69,7 +71,7 @@ class ShownPlanner:
 
     @classmethod
     def of_graph(cls, standing: str, words: str, graph: GraphSpec) -> ShownPlanner:
-        """Return what a graph shows of a planner without a report, or options, of its own."""
+        """Return the state that is known from a graph's manifest alone, without a report of its planner."""
         gpus = None
         if graph.engine_gpus is not None:
             prefill, decode = graph.engine_gpus
@@ -89,21 +91,21 @@ class ShownPlanner:
 
 
 class PlannerReader:
-    """Reads the planner of a graph that has none, or one that the router does not know; subclasses ask it."""
+    """Returns a fixed state, for a graph without a planner or an unknown one; subclasses read the planner's state."""
 
     def __init__(self, state: ShownPlanner) -> None:
         self._state = state
 
     async def read(self) -> ShownPlanner:
-        """Return the planner's state as it is now; never raises, and waits no longer than `_READ_S`."""
+        """Return the planner's present state; never raises, and takes `_READ_S` at most."""
         return self._state
 
 
 def planner_reader(settings: RouterSettings, discovery: Discovery) -> PlannerReader:
-    """Return where a router learns of its planner.
+    """Return the reader for the planner's state that fits the router's settings.
 
-    On Kubernetes discovery is asked for the graph's object, of which the router's own manifest holds neither planner
-    nor GPUs.
+    On Kubernetes the graph's object is read through discovery, because the router's own manifest contains neither planner nor
+    GPUs.
     """
     graph = settings.graph
     if settings.kubernetes is not None:
@@ -120,23 +122,29 @@ def planner_reader(settings: RouterSettings, discovery: Discovery) -> PlannerRea
 
 
 class StateFileReader(PlannerReader):
-    """Reads what the local planner writes alongside its ledger, whose folder the statefile names."""
+    """Reads the state file that the local planner writes next to its ledger, in the folder that the statefile names."""
 
     def __init__(self, statefile: Path, graph: GraphSpec, *, pull_real_s: float) -> None:
-        """Name the local backend's statefile and its graph; ``pull_real_s`` is between two ticks of the planner."""
+        """Create the reader.
+
+        Args:
+            statefile: Statefile of the local backend.
+            graph: The graph.
+            pull_real_s: Interval between two ticks of the planner, in real seconds.
+        """
         super().__init__(ShownPlanner.of_graph("missing", "", graph))
         self._statefile = statefile
         self._stale_s = max(_STALE_REAL_S, _STALE_PULLS * pull_real_s)
 
     async def read(self) -> ShownPlanner:
-        """Read the two files, a few KiB each, and see whether their disks have room."""
+        """Read the two files, a few KiB each, and check whether their disks have free space."""
         found, folder = self._read()
         disks = {self._statefile.parent, *([Path(folder)] if folder else [])}
         full = tuple(filter(None, map(full_disk, sorted(disks))))
         return replace(found, problems=(*full, *found.problems)) if full else found
 
     def _read(self) -> tuple[ShownPlanner, str | None]:
-        """Return what the planner's file says, and the folder that the statefile names for it."""
+        """Return the content of the planner's file, and the folder that the statefile names for it (None if unknown)."""
         folder: str | None = None
         try:
             folder = orjson.loads(self._statefile.read_bytes())[ARBITER_KEY].get("planner_log_dir")
@@ -154,10 +162,12 @@ class StateFileReader(PlannerReader):
 
 
 def planner_state(data: Mapping[str, Any], *, age_s: float, stale_s: float) -> ShownPlanner:
-    """Return what a planner's state file says, written this many real seconds ago. Pure.
+    """Return the state in a planner's state file, which was written ``age_s`` real seconds ago. Pure.
+
+    It is stale if ``age_s`` exceeds ``stale_s``.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: it is not such a file.
+        KeyError, TypeError, ValueError, AttributeError: the data are not those of such a file.
     """
     is_stale = age_s > stale_s
     next_s = data.get("next_decision_s")
@@ -183,7 +193,7 @@ def planner_state(data: Mapping[str, Any], *, age_s: float, stale_s: float) -> S
 
 
 class GraphStatusReader(PlannerReader):
-    """Reads the graph's object, in whose status the planner writes its last changes; it does not say when the planner last ran."""
+    """Reads the graph's object, in whose status the planner writes its last changes; it does not contain the planner's last run."""
 
     def __init__(self, discovery: Discovery) -> None:
         super().__init__(ShownPlanner("missing", "the graph's status was not read yet"))
@@ -192,7 +202,7 @@ class GraphStatusReader(PlannerReader):
         self._lock = asyncio.Lock()
 
     async def read(self) -> ShownPlanner:
-        """Ask the API server, unless it has just answered or failed."""
+        """Read the graph's object, unless the API server has answered or failed within the last `_READ_S`."""
         async with self._lock:
             if time.monotonic() - self._read_s < _READ_S:
                 return self._state
@@ -210,7 +220,7 @@ class GraphStatusReader(PlannerReader):
 
 
 def pool_of_status(graph: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what a GraphDeployment says of its pool; None: it is in none."""
+    """Return the GPU pool in a GraphDeployment's status; None if the graph is in none."""
     said = pool_drawn_from(graph)
     if said is None:
         return None
@@ -219,10 +229,10 @@ def pool_of_status(graph: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def graph_planner_state(graph: Mapping[str, Any]) -> ShownPlanner:
-    """Return what a GraphDeployment says of its planner. Pure.
+    """Return the planner's state in a GraphDeployment object. Pure.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: it is not such a object.
+        KeyError, TypeError, ValueError, AttributeError: the data are not those of such an object.
     """
     spec, status = GraphSpec.model_validate(graph["spec"]), graph.get("status") or {}
     if not spec.planner.enabled:

@@ -1,4 +1,4 @@
-"""What the live page shows of this machine's GPU pool that its graph draws from, from the files; read-only."""
+"""The GPU pool from which the router's graph gets its GPUs, on this machine, for the live page; from files, read-only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from penstock.router.ui.planner import WRONG
 
 
 def local_pool(statefile: Path | None) -> dict[str, Any] | None:
-    """Return who holds, wants and waits in the pool that a statefile names; None: it names none, or a file cannot be read."""
+    """Return which graphs hold, want and wait for GPUs in the pool that a statefile names.
+
+    Returns None if ``statefile`` is None, if it names no pool, or if a file cannot be read.
+    """
     if statefile is None:
         return None
     try:
@@ -40,7 +43,7 @@ _NOTHING = {"gpus": 0, "serial": 0, "target": 0, "wanted": 0}
 
 
 def _held(statefile: Path, member: Mapping[str, Any]) -> int | None:
-    """Return a graph's GPUs; None: it has left the pool."""
+    """Return the number of GPUs that a graph holds; None if it has left the pool."""
     try:
         state = orjson.loads(statefile.read_bytes())
     except FileNotFoundError:
