@@ -1,11 +1,12 @@
-"""A stream whose worker is gone continues on another one: what was said, the request for the rest, and the seam. Pure.
+"""Resumes a stream on another worker when its worker is gone: the text sent so far, the request for the rest, and the joint. Pure.
 
-The rest is asked for as a prompt: a completion's with what was said behind it, by token ids where the client has asked for
-those and so the stream carries them, a chat's with it as the assistant's message that is not finished. The client sees one
-stream: one id, one role, one ``[DONE]``, usage of the whole.
+The rest is requested by a prompt that ends with the response so far. For a completion, this is the prompt followed by the
+text, or by token ids if the client has requested ids and the stream therefore contains them. For a chat, the text is an
+unfinished assistant message. The client sees one stream: one id, one role, one ``[DONE]``, and the usage of the entire
+stream.
 
-Text is taken up where a token ends, as far as that is known: what the client has beyond, the next worker says again, and the
-seam leaves it out.
+The text is cut where a token ends, as far as that is known. What the client has beyond the cut is generated again by the next
+worker, and is removed when the two streams are joined.
 """
 
 from __future__ import annotations
@@ -25,24 +26,26 @@ from penstock.router.proxy.routes import ApiEndpoint
 from penstock.router.proxy.stream_record import PROMPT_IDS, StreamRecord, stops_of
 
 LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-"""Keys of the most tokens of an answer."""
+"""Keys of the maximum number of tokens of a response."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmittedPrefix:
-    """What a client has of a stream, and what another worker is asked to continue.
+    """The part of a stream that the client has, and the part of it that another worker is asked to continue.
 
     Attributes:
-        text: Of the answer, that follows the prompt.
-        shown: Of the answer, that the client has: ``text``, and what the next worker says again.
-        tokens: Of ``text``.
-        reported: That the client has events of; those beyond ``tokens`` come again.
-        head: The keys of its chunks that a seam repeats: ``id``, ``created``, ``model``, ``object``; of a response its own,
-            its item's id and the number of its last event.
-        finish_reason: Of the answer, where the client has it; what lacks is the end of the stream.
-        has_usage: The client has the event of it.
-        refusal: Why no other worker can continue; empty: one can.
-        token_ids: Of prompt and text, where the client has asked for them; the text's alone follow ``prompt_tokens``.
+        text: Text of the response that follows the prompt in the next request.
+        shown: Text that the client has: `text`, plus the text that the next worker generates again.
+        tokens: Number of tokens of `text`.
+        reported: Number of tokens whose events the client has; those beyond `tokens` are generated again.
+        head: Keys of the stream's chunks that the rest must repeat: ``id``, ``created``, ``model``, ``object``. For the
+            Responses API: those of the response, the id of its item, and the number of its last event.
+        finish_reason: Finish reason of the response, if the client has it; only the end of the stream is then missing. None
+            otherwise.
+        has_usage: Whether the client has the event with the usage.
+        refusal: Why another worker cannot continue; empty if one can.
+        token_ids: Token ids of the prompt and the text, if the client has requested ids; else empty.
+        prompt_tokens: Number of prompt ids at the start of `token_ids`.
     """
 
     text: str = ""
@@ -61,16 +64,16 @@ _NOTHING: Final = EmittedPrefix()
 
 
 class Repeated:
-    """Text that the client has and the next worker says again."""
+    """Removes the text that the client has from the text that the next worker generates again."""
 
     def __init__(self, said: EmittedPrefix) -> None:
         self._left = said.shown[len(said.text) :]
 
     def new(self, text: Any) -> str:
-        """Return a text without what the client has; what differs from that is all new.
+        """Return the part of a text that the client does not have; after the first difference, all text is new.
 
         Raises:
-            TypeError: it is not text.
+            TypeError: ``text`` is not a string.
         """
         if not isinstance(text, str):
             raise TypeError(f"a text is a {type(text).__name__}")
@@ -83,11 +86,11 @@ class Repeated:
 
 
 class StreamSeam(ABC):
-    """Makes the rest of a stream one with its beginning.
+    """Joins the rest of a stream to its first part, so that the client sees one stream.
 
     Attributes:
-        tokens: Emitted before; counted as output, and not as prompt.
-        usage: Of the whole, once the rest has shown its own.
+        tokens: Number of tokens of the first part; they count as output, and not as prompt.
+        usage: Usage of the entire stream; None until the rest has reported its own.
     """
 
     def __init__(self, said: EmittedPrefix) -> None:
@@ -97,7 +100,7 @@ class StreamSeam(ABC):
         self._splitter = EventSplitter()
 
     def join(self, data: bytes) -> bytes:
-        """Return complete events of the rest as they follow the beginning."""
+        """Return complete events of the rest, changed so that they continue the first part."""
         return b"".join(self._joined(event) for event in self._splitter.feed(data))
 
     def _joined(self, event: bytes) -> bytes:
@@ -107,16 +110,17 @@ class StreamSeam(ABC):
         try:
             joined = self._joined_chunk(orjson.loads(data))
         except (AttributeError, LookupError, TypeError, ValueError):
-            # An event of an unknown form passes as it came, as in a stream of one worker; its record refuses a continuation.
+            # An event of an unknown form is sent unchanged, as in a stream of one worker; the stream's record then refuses a
+            # continuation.
             return event
         return event if joined is None else joined
 
     @abstractmethod
     def _joined_chunk(self, chunk: dict[str, Any]) -> bytes | None:
-        """Return the event of a chunk as it follows the beginning; empty: the client has it; None: it stays as it is."""
+        """Return the event for a chunk of the rest; empty if the client has it already, None to send the event unchanged."""
 
     def _whole(self, usage: dict[str, Any], prompt_key: str, output_key: str) -> dict[str, Any]:
-        """Return the usage of the whole stream, and keep it, from that of its rest; counts that are not numbers stay."""
+        """Return the usage of the entire stream, calculated from that of its rest, and store it; counts that are not integers are kept."""
         self.usage = usage
         prompt, output = usage.get(prompt_key), usage.get(output_key)
         if not isinstance(prompt, int) or not isinstance(output, int):
@@ -125,21 +129,21 @@ class StreamSeam(ABC):
         self.usage = whole = usage | {prompt_key: prompt_tokens, output_key: output + self.tokens}
         details = usage.get(details_key)
         if isinstance(details, dict) and isinstance(details.get("cached_tokens"), int):
-            # Of the prompt: what was said is behind it.
+            # At most the prompt: the first part of the response follows it.
             whole[details_key] = details | {"cached_tokens": min(details["cached_tokens"], prompt_tokens)}
         return whole
 
 
 @dataclass(slots=True)
 class BegunStream:
-    """A stream whose client has its beginning.
+    """A stream whose client has its first part.
 
     Attributes:
-        kept: Of the worker that speaks now.
-        request: The client's.
-        said: What the worker that speaks now continues; None: it is the first.
-        last_real_s: When the client got the last token, ``time.monotonic()``.
-        seam: Joins what that worker says; None: it is the first.
+        kept: Record of the part that the present worker sends.
+        request: Request of the client.
+        said: Part that the present worker continues; None if it is the first worker.
+        last_real_s: ``time.monotonic()`` when the last token was relayed; 0 before it.
+        seam: Joins the present worker's events to the first part; None if it is the first worker.
     """
 
     kept: StreamRecord
@@ -150,11 +154,11 @@ class BegunStream:
 
 
 def emitted_prefix(record: StreamRecord, before: EmittedPrefix | None = None) -> EmittedPrefix:
-    """Return what the client has of a stream.
+    """Return the part of a stream that the client has.
 
     Args:
-        record: Of the worker that speaks now.
-        before: What that worker continues; None: it is the first.
+        record: Record of the part that the present worker has sent.
+        before: Part that this worker continues; None if it is the first worker.
     """
     before, request = before or _NOTHING, record.request
     refusal = refusal_of_stream(record, before)
@@ -176,7 +180,7 @@ def emitted_prefix(record: StreamRecord, before: EmittedPrefix | None = None) ->
     return EmittedPrefix(
         text=text[: len(before.text) + end],
         shown=max(before.shown, text, key=len),
-        # The last event may hold fewer than the others.
+        # The last event can contain fewer tokens than the others.
         tokens=min([before.tokens + tokens, *(each for each in limits if isinstance(each, int))]),
         reported=max(before.reported, before.tokens + record.tokens),
         head=before.head or record.head,
@@ -188,7 +192,12 @@ def emitted_prefix(record: StreamRecord, before: EmittedPrefix | None = None) ->
 
 
 def refusal_of_stream(record: StreamRecord, before: EmittedPrefix | None = None) -> str:
-    """Return why no other worker can continue a stream; empty: one can. Reads no more than the record's last batch."""
+    """Return why another worker cannot continue a stream; empty if one can. Parses at most the last batch of the record.
+
+    Args:
+        record: Record of the part that the present worker has sent.
+        before: Part that this worker continues; None if it is the first worker.
+    """
     before, request = before or _NOTHING, record.request
     refusal = record.refusal()
     if refusal:
@@ -205,16 +214,17 @@ def refusal_of_stream(record: StreamRecord, before: EmittedPrefix | None = None)
 
 
 def _asked_ids(record: StreamRecord, before: EmittedPrefix) -> tuple[int, ...]:
-    """Return the ids of the prompt, and of what earlier workers said; empty: they are not known."""
+    """Return the token ids of the prompt and of the text of earlier workers; empty if they are not known."""
     return before.token_ids or _ids_of(record.request) or record.prompt_ids
 
 
 def _cut(record: StreamRecord, own: str) -> tuple[int, int]:
-    """Return how many tokens of a worker's text, and its first characters, the next one continues.
+    """Return the number of tokens, and of characters, of a worker's text that the next worker continues.
 
-    A worker holds back as many characters as may become a stop string (vLLM 0.32, ``stop_buffer_length``), so that what it
-    has shown may end within a token. The template of a chat may cut white space off the end of a message. At temperature 0
-    the next worker continues after a whole token that is neither; else it would say other words again.
+    A worker holds back as many characters as may become a stop string (vLLM 0.32, ``stop_buffer_length``), so that the text
+    it has sent can end within a token. A chat template can remove white space at the end of a message. At temperature 0 the
+    next worker therefore continues after a complete token that is affected by neither; otherwise it would generate different
+    words.
     """
     request = record.request
     is_chat = request.endpoint in {ApiEndpoint.CHAT, ApiEndpoint.RESPONSES}
@@ -230,7 +240,7 @@ def _cut(record: StreamRecord, own: str) -> tuple[int, int]:
 
 
 def _ids_of(request: CompletionRequest) -> tuple[int, ...]:
-    """Return the ids of a prompt that was sent as such."""
+    """Return the token ids of a prompt that was sent as ids; empty if it was sent as text."""
     if not request.prompt_ids:
         return ()
     prompt = request.body["prompt"]
@@ -238,11 +248,16 @@ def _ids_of(request: CompletionRequest) -> tuple[int, ...]:
 
 
 _DEFAULT_TOKENS: Final = 16
-"""OpenAI's default of /v1/completions."""
+"""Default of max_tokens in OpenAI's /v1/completions."""
 
 
 def continuation_request(request: CompletionRequest, said: EmittedPrefix) -> CompletionRequest | None:
-    """Return the request for what follows; None: its limit of tokens is reached."""
+    """Return the request for the rest of a stream; None if its token limit is reached.
+
+    Args:
+        request: Request of the client.
+        said: Part of the stream that the client has.
+    """
     body = dict(request.body)
     if request.endpoint is ApiEndpoint.CHAT:
         messages = list(body["messages"])
@@ -273,7 +288,7 @@ def continuation_request(request: CompletionRequest, said: EmittedPrefix) -> Com
 
 
 def _open_input(given: Any, said: EmittedPrefix) -> Any:
-    """Return a response's input with what was said as a message in progress, which vLLM 0.32 leaves open."""
+    """Return a response's input with the text so far as a message in progress, which vLLM 0.32 leaves open."""
     if not said.text:
         return given
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
@@ -288,7 +303,7 @@ def _text_of(message: dict[str, Any]) -> str:
 
 
 class Seam(StreamSeam):
-    """That of a completion or a chat."""
+    """Joins the streams of a completion or a chat."""
 
     def __init__(self, said: EmittedPrefix) -> None:
         super().__init__(said)
@@ -324,7 +339,7 @@ class Seam(StreamSeam):
             yield choice
 
     def _new_logprobs(self, logprobs: dict[str, Any]) -> dict[str, Any]:
-        """Return the tokens' values without those that the client has, their offsets counted from the answer's beginning."""
+        """Return the logprobs without the tokens that the client has, with text offsets counted from the start of the response."""
         count = len(logprobs.get("content") or logprobs.get("tokens") or ())
         again = min(count, self._again_tokens)
         self._again_tokens -= again
@@ -335,12 +350,13 @@ class Seam(StreamSeam):
 
 
 def ending(request: CompletionRequest, said: EmittedPrefix, prompt_tokens: int | None) -> bytes:
-    """Return the events that a stream lacks of which nothing is left to say.
+    """Return the final events of a stream all of whose text was sent.
 
     Args:
-        request: The client's.
-        said: All of the answer; its limit is reached where no reason was given.
-        prompt_tokens: Where a worker has counted them.
+        request: Request of the client.
+        said: Part of the stream that the client has. If it has no finish reason, the reason is that the token limit is
+            reached.
+        prompt_tokens: Number of prompt tokens as a worker has counted them; None if unknown, and no usage is then sent.
     """
     events = b""
     if said.finish_reason is None:

@@ -1,4 +1,4 @@
-"""What another worker cannot continue where one breaks off, and why: the table of docs/router.md. Pure."""
+"""Determines which streams another worker cannot resume, and why: the table of docs/router.md. Pure."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from penstock.router.proxy.completion import CompletionRequest
 from penstock.router.proxy.routes import ApiEndpoint
 
 WITH_IDS: Final = "return_token_ids"
-"""Key of a request whose events carry their tokens' ids, and the first one the prompt's, as vLLM gives them."""
+"""Key of a request whose events contain their tokens' ids, and whose first event contains the prompt's, as in vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotContinued:
-    """One reason.
+    """One reason for which a stream cannot be resumed.
 
     Attributes:
-        what: A request's keys, or what has been said.
-        why: No other worker continues exactly.
-        holds: For a request; None: only what was said shows it.
+        what: Description of the requests or streams, as in the table.
+        why: Why another worker cannot continue exactly.
+        holds: Returns whether the reason applies to a request; None if it depends on what was sent.
     """
 
     what: str
@@ -28,7 +28,7 @@ class NotContinued:
     holds: Callable[[CompletionRequest], bool] | None = None
 
     def __str__(self) -> str:
-        """Return both, as the log shows them."""
+        """Return the description and the reason, as the log shows them."""
         return f"{self.what}: {self.why}"
 
 
@@ -130,7 +130,7 @@ OF_REQUEST: Final = (
         lambda request: request.body.get("include_reasoning") is False,
     ),
 )
-"""By a request, the first one that holds."""
+"""Reasons that depend on the request; the first one that applies counts."""
 
 BEGUN: Final = NotContinued("a tool call or reasoning that has begun", "no API takes up half of it")
 NO_IDS: Final = NotContinued(f"`{WITH_IDS}` without ids in the stream", "the worker gives none")
@@ -144,11 +144,11 @@ UNKNOWN: Final = NotContinued(
 )
 
 OF_STREAM: Final = (BEGUN, ENDING, NO_IDS, NOT_KEPT, UNKNOWN)
-"""By what was said."""
+"""Reasons that depend on what was sent."""
 
 
 def refusal_of(request: CompletionRequest) -> str:
-    """Return why a request's stream cannot continue elsewhere; empty: it can."""
+    """Return why a request's stream cannot be resumed on another worker; empty if it can, as far as the request shows."""
     if request.endpoint.is_relayed:
         return "its answer is complete at once"
     return next((str(each) for each in OF_REQUEST if each.holds is not None and each.holds(request)), "")

@@ -1,8 +1,8 @@
-"""What policies that read prompts know of a request: prefix keys, and how many tokens a key stands for.
+"""Reads from a request what policies that use prefixes need: prefix keys, and the number of tokens per key.
 
-`read_prompt` is pure; `PromptReader` calls it for the router. By default nothing here needs the model's tokenizer or
-template: prompts that share their beginning share their keys, and keys need to show no more. With a tokenizer, keys
-are made of tokens and prompts are counted exactly, chats by the model's template.
+`read_prompt` is pure; `PromptReader` calls it for the router. By default neither the model's tokenizer nor its chat template
+is needed: prompts with a common prefix have common keys, which is all that keys must show. With a tokenizer, keys are made
+from tokens and prompts are counted exactly, and chats are rendered by the model's template.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from penstock.router.proxy.routes import ApiEndpoint
 
 
 class PromptTokenizer(NamedTuple):
-    """Turns prompts into the tokens that workers see; any thread may call it.
+    """Converts prompts to the tokens that workers see; can be called from any thread.
 
     Attributes:
-        text: Returns a text's ids, special tokens included.
-        chat: Returns a chat's ids, from the body of its request, and at most this many characters of its prompt; None
-            where its prompt is not known. None in place of the callable: no chat's prompt is.
+        text: Returns the ids of a text, special tokens included.
+        chat: Returns the ids of a chat, given the body of its request and the maximum number of characters of its prompt;
+            returns None if its prompt cannot be determined. The attribute is None if no chat's prompt can be determined.
     """
 
     text: Callable[[str], Sequence[int]]
@@ -45,10 +45,13 @@ class PromptTokenizer(NamedTuple):
 
 
 def load_tokenizer(path: str) -> PromptTokenizer:
-    """Return a model's tokenizer, and its chat template where that is alongside it.
+    """Return a model's tokenizer, with its chat template if that is in the same folder.
+
+    Args:
+        path: Path of a ``tokenizer.json``, or `SIMULATED`.
 
     Raises:
-        ConfigError: a library is not installed, or a file is none.
+        ConfigError: a library is not installed, or a file cannot be read.
     """
     if path == SIMULATED:
         return PromptTokenizer(lambda text: token_ids(text.encode()))
@@ -64,7 +67,7 @@ def load_tokenizer(path: str) -> PromptTokenizer:
         raise ConfigError(f"router.tokenizer: {path}: {exc}") from exc
 
     def encode(text: str, *, special: bool) -> Sequence[int]:
-        # Unlike encode, the batch call releases the interpreter's lock, so that the event loop continues.
+        # Unlike encode, the batch call releases the global interpreter lock, so that the event loop is not blocked.
         (encoding,) = tokenizer.encode_batch([text], add_special_tokens=special)
         ids: list[int] = encoding.ids
         return ids
@@ -76,7 +79,7 @@ def load_tokenizer(path: str) -> PromptTokenizer:
         prompt = None if template is None else template.render(body)
         if prompt is None:
             return None
-        # Templates write the special tokens themselves; vLLM adds more only on request.
+        # Templates contain the special tokens; vLLM adds more only on request.
         return encode(prompt[:characters], special=body.get("add_special_tokens") is True)
 
     template = load_chat_template(Path(path))
@@ -84,22 +87,23 @@ def load_tokenizer(path: str) -> PromptTokenizer:
 
 
 _THREADS: Final = 2
-"""Chosen: one long prompt does not hold up the next; more would take the processor from the relay."""
+"""Chosen: one long prompt does not delay the next; more threads would take CPU from the relay."""
 _AT_ONCE_BYTES: Final = 1024
-"""Prompts up to this size are tokenized on the loop: about a millisecond at a microsecond a byte, as much as a
-thread may cost on a busy machine."""
+"""Maximum size of a prompt that is tokenized on the event loop: about a millisecond at a microsecond per byte, as much as a thread
+can cost on a busy machine."""
 _AT_ONCE_BODY_BYTES: Final = 4096
-"""The same for the body: what it has besides text, and its keys."""
+"""The same for the body, which contains more than text."""
 _AT_ONCE_ITEMS: Final = 512
-"""Chats of up to this many messages are rendered on the loop: a few milliseconds."""
+"""Maximum number of messages of a chat that is rendered on the event loop: a few milliseconds."""
 
 
 class ExactKeys(NamedTuple):
-    """How keys are made of tokens.
+    """How keys are made from tokens.
 
     Attributes:
-        tokenizer: None where only prompts sent as ids are distinguished by tokens.
-        engine_block_tokens: Tokens of a worker's KV block, so that KV events make the same keys; None without events.
+        tokenizer: Tokenizer of the model; None if only prompts that are sent as ids have keys of tokens.
+        engine_block_tokens: Number of tokens per KV block of a worker, so that KV events have the same keys; None without
+            events.
     """
 
     tokenizer: PromptTokenizer | None = None
@@ -110,8 +114,9 @@ class Keyed(NamedTuple):
     """A prompt as policies see it.
 
     Attributes:
-        chain: Chained keys, of bytes (``is_text``) or of tokens; empty where the prompt cannot be read.
-        tokens: Prompt tokens, where they were counted here.
+        chain: Chained keys, made from bytes (``is_text``) or from tokens; empty if the prompt cannot be read.
+        tokens: Number of prompt tokens, if it was counted exactly; else None.
+        is_text: Whether the keys are made from bytes.
     """
 
     chain: tuple[int, ...]
@@ -120,16 +125,16 @@ class Keyed(NamedTuple):
 
     @property
     def sub_block_keys(self) -> int:
-        """Keys that stand for the first block together."""
+        """Number of keys that together represent the first block."""
         return SUB_BLOCK_KEYS if self.is_text else 1
 
     def block_tokens(self, bytes_per_token: float) -> float:
-        """Return the prompt tokens that a block stands for."""
+        """Return the number of prompt tokens per block, given the mean number of bytes per token."""
         return BLOCK_BYTES / bytes_per_token if self.is_text else BLOCK_TOKENS
 
 
 def read_prompt(request: CompletionRequest, exact: ExactKeys | None = None) -> Keyed:
-    """Return a request's keys, of tokens as ``exact`` says; None: of bytes, unless the prompt came as ids."""
+    """Return a request's keys: of tokens as specified by ``exact``; if that is None, of bytes unless the prompt was sent as ids."""
     body = request.body
     salt = body.get("cache_salt")
     salts = (salt,) if isinstance(salt, str) else ()
@@ -143,7 +148,7 @@ def read_prompt(request: CompletionRequest, exact: ExactKeys | None = None) -> K
     if text is not None:
         if exact is None or exact.tokenizer is None:
             return Keyed(prompt_keys(text, seed=seed), is_text=True)
-        # A chat without its template is only like what the worker sees: its keys agree among themselves.
+        # A chat without its template only resembles the worker's prompt, but chats still share keys with each other.
         decoded = text.decode("utf-8", "ignore")
         ids = exact.tokenizer.text(decoded)
         chain = token_keys(ids, engine_block_tokens=engine_block_tokens, seed=seed)
@@ -156,7 +161,7 @@ def read_prompt(request: CompletionRequest, exact: ExactKeys | None = None) -> K
         ids = prompt[0] if isinstance(prompt[0], list) else prompt
         return Keyed(token_keys(ids, engine_block_tokens=engine_block_tokens, seed=seed))
     except (OverflowError, TypeError):
-        # No token of any model; the worker will say so.
+        # These are not token ids of any model; the worker will reject the request.
         return Keyed(())
 
 
@@ -199,16 +204,16 @@ def _messages(request: CompletionRequest) -> Sequence[Mapping[str, Any]]:
 
 
 class PromptReader:
-    """Reads prompts without holding up the event loop: long ones in threads of their own."""
+    """Reads prompts without blocking the event loop: long ones in threads."""
 
     def __init__(self, exact: ExactKeys | None) -> None:
         self._exact = exact
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompts")
 
     def read_at_once(self, request: CompletionRequest) -> Keyed | None:
-        """Return a request's keys; None: it is too long for the event loop, so that `read` is to be awaited."""
+        """Return a request's keys; None if the prompt is too long for the event loop, so that the caller must await `read`."""
         if self._exact is not None and self._exact.tokenizer is not None:
-            # A template writes tools and tool calls into the prompt, too.
+            # A template includes tools and tool calls in the prompt as well.
             is_short = request.prompt_bytes <= _AT_ONCE_BYTES and len(request.raw) <= _AT_ONCE_BODY_BYTES
         else:
             items = request.body.get("input" if request.endpoint is ApiEndpoint.RESPONSES else "messages")
@@ -216,10 +221,10 @@ class PromptReader:
         return read_prompt(request, self._exact) if is_short else None
 
     async def read(self, request: CompletionRequest) -> Keyed:
-        """Return a long request's keys; cancelled, it drops the work if that has not begun."""
+        """Return a long request's keys, read in a thread; on cancellation the work is dropped if it has not started."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, read_prompt, request, self._exact)
 
     def close(self) -> None:
-        """Drop what waits; a prompt that is being read ends by itself, because its length is bounded."""
+        """Drop waiting prompts; a prompt that is being read ends by itself, because its length is limited."""
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""The seam of a response: its events are numbered, name one item, and the last ones repeat all of the text. Pure."""
+"""Joins the streams of the Responses API: events are numbered, refer to one item, and the last ones repeat the text. Pure."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ _OPENING: Final = frozenset(
 
 
 class ResponseSeam(StreamSeam):
-    """That of a response; ``before`` is the one that the stream had so far.
+    """Joins the streams of a response.
+
+    ``before`` is the joint of the previous continuation of the same stream; None for the first continuation.
 
     Attributes:
-        number: Of the last event that the client has.
+        number: Number of the last event that the client has.
     """
 
     def __init__(self, said: EmittedPrefix, before: ResponseSeam | None) -> None:

@@ -1,4 +1,4 @@
-"""The request that continues a broken stream on another worker, and the buffers for it; `handler` calls it."""
+"""Builds the requests that resume broken streams on other workers, and keeps the records for them; called by `handler`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LIMIT_BY_NAME: Final = {each.name: each for each in ROUTER_LIMITS}
 
 
 class StreamContinuations:
-    """The rests of one router's broken streams."""
+    """The continuations of one router's broken streams."""
 
     def __init__(
         self,
@@ -53,14 +53,20 @@ class StreamContinuations:
         self._total = RecordedBytes()
 
     def begin(self, call: CompletionCall) -> BegunStream | None:
-        """Return what is to be kept of a stream that begins, or continues; None where no other worker could."""
+        """Return the state of a stream that starts or is resumed; None if no other worker could resume it."""
         if call.begun is None and self._most and not refusal_of(call.request):
             record = StreamRecord(call.request, self._total, tokens_per_event=self._tokens_per_event)
             call.begun = BegunStream(record, call.request)
         return call.begun
 
     def follow(self, begun: BegunStream, meter: RelayMeter, ttft_s: float | None) -> Observe:
-        """Return what takes each read of the worker that speaks now, and gives what to send."""
+        """Return the function that processes each read from the present worker and returns the bytes for the client.
+
+        Args:
+            begun: State of the stream.
+            meter: Measures the present worker's stream.
+            ttft_s: TTFT of the stream in simulated seconds, for a stream that is resumed.
+        """
         meter.kept = begun.kept
         if begun.seam is None:
             return meter.observe
@@ -68,7 +74,7 @@ class StreamContinuations:
         return partial(_observe_rest, meter, begun.seam)
 
     def said(self, begun: BegunStream, meter: RelayMeter) -> tuple[dict[str, Any] | None, int]:
-        """Return usage and tokens of the whole, at the end of what a worker says."""
+        """Return the usage (None if unknown) and the number of tokens of the entire stream, when a worker's part has ended."""
         if meter.tokens:
             begun.last_real_s = meter.last_real_s
         if begun.seam is None:
@@ -76,7 +82,10 @@ class StreamContinuations:
         return begun.seam.usage, begun.seam.tokens + meter.tokens
 
     def read(self, call: CompletionCall) -> Rest:
-        """Make a call ask for the rest of its stream; where nothing but its end is left to be said, that is written."""
+        """Change a call's request to the request for the rest of its stream.
+
+        If only the end of the stream is missing, that is sent to the client instead, and the result is `Rest.NOTHING`.
+        """
         begun = _begun(call)
         said = emitted_prefix(begun.kept, begun.said)
         if said.refusal:
@@ -98,7 +107,7 @@ class StreamContinuations:
         return Rest.READY
 
     def left(self, call: CompletionCall, meter: RelayMeter) -> StreamLeft:
-        """Return what a stream has said and may still say, by counts alone."""
+        """Return what a stream has generated and can still generate, from counts alone."""
         begun = _begun(call)
         before = 0 if begun.seam is None else begun.seam.tokens
         limits = (begun.request.body.get(key) for key in LIMITS)
@@ -106,19 +115,19 @@ class StreamContinuations:
         return StreamLeft(call.prompt_tokens, before + meter.tokens * self._tokens_per_event, limit)
 
     def can_continue(self, call: CompletionCall) -> bool:
-        """Return whether another worker could continue what a stream has said; it stays so once it is not."""
+        """Return whether another worker could continue a stream; once this is False for a stream, it stays False."""
         begun = _begun(call)
         return not refusal_of_stream(begun.kept, begun.said)
 
     def go_on(self, call: CompletionCall, reason: str) -> None:
-        """Count a stream that continues on another worker."""
+        """Count and log a stream that is resumed on another worker because of ``reason``."""
         seam = _begun(call).seam
         assert seam is not None  # noqa: S101 - its rest was read
         self._metrics.continuations[reason] += 1
         log.info("stream continues elsewhere", reason=reason, left=call.worker, tokens=seam.tokens)
 
     def lose(self, call: CompletionCall, step: Lost) -> None:
-        """Count a stream that ends without its rest, and log what ended it and the last failure before that."""
+        """Count a stream that ends without its rest, and log the cause and the last failure before it."""
         why = step.why
         if why == "request":
             why = refusal_of(call.request)
@@ -139,7 +148,7 @@ class StreamContinuations:
         )
 
     def refuse(self, call: CompletionCall, step: QueryOfDeath) -> None:
-        """Refuse a request for a while, and name it."""
+        """Reject repeats of a request that killed a worker for `REFUSED_S` simulated seconds, and log the hash of its body."""
         raw = (call.request if call.begun is None else call.begun.request).raw
         digest = self._queries_of_death.add(raw, step.before, step.worker)
         log.warning(
@@ -157,5 +166,5 @@ def _begun(call: CompletionCall) -> BegunStream:
 
 
 def _observe_rest(meter: RelayMeter, seam: StreamSeam, data: bytes, at: int = 0) -> bytes:
-    """Take one read of a stream that continues, and return what to send; as `RelayMeter.observe`."""
+    """Process one read of a resumed stream, and return the bytes for the client; the arguments are those of `RelayMeter.observe`."""
     return seam.join(meter.observe(data[at:-2] if at else data))

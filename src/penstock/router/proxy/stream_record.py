@@ -1,8 +1,8 @@
-"""What one worker has said of a stream, recorded for the worker that may continue it, and bounded over all streams. Pure.
+"""Records what a worker has sent of a stream, for the worker that may resume it; memory is limited over all streams. Pure.
 
-The relay passes on each read. The record checks and reads them in batches, once, and keeps text, counts and token ids
-instead of events: a continuation or a move therefore never reads more than the last batch, however long the stream is.
-A stream with an event of an unknown form is not continued: nothing of it is kept from then on.
+The relay passes on each read. The record checks and parses the reads in batches, once, and keeps text, counts and token ids
+instead of events: resuming or moving a stream therefore never parses more than the last batch, however long the stream is. A
+stream with an event of an unknown form cannot be resumed, and nothing more of it is kept.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from penstock.router.proxy.not_continued import (
 from penstock.router.proxy.routes import ApiEndpoint
 
 RECORDED_BYTES: Final = 64 * 1024 * 1024
-"""Over all streams. Chosen: a thousand streams of 12,000 tokens."""
+"""Maximum size of the records of all streams. Chosen: a thousand streams of 12,000 tokens."""
 
 BATCH: Final = 128
-"""Reads, or tokens, that are recorded at once. Chosen: reading them takes some 20 us, and none of a short stream is read."""
+"""Number of reads, or of tokens, that are parsed at once. Chosen: parsing them takes about 20 us, and a short stream is never
+parsed."""
 
 LARGE_READ_BYTES: Final = 4096
-"""A read from this size on is recorded at once. Chosen: twenty times a usual event."""
+"""Size of a read from which on it is parsed at once. Chosen: twenty times a usual event."""
 
 PROMPT_IDS: Final = "prompt_token_ids"
 _SAID_KEYS: Final = frozenset(
@@ -45,7 +46,7 @@ _SAID_KEYS: Final = frozenset(
 )
 _HEAD_KEYS: Final = ("id", "created", "model", "object")
 _DONE: Final = b"[DONE]"
-# As tuples: a union would be made again for each event.
+# Tuples, because a union would be created again for each event.
 _OPTIONAL_STR: Final = (str, NoneType)
 _OPTIONAL_LIST: Final = (list, NoneType)
 _OPTIONAL_DICT: Final = (dict, NoneType)
@@ -54,14 +55,18 @@ _STRING_BODY: Final = re.compile(rb'(?:[^"\\]|\\.)*')
 
 @dataclass(slots=True)
 class RecordedBytes:
-    """Bytes in the records of all streams of a router."""
+    """Size of the records of all streams of a router.
+
+    Attributes:
+        recorded_bytes: Present size in bytes.
+    """
 
     recorded_bytes: int = 0
 
 
 @dataclass(slots=True)
 class _Run:
-    """Texts of successive events, of this many tokens each, and what came before them."""
+    """Texts of consecutive events with the same number of tokens each, and the counts before them."""
 
     tokens: int
     characters: int
@@ -69,7 +74,7 @@ class _Run:
     texts: list[str]
 
     def steps(self) -> Iterator[tuple[int, int]]:
-        """Return tokens and characters shown after each event that showed text, the last one first."""
+        """Yield the numbers of tokens and characters sent after each event with text, the last event first."""
         ends = list(accumulate(map(len, self.texts), initial=self.characters))
         for at in range(len(self.texts) - 1, -1, -1):
             if self.texts[at]:
@@ -77,20 +82,20 @@ class _Run:
 
 
 class StreamRecord:
-    """The record of one stream; a stream that would exceed the bound of all is forgotten.
+    """The record of one stream; if all records together would exceed the limit, it is deleted and the stream cannot be resumed.
 
     Attributes:
-        append: Takes one read of complete events, without framing. It costs a relay a few nanoseconds and reads nothing;
-            `read` does, which is due every `BATCH` reads.
-        unread: The reads that were taken since.
-        request: The client's.
-        tokens: Of the text.
-        characters: Of the text.
-        head: The keys of its events that a seam repeats.
-        finish_reason: Of the answer, where it has come.
-        has_usage: The event of the usage has come.
-        token_ids: Of the text, where the events carry them.
-        prompt_ids: Of the prompt, likewise.
+        append: Adds one read of complete events, without HTTP framing. It takes a few nanoseconds and parses nothing; the
+            caller must call `read` every `BATCH` reads.
+        unread: Reads that were added and not parsed yet.
+        request: Request of the client.
+        tokens: Number of tokens of the text.
+        characters: Number of characters of the text.
+        head: Keys of the events that a continuation must repeat.
+        finish_reason: Finish reason of the response; None if it has not come.
+        has_usage: Whether the event with the usage has come.
+        token_ids: Token ids of the text, if the events contain them.
+        prompt_ids: Token ids of the prompt, if the events contain them.
     """
 
     __slots__ = (
@@ -155,7 +160,7 @@ class StreamRecord:
         self.prompt_ids: tuple[int, ...] = ()
 
     def drop(self) -> None:
-        """Forget what was said: the stream ends, or another worker continues it."""
+        """Delete the content, because the stream has ended or another worker resumes it."""
         self._total.recorded_bytes -= self._recorded_bytes
         self._recorded_bytes = 0
         self._clear()
@@ -166,7 +171,7 @@ class StreamRecord:
         self.append = _forget
 
     def read(self) -> None:
-        """Record what came since the last time."""
+        """Parse and record the reads that were added since the last call."""
         if not self.unread:
             return
         data = b"".join(self.unread)
@@ -180,7 +185,7 @@ class StreamRecord:
         self._end_batch()
 
     def refusal(self) -> str:
-        """Return why no other worker can continue the stream; empty: one can."""
+        """Return why no other worker can resume the stream; empty if one can."""
         self.read()
         refusal = "" if self._problem is NOT_KEPT else refusal_of(self.request)
         if not refusal and self._problem is not None:
@@ -188,18 +193,18 @@ class StreamRecord:
         return refusal
 
     def text(self) -> str:
-        """Return the text that was recorded."""
+        """Return the recorded text."""
         return "".join(self._texts)
 
     def steps(self) -> Iterator[tuple[int, int]]:
-        """Return tokens and characters behind each event that showed text, from the last one back to where a cut is sure."""
+        """Yield the numbers of tokens and characters after each event with text, from the last one back to a certain cut."""
         for run in reversed(self._runs):
             yield from run.steps()
 
     # ------------------------------------------------------------------ reading
 
     def _read_events(self, events: Sequence[bytes]) -> None:
-        """Record events in order; runs of usual ones are read at once."""
+        """Record events in order; sequences of usual events are parsed at once."""
         run: list[bytes] = []
         for event in events:
             if self._start and event.startswith(self._start) and event.endswith(self._end):
@@ -216,15 +221,16 @@ class StreamRecord:
                 self._read_event(event)
 
     def _read_run(self, data: bytes) -> bool:
-        """Record events that differ in their text and its ids alone; return False, and record nothing, where others come.
+        """Record events that differ only in their text and token ids; return False, and record nothing, if there are other events.
 
-        What lies between the texts is the same each time. Replaced by what separates the items of a list, it makes one list
-        of the texts of all events; a text that is not a string, or has another key behind it, makes none, or a longer one.
+        The bytes between the texts are the same each time. They are replaced by the separator of list items, so that the
+        texts of all events become one JSON list. If a text is not a string, or is followed by another key, the result is not
+        a list or has another length.
         """
         start, end = self._start, self._end
         if not start or not self.tokens or not (data.startswith(start) and data.endswith(end)):
             return False
-        # `split` prepares itself for separators of this length, which takes longer than the search.
+        # `rsplit`, because `split` first prepares itself for separators of this length, which takes longer than the search.
         parts = data[len(start) : -len(end)].rsplit(end + start)
         if self._middle:
             return self._read_with_ids(parts)
@@ -238,7 +244,7 @@ class StreamRecord:
         return True
 
     def _read_with_ids(self, parts: Sequence[bytes]) -> bool:
-        """Record texts with their ids, likewise; ``_middle`` lies between the two."""
+        """Record texts with their token ids in the same way; ``_middle`` contains the bytes between the two."""
         joined = b'",['.join(b'],"'.join(parts).rsplit(self._middle))
         try:
             items = orjson.loads(b'["' + joined + b"]]")
@@ -257,7 +263,7 @@ class StreamRecord:
         return True
 
     def _learn_usual(self, event: bytes, chunk: Any) -> None:
-        """Remember how an event begins and ends around its text and ids: most of a stream's events differ in these alone."""
+        """Remember the bytes before and after an event's text and ids, because most events of a stream differ only in these."""
         self._start = b""
         choice = chunk["choices"][0]
         shown = choice.get("delta", choice)
@@ -275,7 +281,7 @@ class StreamRecord:
             before, ids_key, after = end.partition(b'"token_ids":[')
             middle, end = before + ids_key, after[after.find(b"]") :]
             choice["token_ids"], probe = [7], start[6:] + b"?" + middle + b"7" + end
-        # Text and ids are where they were looked for if others there are all that changes.
+        # The positions of text and ids are correct if replacing them changes nothing else in the parsed event.
         try:
             is_found = orjson.loads(probe) == chunk
         except orjson.JSONDecodeError:
@@ -351,8 +357,8 @@ class StreamRecord:
     # ------------------------------------------------------------------ text
 
     def _add(self, texts: list[str], tokens: int) -> None:
-        """Count events of this many tokens each; 0: they do not say how many."""
-        # Each worker's first token comes alone, then this many an event.
+        """Add the texts of events with this many tokens each; 0 if the events do not contain the number."""
+        # Each worker's first token comes in an event of its own, later events contain this many.
         tokens = tokens or (self._tokens_per_event if self.tokens else 1)
         run = self._run
         if run is not None and run.event_tokens == tokens:
@@ -366,7 +372,7 @@ class StreamRecord:
         self.characters += len(text)
 
     def _end_batch(self) -> None:
-        """Join what a batch has said, and count what is recorded."""
+        """Join the texts of a batch, and update the size of the record."""
         text = "".join(self._new_texts)
         self._new_texts.clear()
         self._run = None
@@ -382,12 +388,12 @@ class StreamRecord:
             self._give_up(NOT_KEPT)
 
     def _forget_steps(self) -> None:
-        """Forget where events ended before one at which the text can be cut, whatever follows."""
+        """Delete the positions of events before one at which the text can be cut, whatever follows."""
         while len(self._runs) > 1 and self._has_cut():
             self._runs.popleft()
 
     def _has_cut(self) -> bool:
-        """Return whether the text can be cut at an event of the second run: what was held back has come, no white space."""
+        """Return whether the text can be cut at an event of the second run: after the held-back characters, and not at white space."""
         second, end = self._runs[1], self._held
         if second.characters + end >= self.characters:
             return False
@@ -402,7 +408,7 @@ class StreamRecord:
 
 
 class _NotContinued(Exception):  # noqa: N818 - no fault of the router's
-    """What was said cannot be continued."""
+    """The stream cannot be resumed."""
 
     def __init__(self, why: NotContinued) -> None:
         super().__init__(str(why))
@@ -428,7 +434,7 @@ def _logprob_count(choice: dict[str, Any]) -> int:
 
 
 def stops_of(request: CompletionRequest) -> Sequence[str]:
-    """Return the strings that end a request's answer."""
+    """Return the strings that end a request's response."""
     stop = request.body.get("stop") or ()
     return (stop,) if isinstance(stop, str) else stop
 
