@@ -30,14 +30,13 @@ from penstock_planner.core.following import restore
 from penstock_planner.core.ledger_history import LedgerHistory
 from penstock_planner.core.planner import Answer, PlannerCore
 from penstock_planner.core.planner_settings import PlannerSettings
-from penstock_planner.core.records import DecisionKind, Record
 from penstock_planner.decide.bounds.gpu_budget import existing_gpus
 from penstock_planner.decide.bounds.owner import owner
-from penstock_planner.decide.decision import Reason
 from penstock_planner.decide.observation import Demand, PoolCounts, Pull, kv_role, summarise
 from penstock_planner.decide.schedule import in_force
 from penstock_planner.ledger import Ledger
 from penstock_planner.observers import Observers, View
+from penstock_planner.recorder import Recorder
 from penstock_planner.sources.base import (
     DISPATCHED_TTFT,
     ITL,
@@ -53,12 +52,6 @@ from penstock_planner.targets.base import Target, TargetState
 
 LAG_TICKS = 300
 """Number of ticks from which the lag percentile is computed, at every tick. Chosen: five minutes of ticks."""
-
-HELD_MOST = 150
-"""Maximum number of consecutive decisions that are only counted in the ledger.
-
-Chosen: five minutes of mode adaptive; a restart recomputes them.
-"""
 
 TARGET_TIMEOUT_S = 30.0
 """Timeout for one call of the backend, real seconds.
@@ -131,7 +124,7 @@ class PlannerLoop:
         self._settings = settings
         self._target = target
         self._source = source
-        self._ledger = ledger
+        self._recorder = Recorder(ledger, settings.about, wall_s=time.wall_s)
         self._time = time
         self._observers = observers
         self.lag = LagTracker(LAG_TICKS)
@@ -141,10 +134,6 @@ class PlannerLoop:
         self._readings: Readings | None = None
         self._pulled: Pull | None = None
         self._counted: dict[str, Buckets] = {}
-        # The last recorded decision, and the number of write errors at that time. If pulls were lost since then, a
-        # replay could not recompute the following decisions.
-        self._written: tuple[list[tuple[Role, int, Reason, str]], int] | None = None
-        self._held = 0
 
     async def run(self, stop: asyncio.Event) -> None:
         """Plan until ``stop`` is set; continues from the ledger if it holds an earlier run."""
@@ -175,7 +164,7 @@ class PlannerLoop:
                 case ReadMetrics():
                     answer = await self._pull()
                 case RecordDecision() as asked:
-                    answer = self._record(asked)
+                    answer = self._recorder.record(asked)
                 case Scale(change):
                     answer = await self._asked(
                         self._target.scale(change.role, change.desired, decision_id=change.decision_id)
@@ -194,16 +183,10 @@ class PlannerLoop:
     def _carry_out(self, effect: Effect) -> None:
         """Carry out an effect that needs no answer."""
         match effect:
-            case Append() | AppendPull():
-                self._ledger.try_append({**effect.record, "wall_s": round(self._time.wall_s(), 3)})
+            case Append() | AppendPull() | BeginLedger() | Checkpoint():
+                self._recorder.write(effect)
             case Notify(decision):
                 self._observers.decided(decision, self._view())
-            case BeginLedger(header):
-                self._ledger.begin(self._header(header))
-            case Checkpoint(header):
-                if self._ledger.is_long:
-                    self._ledger.rotate(self._header(header))
-                    self._written = None
             case Log(text, keys, is_warning):
                 (log.warning if is_warning else log.info)(text, **keys)
             case _:
@@ -213,9 +196,9 @@ class PlannerLoop:
 
     def _read_history(self) -> LedgerHistory | None:
         try:
-            return restore(self._ledger.tail(), self._settings.config)
+            return restore(self._recorder.ledger.tail(), self._settings.config)
         except (LedgerError, KeyError, TypeError, ValueError) as exc:
-            aside = self._ledger.set_aside()
+            aside = self._recorder.ledger.set_aside()
             log.error("ledger cannot be read: starting a new one", error=str(exc), kept_as=str(aside))  # noqa: TRY400 - the message is complete
             return None
 
@@ -224,27 +207,6 @@ class PlannerLoop:
         if history is None or history.wall_s is None:
             return 0.0
         return max(0.0, self._time.to_simulated_s(self._time.wall_s() - history.wall_s))
-
-    def _header(self, header: Record) -> Record:
-        return {**header, "wall_s": self._time.wall_s(), **self._settings.about}
-
-    def _record(self, asked: RecordDecision) -> bool:
-        """Write a decision to disk, or only count it if it can be recomputed from the pulls; return whether it is recorded."""
-        decision = asked.decision
-        says = [(role.role, role.desired, role.reason, role.rule) for role in decision.roles]
-        written = self._written
-        is_made_again = decision.is_hold and asked.kind is DecisionKind.ADJUSTMENT
-        if is_made_again and self._held < HELD_MOST and written == (says, self._ledger.errors):
-            self._held += 1
-            return True
-        record = {**asked.record, "wall_s": self._time.wall_s(), "held": self._held}
-        try:
-            self._ledger.append(record, durable=True)
-        except LedgerError as exc:
-            log.error("decision not recorded, so not applied", decision_id=decision.id, error=str(exc))  # noqa: TRY400 - no bug of ours
-            return False
-        self._written, self._held = (says, self._ledger.errors), 0
-        return True
 
     # -- backend and metrics --------------------------------------------------------------------------
 
@@ -329,12 +291,12 @@ class PlannerLoop:
             latency=self._readings.latency if self._readings is not None else {},
             next_decision_s=None if schedule.blocked_s is not None else schedule.end_s,
             lag_p99_s=self.lag.p99_s(),
-            ledger_errors=self._ledger.errors,
+            ledger_errors=self._recorder.ledger.errors,
             overdue=current.is_overdue,
             startup_s=dict(current.startup_s),
             left_to=self._left_to(),
             failures=observed.failures if observed is not None else {},
-            ledger_problem=self._ledger.problem,
+            ledger_problem=self._recorder.ledger.problem,
             gone_sources=self._readings.gone if self._readings is not None else {},
             remembered=current.remembered,
             scheduled=tuple(each.in_words(wall_s) for each in in_force(config.schedule, wall_s)),

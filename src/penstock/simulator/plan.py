@@ -11,7 +11,7 @@ from typing import Any
 from penstock.api import GraphDeployment, QueueOrder, Role, RouterConfig, SloConfig
 from penstock.api.manifests import load_graph
 from penstock.core.closest import did_you_mean
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, unwritable
 from penstock.core.flags import attainment_flag, check_bounds, duration_flag, flag
 from penstock.router.policy.busy import check_flags
 from penstock.router.policy.registry import policy_names
@@ -44,6 +44,7 @@ from penstock.workload.arrivals import OnLong, Spread
 from penstock.workload.traces import BLOCK_TOKENS_HELP, BLOCK_TOKENS_UNSET, Trace
 from penstock_planner.decide.codec import to_plain
 from penstock_planner.decide.policy import policy_names as planner_names
+from penstock_planner.ledger import FILE_NAME
 
 
 def _resize(text: str) -> Resize:
@@ -113,6 +114,13 @@ class SimulateOptions:
         bare=DEFAULT_PLANNER,
         metavar="[all|NAME[,NAME…]]",
         unset="nothing scales",
+    )
+    ledger: Path | None = flag(
+        "Folder for the planner's ledger, written as a live planner writes it, for `penstock planner explain` and `replay`; needs "
+        "exactly one run with a planner.",
+        default=None,
+        path="folder",
+        unset="no ledger is written",
     )
     max_gpus: int | None = flag("GPU budget, never exceeded.", ge=1, unset="the planner's, else none")
     calendar_start: datetime | None = flag(
@@ -285,7 +293,36 @@ def make_plan(
         for rate in rates
         for seed in range(options.seeds)
     )
+    if options.ledger is not None:
+        runs = (_recorded(runs, options.ledger),)
     return RunPlan(runs, _notes(workload, pools, graph), compares_planners=len(planners) > 1)
+
+
+def _recorded(runs: Sequence[RunSpec], folder: Path) -> RunSpec:
+    """Return the only run, with a ledger in ``folder``.
+
+    Raises:
+        ConfigError: there are several runs, no planner with a ledger, or a ledger in the folder already.
+    """
+    place = f"--ledger {folder}"
+    if len(runs) > 1:
+        raise ConfigError(
+            f"{place}: a ledger holds one run, and these options give {len(runs)}; choose one --policy, --planner, --rate "
+            "and --seeds 1"
+        )
+    (run,) = runs
+    if run.scenario.planner is None:
+        raise ConfigError(f"{place}: no planner decides in this run; add --planner")
+    if not run.scenario.planner.policy.has_ledger:
+        raise ConfigError(f"{place}: {run.planner} is a baseline without a ledger; choose --planner adaptive")
+    file = folder / FILE_NAME
+    if file.exists():
+        raise ConfigError(f"{place}: holds a {FILE_NAME} already; choose another folder, or remove that file")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise ConfigError(unwritable(place, exc)) from exc
+    return replace(run, ledger=file)
 
 
 def _slo(options: SimulateOptions, graph: GraphDeployment | None) -> SloConfig:

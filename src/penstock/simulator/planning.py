@@ -14,6 +14,10 @@ from penstock.simulator.kernel import Order
 from penstock.simulator.scenario import Fault, PlannerPatience
 from penstock.simulator.state import SimulationState
 from penstock_planner.core.effects import (
+    Append,
+    AppendPull,
+    BeginLedger,
+    Checkpoint,
     Effect,
     Notify,
     ObserveAt,
@@ -30,6 +34,8 @@ from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision, Memory
 from penstock_planner.decide.observation import Demand, PoolCounts, Pull, summarise
 from penstock_planner.decide.reading import Reading, assess
+from penstock_planner.ledger import Ledger
+from penstock_planner.recorder import Recorder
 from penstock_planner.served_shares import ServedShares, shares_of
 from penstock_planner.targets.base import TargetState
 
@@ -38,6 +44,15 @@ _TIMELINE = "simulated"
 
 ScalePool = Callable[[Scale | Switch], str | None]
 """Callback that applies a change of replicas or a switch of roles. It returns the reason if the change is refused, else None."""
+
+_ABOUT: Mapping[str, str | float | None] = {
+    "namespace": "simulated",
+    "environment": "simulated",
+    "served_model_name": "simulated",
+    "speed": 1.0,
+    "graph_file": None,
+}
+"""Facts about a simulated planner in its ledger's header, by the keys of a live one's."""
 
 DEADLINE_S = 600.0
 """Default of the planner's ``--adjustment-deadline``, in seconds."""
@@ -108,6 +123,7 @@ class VirtualPlanner:
         deadline_s: float = DEADLINE_S,
         memory: Memory | None = None,
         calendar_s: float = 0.0,
+        recorder: Recorder | None = None,
     ) -> None:
         """Create a planner that starts at time 0.
 
@@ -117,8 +133,10 @@ class VirtualPlanner:
             deadline_s: Seconds that a replica may take to become ready before its scale-up is rolled back.
             memory: Learned state to start with; None to learn from nothing.
             calendar_s: Wall-clock time at time 0, seconds since 1970.
+            recorder: Writes the ledger that a live planner would write; None writes nothing.
         """
         self._calendar_s = calendar_s
+        self._recorder = recorder
         self._settings = PlannerSettings(
             config, deadline_s, _TIMELINE, rolls_back=config.policy.has_ledger, memory=memory or {}
         )
@@ -149,8 +167,8 @@ class VirtualPlanner:
             match self._follow(self._core.answer(answer, now_s)):
                 case ReadMetrics():
                     answer = self._pull(seen, now_s)
-                case RecordDecision():
-                    answer = True
+                case RecordDecision() as asked:
+                    answer = self._recorder is None or self._recorder.record(asked)
                 case Scale() | Switch() as asked:
                     answer = scale(asked)
                 case _:
@@ -191,8 +209,13 @@ class VirtualPlanner:
 
     def _follow(self, effects: tuple[Effect, ...]) -> Effect:
         for effect in effects:
-            if isinstance(effect, Notify):
-                self._on_decision(effect.decision)
+            match effect:
+                case Notify(decision):
+                    self._on_decision(decision)
+                case Append() | AppendPull() | BeginLedger() | Checkpoint() if self._recorder is not None:
+                    self._recorder.write(effect)
+                case _:
+                    pass
         if isinstance(effects[-1], ObserveAt):
             self.next_s = effects[-1].at_s
         return effects[-1]
@@ -245,6 +268,8 @@ class Control:
         config: DecideConfig,
         scale: Callable[[Role, int], None],
         switch: Callable[[Role, Role, int], None],
+        *,
+        ledger: Ledger | None = None,
     ) -> None:
         """Create the planner.
 
@@ -253,6 +278,7 @@ class Control:
             config: Configuration of the planner.
             scale: Callback that sets the number of replicas of a role.
             switch: Callback that moves a number of workers from the first role to the second.
+            ledger: Ledger to write as a live planner does; None writes none.
         """
         self._state = state
         self._scale_pool = scale
@@ -269,6 +295,7 @@ class Control:
             deadline_s=deadline_s,
             memory=self._scenario.memory,
             calendar_s=self._scenario.calendar_s,
+            recorder=None if ledger is None else Recorder(ledger, _ABOUT, wall_s=self._wall_s),
         )
         self._known: SimulatedObservation | None = None
 
@@ -280,6 +307,10 @@ class Control:
             kernel.at(at_s, Order.FLEET, self.planner.restart, at_s)
         for change in faults.budget:
             kernel.at(change.at_s, Order.FLEET, self.planner.set_budget, change.gpus)
+
+    def _wall_s(self) -> float:
+        """Return the time of the scenario's calendar, seconds since 1970."""
+        return self._scenario.calendar_s + self._state.kernel.now_s
 
     def _tick(self) -> None:
         now_s, kernel, planner = self._state.kernel.now_s, self._state.kernel, self.planner

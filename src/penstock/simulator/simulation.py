@@ -27,6 +27,7 @@ from penstock.simulator.servers import EngineModel, Server, SimpleServer
 from penstock.simulator.state import SimulationState
 from penstock.simulator.succession import Succession
 from penstock.workload.traces import TraceRequest
+from penstock_planner.ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class Simulation:
         *,
         chains: PrefixChains | None = None,
         kernel: Kernel | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         """Prepare a run.
 
@@ -80,6 +82,7 @@ class Simulation:
             requests: Requests in order of arrival.
             chains: Source of prefix keys; None creates one from the scenario's seed.
             kernel: Kernel to share with other simulations; None creates one.
+            ledger: Ledger that the planner writes as a live one does; None writes none.
         """
         self.scenario = scenario
         self.kernel = kernel or Kernel()
@@ -113,7 +116,9 @@ class Simulation:
             scenario, self.kernel, self.fleet, self.routers, self.jobs, self.gaps, self.frontend
         )
         self.control = (
-            None if scenario.planner is None else Control(state, scenario.planner, self._scale, self._switch)
+            None
+            if scenario.planner is None
+            else Control(state, scenario.planner, self._scale, self._switch, ledger=ledger)
         )
         self._path = RequestPath(state, self._succession, self._chains, let_go=self._let_go_if_idle)
         self._state = state

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from penstock.core.errors import ConfigError
 from penstock.simulator.observer import Recording
 from penstock.simulator.oracle_search import foreseen
 from penstock.simulator.scenario import Scenario
@@ -13,6 +16,7 @@ from penstock.simulator.scoreboard import goodput, mean, mean_tiers, score
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import Workload, WorkloadSpec, prepare
 from penstock_planner.decide.config import Mode
+from penstock_planner.ledger import Ledger
 
 GOODPUT_SHARE = 0.9
 """Fraction of requests that must be on time at the goodput, the largest rate at which they are; source: the DualMap paper."""
@@ -29,6 +33,7 @@ class RunSpec:
         qps: Mean rate in requests/s to which the workload is scaled; None keeps the rate of the workload.
         seed: Random seed.
         planner: Name of the planner; None if nothing scales.
+        ledger: File to which the planner writes its ledger; None writes none.
     """
 
     label: str
@@ -37,13 +42,18 @@ class RunSpec:
     qps: float | None
     seed: int
     planner: str | None = None
+    ledger: Path | None = None
 
 
 def simulate(spec: RunSpec) -> tuple[Recording, Workload, dict[str, Any]]:
     """Simulate one run, and return its recording, its workload and its figures (label, policy, planner, rate and seed first)."""
     workload = prepare(spec.workload, seed=spec.seed, qps=spec.qps)
     scenario = foreseen(replace(spec.scenario, seed=spec.seed), workload.requests)
-    recording = Simulation(scenario, workload.requests).run()
+    ledger = None if spec.ledger is None else Ledger(spec.ledger)
+    with contextlib.nullcontext() if ledger is None else contextlib.closing(ledger):
+        recording = Simulation(scenario, workload.requests, ledger=ledger).run()
+    if ledger is not None and ledger.problem:
+        raise ConfigError(ledger.problem)
     figures = score(recording, workload, scenario)
     named = {
         "label": spec.label,

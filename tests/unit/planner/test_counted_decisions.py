@@ -15,7 +15,7 @@ from penstock_planner.decide.config import Mode
 from penstock_planner.decide.observation import Demand
 from penstock_planner.explain import select
 from penstock_planner.ledger import read_ledger
-from penstock_planner.loop import HELD_MOST
+from penstock_planner.recorder import HELD_MOST
 from penstock_planner.replay import replay
 
 

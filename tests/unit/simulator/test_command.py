@@ -9,6 +9,8 @@ from click.testing import CliRunner
 from penstock.cli.main import cli
 from penstock.core.errors import ConfigError
 from penstock_planner.decide import policy as registry
+from penstock_planner.ledger import read_ledger
+from penstock_planner.replay import replay
 
 FAST = ("--limit", "60", "--jobs", "1")
 SAMPLES = Path(__file__).resolve().parents[3] / "manifests" / "samples"
@@ -49,6 +51,43 @@ def test_rejection_is_turned_on_by_an_option():
     assert off == none
     assert on["rejected"] > 0 == off["rejected"]
     assert on["ttft_s"]["p99"] < off["ttft_s"]["p99"] / 2
+
+
+def test_a_simulated_planner_writes_a_ledger_that_replays(tmp_path):
+    """As a live one does: the result is the same as without, every decision is made again from it, and explain reads it."""
+    options = ("--trace", "bursts:rate=6,count=400", "--policy", "prefix-cost", "--planner", "--jobs", "1")
+    recorded = orjson.loads(run(*options, "--ledger", str(tmp_path / "night"), "--json").stdout)
+
+    assert recorded == orjson.loads(run(*options, "--json").stdout)
+    result = replay(read_ledger(tmp_path / "night"))
+    assert result.differences == ()
+    assert result.decisions > 10
+    explained = CliRunner().invoke(
+        cli, ["planner", "explain", "--log-dir", str(tmp_path / "night"), "--last", "1"]
+    )
+    assert explained.exit_code == 0
+    assert "2024-01-01 00:0" in explained.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "a ledger holds one run, and these options give \\d+"),
+        (("--policy", "prefix-cost"), "no planner decides in this run; add --planner"),
+        (("--policy", "prefix-cost", "--planner", "hpa"), "hpa is a baseline without a ledger"),
+    ],
+)
+def test_a_ledger_of_no_single_planner_is_refused(options, message, tmp_path):
+    """Several runs, none that decides, or one that keeps none."""
+    with pytest.raises(ConfigError, match=message):
+        run(*FAST, *options, "--ledger", str(tmp_path))
+
+
+def test_a_ledger_is_never_overwritten(tmp_path):
+    """A folder with a ledger in it, a live planner's perhaps, is refused."""
+    (tmp_path / "ledger.jsonl").write_text("{}\n")
+    with pytest.raises(ConfigError, match=r"holds a ledger\.jsonl already"):
+        run(*FAST, "--policy", "prefix-cost", "--planner", "--ledger", str(tmp_path))
 
 
 def test_planners_are_compared_under_one_router():
