@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.api import MetricsSource
+from penstock.core.findings import NOT_RECORDED
 from penstock.core.worker_metrics import NOT_ON_PAGE
 from penstock_planner.core.phase import PlannerPhase
 from penstock_planner.observers import View
@@ -85,15 +86,11 @@ class ProblemTracker:
         if view.pull is not None:
             self._gone = dict(view.gone_sources)
             self._gone_since_s = {name: self._gone_since_s.get(name, view.at_s) for name in self._gone}
-        found = (
-            [f"decisions cannot be recorded, so they are not applied: {view.ledger_problem}"]
-            if view.ledger_problem
-            else []
-        )
+        found = [f"{NOT_RECORDED}: {view.ledger_problem}"] if view.ledger_problem else []
         if unknown := self._signals.after(view):
             found.append(unknown)
         found += [
-            f"metrics source {name} is unavailable; other sources are used instead: {why}"
+            f"{why}; the planner uses other metrics sources instead of {name}"
             for name, why in self._gone.items()
             if view.at_s - self._gone_since_s[name] >= MISSING_S
         ]

@@ -39,7 +39,7 @@ try:
                 pass
         except OSError:
             pass
-    full = f"the disk of {world.statefile.parent} is full"
+    full = f"the disk of {folder} is full"
     doctor = world.run("doctor", "--local", "--json", "--namespace", "world")
     report = json.loads(doctor.stdout)
     said = {

@@ -18,7 +18,8 @@ from typing import Final
 
 import psutil
 
-from penstock.core.local_state import full_disk, state_dir
+from penstock.core.findings import full_disks
+from penstock.core.local_state import state_dir
 from penstock.local.ports import FIRST_PORT, LAST_PORT, is_free
 from penstock_operator.doctor.findings import Finding, ok, problem, unknown, warning
 
@@ -167,10 +168,10 @@ def state_findings(folder: Path, *, is_writable: bool) -> Iterator[Finding]:
 
 def disk_findings(folder: Path) -> Iterator[Finding]:
     """Say whether the state folder's disk is full, or soon will be."""
-    full, free = full_disk(folder), shutil.disk_usage(folder).free
-    if full is not None:
-        yield problem("state", full, "free disk space; until then no graph can be started or changed")
-    elif free < LOW_BYTES:
+    full, free = full_disks([folder]), shutil.disk_usage(folder).free
+    for each in full:
+        yield problem("state", each, "free disk space; until then no graph can be started or changed")
+    if not full and free < LOW_BYTES:
         message = (
             f"{free / 2**20:,.0f} MiB are free on the disk of {folder}; state, logs and ledger need them"
         )

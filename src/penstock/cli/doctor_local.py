@@ -8,10 +8,11 @@ import os
 import resource
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import psutil
@@ -25,6 +26,7 @@ from penstock.cli.doctor_install import (
     state_findings,
 )
 from penstock.core.errors import PenstockError
+from penstock.core.findings import worker_fault
 from penstock.core.local_state import EntryState, state_dir
 from penstock.core.overload import is_overloaded
 from penstock.local import liveness
@@ -91,8 +93,8 @@ def _descendants(arbiter: int) -> set[int]:
         return {arbiter}
 
 
-async def hung(state: StateFile) -> list[Finding]:
-    """Return the processes of a running graph that are stopped, entirely or in part, or do not answer."""
+async def hung(state: StateFile) -> dict[str, Finding]:
+    """Return, by name, the processes of a running graph that are stopped, entirely or in part, or do not answer."""
     arbiter = state.arbiter
     leaders = {"arbiter": arbiter.process}
     for name, entry in state.entries.items():
@@ -114,15 +116,15 @@ async def hung(state: StateFile) -> list[Finding]:
         reasons = await asyncio.gather(*(reason(*each) for each in leaders.items()))
     finally:
         await probes.close()
-    return [
-        problem(
+    return {
+        name: problem(
             f"graph {arbiter.namespace}",
-            f"{name} (process {leader.pid}) hangs: {why}",
+            worker_fault(name, why),
             f"kill -9 {leader.pid}; it is then restarted automatically",
         )
         for (name, leader), why in zip(leaders.items(), reasons, strict=True)
         if why is not None
-    ]
+    }
 
 
 FOREIGN_MIB: Final = 1024
@@ -155,18 +157,21 @@ async def diagnose(only: str | None) -> list[Finding]:
     existing = nearest(folder)
     graphs: Graphs = {}
     of_files: list[Finding] = []
+    hanging: dict[str, dict[str, Finding]] = {}
     for namespace in namespaces() if only is None else [only]:
         graphs[namespace] = await _graph(namespace)
         with contextlib.suppress(PenstockError):
             state = StateStore.of(namespace).running()
-            of_files += [] if state is None else [*edit_findings(state.arbiter), *await hung(state)]
+            if state is not None:
+                hanging[namespace] = await hung(state)
+                of_files += [*edit_findings(state.arbiter), *hanging[namespace].values()]
     return [
         *program_findings(missing_packages()),
         *state_findings(folder, is_writable=os.access(existing, os.W_OK | os.X_OK)),
         *limit_findings(resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
         *disk_findings(existing),
         *gpu_findings(_gpus(), graphs),
-        *graph_findings(graphs, folder),
+        *graph_findings(graphs, folder, hanging),
         *warnings_of_logs(graphs),
         *of_files,
         *orphans(folder.absolute(), only),
@@ -271,8 +276,10 @@ def warnings_of_logs(graphs: Graphs) -> Iterator[Finding]:
                 yield (problem if each.is_error else warning)(f"graph {namespace}", message, f"tail {path}")
 
 
-def graph_findings(graphs: Graphs, folder: Path) -> Iterator[Finding]:
-    """Check the graphs whose statefiles are in a folder."""
+def graph_findings(
+    graphs: Graphs, folder: Path, hanging: Mapping[str, Collection[str]] = MappingProxyType({})
+) -> Iterator[Finding]:
+    """Check the graphs whose statefiles are in a folder, without the processes that hang, of which `hung` says more."""
     if not graphs:
         yield ok(
             "graphs",
@@ -289,10 +296,12 @@ def graph_findings(graphs: Graphs, folder: Path) -> Iterator[Finding]:
         elif graph.stopping:
             yield warning(subject, "it is being stopped", f"penstock status --namespace {namespace} --watch")
         else:
-            yield from _of_graph(subject, graph, down)
+            yield from _of_graph(subject, graph, down, hanging.get(namespace, ()))
 
 
-def _of_graph(subject: str, graph: LocalGraphStatus, down: str) -> Iterator[Finding]:
+def _of_graph(
+    subject: str, graph: LocalGraphStatus, down: str, hanging: Collection[str]
+) -> Iterator[Finding]:
     yield ok(subject, f"serves {graph.model} at {graph.router_url}")
     if graph.queue is None:
         message = f"its router does not answer at {graph.router_url}"
@@ -301,7 +310,8 @@ def _of_graph(subject: str, graph: LocalGraphStatus, down: str) -> Iterator[Find
     for trouble in troubles(graph):
         yield (problem if trouble.is_broken else warning)(subject, trouble.message, trouble.remedy)
     for each in graph.processes:
-        yield from _of_process(subject, each, graph, down)
+        if each.name not in hanging:
+            yield from _of_process(subject, each, graph, down)
     if graph.gpus_used > graph.gpu_budget:
         message = f"{graph.gpus_used} GPUs are held, which exceeds the budget of {graph.gpu_budget}"
         yield problem(subject, message, f"{down}, and report this as a bug")
@@ -352,7 +362,7 @@ def _of_process(
         remedy = f"{log}; fix the cause, then {down} and penstock up FILE: it is not restarted automatically"
         yield problem(subject, f"{process.name} failed: {reason}", remedy)
     elif process.state not in _LIVING:
-        yield problem(subject, f"{process.name} is {process.state}: {reason}", log)
+        yield problem(subject, worker_fault(process.name, reason), log)
     elif process.restarts:
         times = "once" if process.restarts == 1 else f"{process.restarts} times"
         yield warning(subject, f"{process.name} was restarted {times}", log)

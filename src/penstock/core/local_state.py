@@ -41,23 +41,6 @@ EMPTY_STATES: Final = frozenset({EntryState.FAILED, EntryState.STOPPED})
 """States without a process and without GPUs; the next replica can reuse such an entry's name."""
 
 
-FULL_BYTES: Final = 1 << 20
-"""Free bytes below which a disk counts as full. Chosen: a statefile and a few decisions."""
-
-
-def full_disk(folder: Path | str) -> str | None:
-    """Return a sentence if the disk of a folder is full; None if it has room or cannot be checked."""
-    try:
-        disk = os.statvfs(folder)
-    except OSError:
-        return None
-    if disk.f_bavail * disk.f_frsize < FULL_BYTES:
-        return f"the disk of {folder} is full: {disk.f_bavail * disk.f_frsize:,} bytes are free"
-    if disk.f_files and not disk.f_favail:
-        return f"the disk of {folder} is full: it has no inode left"
-    return None
-
-
 def state_dir() -> Path:
     """Return the folder of all statefiles: ``$PENSTOCK_LOCAL_STATE_DIR`` or ``~/.penstock/state``."""
     configured = os.environ.get(STATE_DIR_VARIABLE)

@@ -17,8 +17,9 @@ import orjson
 from pydantic import TypeAdapter
 
 from penstock.core.errors import NotFoundError
+from penstock.core.findings import full_disks
 from penstock.core.kv_transfers import KvTransferCounts
-from penstock.core.local_state import PLANNER_STATE_FILE, EntryState, full_disk
+from penstock.core.local_state import PLANNER_STATE_FILE, EntryState
 from penstock.core.printable import printable
 from penstock.local import liveness
 from penstock.local.pool import PoolStore, cut_in_words
@@ -281,7 +282,7 @@ class StatusReader:
     def _full_disks(self, state: StateFile) -> tuple[str, ...]:
         arbiter = state.arbiter
         folders = {str(self._store.path.parent), arbiter.log_dir, arbiter.planner_log_dir or arbiter.log_dir}
-        return tuple(filter(None, map(full_disk, sorted(folders))))
+        return full_disks(folders)
 
 
 def summarise(
@@ -334,6 +335,8 @@ def _process(name: str, entry: ProcessEntry, view: WorkerView | None) -> Process
     state, reason = entry.state.value, entry.reason
     if view is not None and entry.state is EntryState.READY and view.state != "ready":
         state, reason = view.state, view.reason
+    elif view is not None and entry.state is EntryState.STARTING and reason:
+        state = view.state  # it was ready before, and has a fault
     return ProcessStatus(
         name=name,
         role=entry.role,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from penstock.core.findings import planner_faults, slow_worker
 from penstock.core.kv_transfers import REMEDY
 from penstock.local.status import LocalGraphStatus
 
@@ -27,24 +28,19 @@ class Trouble:
 
 def troubles(status: LocalGraphStatus) -> Iterator[Trouble]:
     """Yield what is wrong, the worst first."""
-    for disk in status.full_disks:
-        yield Trouble(disk, "free some room; until then nothing new is decided, recorded or logged")
     planner = status.planner
-    explain = (
-        f"check planner.metrics and the disk; penstock planner explain --log-dir {status.planner_log_dir}"
-    )
-    if planner is not None and planner.silent_real_s is not None:
-        message = (
-            f"its planner last wrote {planner.silent_real_s:,.0f} s ago (real): it hangs or cannot write"
-        )
-        yield Trouble(message, f"tail {status.log_dir}/*planner*.log")
-    elif planner is not None:
-        yield from (Trouble(f"its planner: {each}", explain) for each in planner.problems)
+    silent_s = None if planner is None else planner.silent_real_s
+    if status.full_disks:
+        remedy = "free some room"
+    elif silent_s is not None:
+        remedy = f"tail {status.log_dir}/*planner*.log"
+    else:
+        remedy = f"check planner.metrics; penstock planner explain --log-dir {status.planner_log_dir}"
+    for fault in planner_faults(status.full_disks, silent_s, () if planner is None else planner.problems):
+        yield Trouble(fault, remedy)
     if status.kv_transfers is not None and (doubled := status.kv_transfers.problem()):
         yield Trouble(doubled, REMEDY)
     for process in status.processes:
         if process.slow is not None:
-            message = f"{process.name} is slow: {process.slow}"
-            yield Trouble(
-                message, f"tail {status.log_dir}/{process.name}.log; nvidia-smi; top", is_broken=False
-            )
+            remedy = f"tail {status.log_dir}/{process.name}.log; nvidia-smi; top"
+            yield Trouble(slow_worker(process.name, process.slow), remedy, is_broken=False)

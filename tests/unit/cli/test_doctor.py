@@ -172,7 +172,7 @@ LATE = "in the last 60 s: 240 requests (4.00/s), 120 rejected, TTFT p50 7.25 s p
         ({"stopping": True}, WARNING, "it is being stopped"),
         ({"queue": None}, PROBLEM, "its router does not answer at http://127.0.0.1:8000"),
         (with_worker("failed", reason="exit 1"), PROBLEM, "llama_worker failed: exit 1"),
-        (with_worker("unhealthy", reason="timed out"), PROBLEM, "llama_worker is unhealthy: timed out"),
+        (with_worker("unhealthy", reason="timed out"), PROBLEM, "llama_worker: timed out"),
         (with_worker(restarts=2), WARNING, "llama_worker was restarted 2 times"),
         (with_worker(restarts=1), WARNING, "llama_worker was restarted once"),
         (
@@ -183,21 +183,21 @@ LATE = "in the last 60 s: 240 requests (4.00/s), 120 rejected, TTFT p50 7.25 s p
         (
             {"full_disks": ("the disk of /logs is full: 0 bytes are free",)},
             PROBLEM,
-            "the disk of /logs is full: 0 bytes are free",
+            "the disk of /logs is full: 0 bytes are free; nothing new is decided, recorded or logged",
         ),
         (
             {
                 "planner": PlannerView(
-                    "observing", 3.0, None, problems=("metrics source prometheus is gone: refused",)
+                    "observing", 3.0, None, problems=("prometheus: nothing answers at 127.0.0.1:9",)
                 )
             },
             PROBLEM,
-            "its planner: metrics source prometheus is gone: refused",
+            "prometheus: nothing answers at 127.0.0.1:9",
         ),
         (
             {"planner": PlannerView("observing", 3.0, None, problems=("old",), silent_real_s=312.4)},
             PROBLEM,
-            "its planner last wrote 312 s ago (real): it hangs or cannot write",
+            "the planner last wrote 312 s ago (real): it hangs or is gone",
         ),
         ({"gpus_used": 9}, PROBLEM, "9 GPUs are held, which exceeds the budget of 8"),
         (

@@ -80,7 +80,7 @@ def test_a_source_that_is_gone_is_said_though_another_one_serves(view):
     tracker, gone = ProblemTracker(needs_demand=False), replace(view, gone_sources={"prometheus": "refused"})
     assert tracker.after(gone) == ()
     assert tracker.after(at(gone, 110.0)) == (
-        "metrics source prometheus is unavailable; other sources are used instead: refused",
+        "refused; the planner uses other metrics sources instead of prometheus",
     )
     assert tracker.after(at(view, 111.0)) == ()
 

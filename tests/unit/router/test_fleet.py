@@ -135,9 +135,9 @@ def test_an_ejected_worker_is_named_with_its_cause():
 
     assert fleet.get("a").state(4) == (
         WorkerState.CIRCUIT_OPEN,
-        "2 failed requests in a row, last: a answered 302; next try in 6 s",
+        "a answered 302 (2 failed requests in a row); next try in 6 s",
     )
-    assert fleet.get("b").state(4) == (WorkerState.READY, "2 failed requests in a row, last: b answered 302")
+    assert fleet.get("b").state(4) == (WorkerState.READY, "b answered 302 (2 failed requests in a row)")
     assert _routable(fleet, 4) == ["b"]
 
 

@@ -174,7 +174,7 @@ async def test_the_pool_of_a_machine_is_shown(graph, harness):
     [
         (None, "missing", "has not written of itself yet"),
         ({"wall_s": 1.0}, "missing", "not readable"),
-        (planner_file(wall_s=1_700_000_000.0), "stale", "hangs or is gone"),
+        (planner_file(wall_s=1_700_000_000.0), "stale", ""),
     ],
 )
 async def test_a_planner_that_is_not_there_is_shown_as_missing(graph, content, standing, words):
@@ -183,6 +183,8 @@ async def test_a_planner_that_is_not_there_is_shown_as_missing(graph, content, s
     _, state = await state_of(router)
     assert state["planner"]["standing"] == standing
     assert words in state["planner"]["words"]
+    assert any("it hangs or is gone" in each for each in state["problems"]) is (standing == "stale")
+    assert state["planner"]["next_decision_s"] is None
     assert (state["gpus"]["budget"], state["planner"]["rules"]["mode"]) == (6, "load")
 
 
@@ -219,7 +221,8 @@ async def test_what_is_wrong_is_on_the_page(graph, monkeypatch):
     _, state = await state_of(router)
     assert (state["problems"], state["is_overloaded"]) == ([gone], False)
     monkeypatch.setattr(
-        "penstock.router.ui.planner.full_disk", lambda folder: f"the disk of {folder} is full"
+        "penstock.router.ui.planner.full_disks",
+        lambda folders: tuple(f"the disk of {folder} is full" for folder in folders),
     )
     metrics = router.server.context.metrics
     metrics.arrivals += 100

@@ -314,7 +314,7 @@ class Worker(WorkerLoad):
     def _failing(self) -> str:
         count = self.breaker.failures
         if count:
-            return f"{count} failed requests in a row, last: {self.last_failure}"
+            return f"{self.last_failure} ({count} failed requests in a row)"
         if self.loses_transfers:
             return f"{self.lost_transfers} KV transfers in a row were lost"
         return self.last_failure

@@ -188,8 +188,7 @@ class WorkerCalls:
         if scope is RetryScope.NOWHERE:
             assignment.succeeded()
             return FailedTry(call.refusal.reason, scope, (worker,))
-        shown = "" if is_error_object else " without an error object"
-        assignment.failed(now_s, f"answered {problem.status}{shown}", proven=False)
+        assignment.failed(now_s, _cause(call, problem, is_error_object=is_error_object), proven=False)
         return FailedTry(call.refusal.reason, scope, (worker,), unproven=assignment)
 
     # ------------------------------------------------------------------ a prefill alongside its decode
@@ -324,6 +323,13 @@ def check_present(call: CompletionCall) -> None:
     """
     if call.responder.disconnected:
         raise ClientDisconnected("the client left during the prefill")
+
+
+def _cause(call: CompletionCall, problem: ErrorReply, *, is_error_object: bool) -> str:
+    """Return what the operator is told of a worker that answers like this."""
+    if problem.is_of_model:
+        return f"it does not serve the model {call.request.body.get('model')}"
+    return f"it answers {problem.status}" + ("" if is_error_object else " without an error object")
 
 
 async def _error_reply(response: StreamingResponse, worker: str) -> ErrorReply:

@@ -191,6 +191,11 @@ class ErrorReply(Exception):  # noqa: N818 - what the worker said, not a fault o
         """Whether a decode worker reports that it did not receive the prompt's KV from the prefill worker."""
         return self.status == 500 and any(mark in self.content for mark in _KV_LOST)
 
+    @property
+    def is_of_model(self) -> bool:
+        """Whether a worker says that it does not serve the model that it was asked for."""
+        return self.status == 404 and _OF_MODEL.encode() in self.content
+
     def shown(self, path: str) -> tuple[ErrorResponse, bool]:
         """Return the error response for the client of a path, and whether the worker's body was an error object.
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 import orjson
 
 from penstock.api import PlannerMode, Role
+from penstock.core.findings import slow_worker, worker_fault
 from penstock.core.http.messages import Request, Responder
 from penstock.core.logs import get_logger
 from penstock.core.overload import is_overloaded
@@ -128,7 +129,12 @@ class LivePage:
         context, queue, now_s = self._context, self._queue, self._context.clock.now_s()
         minute = self.history.minute(now_s)
         workers = self._worker_rows(now_s)
-        slow = [f"{each['name']} is slow: {each['slow']}" for each in workers if each["slow"]]
+        broken = [
+            worker_fault(each["name"], each["reason"])
+            for each in workers
+            if each["reason"] and each["state"] != WorkerState.DRAINING
+        ]
+        slow = [slow_worker(each["name"], each["slow"]) for each in workers if each["slow"]]
         return {
             "model": self._settings.model,
             "at_s": now_s - self._began_s,
@@ -160,7 +166,7 @@ class LivePage:
                 oldest_wait_s=queue.oldest_s(now_s),
                 ttft_slo_s=self.history.ttft_target_s,
             ),
-            "problems": [*planner.problems, *slow],
+            "problems": [*planner.problems, *broken, *slow],
         }
 
     # ------------------------------------------------------------------ parts

@@ -16,8 +16,9 @@ import orjson
 
 from penstock.api import GraphSpec, Role
 from penstock.core.errors import PenstockError
+from penstock.core.findings import full_disks, planner_faults
 from penstock.core.http.own_lag import PatientTimeout
-from penstock.core.local_state import ARBITER_KEY, PLANNER_STATE_FILE, full_disk
+from penstock.core.local_state import ARBITER_KEY, PLANNER_STATE_FILE
 from penstock.core.printable import printable
 from penstock.kube.objects.names import pool_drawn_from
 from penstock.router.discovery.statefile import Discovery
@@ -52,6 +53,7 @@ class ShownPlanner:
             planner's first start; None if unknown), and on Kubernetes ``time`` (RFC 3339; empty if unknown).
         newest: Sentences of the newest decision, whether or not it changed anything.
         problems: Problems that impair the planner's scaling.
+        silent_real_s: Real seconds since the planner last wrote, if it should have written since.
         pool: The GPU pool in the graph's status; None if the graph is in none.
     """
 
@@ -67,6 +69,7 @@ class ShownPlanner:
     changes: tuple[Mapping[str, Any], ...] = ()
     newest: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    silent_real_s: float | None = None
     pool: Mapping[str, Any] | None = None
 
     @classmethod
@@ -140,8 +143,8 @@ class StateFileReader(PlannerReader):
         """Read the two files, a few KiB each, and check whether their disks have free space."""
         found, folder = self._read()
         disks = {self._statefile.parent, *([Path(folder)] if folder else [])}
-        full = tuple(filter(None, map(full_disk, sorted(disks))))
-        return replace(found, problems=(*full, *found.problems)) if full else found
+        faults = planner_faults(full_disks(disks), found.silent_real_s, found.problems)
+        return replace(found, problems=faults)
 
     def _read(self) -> tuple[ShownPlanner, str | None]:
         """Return the content of the planner's file, and the folder that the statefile names for it (None if unknown)."""
@@ -174,12 +177,13 @@ def planner_state(data: Mapping[str, Any], *, age_s: float, stale_s: float) -> S
     newest = data.get("newest") or {}
     return ShownPlanner(
         standing="stale" if is_stale else "current",
-        words=f"the planner last wrote {age_s:,.0f} s ago (real): it hangs or is gone" if is_stale else "",
+        words="",
+        silent_real_s=age_s if is_stale else None,
         rules=data["rules"],
         budget=data["max_gpu_budget"],
         phase=str(data["phase"]),
         desired={str(role): int(count) for role, count in data["desired"].items()},
-        next_decision_s=None if next_s is None else max(0.0, float(next_s) - float(data["at_s"])),
+        next_decision_s=None if next_s is None or is_stale else max(0.0, float(next_s) - float(data["at_s"])),
         elapsed_s=float(data["elapsed_s"]),
         changes=tuple(
             {"id": each["id"], "at_s": each["at_s"], "sentence": role["sentence"], "reason": role["reason"]}
