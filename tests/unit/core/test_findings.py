@@ -15,6 +15,7 @@ STOPS = f"{FULL}; nothing new is decided, recorded or logged"
 
 
 def mount_of(folder: Path) -> Path:
+    """Return where the disk of a folder is mounted."""
     return next(each for each in [folder, *folder.parents] if os.path.ismount(each))
 
 
