@@ -1,6 +1,7 @@
-"""Sentences about faults of a graph, the cause first, that `penstock status`, `penstock doctor` and ``/ui`` share.
+"""Sentences about faults of a graph, for `penstock status`, `penstock doctor` and ``/ui``, so that all of them show the same text.
 
-One fault is one sentence: a full disk explains the planner's silence and its missing records. Reads only file systems.
+Each fault is one sentence with its cause: a full disk, for example, explains both that the planner stopped writing
+and that decisions are not recorded. The only I/O is reading the state of file systems.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ from pathlib import Path
 from typing import Final
 
 FULL_BYTES: Final = 1 << 20
-"""Room below which a disk counts as full. Chosen: a statefile and a few decisions."""
+"""Free bytes below which a disk counts as full. Chosen: a statefile and a few decisions."""
 
 NOT_RECORDED: Final = "decisions cannot be recorded, so they are not applied"
-"""How a planner begins the sentence about its ledger."""
+"""Start of the sentence with which a planner reports that it cannot write its ledger."""
 
 
 def full_disks(folders: Iterable[Path | str]) -> tuple[str, ...]:
-    """Return as text which disks of these folders have no room for what is written there, one sentence a disk.
+    """Return one sentence for each full disk among the disks of these folders, sorted.
 
-    A disk is named by its mount point, so that every reader of some of its folders says the same.
+    A disk is named by its mount point, so that readers of different folders on it show the same sentence. Folders
+    that cannot be checked are ignored.
     """
     found = set()
     for folder in folders:
@@ -46,12 +48,13 @@ def _mount_of(folder: Path) -> Path:
 def planner_faults(
     full: Sequence[str], silent_real_s: float | None, problems: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return what keeps a planner from acting, one sentence a cause.
+    """Return the faults that keep a planner from acting, one sentence per cause; empty if there are none.
 
     Args:
-        full: What `full_disks` says of the folders that it writes to.
-        silent_real_s: Real seconds since it last wrote, where it should have written since; None: it has.
-        problems: What it last said of itself; without a meaning once it is silent.
+        full: Result of `full_disks` for the folders that the planner writes to.
+        silent_real_s: Wall-clock seconds since the planner last wrote, if it should have written since then; None if
+            it has.
+        problems: Problems that the planner last reported; ignored if it no longer writes.
     """
     silent = "" if silent_real_s is None else f"the planner last wrote {silent_real_s:,.0f} s ago (real)"
     if full:
@@ -62,10 +65,15 @@ def planner_faults(
 
 
 def worker_fault(name: str, reason: str) -> str:
-    """Return why a worker cannot be used."""
+    """Return a sentence that names a worker and the reason why it cannot be used."""
     return f"{name}: {reason}"
 
 
 def slow_worker(name: str, how: str) -> str:
-    """Return how much slower than its equals a worker is."""
+    """Return a sentence that names a worker that is slower than other workers of its kind.
+
+    Args:
+        name: Name of the worker.
+        how: Description of the difference.
+    """
     return f"{name} is slow: {how}"
