@@ -33,10 +33,8 @@ PARTS = 16
 digits."""
 
 WAIT_S = 1800.0
-"""Seconds for which a floor is kept after its last need, depending only on the price of late requests, however short
-the need was.
-
-Chosen: half an hour."""
+"""Chosen: seconds for which a floor is kept after its last need, depending only on the price of late requests, however short
+the need was. Half an hour."""
 
 QUIET_S = WAIT_S / 2
 """Seconds without need after which a floor is dropped if there are too few requests (`ENOUGH`) to compare costs.
@@ -44,7 +42,7 @@ QUIET_S = WAIT_S / 2
 Most demand that returns does so within a quarter of an hour."""
 
 ENOUGH = 100.0
-"""Minimum number of requests for which a fraction of late ones is meaningful. Chosen."""
+"""Chosen: minimum number of requests for which a fraction of late ones is meaningful."""
 
 HOLDS_S = 2 * WAIT_S
 """Seconds for which a finding remains valid: an hour, twice the time that demand which occurred once is waited for.

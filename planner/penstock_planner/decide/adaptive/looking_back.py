@@ -17,9 +17,9 @@ from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.observation import Demand, Window, entry_role, kv_role
 
 HELD_TO_BUSY = 4.0
-"""GPU-seconds that a fleet is assumed to hold for each one that requests keep busy.
+"""Chosen: GPU-seconds that a fleet is assumed to hold for each one that requests keep busy.
 
-Chosen with loads of hours, in which a fleet that serves 99% on time is busy for a quarter of the time. With 1 the
+It was set with loads of hours, in which a fleet that serves 99% on time is busy for a quarter of the time. With 1 the
 price of late requests was so low that three in four bursts were served late (TRIED.md)."""
 
 

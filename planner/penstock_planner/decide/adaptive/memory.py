@@ -29,9 +29,9 @@ A replica that is needed again within this time would have cost as many GPU-seco
 as well. It is removed only if the demand forecast for this long after two start-up times allows it."""
 
 STARTUPS_KEPT = 2
-"""Number of newest start-ups of which the longest is expected for the next one.
+"""Chosen: number of newest start-ups of which the longest is expected for the next one.
 
-Chosen: with their mean, every other start-up would take longer than expected. With four instead of two, GPU-hours
+With their mean, every other start-up would take longer than expected. With four instead of two, GPU-hours
 rise by 5% if start-ups take 40 to 300 s, without benefit."""
 
 

@@ -24,22 +24,22 @@ Its workers share one queue in the router, so that three workers at 0.9 still an
 seconds."""
 
 BUSY_AFTER = 0.75
-"""Fraction of the remaining throughput that demand can fill after a worker is removed.
+"""Chosen: fraction of the remaining throughput that demand can fill after a worker is removed.
 
-Chosen: of 0.7, 0.75 and 0.8 the one with the fewest reversals on the scoreboard's poisson, day and sine."""
+Of 0.7, 0.75 and 0.8 it had the fewest reversals on the scoreboard's poisson, day and sine."""
 
 SHARES = {Role.AGGREGATED: 0.7}
-"""Fraction of its throughput that a worker of this role can use; 1 for roles that are absent.
+"""Chosen: fraction of its throughput that a worker of this role can use; 1 for roles that are absent.
 
 An aggregated worker uses less because requests wait in each worker separately and decoding steps interrupt prompts.
-Prefill workers share one queue and use all of it. Chosen: at 0.8 aggregated-sine was left to three workers with 96.5%
+Prefill workers share one queue and use all of it. At 0.8 aggregated-sine was left to three workers with 96.5%
 on time, at 0.7 to four with 100%. It applies to shadow workers until they have been compared with what was served,
 and to `BUSY_MOST` and `BUSY_AFTER`."""
 
 AHEAD_SIGMAS = 0.5
-"""Number of standard errors that are added to demand, both for growing and for shrinking.
+"""Chosen: number of standard errors that are added to demand, both for growing and for shrinking.
 
-Chosen: one replica too many costs its GPUs for a minute, one too few makes the arrivals of a start-up time late. With
+One replica too many costs its GPUs for a minute, one too few makes the arrivals of a start-up time late. With
 -0.5 sine was 98.5% on time, with 0.5 99.9% for 1% more GPU-hours."""
 
 
@@ -60,7 +60,7 @@ class Stabilization:
 
 
 KV_MOST = 0.7
-"""Mean KV usage fraction of a decode pool above which it grows. Chosen: at this usage a worker can still take a tenth
+"""Chosen: mean KV usage fraction of a decode pool above which it grows. At this usage a worker can still take a tenth
 more."""
 
 OBSERVED_RESTRAINT = Stabilization(

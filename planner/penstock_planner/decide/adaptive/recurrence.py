@@ -16,9 +16,9 @@ SLOTS_MOST = 1440
 With them, four turns of a three-hour period are known after twelve hours."""
 
 COMES_LEAST = 0.6
-"""Minimum fraction of agreement for a period.
+"""Chosen: minimum fraction of agreement for a period.
 
-Chosen: this fraction of the demand must return a period later (because one run in five is left out and some are too
+This fraction of the demand must return a period later (because one run in five is left out and some are too
 early or late), this fraction of the demand must follow other demand by one to three periods, and a shorter shift must
 agree less than this. Demand must also be predicted for at most this fraction of the time, because otherwise scaling
 down between the predicted times saves little."""
@@ -27,9 +27,9 @@ CUT = 1
 """Tolerance in slots for demand with an exact period, which can be on either side of a slot's end."""
 
 NEAR = 3
-"""Tolerance in slots for demand with an inexact period.
+"""Chosen: tolerance in slots for demand with an inexact period.
 
-Chosen: runs within two minutes of their time differ by up to eight slots, but one of three is near. Because this
+Runs within two minutes of their time differ by up to eight slots, but one of three is near. Because this
 tolerance also matches by chance, it is used only if it gives a shorter period than a tolerance of one slot."""
 
 

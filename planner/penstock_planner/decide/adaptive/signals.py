@@ -15,19 +15,19 @@ from penstock.api import Role
 from penstock_planner.decide.observation import Demand, Pull
 
 STARTUP_S = 30.0
-"""Start-up time in seconds that is assumed until one has been observed.
+"""Chosen: start-up time in seconds that is assumed until one has been observed.
 
-Chosen: a process that loads its model from a local disk. It is also the shortest time that can be prepared for."""
+It is that of a process that loads its model from a local disk. It is also the shortest time that can be prepared for."""
 
 SPAN_S = 300.0
-"""Seconds over which persistent effects are distinguished from momentary ones: five minutes.
+"""Chosen: seconds over which persistent effects are distinguished from momentary ones: five minutes.
 
-Used for late requests, for the peak of a quarter of an hour, and for averaging noise. Chosen: with ten minutes for
+Used for late requests, for the peak of a quarter of an hour, and for averaging noise. With ten minutes for
 late requests *drifting-prompts* was 95.9% on time, with five 97.8%. Noise needs this long because a variance needs
 more samples than a mean."""
 
 CHANCE_SIGMAS = 2.0
-"""Number of standard errors up to which a deviation counts as chance and starts no replica.
+"""Chosen: number of standard errors up to which a deviation counts as chance and starts no replica.
 
 Used for a jump of arrivals within seconds (with it *step* went from 86 to 98% on time and *poisson* did not change),
 and for late requests compared with the allowed fraction."""
@@ -122,22 +122,22 @@ class Trend:
 
 
 RATE_TAU_S = 40.0
-"""Time constant of the averages of requests/s, of KV usage, and of a worker's throughput, in seconds.
+"""Chosen: time constant of the averages of requests/s, of KV usage, and of a worker's throughput, in seconds.
 
-Chosen: a longer one lags behind a rise of ten minutes, and a shorter one follows noise; at 2 requests/s the
+A longer one lags behind a rise of ten minutes, and a shorter one follows noise; at 2 requests/s the
 prediction's error is about 15%. KV usage is a sum over many requests, and throughput is averaged over computing time.
 Neither 30 nor 60 s was better by half a percentage point (TRIED.md)."""
 
 LEVEL_TAU_S = 6.0
-"""Time constant in seconds of the average that detects jumps of arrivals.
+"""Chosen: time constant in seconds of the average that detects jumps of arrivals.
 
-Chosen: with 15, 10, 6 and 4 s, *flash* was 73.8, 74.8, 76.8 and 76.8% on time and *step* 96.1, 96.3, 97.9 and 98.3%,
+With 15, 10, 6 and 4 s, *flash* was 73.8, 74.8, 76.8 and 76.8% on time and *step* 96.1, 96.3, 97.9 and 98.3%,
 but 4 s cost 2% more GPU-hours on *bursts*."""
 
 WORK_TAU_S = 120.0
-"""Time constant in seconds of the averages of prompt lengths and of KV per token.
+"""Chosen: time constant in seconds of the averages of prompt lengths and of KV per token.
 
-Chosen: both change more slowly than arrivals, and the spread of prompt lengths is most of the noise of tokens/s."""
+Both change more slowly than arrivals, and the spread of prompt lengths is most of the noise of tokens/s."""
 
 LEAST_BUSY_S = LEVEL_TAU_S
 """Worker-seconds of computing from which on a throughput counts as measured.
@@ -151,22 +151,22 @@ They are used for log-normal prompt lengths, which are between the extremes of t
 lengths."""
 
 ASSUMED_REQUESTS = 10.0
-"""Number of assumed requests that are added to the observed ones.
+"""Chosen: number of assumed requests that are added to the observed ones.
 
-Chosen: the assumed prompts have a coefficient of variation of 1, as in chat, and their first tokens were on time
+The assumed prompts have a coefficient of variation of 1, as in chat, and their first tokens were on time
 while no request waited."""
 
 SLACK_SHARE = 0.8
-"""Fraction of a prompt's slack (SLO minus computing time) that it is allowed to wait.
+"""Chosen: fraction of a prompt's slack (SLO minus computing time) that it is allowed to wait.
 
-Chosen: the rest is for the prompt that the worker is computing, the KV transfer and the first decode step. With the
+The rest is for the prompt that the worker is computing, the KV transfer and the first decode step. With the
 full slack, the model predicted only half of the late requests (TRIED.md)."""
 
 MEMORY_S = 6 * 3600.0
-"""Seconds after which old observations weigh half (counts, which are halved) or a third (exponential averages) of new
+"""Chosen: seconds after which old observations weigh half (counts, which are halved) or a third (exponential averages) of new
 ones.
 
-Chosen: with six hours, the day is forgotten during the night, and a morning's bursts are known at noon. Properties of
+With six hours, the day is forgotten during the night, and a morning's bursts are known at noon. Properties of
 the deployment, such as the order of its queue, are remembered equally long."""
 
 SHARED_LEAST = 1.0 / RATE_TAU_S

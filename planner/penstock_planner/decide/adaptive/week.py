@@ -31,9 +31,9 @@ DAY_SLOTS = 96
 """Number of slots in a day."""
 
 HALF = 0.5
-"""Weight of new values compared with old ones, and weight of assumed observations.
+"""Chosen: weight of new values compared with old ones, and weight of assumed observations.
 
-Chosen: the newest week has this weight in its slot, so that a shift in time is learned after two weeks. The demand of
+The newest week has this weight in its slot, so that a shift in time is learned after two weeks. The demand of
 recent slots, predicted and observed, decays by this factor per slot. This fraction of a slot with demand as
 predicted, and of a jump that did not occur, is assumed in addition to the observations: a jump that occurred once is
 trusted, and after one that did not occur, two are needed."""
