@@ -29,7 +29,7 @@ class RemoteWaiter(Protocol):
         """Send the assignment to the request's router; return False if the request no longer exists."""
 
     def refused(self, refuse: Refuse[Waiter]) -> None:
-        """Send the rejection to the request's router."""
+        """Send the rejection ``refuse`` to the request's router."""
 
 
 Waiter: TypeAlias = "asyncio.Future[LiveAssignment] | RemoteWaiter"
@@ -69,7 +69,10 @@ class Picker(Protocol):
     def ask(
         self, waiter: asyncio.Future[LiveAssignment], role: Role, arrival: Arrival, *, again: bool
     ) -> None:
-        """Queue a request; the waiter later receives its assignment or an `AdmissionError`. See `Admission.wait`."""
+        """Queue a request; the waiter later receives its assignment or an `AdmissionError`.
+
+        ``again`` says that the request was admitted before (a retry); see `Admission.wait`.
+        """
 
     def cancel(self, waiter: asyncio.Future[LiveAssignment], role: Role) -> None:
         """Forget a waiter whose client has disconnected or that was rejected."""
@@ -95,7 +98,12 @@ class Picker(Protocol):
 
 
 class OwnPicker:
-    """The picker that uses this router's own core."""
+    """The picker that uses this router's own core.
+
+    Attributes:
+        core: State machine of this router.
+        now_s: Returns the current time in simulated seconds.
+    """
 
     def __init__(self, core: LiveCore, now_s: Callable[[], float]) -> None:
         self.core = core
@@ -104,7 +112,7 @@ class OwnPicker:
     def ask(
         self, waiter: asyncio.Future[LiveAssignment], role: Role, arrival: Arrival, *, again: bool
     ) -> None:
-        """Acquire a worker for the waiter."""
+        """Acquire a worker for the waiter in this router's core; the arguments are those of `Picker.ask`."""
         self.apply(self.core.acquire(waiter, role, arrival, self.now_s(), again=again))
 
     def cancel(self, waiter: asyncio.Future[LiveAssignment], role: Role) -> None:
@@ -162,7 +170,11 @@ class OwnPicker:
 
 
 class Admission:
-    """Acquires workers for requests, with the help of a picker; used by one thread, on one event loop."""
+    """Acquires workers for requests, with the help of a picker; used by one thread, on one event loop.
+
+    Attributes:
+        core: State machine of this router.
+    """
 
     def __init__(self, core: LiveCore, now_s: Callable[[], float], picker: Picker | None = None) -> None:
         """Create the admission of a router.
@@ -205,7 +217,10 @@ class Admission:
         self._picker.release(assignment)
 
     def prefilled(self, assignment: LiveAssignment, cached_tokens: int | None = None) -> None:
-        """Record that a prompt was computed, before its response is complete; see `RouterCore.prefilled`."""
+        """Record that a prompt was computed, before its response is complete.
+
+        ``cached_tokens`` is the number of prompt tokens that the worker found in its cache; None if unknown.
+        """
         self._picker.prefilled(assignment, cached_tokens)
 
     def refused_at_capacity(self, worker: Worker) -> None:
@@ -227,7 +242,7 @@ class Admission:
     # ------------------------------------------------------------------ workers and time
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Register a function that is called after every change of the workers."""
+        """Register ``listener``, which is called after every change of the workers."""
         self._listeners.append(listener)
 
     def set_workers(self, specs: Iterable[WorkerSpec]) -> None:

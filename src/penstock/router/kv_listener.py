@@ -369,7 +369,7 @@ class KvListener:
         return {name: index.count for name, index in found.items() if index is not None}
 
     def apply(self, events: KvEvents, frames: Sequence[bytes]) -> None:
-        """Apply one message; a message or event that is not understood is counted."""
+        """Apply a message's frames to the worker's ``events``; a message or event that is not understood is counted."""
         if len(frames) != _FRAMES or len(frames[1]) != NUMBER_BYTES:
             self._not_understood()
             return

@@ -205,7 +205,8 @@ class GraphThresholds:
     def received(self, state: ThresholdState, sent: KeyVersions = ()) -> bool:
         """Adopt the newer values of another router's state; return whether there were any.
 
-        If two routers changed a value at once, all routers choose the same one.
+        If two routers changed a value at once, all routers choose the same one. ``sent`` contains the versions of the state's
+        values; it is empty from an older build.
         """
         mine: tuple[Any, ...] = (self.state.file, *self.now)
         theirs: tuple[Any, ...] = (state.file, *state.now)

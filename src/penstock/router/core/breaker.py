@@ -149,7 +149,10 @@ class CircuitBreaker:
         return True
 
     def convicted(self, now_s: float, *, probe: bool = False) -> None:
-        """Record that a counted failure was proven to be the worker's fault; open the circuit if there are enough consecutive failures."""
+        """Record that a counted failure was proven to be the worker's fault; open the circuit if there are enough consecutive failures.
+
+        If the request was the ``probe``, the circuit opens in any case.
+        """
         if probe or self.failures >= self.threshold:
             self.trip(now_s)
 
@@ -183,7 +186,10 @@ class CircuitBreaker:
         self._open_until_s = now_s
 
     def abandoned(self, *, probe: bool) -> None:
-        """Record that a request ended without a verdict on the worker, for example because the client disconnected."""
+        """Record that a request ended without a verdict on the worker, for example because the client disconnected.
+
+        If it was the ``probe``, another probe can be sent.
+        """
         if probe:
             self._probing = False
 

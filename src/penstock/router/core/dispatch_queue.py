@@ -245,7 +245,13 @@ class DispatchQueue(Generic[T]):
         """Record that a request's prompt was prefilled; does nothing if the request does not run here.
 
         If the policy assigns on arrival, the request no longer uses its worker's prefill capacity. Otherwise it does so until
-        `release`. See `RouterCore.prefilled` for the arguments.
+        `release`.
+
+        Args:
+            item: The request.
+            now_s: Current time in simulated seconds.
+            cached_tokens: Prompt tokens that the worker found in its cache; None if unknown.
+            measured: Whether this is reported at the moment at which the prefill ended, so that its duration can be measured.
         """
         if self.policy.assigns is AssignTime.WHEN_FREE:
             self._count_prefilled(item)

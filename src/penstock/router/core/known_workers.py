@@ -69,7 +69,10 @@ class KnownWorkers(Generic[T]):
         return is_change
 
     def change(self, loads: Iterable[WorkerLoad], now_s: float) -> tuple[list[WorkerQueue[T]], list[str]]:
-        """Set the eligible workers; return the workers that have left, and the names of the workers that have joined."""
+        """Set the eligible workers to those of ``loads``, in this order.
+
+        Returns the workers that have left, and the names of the workers that have joined.
+        """
         eligible, inactive = self.eligible, self.inactive
         wanted = {each.name: each for each in loads}
         left = [eligible.pop(name) for name in [name for name in eligible if name not in wanted]]

@@ -110,7 +110,8 @@ class RequestPlan:
         is_concurrent: Whether the decode worker is called at the same time as the prefill worker, instead of after it.
         lease_s: Length of the first lease of a prefilled prompt's KV blocks, in simulated seconds; inf if it does not expire.
         max_continuations: Maximum number of times that the request's stream is resumed on another worker.
-        worker_wait_s: Maximum time that a begun stream waits for a worker that resumes it, in simulated seconds.
+        worker_wait_s: Maximum time that a stream whose first token has arrived waits for a worker that resumes it, in
+            simulated seconds.
     """
 
     entry: Role
@@ -250,9 +251,9 @@ class RequestMachine:
 
     @property
     def waits_until_s(self) -> float:
-        """Time until which a begun stream waits for a worker, in simulated seconds.
+        """Time until which a stream that was broken off waits for a worker that resumes it, in simulated seconds.
 
-        inf if the stream has not begun: the queues then limit the wait.
+        inf if no token has arrived yet: the queues then limit the wait.
         """
         if not self._has_begun:
             return inf
@@ -305,7 +306,7 @@ class RequestMachine:
         return came
 
     def prefill_ended(self, came: PrefillEnd) -> None:
-        """Record the result of a prefill that runs concurrently with decode; can be called while any step is under way.
+        """Record ``came``, the result of a prefill that runs concurrently with decode; can be called while any step is under way.
 
         The driver must then carry out `steps`. Does nothing if no such prefill is under way.
         """

@@ -122,7 +122,11 @@ class TurnedAway(NamedTuple):
 
 
 class CountTransfer(NamedTuple):
-    """Count the outcome of the transfer of the prompt's KV."""
+    """Count the outcome of the transfer of the prompt's KV.
+
+    Attributes:
+        result: The outcome: done, none (there was no KV to transfer), or lost.
+    """
 
     result: TransferResult
 
@@ -132,7 +136,7 @@ class ReleaseKv(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Record that a begun stream ends without its remaining part.
+    """Record that a stream that has begun ends without its remaining part.
 
     Attributes:
         why: Cause, from a fixed set of values, for metrics: the name of a limit, or what prevents a continuation.

@@ -320,7 +320,7 @@ class RouterCore(Generic[T]):
     # ------------------------------------------------------------------ workers and time
 
     def set_workers(self, specs: Iterable[WorkerSpec], now_s: float) -> Effects[T]:
-        """Apply the complete list of workers that discovery reports, and return the effects.
+        """Apply ``specs``, the complete list of workers that discovery reports, and return the effects.
 
         A worker with a new process starts with an empty prefix index.
         """

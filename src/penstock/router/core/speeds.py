@@ -39,7 +39,7 @@ class SpeedCounts:
     prefills: int = 0
 
     def prefilled(self, tokens: int, took_s: float) -> None:
-        """Count one prefill: its uncached tokens, and its duration in simulated seconds (a negative one counts as 0)."""
+        """Count one prefill: its uncached tokens, and its duration ``took_s`` in simulated seconds (a negative one counts as 0)."""
         self.prompt_tokens += tokens
         self.prefill_s += max(0.0, took_s)
         self.prefills += 1

@@ -86,7 +86,7 @@ class Suspicion:
 
 
 class Ward(Generic[T]):
-    """The suspects that run on the workers of one role.
+    """The suspects that run on the workers of one role; a suspect is a request that is suspected of crashing workers.
 
     Attributes:
         role: Role of the workers.

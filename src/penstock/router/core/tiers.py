@@ -286,7 +286,14 @@ class TierControl:
         return self._awaiting_first.held(workers, now_s)
 
     def asked(self, tier: Tier, tokens: float, stage: FirstStage, now_s: float) -> None:
-        """Count the expected uncached prompt tokens of a new request, whether or not it will be admitted."""
+        """Count the expected uncached prompt tokens of a new request, whether or not it will be admitted.
+
+        Args:
+            tier: Tier of the request.
+            tokens: Expected uncached tokens of its prompt.
+            stage: Capacity of the first stage.
+            now_s: Current time in simulated seconds.
+        """
         if stage.tokens_per_s is not None:
             for each in (self._asked, self._admitted):
                 each.drain(self.monitor.tiers, stage.tokens_per_s * stage.workers, now_s)
@@ -349,7 +356,7 @@ class TierControl:
         self.monitor.ended(tier, EndedRequest(is_failed=True), now_s)
 
     def first_token(self, tier: Tier, ttft_s: float, now_s: float) -> None:
-        """Record the TTFT of a request, in simulated seconds."""
+        """Record the TTFT of a request, ``ttft_s`` in simulated seconds."""
         self.counts[tier].ttft.observe(ttft_s)
         self.monitor.first_token(tier, ttft_s, now_s)
 

@@ -91,7 +91,7 @@ pool."""
 
 
 def ignore(change: WorkerChange, worker: str, **facts: object) -> None:
-    """Do nothing; the `Recorder` that discards all changes."""
+    """Do nothing: the `Recorder` that discards all changes."""
 
 
 class WorkerState(StrEnum):
@@ -219,7 +219,7 @@ class Worker(WorkerLoad):
 
     @property
     def is_failing(self) -> bool:
-        """Whether consecutive failures or lost KV transfers have reached the failure threshold; the worker can still be in use."""
+        """Whether consecutive failures or lost KV transfers have reached the circuit breaker's threshold; it can still be in use."""
         return self.breaker.is_failing or self.loses_transfers
 
     def is_there(self) -> None:
@@ -377,7 +377,7 @@ class WorkerPool:
         return self._workers.get(name)
 
     def apply(self, specs: Iterable[WorkerSpec]) -> list[Worker]:
-        """Apply the complete list of workers from discovery; return the workers whose name was known before but whose process is new.
+        """Apply ``specs``, the complete list of workers from discovery, and return the known workers whose process is a new one.
 
         Workers that are missing from the list are removed. Requests in flight continue on their worker.
         """

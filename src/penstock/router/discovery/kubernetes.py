@@ -51,7 +51,7 @@ def parse_slices(slices: Iterable[Mapping[str, Any]], scheme: str = "http") -> t
 
 
 def router_urls(slices: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the base URLs of the graph's routers, including draining ones, because their requests continue."""
+    """Return the base URLs of the routers in a graph's EndpointSlices, including draining ones, because their requests continue."""
     found = (at for part in slices for role, at, _ in _endpoints(part) if role == Role.ROUTER)
     return tuple(sorted(f"http://{at}" for at in found))
 

@@ -85,7 +85,7 @@ async def read_page(pool: ConnectionPool, url: str, timeouts: Timeouts, *, own_n
 
 
 def parse_page(text: str, own_names: OwnNames) -> WorkerPage:
-    """Parse a worker's metrics page.
+    """Parse the text of a worker's metrics page; ``own_names`` maps metric names of the runtime, see `worker_samples`.
 
     Raises:
         ObservationError: it cannot be parsed.

@@ -1,1 +1,1 @@
-"""One picker for all routers of a graph: who it is, what the others ask it, and what they report to its successor."""
+"""Elects one router of a graph as the picker, which chooses the workers for all routers' requests."""

@@ -110,7 +110,14 @@ class PeerGroup:
         secret: GraphSecret,
         thresholds: GraphThresholds,
     ) -> None:
-        """Create the group; nothing is connected before `start`."""
+        """Create the group; nothing is connected before `start`.
+
+        Args:
+            context: Shared objects of the router.
+            picker: Picker of this router.
+            secret: Secret of the graph.
+            thresholds: This router's copy of the graph's busy thresholds.
+        """
         self.instance = uuid.uuid4().hex
         self._since_s = time.time()
         self._discovery = context.discovery
@@ -137,7 +144,7 @@ class PeerGroup:
 
     @property
     def is_relay(self) -> bool:
-        """Whether another router is the picker, and so counts the requests in flight."""
+        """Whether another router chooses the workers, and so counts the requests in flight."""
         return self.picker.channel is not None
 
     def accept(self, request: Request, responder: Responder) -> None:
@@ -201,7 +208,7 @@ class PeerGroup:
         return any(known(peer.thresholds, peer.threshold_versions) for _, peer in self._alive())
 
     def stop(self) -> None:
-        """Stop being the picker; requests in flight continue."""
+        """Stop being the picker (the router that chooses the workers for all); requests in flight continue."""
         self._is_stopping = True
         self._update()
         self._server.broadcast(self._status())

@@ -45,7 +45,11 @@ class _Struct(msgspec.Struct, array_like=True):
 
 
 class Prompt(_Struct):
-    """A request as policies see it; the fields are those of `Arrival`, with the keys packed."""
+    """A request as policies see it.
+
+    Attributes:
+        keys: Prefix keys, 8 bytes each. The other fields have the meaning of the field of `Arrival` with the same name.
+    """
 
     keys: Keys
     tokens: Count
@@ -78,7 +82,7 @@ def prompt_of(arrival: Arrival) -> Prompt:
 
 
 def arrival_of(prompt: Prompt) -> Arrival:
-    """Return a received request as an `Arrival`.
+    """Return the received request ``prompt`` as an `Arrival`.
 
     Raises:
         ProtocolError: the length of its keys is not a whole number of keys.
@@ -183,7 +187,13 @@ class Ask(_Struct, tag=4):
 
 
 class Prefilled(_Struct, tag=6):
-    """A request's prompt was computed; the fields are the arguments of `RouterCore.prefilled`."""
+    """A request's prompt was computed.
+
+    Attributes:
+        number: Number of the request.
+        cached_tokens: Prompt tokens that the worker found in its cache; None if unknown.
+        is_measured: Whether this is reported at the moment at which the prefill ended.
+    """
 
     number: Count
     cached_tokens: Count | None
@@ -207,13 +217,18 @@ class WorkerOutcome(_Struct, tag=7):
 
 
 class Release(_Struct, tag=8):
-    """A request has left its worker, or no longer waits."""
+    """A request has left its worker, or no longer waits; ``number`` identifies it."""
 
     number: Count
 
 
 class Progress(_Struct, tag=9):
-    """Numbers of requests in flight, and the present number of tokens of each; also a relay's heartbeat."""
+    """The present token counts of requests in flight; also a relay's heartbeat.
+
+    Attributes:
+        numbers: Numbers of the requests whose token counts have changed.
+        tokens: Prompt tokens plus generated tokens of each, in the same order.
+    """
 
     numbers: tuple[Count, ...] = ()
     tokens: tuple[Count, ...] = ()
@@ -226,7 +241,7 @@ class AtCapacity(_Struct, tag=10):
 
 
 class TierOutcome(_Struct, tag=11):
-    """An event of a request of a tier; see `Admission.record_tier_event`."""
+    """An event of a request of a tier; the fields are the arguments of `Admission.record_tier_event`."""
 
     tier: Tier
     ttft_s: float | None = None
@@ -252,7 +267,13 @@ class Go(_Struct, tag=12):
 
 
 class Refused(_Struct, tag=13):
-    """A request is rejected; the fields are those of `penstock.router.core.retries.Refuse`."""
+    """A request is rejected.
+
+    Attributes:
+        term: Election term of the picker. The other fields, except `number`, are those of
+            `penstock.router.core.retries.Refuse`.
+        number: Number of the request.
+    """
 
     term: Count
     number: Count
@@ -263,7 +284,12 @@ class Refused(_Struct, tag=13):
 
 
 class Loads(_Struct, tag=14):
-    """Load of all routers on each worker of the first stage: pending tokens, and prefill throughput in tokens/s (None if unknown)."""
+    """Load of all routers on each worker of the first stage.
+
+    Attributes:
+        term: Election term of the picker.
+        tokens: By worker name, pending tokens and prefill throughput in tokens/s (None if unknown).
+    """
 
     term: Count
     tokens: dict[Name, tuple[Count, float | None]]

@@ -96,7 +96,7 @@ class RemotePicker:
     """
 
     def __init__(self, own: OwnPicker) -> None:
-        """Start without other routers."""
+        """Start without other routers; ``own`` uses this router's core."""
         self.own = own
         self.core = own.core
         self.recent = RecentPrompts()
@@ -131,7 +131,10 @@ class RemotePicker:
         return self._is_own or not is_held
 
     def ask(self, waiter: _Future, role: Role, arrival: Arrival, *, again: bool) -> None:
-        """Ask the picker, or this router's own core; while there is no picker, the request is kept for the next one."""
+        """Queue a request at the picker (the router that chooses the workers for all), or in this router's own core if it picks.
+
+        While there is no picker, the request is kept for the next one. The arguments are those of `Picker.ask`.
+        """
         if self.picks_here():
             self.own.ask(waiter, role, arrival, again=again)
             return
@@ -168,7 +171,7 @@ class RemotePicker:
     def prefilled(
         self, assignment: LiveAssignment, cached_tokens: int | None = None, *, measured: bool = True
     ) -> None:
-        """Record that a prompt was computed, here and at the picker."""
+        """Record that a prompt was computed, here and at the picker; the arguments are those of `RouterCore.prefilled`."""
         self._report_prefilled(assignment, cached_tokens, measured=measured)
         self.own.prefilled(assignment, cached_tokens, measured=measured)
 
@@ -197,7 +200,10 @@ class RemotePicker:
     def record_tier_event(
         self, tier: Tier, *, ttft_s: float | None = None, ended: EndedRequest | None = None
     ) -> None:
-        """Record an event of a request for its tier, at the router that picks; see `Admission.record_tier_event`."""
+        """Record an event of a request for its tier, in this router's core, or at the picker if this router follows one.
+
+        The arguments are those of `Admission.record_tier_event`.
+        """
         if self.channel is None:
             self.own.record_tier_event(tier, ttft_s=ttft_s, ended=ended)
         elif self.core.tiers is not None:
@@ -240,7 +246,7 @@ class RemotePicker:
             asked.is_sent = False
 
     def pick_for_all(self) -> None:
-        """Choose the workers for all routers from now on."""
+        """Become the picker: choose the workers for the requests of all routers from now on."""
         if not self._is_own:
             self._is_own = True
             self.core.set_peer_loads({}, self._now_s())

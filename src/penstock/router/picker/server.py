@@ -314,7 +314,7 @@ class PickerServer:
             session.tick()
 
     def broadcast(self, message: wire.Message, *, followers_only: bool = False) -> None:
-        """Send a message on all connections, or only to followers."""
+        """Send a message on all connections, or (``followers_only``) to the routers that follow this one."""
         for session in self.sessions:
             if session.is_followed or not followers_only:
                 session.channel.send(message)

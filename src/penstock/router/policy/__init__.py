@@ -1,1 +1,1 @@
-"""Where a request goes, when a worker is left alone, and who is next. Pure."""
+"""Routing policies, the order of waiting requests, busy workers, and tiers: which request goes to which worker, and when. Pure."""

@@ -308,7 +308,7 @@ class BusyWorkers:
         return bool(names) and len(self._at_capacity) >= len(names) and names <= self._at_capacity.keys()
 
     def have_blocks(self, names: frozenset[str]) -> bool:
-        """Return whether at least one of these workers has KV blocks and is not at capacity, even if it is busy with prefills."""
+        """Return whether at least one of the workers ``names`` has KV blocks and is not at capacity, even if it is busy with prefills."""
         return not names <= self._out_of_blocks | self._at_capacity.keys()
 
     def has_blocks(self, name: str) -> bool:

@@ -81,7 +81,7 @@ class KvEvents:
         return len(self._blocks)
 
     def numbered(self, sequence: int) -> bool:
-        """Record the number of a batch before the batch is applied; return whether there was a gap.
+        """Record the number ``sequence`` of a batch before the batch is applied; return whether there was a gap.
 
         Any number other than the expected one clears the index first. A larger number means that batches were lost. A smaller
         one means that the engine has restarted, and its first batches may be lost, because messages never overtake each

@@ -388,7 +388,7 @@ class PrefixCost:
         return RoutingDecision(worker.name, "lowest prefix cost", uncached=uncached)
 
     def prompt_queued(self, arrival: Arrival, worker: str, workers: WorkerQueues) -> None:
-        """In a large fleet, remember the worker to which another router has sent a prompt."""
+        """Remember the worker to which another router has sent a prompt; does nothing with `ALL_UP_TO` workers or fewer."""
         if len(workers) > ALL_UP_TO:
             self._remember(beginnings_of(arrival.chain), worker)
 

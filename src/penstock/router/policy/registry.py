@@ -80,10 +80,14 @@ SESSIONS = 65_536
 
 
 class StickySessions:
-    """Routes all requests of a session to the same worker, while that worker is eligible and has not failed them."""
+    """Routes all requests of a session to the same worker, while that worker is eligible and has not failed them.
+
+    It is a `RoutingPolicy` that wraps another one; `assigns`, `bottleneck_s` and `reads_usage` are those of the wrapped
+    policy.
+    """
 
     def __init__(self, inner: RoutingPolicy, *, most: int = SESSIONS) -> None:
-        """Wrap a policy, which routes the requests without a session and the first request of each session.
+        """Wrap ``inner``, which routes the requests without a session and the first request of each session.
 
         ``most`` is the maximum number of remembered sessions.
         """

@@ -20,7 +20,12 @@ from penstock.router.proxy.completion import RequestRefused
 
 
 class KeySource(NamedTuple):
-    """The command-line option and the environment variable from which the keys of one kind are read."""
+    """The command-line option and the environment variable from which the keys of one kind are read.
+
+    Attributes:
+        flag: Name of the option, for a file or folder with keys.
+        variable: Name of the environment variable, for comma-separated keys.
+    """
 
     flag: str
     variable: str
@@ -299,7 +304,7 @@ class Cors:
         self._origins = frozenset(origin.encode() for origin in origins)
 
     def headers(self, path: str, sent: Mapping[bytes, bytes]) -> Headers:
-        """Return the CORS headers of a response; empty for a path outside of ``/v1``.
+        """Return the CORS headers of the response to a request with the headers ``sent``; empty for a path outside of ``/v1``.
 
         For an origin that is not allowed they contain only Vary.
         """

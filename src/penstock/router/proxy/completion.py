@@ -296,7 +296,7 @@ def _check_model(
 def unknown_model(
     asked: str, model: str, aliases: Collection[str], adapters: Collection[str]
 ) -> RequestRefused:
-    """Return the rejection of a model name that the router does not serve; its message lists the names that it serves."""
+    """Return the rejection of the unknown model name ``asked``; its message lists the model, its aliases and its adapters."""
     shown = asked if len(asked) <= _SHOWN_CHARACTERS else asked[:_SHOWN_CHARACTERS] + "..."
     message = f"model: {shown!r} does not exist; this router serves {_listed(model, aliases, adapters)}"
     return RequestRefused(404, message, code="model_not_found")

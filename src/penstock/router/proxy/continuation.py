@@ -100,7 +100,10 @@ class StreamSeam(ABC):
         self._splitter = EventSplitter()
 
     def join(self, data: bytes) -> bytes:
-        """Return complete events of the rest, changed so that they continue the first part."""
+        """Return events of the worker that resumes the stream, changed so that they continue the first part.
+
+        ``data`` is the next part of that worker's stream; an event that is not complete is kept for the next call.
+        """
         return b"".join(self._joined(event) for event in self._splitter.feed(data))
 
     def _joined(self, event: bytes) -> bytes:

@@ -165,7 +165,10 @@ class WorkerCalls:
     def failed(
         self, call: CompletionCall, assignment: LiveAssignment, problem: ErrorReply | UpstreamError
     ) -> FailedTry | Problem:
-        """Report a failed response to the worker's circuit breaker, and return what it means for the request."""
+        """Report a failed response to the worker's circuit breaker, and return what it means for the request.
+
+        ``problem`` is the worker's error response, or the reason for which there is no complete response.
+        """
         worker, now_s = assignment.worker, self._clock.now_s()
         call.problem = problem
         if isinstance(problem, UpstreamError):
@@ -289,7 +292,7 @@ class WorkerCalls:
     # ------------------------------------------------------------------ counting
 
     def note_usage(self, call: CompletionCall, usage: Any) -> None:
-        """Record the token counts of a worker's ``usage`` object for the request."""
+        """Record the token counts of a worker's ``usage`` object for the request; does nothing if it is not an object."""
         prompt_tokens, output_tokens, cached_tokens = read_usage(usage)
         self._count_prompt(call, prompt_tokens)
         if output_tokens is not None:

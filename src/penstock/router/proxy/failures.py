@@ -122,7 +122,10 @@ _REFUSALS: Final[dict[RefusalReason, tuple[int, str]]] = {
 
 
 def refusal(error: AdmissionError) -> ErrorResponse:
-    """Return the response to a request that gets no worker; the body of a rejection is flat, as in Dynamo's document."""
+    """Return the response to a request that gets no worker because of ``error``.
+
+    The body of a rejection that protects others (`REJECTIONS`) is flat, as in Dynamo's document.
+    """
     status, reason = _REFUSALS[error.reason]
     body, is_rejection = _body(status, str(error), reason), reason in REJECTIONS
     if is_rejection:

@@ -72,7 +72,13 @@ def source_of(worker: Worker) -> KvSource:
 
 
 def prefill_body(request: CompletionRequest, kv_transfer: KvTransferProtocol, source: KvSource) -> bytes:
-    """Return the body of the request to a prefill worker: no stream, one token, and the KV transfer's fields."""
+    """Return the body of the request to a prefill worker: no stream, one token, and the KV transfer's fields.
+
+    Args:
+        request: Request of the client.
+        kv_transfer: Protocol of the graph's runtime.
+        source: The prefill worker, from `source_of`.
+    """
     kept = {key: value for key, value in request.body.items() if key not in _DROPPED}
     return encoded({**kept, "stream": False, **kv_transfer.limits, **kv_transfer.prefill_fields(source)})
 
@@ -80,7 +86,7 @@ def prefill_body(request: CompletionRequest, kv_transfer: KvTransferProtocol, so
 def decode_body(request: CompletionRequest, prefilled: PrefillAnswer) -> bytes:
     """Return the body of the request to a decode worker: the client's bytes plus the KV transfer's fields and a cache salt.
 
-    Returns the client's bytes unchanged if the prefill worker holds no blocks.
+    ``prefilled`` is the prefill worker's response. Returns the client's bytes unchanged if that worker holds no blocks.
     """
     if prefilled.fields is None:
         return request.raw
@@ -234,7 +240,9 @@ class KvTransfers:
     def release(self, prefilled: PrefillAnswer, headers: Headers) -> None:
         """Release the KV of a prompt in the background; a failed release costs nothing but one lease.
 
-        ``headers`` are the upstream headers of the request, for workers that require a key.
+        Args:
+            prefilled: Response of the prefill worker that holds the KV.
+            headers: Upstream headers of the request, for workers that require a key.
         """
         if not self._is_given_back:
             return

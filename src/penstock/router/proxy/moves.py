@@ -46,7 +46,7 @@ class StreamMoves:
         self._lookups_left = 0
 
     def follow(self, call: CompletionCall, meter: RelayMeter) -> None:
-        """Record that a worker has started to send a stream."""
+        """Record that the worker assigned to ``call`` has started to send its stream, which ``meter`` measures."""
         self._moving.discard(call)
         if call.begun is not None and self._after_s is not None:
             self._streams.setdefault(call.assignment.worker, {})[call] = meter

@@ -134,7 +134,11 @@ class Keyed(NamedTuple):
 
 
 def read_prompt(request: CompletionRequest, exact: ExactKeys | None = None) -> Keyed:
-    """Return a request's keys: of tokens as specified by ``exact``; if that is None, of bytes unless the prompt was sent as ids."""
+    """Return a request's keys, and the number of its tokens if that is exact.
+
+    The keys are made from tokens if the prompt was sent as token ids or if ``exact`` contains a tokenizer; otherwise from
+    bytes.
+    """
     body = request.body
     salt = body.get("cache_salt")
     salts = (salt,) if isinstance(salt, str) else ()

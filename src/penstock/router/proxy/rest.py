@@ -53,7 +53,7 @@ class StreamContinuations:
         self._total = RecordedBytes()
 
     def begin(self, call: CompletionCall) -> BegunStream | None:
-        """Return the state of a stream that starts or is resumed; None if no other worker could resume it."""
+        """Return the state of a stream that starts or is resumed; None if no other worker could resume it if it breaks off."""
         if call.begun is None and self._most and not refusal_of(call.request):
             record = StreamRecord(call.request, self._total, tokens_per_event=self._tokens_per_event)
             call.begun = BegunStream(record, call.request)

@@ -34,7 +34,9 @@ from penstock.router.proxy.stream_record import BATCH, LARGE_READ_BYTES, StreamR
 def read_completion(
     content: bytes, content_type: bytes, worker: str, endpoint: ApiEndpoint
 ) -> dict[str, Any]:
-    """Parse the body of a worker's response with status 200.
+    """Parse the body (``content``) of a response with status 200 from the worker named ``worker``.
+
+    ``content_type`` is only used in error messages.
 
     Raises:
         WrongAnswer: the body is not a JSON object; or it has none of the lists ``choices``, ``output`` and ``content``,

@@ -38,7 +38,7 @@ class LiveTiers:
         self._workers = workers
 
     def identify(self, headers: Mapping[bytes, bytes], model: object) -> TierIdentity:
-        """Return a request's tier and tenant; count a downgrade.
+        """Return the tier and tenant of a request with these headers and this model name; count a downgrade.
 
         If the request names no tier, or a higher one than it may have, it gets its key's tier, or the default tier if it has
         no key.
@@ -91,7 +91,13 @@ class LiveTiers:
         return request._replace(raw=changed_body(request, changes), body={**body, **changes})
 
     def ended(self, call: CompletionCall, status: int, e2e_s: float) -> None:
-        """Record a request's end for its tier; a request does not count if its client disconnected early or was at fault."""
+        """Record a request's end for its tier; a request does not count if its client disconnected early or was at fault.
+
+        Args:
+            call: The request.
+            status: HTTP status of the response.
+            e2e_s: Simulated seconds since its arrival.
+        """
         if not (call.worker or call.prefill_worker):
             if status in _OVERLOADED and call.error not in _COUNTED_BY_CORE:
                 self._workers.record_tier_event(call.tier)
