@@ -27,6 +27,8 @@ PROGRESSING = "Progressing"
 DEGRADED = "Degraded"
 BUDGET_RESPECTED = "BudgetRespected"
 SCHEDULABLE = "Schedulable"
+RECONCILING = "Reconciling"
+STALLED = "Stalled"
 
 MESSAGE_LIMIT = 1024
 """Maximum length of a condition message in characters. Kubernetes accepts 32768, but terminals cannot show that much."""
@@ -51,7 +53,17 @@ class ConditionResult:
 
 def condition_results(graph: StatusInput) -> tuple[ConditionResult, ...]:
     """Return the operator's conditions of a graph, sorted by type."""
-    found = (_ready(graph), _progressing(graph), _degraded(graph), _budget(graph), _schedulable(graph))
+    ready = _ready(graph)
+    stalled = _stalled(graph, ready)
+    found = (
+        ready,
+        stalled,
+        _reconciling(graph, ready, stalled),
+        _progressing(graph),
+        _degraded(graph),
+        _budget(graph),
+        _schedulable(graph),
+    )
     return tuple(sorted(found, key=lambda each: each.type))
 
 
@@ -161,19 +173,64 @@ def _degraded(graph: StatusInput) -> ConditionResult:
     faults = [each for each in graph.diagnoses if each.category.is_fault]
     first = worst(faults)
     if first is None:
-        # Replicas that wait for the budget are not faults.
-        blocked = {each.service for each in graph.waiting}
-        services = ((name, graph.services[name]) for name in graph.late)
-        late = sorted(
-            name for name, each in services if each.missing > (each.replicas.gated if name in blocked else 0)
-        )
-        if late:
-            text = "; ".join(f"{name}: {_step(graph.services[name])}" for name in late)
-            text = f"{text}, for longer than startupTimeoutSeconds; see kubectl describe of its workload and pods"
-            return ConditionResult(DEGRADED, True, "ReplicasNotReady", text)
+        if late := _late(graph):
+            return ConditionResult(DEGRADED, True, "ReplicasNotReady", late)
         return ConditionResult(DEGRADED, False, "Healthy", "all pods are healthy")
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     return ConditionResult(DEGRADED, True, first.category.value, f"{first}{more}")
+
+
+def _late(graph: StatusInput) -> str:
+    """Return which services have had too few replicas for longer than a start may take; empty: none."""
+    # Replicas that wait for the budget are not faults.
+    blocked = {each.service for each in graph.waiting}
+    services = ((name, graph.services[name]) for name in graph.late)
+    late = sorted(
+        name for name, each in services if each.missing > (each.replicas.gated if name in blocked else 0)
+    )
+    if not late:
+        return ""
+    text = "; ".join(f"{name}: {_step(graph.services[name])}" for name in late)
+    return f"{text}, for longer than startupTimeoutSeconds; see kubectl describe of its workload and pods"
+
+
+def _stalled(graph: StatusInput, ready: ConditionResult) -> ConditionResult:
+    """Return Stalled: the newest specification is not carried out until somebody changes something.
+
+    With Reconciling it is what Flux and Helm 4 ask (kstatus); a graph that serves while its edit is refused is Ready.
+    """
+    if graph.deleting:
+        return ConditionResult(STALLED, False, "Deleting", "the graph is being deleted")
+    if graph.failure is not None:
+        return ConditionResult(STALLED, True, graph.failure.reason, graph.failure.message)
+    is_underway = not ready.status or any(each.rolling for each in graph.services.values())
+    if is_underway and (late := _late(graph)):
+        return ConditionResult(STALLED, True, "ReplicasNotReady", late)
+    return ConditionResult(
+        STALLED, False, "NotStalled", "nothing keeps the specification from being carried out"
+    )
+
+
+def _reconciling(graph: StatusInput, ready: ConditionResult, stalled: ConditionResult) -> ConditionResult:
+    """Return Reconciling: the newest specification is being carried out. The planner's own scaling is not part of it."""
+    if graph.deleting:
+        return ConditionResult(RECONCILING, True, "Deleting", graph.deleting)
+    if graph.paused:
+        return ConditionResult(RECONCILING, False, "Paused", f"{graph.paused}: remove it to continue")
+    if stalled.status:
+        return ConditionResult(RECONCILING, False, "Stalled", "see condition Stalled")
+    steps = [f"{name}: {_step(each)}" for name, each in sorted(graph.services.items()) if _is_changing(each)]
+    if steps:
+        return ConditionResult(RECONCILING, True, _reason(graph), "; ".join(steps))
+    if not ready.status:
+        return ConditionResult(RECONCILING, True, ready.reason, ready.message)
+    return ConditionResult(RECONCILING, False, "Stable", "the newest specification is carried out")
+
+
+def _is_changing(service: ServiceStatusInput) -> bool:
+    """Return whether a service is not yet as the specification says; within bounds, its number is the planner's."""
+    lowest, highest = service.bounds
+    return service.rolling or bool(service.held) or (lowest == highest and service.missing > 0)
 
 
 def _budget(graph: StatusInput) -> ConditionResult:

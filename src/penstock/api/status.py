@@ -23,7 +23,7 @@ class Condition(SpecModel):
     type: str = Field(
         max_length=316,
         pattern=_TYPE,
-        description="Ready, Progressing, Degraded, PlannerActive, BudgetRespected or Schedulable.",
+        description="Ready, Reconciling, Stalled, Progressing, Degraded, PlannerActive, BudgetRespected or Schedulable.",
     )
     status: Literal["True", "False", "Unknown"] = Field(description="True, False or Unknown.")
     reason: str = Field(

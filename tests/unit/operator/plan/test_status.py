@@ -19,7 +19,9 @@ from penstock_operator.plan.status import (
     MESSAGE_LIMIT,
     PROGRESSING,
     READY,
+    RECONCILING,
     SCHEDULABLE,
+    STALLED,
     ConditionResult,
     adapter_status,
     condition_results,
@@ -63,7 +65,11 @@ def test_a_graph_at_rest():
         ConditionResult(DEGRADED, False, "Healthy", "all pods are healthy"),
         ConditionResult(PROGRESSING, False, "Stable", "all services match the spec"),
         ConditionResult(READY, True, "Serving", serving),
+        ConditionResult(RECONCILING, False, "Stable", "the newest specification is carried out"),
         ConditionResult(SCHEDULABLE, True, "Scheduled", "every pod has a node"),
+        ConditionResult(
+            STALLED, False, "NotStalled", "nothing keeps the specification from being carried out"
+        ),
     )
 
 
@@ -203,7 +209,15 @@ def test_the_status_of_a_graph_at_rest():
     assert found["services"]["decode"] == {**numbers, "draining": 0, "selector": "s"}
     assert found["summary"] == {"prefill": "1/1", "decode": "2/2", "gpus": "3/8"}
     types = [each["type"] for each in found["conditions"]]
-    assert types == ["BudgetRespected", "Degraded", "Progressing", "Ready", "Schedulable"]
+    assert types == [
+        "BudgetRespected",
+        "Degraded",
+        "Progressing",
+        "Ready",
+        "Reconciling",
+        "Schedulable",
+        "Stalled",
+    ]
     assert "planner" not in found
     GraphStatus.model_validate(found)
 
