@@ -181,7 +181,7 @@ def _degraded(graph: StatusInput) -> ConditionResult:
 
 
 def _late(graph: StatusInput) -> str:
-    """Return which services have had too few replicas for longer than a start may take; empty: none."""
+    """Return a sentence about the services that have had too few replicas for longer than their startup timeout; empty if none has."""
     # Replicas that wait for the budget are not faults.
     blocked = {each.service for each in graph.waiting}
     services = ((name, graph.services[name]) for name in graph.late)
@@ -195,9 +195,10 @@ def _late(graph: StatusInput) -> str:
 
 
 def _stalled(graph: StatusInput, ready: ConditionResult) -> ConditionResult:
-    """Return Stalled: the newest specification is not carried out until somebody changes something.
+    """Stalled is True if the newest specification cannot be applied until someone changes something.
 
-    With Reconciling it is what Flux and Helm 4 ask (kstatus); a graph that serves while its edit is refused is Ready.
+    Flux and Helm 4 evaluate it together with Reconciling (kstatus). A graph that serves while its newest edit is
+    refused is Ready and Stalled.
     """
     if graph.deleting:
         return ConditionResult(STALLED, False, "Deleting", "the graph is being deleted")
@@ -212,7 +213,7 @@ def _stalled(graph: StatusInput, ready: ConditionResult) -> ConditionResult:
 
 
 def _reconciling(graph: StatusInput, ready: ConditionResult, stalled: ConditionResult) -> ConditionResult:
-    """Return Reconciling: the newest specification is being carried out. The planner's own scaling is not part of it."""
+    """Reconciling is True while the newest specification is being applied; scaling by the planner does not count."""
     if graph.deleting:
         return ConditionResult(RECONCILING, True, "Deleting", graph.deleting)
     if graph.paused:
@@ -228,7 +229,7 @@ def _reconciling(graph: StatusInput, ready: ConditionResult, stalled: ConditionR
 
 
 def _is_changing(service: ServiceStatusInput) -> bool:
-    """Return whether a service is not yet as the specification says; within bounds, its number is the planner's."""
+    """Return whether a service does not match the specification yet; a number within its bounds is the planner's choice and matches."""
     lowest, highest = service.bounds
     return service.rolling or bool(service.held) or (lowest == highest and service.missing > 0)
 
