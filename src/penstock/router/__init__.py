@@ -1,1 +1,1 @@
-"""Penstock router."""
+"""The Penstock router: receives requests by the OpenAI API and sends them to workers."""

@@ -1,4 +1,4 @@
-"""Puts one router process together and runs it until a signal stops it."""
+"""Assembles one router process and runs it until a signal stops it."""
 
 from __future__ import annotations
 
@@ -49,29 +49,39 @@ from penstock.router.ui.live_page import LivePage
 log = get_logger(__name__)
 
 TICK_REAL_S = 0.1
-"""Discovery poll, queue time-outs and lag measurement; real seconds."""
+"""Interval of the tick in real seconds: discovery is polled, queue timeouts are checked, and the event loop's lag is measured."""
 
 PAUSE_REAL_S: Final = SILENT_TICKS * TICK_REAL_S
-"""A pause of this process that is worth a warning: for others it is gone then; real seconds."""
+"""Duration of a pause of this process, in real seconds, from which on it is logged: other routers take this one for gone then."""
 _PAUSE_LOG_REAL_S: Final = 10.0
-"""Chosen: often enough to be seen, seldom enough for a log under load; real seconds."""
+"""Minimum interval between two such warnings in real seconds. Chosen: often enough to be noticed, and rare enough for a log under
+load."""
 
 _FAILURE_LOG_REAL_S: Final = 10.0
-"""Likewise, for a job of the tick that fails each time; real seconds."""
+"""Minimum interval between two log entries for a job of the tick that fails each time, in real seconds."""
 
 _GRAPH_FILE_REAL_S: Final = 1.0
-"""Between two looks at the graph's file. Chosen: one costs microseconds, and a kubelet takes up to a minute anyway."""
+"""Interval in real seconds at which the graph's file is checked. Chosen: a check costs microseconds, and a kubelet takes up to a
+minute anyway."""
 
 STOP_REAL_S = 10.0
-"""Longest wait for discovery, checks and connections to end behind the last request; real seconds. Chosen: each takes
-milliseconds, and the pod's grace period must not pass in it."""
+"""Maximum wait for discovery, checks and connections to end after the last request, in real seconds. Chosen: each takes
+milliseconds, and the wait must be shorter than the pod's grace period."""
 
 
 class RouterServer:
-    """One router: ``start``, then ``close``; ``serve`` does both around a stop event.
+    """One router process. Call `start` and then `close`, or `serve`, which does both.
 
     Attributes:
-        tick_jobs: What is done each `TICK_REAL_S`, by name, in order; none depends on another one.
+        handler_type: Class that serves completion requests.
+        core: State machine of the router.
+        admission: Acquires workers for requests.
+        context: Objects that the parts of the router share.
+        metrics: Counters of the requests.
+        thresholds: This router's copy of the graph's busy thresholds.
+        intake: Limits of incoming requests.
+        app: HTTP application.
+        tick_jobs: Jobs that are run every `TICK_REAL_S`, by name, in order; none depends on another one.
     """
 
     handler_type: ClassVar[type[CompletionHandler]] = CompletionHandler
@@ -84,16 +94,16 @@ class RouterServer:
         narrow: Callable[[Picker, LiveCore], Picker] | None = None,
         held: socket.socket | None = None,
     ) -> None:
-        """Build all parts; nothing runs and nothing listens yet.
+        """Create all parts; nothing runs or listens yet.
 
         Args:
-            settings: All of them.
-            tracing: Makes the requests' spans; None: there are none.
-            narrow: Makes of the picker one that chooses from fewer workers; None: it chooses from all.
-            held: Socket that listens already, for who started this process; None: the router listens by itself.
+            settings: Settings of the router.
+            tracing: Creates the requests' spans; None creates none.
+            narrow: Wraps the picker in one that chooses from fewer workers; None chooses from all workers.
+            held: Socket that already listens, from the process that started this one; None opens a new one.
 
         Raises:
-            ConfigError: the settings cannot work.
+            ConfigError: the settings contradict each other, or need a package that is not installed.
         """
         settings.check()
         clock = SimulatedClock(settings.speed)
@@ -143,7 +153,7 @@ class RouterServer:
         self._jobs = TickJobs(self.tick_jobs, self.metrics.failed_jobs)
 
     def _make_jobs(self) -> dict[str, Callable[[], object]]:
-        """Return what a tick does, in order, by name."""
+        """Return the jobs of a tick, in order, by name."""
         jobs: dict[str, Callable[[], object]] = {
             "discovery": self._follow_discovery,
             "queues": self.admission.tick,
@@ -157,15 +167,15 @@ class RouterServer:
 
     @property
     def port(self) -> int:
-        """The port listened on."""
+        """Port on which the router listens."""
         return self._http.port
 
     async def start(self) -> None:
-        """Learn the workers, then listen.
+        """Find the workers, then listen.
 
         Raises:
-            PortInUseError: the port is taken.
-            ConfigError: discovery cannot begin without credentials.
+            PortInUseError: the port is in use.
+            ConfigError: discovery has no credentials.
         """
         try:
             await self._discovery.start()
@@ -173,7 +183,7 @@ class RouterServer:
             if self._kv_events is not None:
                 self._kv_events.start()
             if self._group is not None:
-                # What holds for the graph, such as thresholds set at run time, holds for the first request here.
+                # Settings of the graph, such as thresholds set at run time, must apply to the first request of this router.
                 await self._group.start()
             await self._http.start(self._settings.host, self._settings.port, held=self._held)
         except BaseException:
@@ -189,7 +199,7 @@ class RouterServer:
         log.info("router listening", host=self._settings.host, port=self.port, **self._settings.shown())
 
     async def close(self) -> None:
-        """Stop accepting, serve the connections that exist until they have ended or the grace time is over, stop the rest."""
+        """Stop accepting connections, wait for the present ones until they end or the grace period is over, and stop all parts."""
         self.app.is_stopping = True
         if self._group is not None:
             self._group.stop()
@@ -202,14 +212,14 @@ class RouterServer:
         log.info("router stopped")
 
     async def _drain(self, grace_real_s: float) -> None:
-        """Return once no client is connected any more, or the time is over."""
+        """Return when no client is connected any more, or the time is over."""
         await self._http.close(grace_s=grace_real_s)
 
     async def serve(self, stop: asyncio.Event) -> None:
-        """Run until ``stop`` is set."""
+        """Start, run until ``stop`` is set, and close."""
         await self.start()
-        # What was built so far lives as long as the process; walking it in every full collection would
-        # only hold streams up, by some ten milliseconds each time.
+        # The objects created so far live as long as the process; scanning them in every full garbage collection would only
+        # delay streams, by about ten milliseconds each time.
         gc.collect()
         gc.freeze()
         try:
@@ -218,7 +228,7 @@ class RouterServer:
             await self.close()
 
     async def _stop_background(self) -> None:
-        """End what runs alongside requests, also after a start that failed; return within `STOP_REAL_S`."""
+        """Stop everything that runs alongside requests, also after a failed start; returns within `STOP_REAL_S`."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -257,7 +267,7 @@ class RouterServer:
             self._jobs.run(late_s + due_s)
 
     def _follow_discovery(self) -> None:
-        """Take over what discovery has found since the last call."""
+        """Apply the changes that discovery has found since the last call."""
         workers = self._discovery.poll()
         if workers is not None:
             self.admission.set_workers(workers)
@@ -300,10 +310,10 @@ class RouterServer:
         )
 
     async def _follow_graph_file(self, file: Path) -> None:
-        """Take over the file's admission and tiers sections when they change; all others are read at the start alone.
+        """Apply the admission and tiers sections of the graph's file when they change; all other sections are only read at the start.
 
-        On Kubernetes the file is a ConfigMap's, which the operator renews and the kubelet brings here; locally it is the
-        manifest itself. What was set at run time, as by ``POST /busy_threshold``, stays until its section changes.
+        On Kubernetes the file is mounted from a ConfigMap, which the operator updates; locally it is the manifest itself.
+        Settings made at run time, for example by ``POST /busy_threshold``, are kept until their section changes.
         """
         while True:
             try:
@@ -313,7 +323,7 @@ class RouterServer:
             await asyncio.sleep(_GRAPH_FILE_REAL_S)
 
     async def _check_graph_file(self, file: Path) -> None:
-        """Look once; a file that is gone or wrong leaves the settings as they are."""
+        """Check the file once; if it is missing or invalid, the settings do not change."""
         try:
             found = await asyncio.to_thread(file.stat)
             stamp = (found.st_mtime_ns, found.st_ino, found.st_size)
@@ -355,16 +365,16 @@ class RouterServer:
 
 
 class TickJobs:
-    """The independent jobs of a tick: one that fails is counted and logged, and the others run all the same."""
+    """The independent jobs of a tick: a failed job is counted and logged, and the others run nevertheless."""
 
     def __init__(self, jobs: Mapping[str, Callable[[], object]], failed: Counter[str]) -> None:
-        """Keep the jobs, by name, and what counts their failures."""
+        """Store the jobs by name, and ``failed``, which counts their failures by name."""
         self._jobs = jobs
         self._failed = failed
         self._logged_s = dict.fromkeys(jobs, -math.inf)
 
     def run(self, now_s: float) -> None:
-        """Run all of them; ``now_s`` are real seconds. A job that keeps failing is logged every `_FAILURE_LOG_REAL_S`."""
+        """Run all jobs at ``now_s`` (real seconds). A job that fails each time is logged every `_FAILURE_LOG_REAL_S`."""
         for name, job in self._jobs.items():
             try:
                 job()
@@ -376,19 +386,20 @@ class TickJobs:
 
 
 class PauseLog:
-    """Says in the log that this process's event loop stood, which elections and late answers then follow from."""
+    """Logs that this process's event loop was blocked, which explains elections and late responses."""
 
     def __init__(self) -> None:
         self._longest = (0.0, 0.0)
         self._logged_s = -math.inf
 
     def add(self, stood_s: float, now_s: float, *, worked_s: float) -> None:
-        """Take one tick's lateness, in real seconds; the longest of `_PAUSE_LOG_REAL_S` is logged.
+        """Record the delay of one tick; the longest delay within `_PAUSE_LOG_REAL_S` is logged. All times are in real seconds.
 
         Args:
-            stood_s: By how much the tick came late.
-            now_s: When it came.
-            worked_s: How long the loop's thread ran since the tick before: it stood because of its own work, or it had no CPU.
+            stood_s: Delay of the tick.
+            now_s: Time of the tick.
+            worked_s: CPU time of the event loop's thread since the previous tick. It shows whether the loop was blocked by
+                its own work or had no CPU.
         """
         self._longest = max(self._longest, (stood_s, worked_s))
         if self._longest[0] < PAUSE_REAL_S or now_s - self._logged_s < _PAUSE_LOG_REAL_S:
@@ -409,7 +420,7 @@ class PauseLog:
 
 
 def _is_vital(request: Request) -> bool:
-    """Return whether a request is a probe's, a scraper's or an administrator's: all that is not inference."""
+    """Return whether a request comes from a probe, a scraper or an administrator: every request that is not inference."""
     return not (request.path.startswith("/v1/") or request.path in PATHS)
 
 
@@ -432,7 +443,7 @@ def _build_core(settings: RouterSettings) -> LiveCore:
 
 
 def _engine_block_tokens(settings: RouterSettings) -> int | None:
-    """Return the tokens of a worker's KV block, where KV events are followed."""
+    """Return the number of tokens per KV block of a worker; None if KV events are not followed."""
     if settings.config.kv_events_port is None:
         return None
     known = None if settings.graph is None else settings.graph.engine.block_tokens

@@ -274,7 +274,7 @@ class KvTransfer:
 
 
 def end_at_fault(lost: KvTransfer, arrived: KvTransfer) -> Worker | None:
-    """Return the worker that is at fault for a lost transfer, given that a later transfer of the same request succeeded.
+    """Return the worker at fault for the transfer ``lost``, given that the same request's later transfer ``arrived`` succeeded.
 
     If the two transfers share a worker, the other worker of the lost transfer is at fault, because the shared one has just
     worked. If they share none, the worker with more lost transfers since its last success is at fault; None if both have the
@@ -358,8 +358,8 @@ class RetryBudget:
 
 
 MOST_PAUSES: Final = 20
-"""Maximum number of back-off pauses before a try. Chosen: a begun stream then asks an unavailable worker once a second, without a
-limit on the number of times."""
+"""Maximum number of back-off pauses before a try. Chosen: a stream that is to be resumed then asks an unavailable worker once a
+second, without a limit on the number of times."""
 
 
 class RetryScope(Enum):
@@ -439,10 +439,11 @@ class RetryRules:
 
         Args:
             tries: Failures and retries of the request so far.
-            failure: Failure of the last try: before its first byte, or of a begun stream.
+            failure: Failure of the last try, before or after the first token.
             now_s: Current time in simulated seconds.
             left_s: Simulated seconds until the request's deadline; it is not retried if this is <= 0.
-            begun: Whether a begun stream failed; the limits on retries and the retry budget do not apply to it.
+            begun: Whether the client has received the first part of the response. The limits on retries and the retry budget
+                do not apply then.
         """
         tries.timeouts += failure.is_timeout
         if failure.unproven is not None:
@@ -467,7 +468,7 @@ class RetryRules:
         return min(tries.retries, MOST_PAUSES) if waits else 0
 
     def served(self, tries: RequestTries, worker: Worker, now_s: float) -> None:
-        """Record that ``worker`` has served the request: unproven failures of other workers of its role count against them."""
+        """Record that ``worker`` has served the request of ``tries``: unproven failures of other workers of its role count against them."""
         if not tries.unproven:
             return
         rest = []
@@ -479,7 +480,7 @@ class RetryRules:
         tries.unproven = tuple(rest)
 
     def settle(self, tries: RequestTries, now_s: float) -> tuple[str, ...]:
-        """At the end of a request, take back its failures that are still unproven.
+        """At the end of the request of ``tries``, take back its failures that are still unproven.
 
         Returns the names of the workers that it failed on, sorted, if there are several; else an empty tuple.
         """

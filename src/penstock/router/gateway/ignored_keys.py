@@ -1,4 +1,4 @@
-"""Keys of the router that do not hold for requests that a gateway relays, and what holds instead. Pure.
+"""Settings of the router that do not apply to requests that a gateway relays, and what applies instead. Pure.
 
 `penstock validate` and the picker print them; `tests/unit/router/test_gateway_limits.py` classifies every key.
 """
@@ -22,11 +22,11 @@ IGNORED: Final = {
     "retries.continuationWaitSeconds": "does nothing: Envoy has the stream, which ends with its worker",
     "drain.migrateAfterSeconds": "does nothing: Envoy has the streams, and a draining worker waits for their ends",
 }
-"""By key: what becomes of it."""
+"""Explanation for each setting, by its key below ``router``."""
 
 
 def ignored_keys(config: RouterConfig) -> Iterator[tuple[str, str]]:
-    """Yield the keys, ``router.…``, that a section sets without effect behind a gateway, each with a message."""
+    """Yield the keys (``router.…``) that a router section sets without effect behind a gateway, each with an explanation."""
     given = config.to_manifest()
     for key, words in IGNORED.items():
         section, _, name = key.rpartition(".")

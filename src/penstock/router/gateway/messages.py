@@ -1,4 +1,4 @@
-"""The messages of the endpoint-picker protocol, made and read. Pure.
+"""Encodes and decodes the messages of the endpoint-picker protocol. Pure.
 
 Envoy's external processing (ext_proc v3) with the conventions of the Gateway API Inference Extension:
 https://github.com/kubernetes-sigs/gateway-api-inference-extension/tree/main/docs/proposals/004-endpoint-picker-protocol
@@ -35,21 +35,21 @@ SERVED: Final = "x-gateway-destination-endpoint-served"
 _LB: Final = "envoy.lb"
 _SUBSET_HINT: Final = "envoy.lb.subset_hint"
 _CHUNK_BYTES: Final = 62_000
-"""Body bytes of one message: Envoy's streams to a processor have windows of 64 KiB by default."""
+"""Maximum number of body bytes per message: Envoy's streams to a processor have windows of 64 KiB by default."""
 _CREDENTIALS: Final = (b"authorization", b"x-api-key", b"proxy-authorization")
-"""Headers with a client's credentials: they open the router, and no worker."""
+"""Headers with a client's credentials, which are for the router and not for workers."""
 _PER_CONNECTION: Final = frozenset({b"connection", b"keep-alive", b"content-length", b"transfer-encoding"})
 
 
 def endpoint_of(url: str) -> str:
-    """Return a worker's ``host:port``, as the protocol names endpoints."""
+    """Return a worker's ``host:port``, the name of an endpoint in the protocol."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     return f"[{host}]:{parts.port or 80}" if ":" in host else f"{host}:{parts.port or 80}"
 
 
 def read_headers(headers: HeaderMap) -> dict[bytes, bytes]:
-    """Return headers by lower-case name, pseudo headers included; repeated ones are joined."""
+    """Return headers by lower-case name, including pseudo headers; repeated headers are joined by commas."""
     found: dict[bytes, bytes] = {}
     for each in headers.headers:
         name, value = each.key.lower().encode(), each.raw_value or each.value.encode()
@@ -58,7 +58,7 @@ def read_headers(headers: HeaderMap) -> dict[bytes, bytes]:
 
 
 def read_subset(metadata: Metadata) -> frozenset[str] | None:
-    """Return the endpoints that a request may go to; None: the gateway does not say."""
+    """Return the endpoints to which a request may be sent; None if the gateway does not restrict them."""
     hint = metadata.filter_metadata.get(_SUBSET_HINT)
     if hint is None or SUBSET not in hint.fields:
         return None
@@ -71,14 +71,14 @@ def read_subset(metadata: Metadata) -> frozenset[str] | None:
 
 
 def read_served(metadata: Metadata) -> str | None:
-    """Return the endpoint to which the gateway says that it sent the request; None: it does not say."""
+    """Return the endpoint to which the gateway has sent the request; None if the gateway does not report it."""
     reported = metadata.filter_metadata.get(_LB)
     served = "" if reported is None or SERVED not in reported.fields else reported.fields[SERVED].string_value
     return served or None
 
 
 def unsupported_mode(request: ProcessingRequest) -> str | None:
-    """Return which processing mode of the gateway's filter does not do, with the remedy; None: all do."""
+    """Return a message about a processing mode of the gateway's filter that is not supported, with the remedy; None if all are."""
     modes = request.protocol_config
     wanted = ProcessingMode.FULL_DUPLEX_STREAMED
     for key, mode in (
@@ -94,13 +94,13 @@ def unsupported_mode(request: ProcessingRequest) -> str | None:
 def picked(
     endpoint: str, headers: Headers, body: bytes, *, has_trailers: bool = False
 ) -> Iterator[ProcessingResponse]:
-    """Yield what sends a request on to an endpoint, ``host:port``.
+    """Yield the messages that send a request to an endpoint.
 
     Args:
-        endpoint: Where to.
-        headers: To set besides the endpoint's; credentials that are not among them are for the router alone.
-        body: What the worker gets.
-        has_trailers: Trailers end the request, not its body.
+        endpoint: Endpoint, ``host:port``.
+        headers: Headers to set in addition to the endpoint's. Credentials that are not among them are removed.
+        body: Body for the worker.
+        has_trailers: Whether the client's request ends with trailers instead of its body.
     """
     length = (b"content-length", b"%d" % len(body))
     mutation = _mutation((*headers, (DESTINATION.encode(), endpoint.encode()), length))
@@ -122,7 +122,7 @@ def picked(
 
 
 def head(headers: Headers) -> ProcessingResponse:
-    """Return what lets a response's head pass, with further headers; its body may have another length."""
+    """Return the message that relays a response's head with additional headers; the length of its body may change."""
     mutation = _mutation(headers)
     mutation.remove_headers.append("content-length")
     return ProcessingResponse(
@@ -131,17 +131,17 @@ def head(headers: Headers) -> ProcessingResponse:
 
 
 def chunk(body: bytes, *, is_last: bool) -> ProcessingResponse:
-    """Return a part of a response's body."""
+    """Return the message for a part of a response's body."""
     return ProcessingResponse(response_body=_streamed(body, is_last=is_last))
 
 
 def trailers() -> ProcessingResponse:
-    """Return what lets a response's trailers pass."""
+    """Return the message that relays a response's trailers."""
     return ProcessingResponse(response_trailers=TrailersResponse())
 
 
 def immediate(status: int, body: bytes, content_type: str, headers: Headers) -> ProcessingResponse:
-    """Return a complete answer, which reaches no worker or replaces the worker's."""
+    """Return the message for a complete response, instead of sending the request to a worker or instead of the worker's response."""
     kept = [each for each in headers if each[0] not in _PER_CONNECTION]
     if body:
         kept.append((b"content-type", content_type.encode("latin-1")))

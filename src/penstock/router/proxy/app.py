@@ -1,7 +1,7 @@
-"""The router's HTTP surface: the OpenAI API, health, metrics and the workers' drain.
+"""The router's HTTP interface: the OpenAI API, health, metrics and administration of workers.
 
-Every request comes through `RouterApp.handle`, which the HTTP server calls in a task of its own; that is
-the only task a request has.
+Every request is passed to `RouterApp.handle`, which the HTTP server calls in a task of its own; that is the only task of a
+request.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ from penstock.router.ui.live_page import LivePage
 
 log = get_logger(__name__)
 _DEBUG_LOGGER = logging.getLogger(__name__)
-"""Asked before a line is built: per-request detail costs nothing when it is not read."""
+"""Checked before a log line is built, so that details of requests cost nothing if they are not logged."""
 
 _CLIENT_LEFT = 499
-"""nginx's code for it; the client sees none."""
+"""nginx's status code for a client that has disconnected; no client receives it."""
 _OVERLOADED = (429, 503)
-"""Answers to those for whom there is no room."""
+"""Statuses of requests that are rejected for lack of capacity."""
 _WATCHED = frozenset({"/metrics", "/health", "/ping", "/ready", "/version", "/load", "/ui", PICKER_PATH})
 _POSTED_TOO = "/ping"
-"""SageMaker's probe, which vLLM answers to either method."""
+"""SageMaker's probe, for which vLLM accepts either method."""
 _JSON_TYPE = (b"content-type", b"application/json")
 _ENCODING = b"content-encoding"
 _IDENTITY = b"identity"
@@ -78,12 +78,23 @@ _IDENTITY = b"identity"
 
 @dataclass(eq=False)
 class RouterApp:
-    """Answers requests; None stands for parts that the graph does not have.
+    """Answers the router's HTTP requests; an attribute is None if the graph does not have that part.
 
     Attributes:
-        intake: The limits of requests and the bytes that their bodies hold, whatever the entrance they come by.
-        is_stopping: The router takes no more requests, and is not ready.
-        load: Requests of the APIs that have arrived and are not answered.
+        context: Objects that the parts of the router share.
+        handler: Serves completion requests.
+        page: Renders ``/metrics``.
+        live_page: Serves ``/ui``.
+        thresholds: This router's copy of the graph's busy thresholds.
+        secret: Secret by which the graph's routers authenticate to each other.
+        group: Connections to the other routers of the graph.
+        reader: Reads prefix keys of prompts; None if the policy does not use them.
+        access_log: Access log.
+        tiers: Determines the tiers of requests.
+        tracing: Creates tracing spans.
+        intake: Limits of incoming requests, and the total size of their bodies, for all entry points together.
+        is_stopping: Whether the router is shutting down and must not be ready.
+        load: Number of API requests that have arrived and are not answered yet.
     """
 
     context: RouterContext
@@ -102,7 +113,7 @@ class RouterApp:
     load: int = 0
 
     def __post_init__(self) -> None:
-        """Make what follows from the settings."""
+        """Read the settings that each request needs."""
         settings = self.context.settings
         self._model = settings.model
         self._adapters = settings.adapters
@@ -128,7 +139,7 @@ class RouterApp:
         }
 
     def wants_body(self, request: Request) -> bool:
-        """Return whether a request's body is worth reading: not where its head alone is refused or answered."""
+        """Return whether a request's body must be read: not if the head alone is rejected or answered."""
         try:
             if request.path in PATHS:
                 self._check(request)
@@ -141,13 +152,13 @@ class RouterApp:
         return True
 
     def handle(self, request: Request, responder: Responder) -> Awaitable[None]:
-        """Return what answers one request."""
+        """Return the awaitable that answers a request."""
         if request.path in PATHS and request.method != "OPTIONS":
             return self._complete(request.path, request, responder)
         return self._answer(request.path, request, responder)
 
     def _answer_headers(self, request: Request) -> Headers:
-        """Return an answer's headers; the first is the request's id."""
+        """Return the headers of a response; the first is the request's id."""
         own_id = (REQUEST_ID, request_id(request.headers.get(REQUEST_ID)))
         return (
             (own_id,) if self._cors is None else (own_id, *self._cors.headers(request.path, request.headers))
@@ -165,7 +176,7 @@ class RouterApp:
         self.load += 1
         try:
             if not request.body:
-                # Of a request that is refused, no body was read: see `wants_body`.
+                # A request whose head is rejected has no body: see `wants_body`.
                 self._check(request)
             responder.cancel_on_disconnect()
             unpacked_bytes = await self._unpack(request)
@@ -198,7 +209,11 @@ class RouterApp:
             self._record(PATHS[path], own_id, call, responder, arrived_real_s)
 
     def _check(self, request: Request) -> None:
-        """Refuse what no router of the graph would answer."""
+        """Check the head of a request to an API path.
+
+        Raises:
+            RequestRefused: the method, key or content encoding is not accepted.
+        """
         _require(request, "POST")
         self._check_key(request)
         encoding = request.headers.get(_ENCODING, _IDENTITY).lower()
@@ -212,11 +227,11 @@ class RouterApp:
             )
 
     async def _unpack(self, request: Request) -> int:
-        """Decompress a body within the limits of one that comes uncompressed; return the bytes that are held for it.
+        """Decompress a body, within the limits of an uncompressed body; return the number of bytes to release from `intake` later.
 
         Raises:
-            RequestRefused: 400, it is not gzip; 413 or 503, it is too large, or all bodies together are. No more than a
-                piece of 256 KiB beyond the bound is decompressed.
+            RequestRefused: 400, the body is not gzip; 413 or 503, the body, or all bodies together, are too large. At most
+                256 KiB beyond the limit are decompressed.
         """
         if not request.body or request.headers.get(_ENCODING, _IDENTITY).lower() not in GZIP:
             return 0
@@ -240,7 +255,11 @@ class RouterApp:
         return held_bytes
 
     def _check_unpacked(self, size_bytes: int) -> None:
-        """Refuse a body that is too large after decompression."""
+        """Check the size of a body after decompression.
+
+        Raises:
+            RequestRefused: the body, or all bodies together, are too large.
+        """
         refusal = self.intake.body_refusal(size_bytes)
         if refusal is not None:
             shown = replace(refusal, message=f"after decompression: {refusal.message}")
@@ -289,14 +308,14 @@ class RouterApp:
         )
 
     async def _parse_apart(self, path: str, request: Request) -> CompletionRequest:
-        """Read a large body, in steps and in a thread, so that others' streams continue."""
+        """Parse a large body in steps and in a thread, so that the streams of other requests are not delayed."""
         for _ in check_size(request.body):
             await asyncio.sleep(0)
         return await asyncio.to_thread(self._parse, path, request)
 
     @property
     def _aliases(self) -> Collection[str]:
-        """Further names of the model: its own, and of a tier each."""
+        """Further names of the model: its own aliases, and the names that select a tier."""
         if self.tiers is None:
             return self._own_aliases
         return (
@@ -308,7 +327,7 @@ class RouterApp:
         key = credentials(request.headers)
         if key is None or self._keys is not None:
             return headers
-        # Without keys of its own the router is transparent: the workers may ask for one.
+        # Without API keys the router passes the client's key on, because the workers may require one.
         is_own = self.tiers is not None and self.tiers.keys.of(key) is not None
         return headers if is_own else (*headers, (b"authorization", key))
 
@@ -407,7 +426,7 @@ class RouterApp:
         self._metrics.requests[endpoint, responder.status] += 1
 
     async def _answer_watcher(self, path: str, request: Request, responder: Responder) -> None:
-        """Answer those who ask repeatedly; they are not counted among the requests."""
+        """Answer requests of probes and scrapers, which are repeated and not counted among the requests."""
         if path == PICKER_PATH:
             if self.group is None:
                 raise not_served(path)
@@ -450,7 +469,7 @@ class RouterApp:
         return orjson.dumps(self._card(asked))
 
     def _card(self, name: str) -> dict[str, Any]:
-        """Return what clients read of one name; an adapter's has the model as its parent, as vLLM's has."""
+        """Return the description of one model name; an adapter's has the model as its parent, as in vLLM."""
         path = self._adapters.get(name)
         of_adapter = {} if path is None else {"root": path, "parent": self._model}
         return {**self._model_card, "id": name, **of_adapter}
@@ -547,7 +566,7 @@ def _require(request: Request, *methods: str) -> None:
 
 
 def _failed_at_worker(call: CompletionCall, status: int) -> bool:
-    """Return whether a dispatched request failed, other than for lack of room or by its client's fault."""
+    """Return whether a dispatched request failed, other than for lack of capacity or by its client's fault."""
     if not (call.worker or call.prefill_worker):
         return False
     return call.error not in {AT_CAPACITY, QUEUE_TIMEOUT, SATURATED, "shutdown", *REJECTIONS} and (

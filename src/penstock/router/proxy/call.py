@@ -1,4 +1,4 @@
-"""The record of one request on its way through the router, and its spans; access log and metrics are made from it."""
+"""The record of one request in the router, and its tracing spans; the access log and metrics are made from it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ _NS: Final = 1e9
 
 @dataclass(slots=True, eq=False)
 class PrefillBeside:
-    """A prefill that runs alongside its decode.
+    """A prefill that runs concurrently with its decode.
 
     Attributes:
-        response: The worker's; None: none is open.
+        assignment: Assignment to the prefill worker.
+        task: Task that calls the prefill worker.
+        response: Response of the prefill worker; None if none has arrived.
     """
 
     assignment: LiveAssignment
@@ -42,7 +44,7 @@ class PrefillBeside:
     response: StreamingResponse | None = None
 
     def leave(self) -> None:
-        """Break it off, if it still runs; its worker sees the connection close."""
+        """Abort the prefill if it still runs, by closing the connection to its worker."""
         if self.task is not asyncio.current_task():
             self.task.cancel()
         if self.response is not None:
@@ -51,33 +53,45 @@ class PrefillBeside:
 
 @dataclass(slots=True, eq=False)
 class CompletionCall:
-    """One completion request.
+    """One completion request and its progress in the router.
 
     Attributes:
+        request: Request to send to workers; if the stream is resumed, the request for the rest.
+        responder: Writes the response to the client.
         arrived_real_s: ``time.monotonic()`` at arrival.
-        prompt_tokens: Estimated, then as counted by a worker (``prompt_counted``).
-        headers: Of the answer; the first is the request's id.
-        machine: Its way; set once it is served.
-        assignment: Of its newest stage.
-        response: That worker's; None: none is open.
-        prefill: That runs alongside its decode; None: none does.
-        beginning: Of the answer, as that worker gave it: up to the first token, or all of it, with ``usage``.
-        reads_kv: That worker fetches ``transfer``.
-        refusal: What the client gets if the newest try was the last; None: no worker says.
-        problem: What the newest try failed by.
-        session: Value of the header that ties requests together; empty without one.
-        identity: None where there are no tiers.
-        cached_tokens: Prompt tokens that prefill found in its cache; None: not known.
-        queued_s: Time in the router's queue, simulated seconds, all stays together.
-        dispatched_real_s: ``time.monotonic()`` when its prompt was dispatched to the worker that computes it, by the last try.
-        ttft_s: Simulated seconds; None for complete answers.
-        is_delivered: The complete answer was written; a client that closes then has not left early.
-        transfer: Its prompt, as a prefill worker keeps it for decode; None: none does.
-        keyed: None where the policy reads no prompts.
-        worker: Name of the last one of the answering stage.
-        has_comments_alone: The client has the head of its stream, and of what follows only comments.
-        failed_status: Of its error, where the client has the head of a 200 and no token; 0: the head says it.
-        begun: What the client has of a stream that another worker could continue; None: nothing, or none could.
+        prompt_tokens: Number of prompt tokens: estimated, or counted by a worker if ``prompt_counted``.
+        headers: Headers of the response to the client; the first is the request's id.
+        upstream_headers: Headers of the requests to workers.
+        machine: State machine of the request; set when it is served.
+        assignment: Assignment to a worker in its newest stage; set with the first one.
+        session: Value of the header that groups requests into a session; empty without one.
+        identity: Tier and tenant of the request; None if tiers are disabled.
+        prompt_counted: Whether `prompt_tokens` was counted by a worker.
+        cached_tokens: Number of prompt tokens that prefill found in its cache; None if unknown.
+        output_tokens: Number of output tokens.
+        queued_s: Total time in the router's queues, in simulated seconds.
+        dispatched_real_s: ``time.monotonic()`` when the prompt was dispatched, in the last try, to the worker that computes
+            it.
+        ttft_s: Time from arrival to first token, in simulated seconds; None for non-streaming responses.
+        tries: Failures and retries so far.
+        is_delivered: Whether the complete response was written; a client that disconnects then has not left early.
+        transfer: Response of the prefill worker that holds the prompt's KV for decode; None if there is none.
+        keyed: Prefix keys of the prompt; None if the policy does not use them.
+        prefill_worker: Name of the last prefill worker; None if there was none.
+        worker: Name of the last worker of the stage that generates the response; None if there was none.
+        error: Reason for which the request failed; None if it has not failed.
+        has_comments_alone: Whether the client has the head of its stream, followed only by comments.
+        failed_status: HTTP status of the error, if the client has the head of a 200 response and no token; 0 if the head
+            contains the status.
+        begun: State of a stream that another worker could resume; None if nothing was sent or none could resume it.
+        response: Response of the assigned worker; None if none has arrived.
+        prefill: Prefill that runs concurrently with decode; None if there is none.
+        beginning: First part of the worker's response: up to the first token, or the complete non-streaming response.
+        usage: Usage object of a non-streaming response; None if it has none.
+        reads_kv: Whether the assigned worker fetches the KV of `transfer`.
+        refusal: Error response for the client if there is no further try; None if there is no specific one.
+        problem: Exception that ended the newest try; None if there was none.
+        trace: Tracing spans; None if the request is not traced.
     """
 
     request: CompletionRequest
@@ -116,13 +130,13 @@ class CompletionCall:
     trace: RequestTrace | None = None
 
     def take_keys(self, keyed: Keyed) -> None:
-        """Keep the prefix keys, and the number of tokens where they show it."""
+        """Store the prefix keys, and the number of prompt tokens if that was counted exactly and no worker has counted it yet."""
         self.keyed = keyed
         if keyed.tokens is not None and not self.prompt_counted:
             self.prompt_tokens = keyed.tokens
 
     def shown(self) -> dict[str, Any]:
-        """Return what the access log says of it, besides its end."""
+        """Return the values for the access log, except those of the request's end."""
         identity = {} if self.identity is None else {"tier": self.tier.value, "tenant": self.identity.tenant}
         return {
             **identity,
@@ -140,21 +154,27 @@ class CompletionCall:
 
     @property
     def is_rest(self) -> bool:
-        """Whether the newest try asks for the rest of a stream."""
+        """Whether the newest try requests the rest of a stream."""
         return self.begun is not None and self.begun.said is not None
 
     @property
     def said_tokens(self) -> int:
-        """Return the tokens of the answer that the prompt of the newest try ends with."""
+        """Number of response tokens with which the prompt of the newest try ends; 0 unless a stream is resumed."""
         return 0 if self.begun is None or self.begun.said is None else self.begun.said.tokens
 
     @property
     def tier(self) -> Tier:
-        """Return the request's tier; standard where there are none."""
+        """Tier of the request; standard if tiers are disabled."""
         return Tier.STANDARD if self.identity is None else self.identity.tier
 
     def arrival(self, role: Role, unpaired: frozenset[str], bytes_per_token: float) -> Arrival:
-        """Return it as a stage's policy sees it; that of decode reads no prompt. ``unpaired`` cannot fetch its KV."""
+        """Return the request in the form in which a stage's routing policy sees it; the policy of decode gets no prefix keys.
+
+        Args:
+            role: Role of the stage.
+            unpaired: Names of workers that cannot transfer the KV and are avoided.
+            bytes_per_token: Mean number of bytes per token, to convert between prefix keys and tokens.
+        """
         keyed, is_complete, avoid = self.keyed, not self.request.stream, self.tries.avoid | unpaired
         tokens = self.prompt_tokens + self.said_tokens
         tier, tenant = self.tier, "" if self.identity is None else self.identity.tenant
@@ -186,17 +206,17 @@ class CompletionCall:
         )
 
     def age_real_s(self) -> float:
-        """Return real seconds since arrival."""
+        """Return the real seconds since the request's arrival."""
         return time.monotonic() - self.arrived_real_s
 
 
 class RequestTrace:
-    """One request's spans; calls come in the order of its stages, and again with each retry."""
+    """Tracing spans of one request; its methods are called in the order of the stages, and again for each retry."""
 
     __slots__ = ("_broken", "_call", "_role", "_span", "_waits_ns")
 
     def __init__(self, tracing: Tracing, request: Request, call: CompletionCall) -> None:
-        """Begin when the request arrived."""
+        """Begin the request's span, at the time of its arrival."""
         attributes: dict[str, str | int | float | bool] = {
             "http.request.method": request.method,
             "url.path": request.path,
@@ -214,11 +234,14 @@ class RequestTrace:
         self._waits_ns: int | None = None
 
     def waits(self, role: str) -> None:
-        """Note that it waits for a worker of a role."""
+        """Record that the request starts to wait for a worker of a role."""
         self._role, self._waits_ns = role, time.time_ns()
 
     def assigned(self, assignment: LiveAssignment, queued_real_s: float) -> None:
-        """Note that it has a worker: it was queued for this long, and the rest of the wait took the pick."""
+        """Record that the request has a worker, and add the spans of the wait and of the choice of the worker.
+
+        ``queued_real_s`` is the part of the wait that was spent in the queue, in real seconds.
+        """
         began_ns, now_ns = self._waits_ns, time.time_ns()
         if began_ns is None or not self._span.is_recorded:
             return
@@ -230,7 +253,7 @@ class RequestTrace:
         self._span.child("pick", chosen, began_ns=picked_ns).end(now_ns)
 
     def sent(self, call: CompletionCall) -> None:
-        """Begin the span of a call to a worker, whose headers let the worker continue the trace."""
+        """Begin the span of a call to a worker, and add it to the upstream headers so that the worker continues the trace."""
         attributes: dict[str, str | int | float | bool] = {"penstock.worker": call.assignment.worker.name}
         if call.tries.retries:
             attributes["penstock.retries"] = call.tries.retries
@@ -244,12 +267,12 @@ class RequestTrace:
         call.upstream_headers = (*others, (b"traceparent", self._call.traceparent))
 
     def first_token(self) -> None:
-        """Note the first token of a stream."""
+        """Record the first token of a stream."""
         if self._call is not None:
             self._call.note("first token")
 
     def answered(self, error: BaseException | None) -> None:
-        """End the span of a call, with its failure; a client that left is none."""
+        """End the span of a call; ``error`` is its failure, None if it succeeded. A client that disconnected is not a failure."""
         call, self._call = self._call, None
         if call is None or call is self._span:
             return
@@ -264,7 +287,14 @@ class RequestTrace:
         call.end()
 
     def finish(self, call: CompletionCall, status: int, e2e_s: float, metrics: RouterMetrics) -> None:
-        """End the request's span; a recorded one is an exemplar of the latencies that the metrics have of it."""
+        """End the request's span, and use its trace id as the exemplar of the request's latencies in the metrics.
+
+        Args:
+            call: The request.
+            status: HTTP status of the response.
+            e2e_s: Simulated seconds from arrival to the end.
+            metrics: Metrics of the router.
+        """
         span = self._span
         if span.is_recorded and status == 200 and call.error is None:
             metrics.e2e.exemplify(e2e_s, span.trace_id, time.time())

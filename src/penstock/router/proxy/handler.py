@@ -1,6 +1,6 @@
-"""Drives the machine of each request (`penstock.router.core.request`) over HTTP: choose, send, relay, retry, end.
+"""Drives the state machine of each request (`penstock.router.core.request`) over HTTP: choose, send, relay, retry, end.
 
-Called by ``app`` with a parsed request; answers it whatever happens, except when the client is gone.
+``app`` calls it with a parsed request; it sends a response in every case, unless the client has disconnected.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ from penstock.router.proxy.wait_comments import WaitComments
 log = get_logger(__name__)
 
 _BACKOFF_REAL_S = 0.05
-"""Chosen: the pause before the same worker is tried again, times the number of retries so far; a worker
-that has just been replaced listens within a few of these."""
+"""Back-off pause in real seconds before the same worker is tried again, multiplied by the number of retries so far. Chosen: a
+worker that has just been replaced listens within a few of these."""
 _OUTAGE_REAL_S = 5.0
-"""Chosen: three health checks in a row take this long, after which a worker that died is known to be gone."""
+"""Chosen: three consecutive health checks take this long, after which a worker that died is known to be gone; real seconds."""
 _ASKED_REAL_S = 0.1
-"""Chosen: a process that is gone takes longer than that to be there again."""
+"""Chosen: a process that died takes longer than this to restart; real seconds."""
 _ONE_PROMPT = (
     "n, best_of, several prompts, prompt_logprobs, echo with logprobs, use_beam_search, /v1/responses, /v1/messages: decode workers of this "
     "graph compute no prompts, and a KV transfer carries one prompt for one answer; send one per request, without these keys, to "
@@ -95,12 +95,13 @@ _ONE_PROMPT = (
 
 
 class CompletionHandler:
-    """Serves completion requests, within the limits, and keeps the workers' circuits informed.
+    """Serves completion requests within the limits, and reports outcomes to the workers' circuit breakers.
 
     Attributes:
-        retry_after_s: Least Retry-After of refusals, real seconds; it may change while requests are under way.
-        queries_of_death: What broke workers off, refused for a while.
-        moves: The streams that leave draining workers.
+        exchanges_type: Class that calls workers.
+        retry_after_s: Minimum Retry-After of rejections in real seconds; can change while requests are in flight.
+        queries_of_death: Requests that killed workers and are rejected for some time.
+        moves: Streams that can be moved from draining workers.
     """
 
     exchanges_type: ClassVar[type[WorkerCalls]] = WorkerCalls
@@ -112,7 +113,7 @@ class CompletionHandler:
         self._transfers = transfers
         self._metrics = context.metrics
         retries = settings.config.retries
-        # A KV transfer carries the blocks of one prompt; several are computed where they are decoded.
+        # A KV transfer contains the blocks of one prompt; several prompts are computed on the decode worker.
         kv_transfer, is_split = settings.kv_transfer, self._entry is Role.PREFILL
         self._plans = {
             is_single: RequestPlan(
@@ -139,7 +140,7 @@ class CompletionHandler:
             may_go_on=self.may_go_on,
             on_prefill_end=self._prefill_ended,
         )
-        # Each raises ClientDisconnected where the client is gone.
+        # Each raises ClientDisconnected if the client has disconnected.
         self._ask: Mapping[type[Asked], Callable[[CompletionCall, Any], Awaitable[Answer]]] = {
             Choose: self._choose,
             Send: self._exchanges.send,
@@ -167,10 +168,10 @@ class CompletionHandler:
         self.retry_after_s = settings.admission(settings.config.admission).retry_after_seconds
 
     async def serve(self, call: CompletionCall) -> None:
-        """Answer one request; every error but a vanished client becomes an answer.
+        """Serve one request; every error becomes a response, except that the client has disconnected.
 
         Raises:
-            RequestRefused: no KV can be transferred for it, and decode workers compute no prompts.
+            RequestRefused: 400, its KV cannot be transferred, and decode workers of this graph compute no prompts.
         """
         self._check_kv_transfer(call.request)
         if call.request.endpoint.runs_model:
@@ -195,7 +196,7 @@ class CompletionHandler:
             if step.kind is not EndKind.SERVED:
                 self._answer_failure(call, step)
         except BaseException as problem:
-            # Whatever it was, what the request holds is given back.
+            # Release everything that the request occupies, whatever the problem was.
             if call.is_delivered:
                 machine.answer(None)
             else:
@@ -211,7 +212,7 @@ class CompletionHandler:
                 self.moves.end(call)
 
     def may_go_on(self, call: CompletionCall) -> bool:
-        """Return whether another worker could continue a stream that begins, and keep what that takes."""
+        """Return whether another worker could resume a stream that starts now; if so, its events are recorded from now on."""
         return self._rests.begin(call) is not None
 
     def may_begin_early(self, call: CompletionCall) -> bool:  # noqa: ARG002 - gateways need it
@@ -230,7 +231,7 @@ class CompletionHandler:
         return is_on_path and decode_alone(request) is None
 
     def _answer_failure(self, call: CompletionCall, end: End) -> None:
-        """Answer a request that was not served."""
+        """Send the response to a request that was not served."""
         if end.failed_on:
             log.debug("request failed on several workers: counted against none", workers=end.failed_on)
         response, reason = call.refusal, None
@@ -249,17 +250,17 @@ class CompletionHandler:
             self._refuse(call, response)
 
     def _fail_begun(self, call: CompletionCall, problem: Exception) -> None:
-        """End a stream that has begun in an error event: a fault of the router's own must not look complete, either."""
+        """End a stream that has started with an error event, so that a fault of the router does not look like a complete response."""
         if call.responder.started and not call.responder.closed:
             response = internal_error()
             if isinstance(problem, RequestRefused):
                 response = ErrorResponse(problem.status, problem.code, problem.body)
-            # An event may have begun, whose end would become part of this one.
+            # The client may have an incomplete event, which must not become part of the error event.
             call.responder.write(b"\n\n")
             self._end_in_error(call, response)
 
     def _end_in_error(self, call: CompletionCall, response: ErrorResponse) -> None:
-        """End a stream whose head was sent in an error event, so that it does not look complete."""
+        """End a stream whose head was sent with an error event, so that it does not look complete."""
         if call.has_comments_alone:
             call.failed_status = response.status
         call.responder.write(error_event_of(call.request.path, response))
@@ -268,7 +269,7 @@ class CompletionHandler:
     # ------------------------------------------------------------------ steps
 
     def _do_notifications(self, call: CompletionCall) -> None:
-        """Carry out the machine's steps that ask for no answer; nothing here waits."""
+        """Carry out the state machine's notifications; none of them waits."""
         steps = call.machine.steps
         while steps:
             step = steps.pop(0)
@@ -307,7 +308,7 @@ class CompletionHandler:
         await self._exchanges.wait_for_prefill(call)
 
     async def _await_outage(self, _call: CompletionCall, step: AwaitOutage) -> None:
-        """Ask the worker's port until it refuses, which shows that the process is gone, or for as long as health checks take."""
+        """Connect to the worker's port until it refuses, which shows that the process is gone, or for as long as health checks take."""
         worker, address = step.worker, urlsplit(step.worker.spec.url)
         outages, until_real_s = worker.outages, time.monotonic() + _OUTAGE_REAL_S
         while worker.outages == outages and time.monotonic() < until_real_s:
@@ -342,7 +343,8 @@ class CompletionHandler:
             await asyncio.sleep(_BACKOFF_REAL_S * step.pauses)
 
     async def _read_rest(self, call: CompletionCall, _: ReadRest) -> Answer:
-        # A dead worker breaks many streams at once. One a turn of the loop is read, so that nothing else waits for all of them.
+        # A dead worker breaks many streams at once. One stream is read per turn of the event loop, so that other tasks do not
+        # wait for all of them.
         async with self._reads_rest:
             rest = self._rests.read(call)
             await asyncio.sleep(0)
@@ -351,7 +353,7 @@ class CompletionHandler:
     async def _choose(self, call: CompletionCall, step: Choose) -> Answer:
         role, admission = step.role, self._admission
         if role is not self._entry:
-            # One that left during the prefill was not noticed until its end.
+            # A client that disconnects during the prefill is only noticed at its end.
             check_present(call)
         if call.trace is not None:
             call.trace.waits(role.value)
@@ -385,10 +387,10 @@ class CompletionHandler:
     async def _wait_in_time(
         self, call: CompletionCall, waiting: Coroutine[Any, Any, LiveAssignment]
     ) -> LiveAssignment:
-        """Wait for a begun stream's next worker, as long as the stream may.
+        """Wait for the next worker of a stream that is resumed, within the stream's limit.
 
         Raises:
-            TimeoutError: it came too late, or not at all.
+            TimeoutError: no worker was assigned in time.
         """
         left_s = call.machine.waits_until_s - self._clock.now_s()
         async with asyncio.timeout(max(0.0, self._clock.to_real_s(left_s))):
@@ -397,7 +399,7 @@ class CompletionHandler:
     # ------------------------------------------------------------------ responses
 
     async def _confirm(self, call: CompletionCall, _: Confirm) -> bool:
-        """Return whether the beginning of an answer may be sent: its text may be wrong if its KV came too late."""
+        """Return whether the first part of a response may be sent: its text may be wrong if its KV was read too late."""
         assert call.transfer is not None  # noqa: S101 - its decode worker was asked to fetch it
         is_intact = await self._transfers.confirm(call.transfer.lease)
         if not is_intact:
@@ -405,7 +407,7 @@ class CompletionHandler:
         return is_intact
 
     async def _stream(self, call: CompletionCall, _: Relay) -> FailedTry | None:
-        """Relay a stream; return None at its end, which may be an error of the worker's own."""
+        """Relay a stream; return None at its end, which can be an error event of the worker, else the failure."""
         response, responder, begun = call.response, call.responder, call.begun
         assert response is not None  # noqa: S101 - it has begun
         meter = RelayMeter(
@@ -434,7 +436,7 @@ class CompletionHandler:
             responder.write(meter.rest())
             responder.end()
         except (asyncio.CancelledError, ClientDisconnected):
-            # Many clients close at [DONE], without waiting for the end of the body.
+            # Many clients disconnect at [DONE], without waiting for the end of the body.
             call.is_delivered = meter.is_done
             if meter.is_done:
                 self._note_own_error(call, meter)
@@ -442,7 +444,7 @@ class CompletionHandler:
         except UpstreamError as problem:
             if not meter.is_done:
                 if meter.is_mid_event and not call.reads_kv and begun is None:
-                    # The client has the beginning of an event; what follows must not become part of it.
+                    # The client has the first part of an event; the following data must not become part of it.
                     responder.write(b"\n\n")
                 if isinstance(problem, StreamMoved):
                     call.problem = problem
@@ -461,7 +463,7 @@ class CompletionHandler:
         return None
 
     def _note_own_error(self, call: CompletionCall, meter: RelayMeter) -> None:
-        """Count a stream that ended in an error of the worker's own."""
+        """Count a stream that ended with an error event of the worker."""
         if meter.has_error:
             call.error = BROKEN
             call.assignment.failed(self._clock.now_s(), "ended a stream by an error event")
@@ -491,7 +493,7 @@ class CompletionHandler:
 def _observe_suspect(
     call: CompletionCall, meter: RelayMeter, observe: Observe, data: bytes, at: int = 0
 ) -> bytes:
-    """Take one read of a suspect's stream, and clear it once it has run alone for long enough."""
+    """Process one read of a suspect's stream, and clear the suspect once it has run alone for long enough."""
     sent = observe(data, at)
     if call.machine.alone_at and meter.tokens >= CLEARED_TOKENS:
         call.machine.clear()

@@ -1,7 +1,8 @@
-"""SSE comments for clients whose stream is silent while it waits, so that no load balancer or proxy cuts the connection.
+"""Sends SSE comments to clients whose stream is silent while it waits, so that no load balancer or proxy closes the connection.
 
-A begun stream that waits for another worker always gets them. Before the first token they are sent only where
-``router.keepAliveSeconds`` is set: the first comment needs the head of a 200, so that an error after it is an event.
+A stream that waits to be resumed on another worker always gets comments. Before the first token they are only sent if
+``router.keepAliveSeconds`` is set: the first comment needs the head of a 200 response, so that a later error can only be an
+event.
 """
 
 from __future__ import annotations
@@ -13,35 +14,38 @@ from penstock.core.http.messages import EVENT_STREAM
 from penstock.router.proxy.call import CompletionCall
 
 COMMENT_REAL_S: Final = 15.0
-"""Chosen: half of the shortest idle time-out that balancers have by default, 30 s; real seconds."""
+"""Maximum interval between comments in real seconds. Chosen: half of the shortest default idle timeout of load balancers, 30 s."""
 
 COMMENT: Final = b": waiting for a worker that continues the answer\n\n"
-"""Clients skip lines that begin with a colon (HTML standard, section 9.2.6)."""
+"""Comment for a stream that waits to be resumed. Clients skip lines that begin with a colon (HTML standard, section 9.2.6)."""
 KEEP_ALIVE: Final = b": keep-alive\n\n"
-"""That of a stream of which nothing has come yet."""
+"""Comment for a stream that has not sent a token yet."""
 
 
 class WaitComments:
-    """The silent streams of one router, each with the timer of its next comment."""
+    """Timers of the next comment for each silent stream of one router."""
 
     def __init__(self, keep_alive_real_s: float | None) -> None:
-        """Prepare; ``keep_alive_real_s`` is the time between comments before the first token, None for none."""
+        """Create it without streams.
+
+        ``keep_alive_real_s`` is the interval between comments before the first token, in real seconds; None sends none then.
+        """
         self._keep_alive_real_s = keep_alive_real_s
         self._begun_real_s = min(COMMENT_REAL_S, keep_alive_real_s or COMMENT_REAL_S)
         self._timers: dict[CompletionCall, asyncio.TimerHandle] = {}
 
     def arrive(self, call: CompletionCall) -> None:
-        """Send comments to a stream that arrives, until it begins; does nothing where that is off."""
+        """Send comments to a new stream until `end` is called for it; does nothing if comments before the first token are disabled."""
         if self._keep_alive_real_s is not None:
             self._arm(call, self._keep_alive_real_s, KEEP_ALIVE)
 
     def begin(self, call: CompletionCall) -> None:
-        """Send a comment every `COMMENT_REAL_S`, or less, from now on; does nothing for a stream that waits already."""
+        """Send a comment every `COMMENT_REAL_S`, or more often, until `end`; does nothing for a stream that gets comments already."""
         if call not in self._timers:
             self._arm(call, self._begun_real_s, COMMENT)
 
     def end(self, call: CompletionCall) -> None:
-        """Stop, because a worker speaks or the stream ends; does nothing for one that does not wait."""
+        """Stop sending comments, because a worker sends the stream or it has ended; does nothing for a stream without comments."""
         timer = self._timers.pop(call, None)
         if timer is not None:
             timer.cancel()
