@@ -1,4 +1,4 @@
-"""The endpoint picker as a server: a router whose completions Envoy relays, and gRPC for Envoy."""
+"""The endpoint picker's server: a router whose completion requests Envoy relays, with gRPC for Envoy."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from penstock.router.settings import RouterSettings
 log = get_logger(__name__)
 
 _BY_GATEWAY: Final = "gateway"
-"""Reason of retries: Envoy sent a request elsewhere than to the worker that was picked."""
+"""Reason of retries: Envoy sent a request to another worker than the one that was picked."""
 
 
 class SubsetPicker:
-    """Gives a request no worker outside the subset that its gateway names; else as another picker does."""
+    """A picker that chooses only workers in the subset that a request's gateway names; it wraps another picker."""
 
     def __init__(self, picker: Picker, core: LiveCore) -> None:
         self._picker = picker
@@ -58,10 +58,10 @@ class SubsetPicker:
     def ask(
         self, waiter: asyncio.Future[LiveAssignment], role: Role, arrival: Arrival, *, again: bool
     ) -> None:
-        """Have the waiter get a worker of the subset.
+        """Queue a request for a worker of the subset; see `Picker.ask`.
 
         Raises:
-            AdmissionError: the subset has none.
+            AdmissionError: the subset contains no known worker of the role.
         """
         subset = _subset(role)
         if subset is not None:
@@ -73,10 +73,10 @@ class SubsetPicker:
         self._picker.ask(waiter, role, arrival, again=again)
 
     def dispatched(self, assignment: LiveAssignment, role: Role, arrival: Arrival) -> None:
-        """Record that a request goes to its worker.
+        """Record that a request is about to be sent to its worker.
 
         Raises:
-            AdmissionError: all workers of the subset were passed over.
+            AdmissionError: the worker is not in the subset, because no worker in it could be chosen.
         """
         subset = _subset(role)
         if subset is not None and not _is_in(subset, assignment.worker):
@@ -85,7 +85,10 @@ class SubsetPicker:
 
 
 def _subset(role: Role) -> frozenset[str] | None:
-    """Return the endpoints that the request's gateway names; None: all, as gateways know only the workers that answer."""
+    """Return the endpoints that the request's gateway names; None for all.
+
+    Prefill workers are not restricted, because gateways do not know them.
+    """
     return None if role is Role.PREFILL else SUBSET.get()
 
 
@@ -101,7 +104,7 @@ def _no_worker(subset: frozenset[str]) -> AdmissionError:
 
 
 class GatewayWorkerCalls(WorkerCalls):
-    """Has Envoy send a request to the worker that answers it; prefill workers are called from here."""
+    """Has Envoy send a request to the worker that answers it; prefill workers are called directly."""
 
     async def _send(
         self, call: CompletionCall, assignment: LiveAssignment, body: bytes, timeouts: Timeouts
@@ -109,7 +112,7 @@ class GatewayWorkerCalls(WorkerCalls):
         responder = call.responder
         if not isinstance(responder, GatewayResponder) or assignment.role is Role.PREFILL:
             return await super()._send(call, assignment, body, timeouts)
-        # A worker without room then ends in 503 with Retry-After, and in no second try.
+        # If the worker has no capacity, the response is then 503 with Retry-After, without a second try.
         call.tries.avoid |= {assignment.worker.name}
         endpoint = messages.endpoint_of(assignment.worker.spec.url)
         try:
@@ -119,22 +122,28 @@ class GatewayWorkerCalls(WorkerCalls):
             return response
         finally:
             if responder.exchange.is_forwarded:
-                # Once Envoy has the request, it cannot be sent anywhere else.
+                # Once Envoy has the request, it cannot be sent to another worker.
                 call.machine.deadline_s = -inf
 
     def failed(
         self, call: CompletionCall, assignment: LiveAssignment, problem: ErrorReply | UpstreamError
     ) -> FailedTry | Problem:
-        """Tell the worker's circuit, and return what it means; see `WorkerCalls.failed`."""
+        """Report a failed response to the worker's circuit breaker, and return what it means; see `WorkerCalls.failed`.
+
+        If Envoy sent the request to another worker than the one that was picked, the failure does not count against any
+        worker.
+        """
         if _went_elsewhere(call, assignment):
-            # The picked worker has not seen it, or Envoy has tried another one after it: none is proven at fault.
+            # The picked worker has not received the request, or Envoy has tried another one after it: neither is proven to be
+            # at fault.
             worker, call.problem = assignment.worker, problem
             if isinstance(problem, UpstreamError):
                 failure, call.refusal = failed_try(problem, worker)
                 return replace(failure, workers=())
             call.refusal, _ = problem.shown(call.request.path)
             return FailedTry(call.refusal.reason, RetryScope.NOWHERE)
-        # No other worker proves whose fault a 5xx is. So it counts at once, as for Envoy's own outlier detection.
+        # No other worker is tried that could show whose fault a 5xx is. So it counts at once, as in Envoy's own outlier
+        # detection.
         failed = super().failed(call, assignment, problem)
         if (
             assignment.role is not Role.PREFILL
@@ -154,11 +163,11 @@ class GatewayHandler(CompletionHandler):
     exchanges_type = GatewayWorkerCalls
 
     def may_go_on(self, call: CompletionCall) -> bool:
-        """Return whether another worker could continue a stream: not with one that Envoy relays."""
+        """Return whether another worker could resume a stream: never if Envoy relays it."""
         return not _is_forwarded(call) and super().may_go_on(call)
 
     def may_begin_early(self, call: CompletionCall) -> bool:
-        """Return whether a head may be sent early: Envoy has none of a stream that it relays, until its worker answers."""
+        """Return whether a stream's head may be sent before a worker has answered: never through Envoy, which has no head until then."""
         return not isinstance(call.responder, GatewayResponder)
 
 
@@ -168,7 +177,7 @@ def _is_forwarded(call: CompletionCall) -> bool:
 
 
 def _went_elsewhere(call: CompletionCall, assignment: LiveAssignment) -> bool:
-    """Return whether Envoy says that it sent a request to another worker than the one that was picked."""
+    """Return whether Envoy reports that it sent a request to another worker than the one that was picked."""
     responder = call.responder
     if not isinstance(responder, GatewayResponder) or assignment.role is Role.PREFILL:
         return False
@@ -177,7 +186,11 @@ def _went_elsewhere(call: CompletionCall, assignment: LiveAssignment) -> bool:
 
 
 class GatewayPicker(RouterServer):
-    """One endpoint picker: the router's HTTP surface, and ext_proc on a port of its own."""
+    """An endpoint picker: a router with its HTTP interface, and Envoy's ext_proc on a port of its own.
+
+    Attributes:
+        ext_proc_port: Port for Envoy; after `start`, the port on which it listens.
+    """
 
     handler_type = GatewayHandler
 
@@ -190,7 +203,15 @@ class GatewayPicker(RouterServer):
         credentials: grpc.ServerCredentials | None = None,
         held: socket.socket | None = None,
     ) -> None:
-        """Make it; ``credentials`` are those of `penstock.router.gateway.certificate`, None for plain text."""
+        """Create the picker; nothing listens before `start`.
+
+        Args:
+            settings: Settings of the router.
+            tracing: Creates the requests' spans; None creates none.
+            ext_proc_port: Port for Envoy; 0 chooses a free one.
+            credentials: TLS credentials from `penstock.router.gateway.certificate`; None for plain text.
+            held: Socket for HTTP that already listens; None opens a new one.
+        """
         super().__init__(settings, tracing, narrow=SubsetPicker, held=held)
         self.ext_proc_port = ext_proc_port
         self._credentials = credentials
@@ -198,10 +219,15 @@ class GatewayPicker(RouterServer):
         self._streams = 0
 
     async def start(self) -> None:
-        """Start the router, then listen for Envoy."""
+        """Start the router, then listen for Envoy.
+
+        Raises:
+            PortInUseError: a port is in use.
+            ConfigError: discovery has no credentials.
+        """
         await super().start()
         server = self._grpc = grpc.aio.server(
-            # Without the option two pickers share a port, and each gets half of the requests.
+            # Without this option two pickers could share a port, and each would get half of the requests.
             options=[("grpc.so_reuseport", 0)]
         )
         add_ExternalProcessorServicer_to_server(self, server)
@@ -230,7 +256,7 @@ class GatewayPicker(RouterServer):
         )
 
     async def _drain(self, grace_real_s: float) -> None:
-        """Let the requests of both entrances finish within the same time."""
+        """Let the requests of both interfaces finish within the same time."""
         async with asyncio.TaskGroup() as entrances:
             entrances.create_task(super()._drain(grace_real_s))
             if self._grpc is not None:
@@ -239,10 +265,10 @@ class GatewayPicker(RouterServer):
     async def Process(  # noqa: N802 - gRPC's name
         self, request_iterator: AsyncIterator[ProcessingRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[ProcessingResponse]:
-        """Serve one request of a gateway."""
+        """Serve one request of a gateway; the method of Envoy's ExternalProcessor service."""
         bound = self.intake.limits.max_connections
         if self._streams >= bound:
-            # Not gRPC's own refusal: a gateway that fails open would send the request to any worker.
+            # gRPC's own rejection is not used, because a gateway that fails open would then send the request to any worker.
             refusal = self.intake.full_refusal(bound)
             yield messages.immediate(refusal.status, refusal.body, JSON, refusal.headers)
             return
@@ -264,14 +290,14 @@ class GatewayPicker(RouterServer):
             async for answer in exchange.answers():
                 yield answer
             if exchange.is_broken:
-                # A clean end would let Envoy pass the rest of the answer on as if it were complete.
+                # After a normal end, Envoy would relay the response as if it were complete.
                 await context.abort(grpc.StatusCode.ABORTED, "the answer is incomplete")
         finally:
             task.cancel()
             await asyncio.wait([task])
 
     async def _handle(self, request: Request, responder: Responder) -> None:
-        """Serve the OpenAI API alone: what is alongside it is for those who reach the router's own port."""
+        """Serve only the OpenAI API; other paths are only available on the router's own port."""
         if request.path.startswith("/v1/"):
             await self.app.handle(request, responder)
             return
@@ -279,7 +305,7 @@ class GatewayPicker(RouterServer):
         responder.send(refusal.status, refusal.body)
 
     async def _check(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        """Answer gRPC's health check; only ``liveness`` does not ask whether a request would be served."""
+        """Answer gRPC's health check; the service ``liveness`` is healthy even if requests would not be served."""
         del context
         is_serving = request.endswith(b"liveness") or not self.admission.problems()
         return b"\x08\x01" if is_serving else b"\x08\x02"  # field 1, status: SERVING or NOT_SERVING

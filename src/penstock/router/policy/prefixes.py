@@ -200,17 +200,17 @@ class PrefixIndex:
 
     def clear(self) -> None:
         """Delete all blocks."""
-        # A head's lowest bits -> the first run of those whose heads have them, chained by `_next`.
+        # Maps a head's lowest bits to the first run whose head has these bits; `_next` chains the further ones.
         self._table = array("I", bytes(4 * _PARTS))
         self._mask = _PARTS - 1
         self._next = array("I", (0,))
         self._heads = array("Q", (0,))
-        # A run's keys packed, its head's included.
+        # Each run's packed keys, including its head.
         self._runs = [_ONE_BLOCK]
-        # The clock at a run's last use. It counts uses, and would last for ages.
+        # The clock at each run's last use. The clock counts uses, and cannot overflow in practice.
         self._used = array("Q", (_NEVER,))
         self._clock = 0
-        # The first number that is free again, chained likewise.
+        # The first free number; `_next` chains the further ones.
         self._free = 0
         self.count = 0
         self.anywhere: PrefixIndex | None = None

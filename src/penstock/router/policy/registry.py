@@ -131,6 +131,7 @@ class StickySessions:
     def _remember(self, session: str, worker: str) -> None:
         self._workers[session] = worker
         if len(self._workers) > self._most:
-            # Several at once: taking the oldest out of a dict walks over all that went before it.
+            # Several are deleted at once, because finding the oldest item of a dict scans all items that were deleted before
+            # it.
             for quiet in list(islice(self._workers, 1 + self._most // 32)):
                 del self._workers[quiet]

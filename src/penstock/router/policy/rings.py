@@ -26,7 +26,7 @@ class HashRing:
         self._seed = seed
         self._hashes: dict[str, list[int]] = {}
         self._is_stale = False
-        # In order of their positions, and the worker of each.
+        # Positions of the virtual nodes in ascending order, and the worker of each.
         self._anchors = array("Q")
         self._owners: list[str] = []
 
