@@ -279,7 +279,7 @@ class Admission:
         self.core.set_thresholds(thresholds, self._now_s())
 
     def check_capacity(self, role: Role) -> None:
-        """Check that a new request that does not use the first stage can be admitted.
+        """Check that a new request that is sent to a decode worker directly, without a prefill worker, can be admitted.
 
         Raises:
             AdmissionError: all workers of the role are busy.
@@ -289,7 +289,7 @@ class Admission:
             raise self.all_busy(full)
 
     def check_tier(self, tier: Tier) -> None:
-        """Count a new request that does not use the first stage, and check that its tier is not shed.
+        """Count a new request that is sent to a decode worker directly, and check that its tier is not shed.
 
         Raises:
             AdmissionError: the tier is shed.

@@ -158,7 +158,7 @@ class RouterSettings:
 
     @property
     def worker_wait_s(self) -> float:
-        """Maximum wait of a started stream for a worker that resumes it, in simulated seconds."""
+        """Maximum wait of an interrupted stream for a worker that resumes it, in simulated seconds."""
         services = () if self.graph is None else self.graph.services.values()
         startup_s = [each.startup_timeout_seconds for each in services if each.role in self.roles]
         return worker_wait_s(self.config.retries, startup_s)

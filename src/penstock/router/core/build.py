@@ -46,7 +46,7 @@ def build_router(
         slo: SLO section of the graph.
         lease_s: Length of the first lease of a prefilled prompt's KV blocks, in simulated seconds; inf does not limit the
             wait for a decode worker.
-        worker_wait_s: Maximum wait of a started stream for a worker that resumes it, in simulated seconds; see
+        worker_wait_s: Maximum wait of an interrupted stream for a worker that resumes it, in simulated seconds; see
             `limits.worker_wait_s`.
         is_supervised: Whether something starts and restarts workers, so that requests can wait for one even while none is
             known.
@@ -105,7 +105,7 @@ def _entry_settings(
 def _decode_settings(
     config: RouterConfig, size: WorkerSize, tiers: TiersConfig | None, lease_s: float
 ) -> QueueSettings:
-    """Return the settings of the second stage's queue, in which requests wait only while no decode worker can be routed to.
+    """Return the settings of the decode workers' queue, in which requests wait only while no decode worker can be routed to.
 
     The lease of a prefilled prompt is not renewed during this wait, which therefore ends before the lease does.
     """

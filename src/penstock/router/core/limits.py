@@ -1,9 +1,9 @@
-"""Every limit of the router, and whether it applies to new requests, to streams that have started, or to both. Pure.
+"""Every limit of the router, and whether it applies to new requests, to interrupted streams, or to both. Pure.
 
-A started stream ("begun" in the code) is one whose client has received the first part of the response and whose worker has
-died or is draining: the router has admitted it and delivered part of it. Limits that protect the router from new work do not
-apply to it. All code that enforces a limit asks the `Limit` object here, so that it is enforced in the same way everywhere;
-docs/router.md shows the table.
+An interrupted stream ("begun" in the code) is one whose client has received the first part of the response and whose worker
+has died or is draining: the router has admitted it and delivered part of it, and resumes it on another worker. Limits that
+protect the router from new work do not apply to it. All code that enforces a limit asks the `Limit` object here, so that it
+is enforced in the same way everywhere; docs/router.md shows the table.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Limit:
         key: Configuration key, below ``spec`` of a graph; a sentence if the limit is not configurable.
         does: What happens to a request that reaches the limit.
         new: Whether the limit applies to requests whose client has not received anything yet.
-        begun: Whether the limit applies to started streams, which are to be resumed on another worker.
+        begun: Whether the limit applies to interrupted streams, which are to be resumed on another worker.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Limit:
     begun: bool
 
     def binds(self, *, begun: bool) -> bool:
-        """Return whether the limit applies to a started stream (``begun=True``) or to a new request (``begun=False``)."""
+        """Return whether the limit applies to an interrupted stream (``begun=True``) or to a new request (``begun=False``)."""
         return self.begun if begun else self.new
 
 
@@ -132,12 +132,12 @@ LIMITS: Final = (
 """All limits, in the order of the table in docs/router.md."""
 
 MAX_WORKER_WAIT_S: Final = 600.0
-"""Maximum wait of a started stream for a worker that resumes it, in simulated seconds. Chosen: longer than a worker's restart,
+"""Maximum wait of an interrupted stream for a worker that resumes it, in simulated seconds. Chosen: longer than a worker's restart,
 whose own limit is 600 s by default, and as long as clients wait for a byte."""
 
 
 def worker_wait_s(config: RetriesConfig, startup_s: Iterable[float] = ()) -> float:
-    """Return how long a started stream waits for a worker that resumes it, in simulated seconds.
+    """Return how long an interrupted stream waits for a worker that resumes it, in simulated seconds.
 
     Args:
         config: Retry settings; ``continuationWaitSeconds`` is returned if it is set.

@@ -54,7 +54,7 @@ def prefill_token_s(prefill: Iterable[SpeedCounts]) -> float | None:
 
 
 def is_worth_moving(left: StreamLeft, decode: SpeedCounts, token_s: float | None) -> bool:
-    """Return whether the rest of a stream takes longer than computing its prompt and previous response on another worker.
+    """Return whether generating the remaining response takes longer than computing the prompt and the response so far elsewhere.
 
     Returns True if this is unknown: a drain that waits for a response can take hours.
 

@@ -19,7 +19,8 @@ class Choose(NamedTuple):
     Attributes:
         role: Role of the worker.
         again: Whether the request was admitted before.
-        is_admission: Whether the request has to pass admission here, because it uses no worker of the first stage.
+        is_admission: Whether the request has to pass admission here, because it is sent to a decode worker without a prefill
+            worker before.
     """
 
     role: Role

@@ -148,7 +148,7 @@ class RouterCore(Generic[T]):
         return self._dispatch(role, now_s)
 
     def full_stage(self, role: Role, now_s: float, *, is_new: bool = True) -> Role | None:
-        """Return the role of the first stage all of whose workers are busy for this request; None if the request can proceed.
+        """Return the role of the first stage whose workers are all busy for this request; None if the request can proceed.
 
         The workers that can be routed to are refreshed first. For a new request, the stage ``role`` and the later ones are
         checked against thresholds and refusals of workers. For a request that was admitted before (``is_new=False``), only
@@ -228,8 +228,8 @@ class RouterCore(Generic[T]):
 
         Args:
             item: The request.
-            role: Role of the stage for which the other router dispatched it. With prefill deflection, the worker can be a
-                decode worker although the role is prefill.
+            role: Role for which the other router dispatched it. With prefill deflection, the worker can be a decode worker
+                although the role is prefill.
             arrival: The request as the routing policy sees it.
             stay: Worker on which the request runs, and its progress there.
             now_s: Current time in simulated seconds.

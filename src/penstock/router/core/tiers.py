@@ -58,9 +58,9 @@ class QueueOccupancy:
 _TIERS: Final = tuple(Tier)
 
 WINDOW_S: Final = 2.0
-"""Window in simulated seconds. Chosen: at a worker of the second stage, no more requests of a tier wait for their first token than
-have got theirs within this window; the window's length is then about the wait of the next request. It is longer than most KV
-transfers take."""
+"""Window in simulated seconds. Chosen: at a decode worker, no more requests of a tier wait for their first token than have got
+theirs within this window; the window's length is then about the wait of the next request. It is longer than most KV transfers
+take."""
 _LEAST: Final = 4
 """Chosen: at least this many requests of a tier may wait for their first token at a worker, so that a burst into idle workers is
 dispatched at once."""
@@ -99,7 +99,7 @@ class KeyedAmounts(Generic[K]):
 
 
 class AwaitingFirstToken(KeyedAmounts[tuple[str, int]]):
-    """Requests at workers of the second stage whose first token has not arrived, by worker and by rank of their tier."""
+    """Requests at decode workers whose first token has not arrived, by worker and by rank of their tier."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class AheadOfShare:
 
 
 class FirstStage(NamedTuple):
-    """Capacity of the workers of the first stage.
+    """Capacity of the workers of the first stage (prefill or aggregated workers).
 
     Attributes:
         workers: Number of workers that can be routed to.
@@ -207,6 +207,8 @@ class TierCounts:
 
 class TierControl:
     """Decides which requests are shed or held back by tier, and counts requests by tier.
+
+    A stage is the set of workers of one role that requests pass: the first stage is prefill or aggregated, the second decode.
 
     Attributes:
         monitor: SLO attainment of the tiers; decides which tiers are shed.
@@ -257,7 +259,7 @@ class TierControl:
             self._awaiting_first.enter(queued.item, (queued.worker, queued.arrival.rank))
 
     def computed(self, item: Any, now_s: float) -> None:
-        """Record that a request's prompt was computed, or that its first token has arrived in the second stage."""
+        """Record that a request's prompt was computed, or that its first token has arrived from a decode worker."""
         found = self._uncomputed.leave(item)
         if found is not None:
             self._computed[found[0]].add(found[1], now_s)
@@ -279,9 +281,9 @@ class TierControl:
         self._held[role].leave(item)
 
     def held_back(self, workers: Iterable[str], now_s: float) -> frozenset[Tier]:
-        """Return the tiers whose requests must not be dispatched in the first stage now, because enough of them wait in the second.
+        """Return the tiers whose requests must not be dispatched to prefill workers now, because enough of them wait at decode workers.
 
-        ``workers`` are the names of the second stage's workers that can be routed to.
+        ``workers`` are the names of the decode workers that can be routed to.
         """
         return self._awaiting_first.held(workers, now_s)
 

@@ -47,8 +47,9 @@ class QueueSettings:
             scale to zero. The wait is never limited to less than `max_wait_s`, which counts from the time at which all stages
             have a worker. `WakeTimes` shortens this limit when the startup times are known. None applies `max_wait_s` alone,
             whether there are workers or not.
-        wait_limit: Limit that `max_wait_s` and `max_wake_s` configure; it determines whether they apply to started streams.
-        begun_wait_s: Maximum wait of a started stream to which `wait_limit` does not apply, in simulated seconds.
+        wait_limit: Limit that `max_wait_s` and `max_wake_s` configure; it determines whether they apply to interrupted
+            streams.
+        begun_wait_s: Maximum wait of an interrupted stream to which `wait_limit` does not apply, in simulated seconds.
         order: Order of the requests in a worker's own queue; the central queue is first in, first out.
         slo_s: TTFT target of rebalancing and of the deadline-aware order, in simulated seconds.
         tiers: Shares and targets of the tiers; None treats all requests as one tier.
@@ -88,10 +89,10 @@ class QueueSettings:
         return self.slo_s if self.tiers is None else slo_of(self.tiers, tier).ttft_seconds
 
     def longest_wait_s(self, tier: Tier, *, begun: bool = False) -> float:
-        """Return the maximum wait, in simulated seconds, while workers serve: of a started stream if ``begun``, else of a new request.
+        """Return the maximum wait while workers serve, in simulated seconds; inf if nothing limits it.
 
-        A new request does not wait longer than its tier's end-to-end target, because its response would be too late anyway.
-        Returns inf if nothing limits the wait.
+        ``begun`` asks for the limit of an interrupted stream that is to be resumed, instead of a new request's. A new request
+        does not wait longer than its tier's end-to-end target, because its response would be too late anyway.
         """
         if not self.wait_limit.binds(begun=begun):
             return self.begun_wait_s
@@ -111,7 +112,7 @@ class QueueSettings:
         Args:
             tier: Tier of the request.
             since_s: Time at which the request began to wait.
-            begun: Whether the request resumes a started stream.
+            begun: Whether the request resumes an interrupted stream.
             served_s: Time since which every stage has had a worker that can be routed to; inf if a stage has none now.
             hold_s: Maximum useful wait for workers that are starting, in simulated seconds, see `WakeTimes.hold_s`; inf
                 applies `max_wake_s`.

@@ -48,7 +48,7 @@ def majority(members: int) -> int:
 
 
 def elect(own: Status, peers: Iterable[Status], members: int) -> Leader | None:
-    """Return the picker; None if this router can accept none now.
+    """Return the picker, the router that chooses the workers for all; None if this router can accept none now.
 
     If the result is this router itself and ``own`` has no claim yet, this router claims the returned term.
 
@@ -96,7 +96,7 @@ _START_REAL_S: Final = 0.5
 
 
 class PeerGroup:
-    """This router as one of the routers of its graph.
+    """This router as one of the routers of its graph, which elect one of them as the picker: it chooses the workers for all.
 
     Attributes:
         instance: Unique name of this router's process.

@@ -146,7 +146,7 @@ class RemotePicker:
             self._send_ask(asked)
 
     def cancel(self, waiter: _Future, role: Role) -> None:
-        """Forget a waiter here and at the picker."""
+        """Remove a waiter from this router's queues and from the graph's picker."""
         self.own.cancel(waiter, role)
         asked = self._forget(waiter)
         if asked is not None and asked.is_sent:
@@ -171,7 +171,10 @@ class RemotePicker:
     def prefilled(
         self, assignment: LiveAssignment, cached_tokens: int | None = None, *, measured: bool = True
     ) -> None:
-        """Record that a prompt was computed, here and at the picker; the arguments are those of `RouterCore.prefilled`."""
+        """Record that a prompt was computed, in this router's core and at the graph's picker.
+
+        The arguments are those of `RouterCore.prefilled`.
+        """
         self._report_prefilled(assignment, cached_tokens, measured=measured)
         self.own.prefilled(assignment, cached_tokens, measured=measured)
 
@@ -184,7 +187,7 @@ class RemotePicker:
             self._send(wire.Prefilled(running.number, cached_tokens, measured))
 
     def release(self, assignment: LiveAssignment) -> None:
-        """Record that a request has left its worker, here and at the picker."""
+        """Record that a request has left its worker, in this router's core and at the graph's picker."""
         if assignment.is_computed and assignment.is_open:
             self._report_prefilled(assignment, None, measured=False)
         running = self._running.pop(assignment, None)
@@ -193,7 +196,7 @@ class RemotePicker:
         self.own.release(assignment)
 
     def refused_at_capacity(self, worker: Worker) -> None:
-        """Record that a worker has refused a request for lack of capacity, here and at the picker."""
+        """Record that a worker has refused a request for lack of capacity, in this router's core and at the graph's picker."""
         self._send(wire.AtCapacity(worker.name))
         self.own.refused_at_capacity(worker)
 
@@ -228,7 +231,10 @@ class RemotePicker:
             self._report_running(assignment, running)
 
     def answered(self) -> None:
-        """Record that the followed picker is active, and send it the waiting requests; does nothing on repeated calls."""
+        """Record that the followed picker has a majority and answers requests; send it the waiting requests.
+
+        Does nothing on repeated calls.
+        """
         if self._is_answered:
             return
         self._is_answered = True

@@ -109,7 +109,7 @@ class Session:
         return self.term is not None and self.term == self.server.term
 
     def tick(self) -> None:
-        """Disconnect a relay that has been silent for too long."""
+        """Disconnect the other router if it has been silent for too long; called every 0.1 s."""
         if self.channel.tick() >= self.server.patience.ticks and self.term is not None:
             self.server.given_up = self.age[1]
             self.channel.abort()
@@ -237,7 +237,7 @@ class Session:
 
 @dataclass(eq=False)
 class PickerServer:
-    """All connections of other routers to this one.
+    """The connections of other routers to this one, which is or may become the picker: the router that chooses the workers for all.
 
     Attributes:
         picker: Picker of this router.
@@ -246,8 +246,8 @@ class PickerServer:
         followed: Called when another router has begun to follow this one.
         term: Election term in which this router is the picker; 0 if it is not.
         sessions: Connections of other routers.
-        patience: Limit of a relay's silence.
-        given_up: Instance of the relay that was last disconnected for its silence; empty if there is none.
+        patience: Limit of another router's silence.
+        given_up: Instance of the router that was last disconnected for its silence; empty if there is none.
     """
 
     picker: RemotePicker
@@ -302,13 +302,13 @@ class PickerServer:
         return session
 
     def end(self) -> None:
-        """Stop being the picker; other routers send their requests to another one."""
+        """Stop being the picker, and release the requests of other routers, which send them to another one."""
         self.term, self._successor = 0, None
         for session in self.sessions:
             session.drop()
 
     def tick(self) -> None:
-        """Disconnect relays that have been silent for too long; called every 0.1 s."""
+        """Disconnect routers that have been silent for too long; called every 0.1 s."""
         self.patience.tick()
         for session in tuple(self.sessions):
             session.tick()

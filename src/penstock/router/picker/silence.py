@@ -19,10 +19,10 @@ _JITTER: Final = 0.25
 
 
 class SilencePatience:
-    """The limit of another router's silence, in ticks of this process.
+    """The number of ticks for which another router may be silent before it counts as gone. A tick is 0.1 s of this process.
 
     Attributes:
-        ticks: Present limit.
+        ticks: Present limit, in ticks.
     """
 
     __slots__ = ("_base", "_calm", "_jitter", "_least", "ticks")

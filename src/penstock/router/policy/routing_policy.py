@@ -436,7 +436,7 @@ def bottleneck_s(policy: RoutingPolicy) -> float:
 
 
 def reads_usage(policy: RoutingPolicy) -> bool:
-    """Return whether a policy reads the KV usage of the first stage's workers; True if the policy has no ``reads_usage`` attribute."""
+    """Return whether a policy reads the KV usage of prefill (or aggregated) workers; True if it has no ``reads_usage`` attribute."""
     return bool(getattr(policy, "reads_usage", True))
 
 

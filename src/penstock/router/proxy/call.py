@@ -154,12 +154,12 @@ class CompletionCall:
 
     @property
     def is_rest(self) -> bool:
-        """Whether the newest try requests the rest of a stream."""
+        """Whether the newest try requests the remaining part of an interrupted stream, instead of the entire response."""
         return self.begun is not None and self.begun.said is not None
 
     @property
     def said_tokens(self) -> int:
-        """Number of response tokens with which the prompt of the newest try ends; 0 unless a stream is resumed."""
+        """Number of response tokens that the prompt of the newest try contains; 0 unless an interrupted stream is resumed."""
         return 0 if self.begun is None or self.begun.said is None else self.begun.said.tokens
 
     @property

@@ -86,11 +86,11 @@ class Repeated:
 
 
 class StreamSeam(ABC):
-    """Joins the rest of a stream to its first part, so that the client sees one stream.
+    """Joins the remaining part of an interrupted stream to its first part, so that the client sees one stream.
 
     Attributes:
         tokens: Number of tokens of the first part; they count as output, and not as prompt.
-        usage: Usage of the entire stream; None until the rest has reported its own.
+        usage: Usage of the entire stream; None until the remaining part has reported its own.
     """
 
     def __init__(self, said: EmittedPrefix) -> None:
@@ -255,7 +255,7 @@ _DEFAULT_TOKENS: Final = 16
 
 
 def continuation_request(request: CompletionRequest, said: EmittedPrefix) -> CompletionRequest | None:
-    """Return the request for the rest of a stream; None if its token limit is reached.
+    """Return the request for the remaining part of an interrupted stream; None if its token limit is reached.
 
     Args:
         request: Request of the client.

@@ -82,9 +82,10 @@ class StreamContinuations:
         return begun.seam.usage, begun.seam.tokens + meter.tokens
 
     def read(self, call: CompletionCall) -> Rest:
-        """Change a call's request to the request for the rest of its stream.
+        """Change a call's request to the request for the remaining part of its interrupted stream.
 
-        If only the end of the stream is missing, that is sent to the client instead, and the result is `Rest.NOTHING`.
+        Returns `Rest.READY` then, or `Rest.UNKNOWN` if the stream cannot be resumed. If only the end of the stream is
+        missing, that is sent to the client instead, and the result is `Rest.NOTHING`.
         """
         begun = _begun(call)
         said = emitted_prefix(begun.kept, begun.said)
