@@ -265,7 +265,7 @@ class Admission:
         self.workers_changed()
 
     def tick(self) -> None:
-        """Reject requests whose time limit has passed, and do what depends on time alone; called every 0.1 s."""
+        """Reject requests whose time limit has passed, and apply the other effects of elapsed time; called every 0.1 s."""
         now_s = self._now_s()
         self._own.apply(self.core.expire(now_s))
         self._own.apply(self.core.tick(now_s))

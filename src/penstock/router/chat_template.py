@@ -85,7 +85,7 @@ def _compiled(source: str) -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
 
     class Generation(Extension):
-        """Passes over the marks of what the model itself says, which only training reads."""
+        """Ignores the tags around the model's own messages, which are only used in training."""
 
         tags = {"generation"}  # noqa: RUF012 - as the base class has it
 

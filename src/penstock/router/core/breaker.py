@@ -43,7 +43,7 @@ def may_eject(*, ejected: int, pool: int, max_fraction: float) -> bool:
 class CircuitBreaker:
     """The circuit breaker of one worker; it counts consecutive failures. ``now_s`` is always in simulated seconds.
 
-    A "probe" argument says whether the request was the one that `sent` returned True for.
+    The argument ``probe`` is True for the request for which `sent` returned True.
 
     Attributes:
         threshold: Number of consecutive failures that open the circuit.

@@ -31,7 +31,7 @@ gaps were up to 7% above the target in bursts with steps of 512 tokens (a100-lla
 
 @dataclass(slots=True)
 class _Gaps:
-    """Counts of a worker at its last estimate, and that estimate in simulated seconds; None: none yet."""
+    """Token count and total gaps of a worker at its last ITL estimate, and that estimate in simulated seconds; None if there was none."""
 
     tokens: int = 0
     decode_s: float = 0.0
@@ -159,7 +159,7 @@ class PrefillDeflection:
         )
 
     def _itl_s(self, worker: Worker) -> float | None:
-        """Return the mean ITL since the last estimate, or that one; 0 without streams; None: not known."""
+        """Return a worker's mean ITL since the last estimate, or the last estimate; 0 if it has no streams, None if unknown."""
         gaps, speed = self._gaps.setdefault(worker.name, _Gaps()), worker.speed
         tokens = speed.output_tokens - gaps.tokens
         if tokens < 0:

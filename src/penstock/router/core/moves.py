@@ -21,7 +21,7 @@ MAX_LOOKUPS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class StreamLeft:
-    """What a stream has generated and can still generate.
+    """Progress and limits of a stream: the tokens generated so far, and the maximum.
 
     Attributes:
         prompt_tokens: Number of tokens of the prompt.

@@ -381,7 +381,7 @@ class RequestMachine:
         return self._has_begun or bool(self.tries.retries or self.tries.avoid)
 
     def _waits_for_room(self) -> bool:
-        """Return whether workers that refused for lack of capacity are tried again: only for a begun stream, within its time limit."""
+        """Return whether workers that refused for lack of capacity are tried again: only for an interrupted stream, within its limit."""
         return not CAPACITY.binds(begun=self._has_begun) and self._now_s() < self.waits_until_s
 
     def _prefilled(self, assignment: Assignment[Any]) -> _Way:
@@ -461,7 +461,7 @@ class RequestMachine:
     # -- after a failure ------------------------------------------------------------------------------
 
     def _after(self, failure: FailedTry) -> Generator[Asked, Any, End | None]:
-        """Decide what follows a failed try: return None when the request may be retried or its stream resumed, else its end."""
+        """Decide the next step after a failed try: return None if the request may be retried or its stream resumed, else its end."""
         self._was_trial = False
         died = self._died_with(failure) if failure.reason == BROKEN else None
         is_convicted = died is not None and (yield from self._is_convicted(died))
@@ -539,7 +539,7 @@ class RequestMachine:
     def _after_beginning(
         self, failure: FailedTry, *, is_convicted: bool
     ) -> Generator[Asked, Any, End | None]:
-        """Decide what follows the failure of a begun stream: return None when the next worker may be asked, else the end.
+        """Decide the next step after the failure of a stream that has begun: return None if it may be resumed, else its end.
 
         If no worker was available, the stream has not been continued: it waits for a worker until `waits_until_s`.
         """
@@ -579,7 +579,7 @@ class RequestMachine:
         return None
 
     def _lost_by(self, failure: FailedTry, now_s: float, *, counts: bool) -> str:
-        """Return why a begun stream ends here, as the name of a limit if there is one; empty if another worker may be asked."""
+        """Return why an interrupted stream ends here, as the name of a limit if there is one; empty if it may be resumed."""
         if not self._may_go_on:
             return "request"
         if failure.reason == TOTAL_TIMEOUT or now_s >= self.deadline_s:

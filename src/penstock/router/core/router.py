@@ -359,7 +359,7 @@ class RouterCore(Generic[T]):
         return effects
 
     def tick(self, now_s: float) -> Effects[T]:
-        """Do what depends on elapsed time alone, and return the effects; the driver calls it several times a second.
+        """Apply the effects of elapsed time alone, and return the resulting assignments; the driver calls it several times a second.
 
         Rebalances waiting requests away from workers that are limited by decode, evaluates the tiers' SLOs, and dispatches
         requests to workers that have free capacity now.

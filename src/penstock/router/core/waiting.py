@@ -12,8 +12,9 @@ from penstock.router.core.limits import MAX_WORKER_WAIT_S, QUEUE_WAIT, TIER_TARG
 from penstock.router.policy.tiers import slo_of
 
 _RESERVED_SLOTS = 1 / 8
-"""Chosen: of a worker's request limit, for system and premium. Of 96 slots that requests keep for 10 s one is free again every
-0.1 s, yet without any kept free premium's p99 is 0.5 to 1.2 s at twice the load, where it is 0.2 s with 12 and without a limit."""
+"""Fraction of a worker's request limit that is reserved for system and premium requests. Chosen: if requests occupy 96 slots for 10
+s each, one becomes free every 0.1 s; yet without reserved slots, premium's p99 is 0.5 to 1.2 s at twice the load, while it is 0.2 s
+with 12 reserved slots and without a limit."""
 
 
 class Headroom(IntEnum):
@@ -91,7 +92,7 @@ class QueueSettings:
     def longest_wait_s(self, tier: Tier, *, begun: bool = False) -> float:
         """Return the maximum wait while workers serve, in simulated seconds; inf if nothing limits it.
 
-        ``begun`` asks for the limit of an interrupted stream that is to be resumed, instead of a new request's. A new request
+        The limit is that of an interrupted stream that is to be resumed (``begun=True``) or of a new request. A new request
         does not wait longer than its tier's end-to-end target, because its response would be too late anyway.
         """
         if not self.wait_limit.binds(begun=begun):

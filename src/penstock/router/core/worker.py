@@ -121,12 +121,12 @@ class Worker(WorkerLoad):
         silent_real_s: Real seconds for which health checks have got no answer. It is the sum over the checks, so that a pause
             of the router's own process does not count.
         progress: Progress counters from the engine's metrics at the last scrape.
-        waiting_requests: Requests that wait inside the engine, at the last scrape; None if unknown.
+        waiting_requests: Number of requests that wait inside the engine, at the last scrape; None if unknown.
         expired_leases: Cumulative number of KV leases that expired on the worker since its start, at the last scrape; None if
             unknown.
         failures: Cumulative number of failed requests.
         last_failure: Cause of the newest failure that was reported to the circuit breaker; empty if there is none.
-        version: Version that the engine reports; None if it reports none or has not been asked.
+        version: Version that the engine reports; None if it reports none or was not requested yet.
         is_version_read: Whether the version was requested since the process started.
         kv_engine: Identifier by which the engine introduces itself to workers that fetch its KV; None if unknown since the
             process started.
@@ -135,8 +135,8 @@ class Worker(WorkerLoad):
         has_answered: Whether it has sent part of a correct response since its last failure.
         has_ever_answered: Whether it has ever sent part of a correct response, in this process or an earlier one with the
             same name.
-        fell_s: Time of the first failure after a correct response, in simulated seconds; None if there was none since the
-            process started or the worker's health recovered.
+        fell_s: Time of the last failure that followed a correct response, in simulated seconds; None if there was none since
+            the process started or the worker's health recovered.
         failed_at: Time of the last failed request in simulated seconds, and the number of outages at that time; None if no
             request has failed since the worker was last seen alive.
         outages: Number of times that the worker was seen to be gone: new process, failed health checks, not ready, or removed

@@ -265,7 +265,7 @@ class PrefixIndex:
         return place
 
     def limit(self, prefix: Prefix, blocks: int) -> None:
-        """Record that the worker has at most the first ``blocks`` blocks of a prompt (>= 0): all blocks that follow them are deleted."""
+        """Record that the worker has at most the first ``blocks`` blocks (>= 0) of a prompt: the prompt's later blocks are deleted."""
         keys, runs = prefix.keys, self._runs
         total = len(keys)
         # Usually a run starts at this block, because this prompt has added it.

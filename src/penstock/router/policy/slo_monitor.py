@@ -1,9 +1,9 @@
 """Measures whether the tiers meet their SLOs, and decides which fraction of the lower tiers to shed so that the higher ones do. Pure.
 
 Each second `SloMonitor.evaluate` compares TTFT and TPOT over a sliding window, at the percentile of the tier's attainment,
-with its targets for TTFT and ITL. While premium or standard misses a target, shedding goes one step further in the list
-`STEPS` (standard is shed for premium alone); while both meet their targets by a margin, it goes back a step, more slowly.
-Each step is evaluated with the values that were measured since it was taken.
+with its targets for TTFT and ITL. While premium or standard misses a target, shedding takes the next step in the list `STEPS`
+(standard is shed for premium alone). While both meet their targets by a margin, the last step is reversed, more slowly. Each
+step is evaluated with the values that were measured since it was taken.
 """
 
 from __future__ import annotations
@@ -161,9 +161,9 @@ class SloMonitor:
         return is_shed
 
     def evaluate(self, now_s: float, waits: _Waits | None = None) -> None:
-        """Go one step of shedding further or back, if that is necessary and the last step is long enough ago.
+        """Take the next step of shedding or reverse the last one, if that is necessary and the last change is long enough ago.
 
-        ``waits`` contains, by tier, how long the requests that wait now have waited, in simulated seconds. Those beyond the
+        ``waits`` contains, by tier, how long the requests that wait now have waited, in simulated seconds. Those above the
         TTFT target have missed it already; while no worker makes progress, they are the only values.
         """
         settings, waits = self.settings, waits or {}

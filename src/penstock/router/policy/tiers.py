@@ -264,5 +264,5 @@ class _TenantLanes(Generic[T]):
         self._tags[tenant] = served + tokens
 
     def next_lane(self) -> Lane[T]:
-        """Ties go to the tenant that came first."""
+        """Return the lane of the tenant that was served least; of equal ones, the tenant that arrived first."""
         return self.lanes[min(self.lanes, key=self._tags.__getitem__)]

@@ -122,7 +122,7 @@ class RouterApp:
         self._metrics = self.context.metrics
         self._speed = settings.speed
         self._busy_threshold = BusyThresholdApi(self.thresholds, settings.model)
-        # A key that carries a tier authenticates, too; a router without keys stays open.
+        # A key that selects a tier authenticates as well; a router without API keys accepts all clients.
         keys = settings.api_keys | settings.tier_keys.keys
         self._keys = KeyCheck(keys) if settings.api_keys else None
         self._admin = AdminCheck(settings.admin_keys, is_local=settings.is_local)

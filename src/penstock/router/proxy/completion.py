@@ -67,7 +67,7 @@ _STEP_BYTES: Final = 1 << 18
 _EXACT_STEP_BYTES: Final = 1 << 15
 """Number of bytes read string by string per step: at most a few milliseconds."""
 
-# Up to this much of what is within a string, or between two, with the quote that ends it.
+# Match a limited number of bytes within a string, or between two strings, with the quote at the end if it is reached.
 _WITHIN: Final = re.compile(rb'(?:[^"\\]{1,256}+|\\.){0,256}+("?)', re.DOTALL)
 _BETWEEN: Final = re.compile(rb'[^"]{0,32768}+("?)')
 _BOUNDS: Final = ((MAX_CONTAINERS, "objects and lists"), (MAX_STRINGS, "strings"), (MAX_VALUES, "values"))

@@ -1,12 +1,12 @@
-"""Resumes a stream on another worker when its worker is gone: the text sent so far, the request for the rest, and the joint. Pure.
+"""Resumes a stream on another worker when its worker is gone: the text sent so far, the next request, and the joint. Pure.
 
-The rest is requested by a prompt that ends with the response so far. For a completion, this is the prompt followed by the
-text, or by token ids if the client has requested ids and the stream therefore contains them. For a chat, the text is an
-unfinished assistant message. The client sees one stream: one id, one role, one ``[DONE]``, and the usage of the entire
+The remaining part is requested by a prompt that ends with the response so far. For a completion, this is the prompt followed
+by the text, or by token ids if the client has requested ids and the stream therefore contains them. For a chat, the text is
+an unfinished assistant message. The client sees one stream: one id, one role, one ``[DONE]``, and the usage of the entire
 stream.
 
-The text is cut where a token ends, as far as that is known. What the client has beyond the cut is generated again by the next
-worker, and is removed when the two streams are joined.
+The text is cut where a token ends, as far as that is known. The next worker generates the text after the cut again; the part
+of it that the client has already is removed when the two streams are joined.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ class Repeated:
 
     def new(self, text: Any) -> str:
         """Return the part of a text that the client does not have; after the first difference, all text is new.
+
+        ``text`` is the next text of the worker that resumes the stream.
 
         Raises:
             TypeError: ``text`` is not a string.

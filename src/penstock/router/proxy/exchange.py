@@ -329,7 +329,7 @@ def check_present(call: CompletionCall) -> None:
 
 
 def _cause(call: CompletionCall, problem: ErrorReply, *, is_error_object: bool) -> str:
-    """Return what the operator is told of a worker that answers like this."""
+    """Return the cause that logs and ``/workers`` show for a worker with this error response."""
     if problem.is_of_model:
         return f"it does not serve the model {call.request.body.get('model')}"
     return f"it answers {problem.status}" + ("" if is_error_object else " without an error object")

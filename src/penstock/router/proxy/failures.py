@@ -196,7 +196,7 @@ class ErrorReply(Exception):  # noqa: N818 - what the worker said, not a fault o
 
     @property
     def is_of_model(self) -> bool:
-        """Whether a worker says that it does not serve the model that it was asked for."""
+        """Whether the worker reports that it does not serve the requested model."""
         return self.status == 404 and _OF_MODEL.encode() in self.content
 
     def shown(self, path: str) -> tuple[ErrorResponse, bool]:

@@ -108,7 +108,7 @@ class StreamContinuations:
         return Rest.READY
 
     def left(self, call: CompletionCall, meter: RelayMeter) -> StreamLeft:
-        """Return what a stream has generated and can still generate, from counts alone."""
+        """Return the progress and the limits of a stream, from counts alone."""
         begun = _begun(call)
         before = 0 if begun.seam is None else begun.seam.tokens
         limits = (begun.request.body.get(key) for key in LIMITS)
