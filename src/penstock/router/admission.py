@@ -170,7 +170,9 @@ class OwnPicker:
 
 
 class Admission:
-    """Acquires workers for requests, with the help of a picker; used by one thread, on one event loop.
+    """Acquires workers for requests; used by one thread, on one event loop.
+
+    A picker chooses the workers: this router's own core, or another router of the graph.
 
     Attributes:
         core: State machine of this router.

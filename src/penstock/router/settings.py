@@ -143,7 +143,7 @@ class RouterSettings:
 
     @property
     def kv_transfer(self) -> KvTransferProtocol:
-        """Protocol of the KV transfer from prefill to decode workers; vLLM's for a fixed fleet without a graph."""
+        """Protocol by which prefill workers transfer KV to decode workers; vLLM's for a fixed fleet without a graph."""
         return NIXL if self.graph is None else runtime_of(self.graph.runtime).kv_transfer_of(self.graph)
 
     @property

@@ -155,7 +155,10 @@ KeyVersions = tuple[int, ...]
 
 
 def versions_of(state: ThresholdState, sent: KeyVersions) -> KeyVersions:
-    """Return the versions of a received state; if ``sent`` has another length (an older build), all are `ThresholdState.version`."""
+    """Return the versions of a received state, in the order of `KeyVersions`.
+
+    If ``sent`` has another length (it comes from an older build), all versions are `ThresholdState.version`.
+    """
     expected = 1 + len(state.now)
     return sent if len(sent) == expected else (state.version,) * expected
 
@@ -193,7 +196,7 @@ class GraphThresholds:
         self._take(self.state.file, self.now._replace(**changes), (self.versions[0], *of_keys))
 
     def file_changed(self, thresholds: BusyThresholds) -> None:
-        """Set the thresholds of a changed graph file, unless another router has read the same file before and sent them."""
+        """Set the thresholds of a changed graph file; does nothing if another router has read the same file before and sent them."""
         if thresholds != self.state.file:
             versions = (self.state.version + 1,) * len(self.versions)
             self._take(thresholds, thresholds, versions)

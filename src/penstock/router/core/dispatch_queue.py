@@ -209,7 +209,7 @@ class DispatchQueue(Generic[T]):
         return True
 
     def start_apart(self, item: T, name: str, now_s: float, *, reason: str) -> QueuedRequest[T]:
-        """Dispatch a waiting request of `apart` to the worker ``name``, without asking the policy, and return the request.
+        """Dispatch a request of `apart`, which must run alone, to the worker ``name`` without asking the policy; return the request.
 
         ``reason`` is a short phrase for the log that says why the request goes to this worker.
 

@@ -28,6 +28,8 @@ prompts, which moves a little with each prompt."""
 class KnownWorkers(Generic[T]):
     """The workers of one role, with their queues.
 
+    A worker is eligible if it can be sent requests now, so that a routing policy can choose it.
+
     Attributes:
         eligible: Workers that can be chosen, by name, in the order in which policies see them. It is always the same mapping
             object.

@@ -245,7 +245,7 @@ class RequestMachine:
 
     @property
     def may_move(self) -> bool:
-        """Whether the limits allow the stream to move from its worker to another one now."""
+        """Whether the request's limits allow its stream to be moved from a draining worker to another one now."""
         is_in_time = self._now_s() < self.deadline_s
         return self._may_go_on and is_in_time and self.moves < self._plan.max_continuations
 
@@ -483,7 +483,10 @@ class RequestMachine:
     # -- what it has killed ---------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Record that a suspect has got past the point where it was broken off; does nothing if the request is not a suspect."""
+        """Record that a request that is suspected of crashing workers has got past the point where it was broken off.
+
+        It is no longer suspected then. Does nothing if the request is not a suspect.
+        """
         if self._suspicion is not None:
             self._suspicion.clear()
             self.alone_at = ()

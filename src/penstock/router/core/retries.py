@@ -186,7 +186,7 @@ class Assignment(Generic[T]):
         self.on_verdict(Verdict.PARDONED, "")
 
     def clear(self) -> None:
-        """Record that the request, a suspect, did not kill its worker."""
+        """Record that the request, which was suspected of crashing workers, did not crash this worker."""
         self.is_cleared = True
         self.on_verdict(Verdict.CLEARED, "")
 

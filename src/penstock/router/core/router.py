@@ -148,11 +148,12 @@ class RouterCore(Generic[T]):
         return self._dispatch(role, now_s)
 
     def full_stage(self, role: Role, now_s: float, *, is_new: bool = True) -> Role | None:
-        """Return the role of the first stage whose workers are all busy for this request; None if the request can proceed.
+        """Return the role whose workers are all busy, so that the request cannot be admitted; None if it can.
 
-        The workers that can be routed to are refreshed first. For a new request, the stage ``role`` and the later ones are
-        checked against thresholds and refusals of workers. For a request that was admitted before (``is_new=False``), only
-        ``role`` is checked, and only workers that have themselves refused a request for lack of capacity count as busy.
+        If this applies to several stages, the earliest is returned. The workers that can be routed to are refreshed first.
+        For a new request, the stage ``role`` and the later ones are checked against thresholds and refusals of workers. For a
+        request that was admitted before (``is_new=False``), only ``role`` is checked, and only workers that have themselves
+        refused a request for lack of capacity count as busy.
         """
         if not is_new:
             self._follow(role, now_s)
@@ -291,7 +292,10 @@ class RouterCore(Generic[T]):
         return self._dispatch_waiting(role, now_s)
 
     def refused_at_capacity(self, worker: Worker, now_s: float) -> None:
-        """Record that a worker has refused a request for lack of capacity; it counts as busy until it reports otherwise."""
+        """Record that a worker has refused a request for lack of capacity.
+
+        It counts as busy until its metrics are scraped, one of its requests ends, or `AT_CAPACITY_S` has passed.
+        """
         self.busy[worker.spec.role].refused(worker.name, now_s)
 
     def set_thresholds(self, thresholds: BusyThresholds, now_s: float) -> None:

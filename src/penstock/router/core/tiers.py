@@ -45,7 +45,10 @@ class QueueOccupancy:
             del self._tenants[tenant]
 
     def admits(self, arrival: Arrival, tiers: TiersConfig, most: int) -> bool:
-        """Return whether one more request may enter a queue whose capacity is ``most`` requests."""
+        """Return whether the limits of the request's tier and tenant allow one more request in a queue of capacity ``most`` requests.
+
+        System requests are always admitted.
+        """
         if arrival.tier is Tier.SYSTEM:
             return True
         free = most - self.tiers.total()
@@ -349,7 +352,7 @@ class TierControl:
         return f"requests of tier {tier} are shed so that higher tiers keep their SLO; retry later"
 
     def rejected(self, tier: Tier) -> None:
-        """Count an arrival that was not admitted."""
+        """Count an arrival of a tier that was not admitted."""
         self.counts[tier].rejected += 1
 
     def timed_out(self, tier: Tier, now_s: float) -> None:

@@ -31,7 +31,7 @@ from penstock.router.thresholds import GraphThresholds
 
 
 class Leader(NamedTuple):
-    """The picker that a router accepts.
+    """The picker (the router that chooses the workers for all routers of the graph), as one router sees it.
 
     Attributes:
         instance: Instance name of the picker's process.
@@ -148,7 +148,7 @@ class PeerGroup:
         return self.picker.channel is not None
 
     def accept(self, request: Request, responder: Responder) -> None:
-        """Accept another router's connection and upgrade it to this protocol.
+        """Accept another router's connection: switch it from HTTP to the routers' own protocol.
 
         Raises:
             RequestRefused: 403, the request does not contain the graph's secret.

@@ -126,13 +126,15 @@ class Status(_Struct, tag=0):
 
 
 class Follow(_Struct, tag=1):
-    """A relay accepts the receiver as the picker. `InFlight` messages follow, then `Ask` messages for its waiting requests.
+    """The sender accepts the receiver as the picker, the router that chooses the workers for all.
+
+    `InFlight` messages follow for its running requests, then `Ask` messages for its waiting requests.
 
     Attributes:
         term: Election term, >= 1.
         instance: Instance of the receiver.
-        follower: Instance of the relay.
-        since_s: Time at which the relay started, Unix seconds.
+        follower: Instance of the sender.
+        since_s: Time at which the sender started, Unix seconds.
     """
 
     term: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
@@ -149,7 +151,7 @@ class ComputedPrompt(_Struct, tag=2):
 
 
 class InFlight(_Struct, tag=3):
-    """A request that a relay has in flight at a worker.
+    """A request that the sender has in flight at a worker.
 
     Attributes:
         number: Number of the request, unique on the connection.
@@ -223,7 +225,7 @@ class Release(_Struct, tag=8):
 
 
 class Progress(_Struct, tag=9):
-    """The present token counts of requests in flight; also a relay's heartbeat.
+    """The present token counts of requests in flight; also the heartbeat of a router that follows the picker.
 
     Attributes:
         numbers: Numbers of the requests whose token counts have changed.

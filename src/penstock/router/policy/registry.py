@@ -56,7 +56,7 @@ def make_policy(config: RouterConfig, slo: SloConfig = DEFAULT_SLO) -> RoutingPo
 
 
 def entry_policy(config: RouterConfig, slo: SloConfig = DEFAULT_SLO) -> RoutingPolicy:
-    """Return a new policy for the first stage.
+    """Return a new policy for the workers of the first stage (prefill or aggregated workers).
 
     It is wrapped in `StickySessions` if a session header is configured and the policy assigns requests on arrival.
     """

@@ -319,11 +319,11 @@ class WorkerQueue(Generic[T]):
         self.queued_tokens -= queued.uncached
 
     def forget(self, queued: QueuedRequest[T]) -> None:
-        """Remove from the index the blocks that a request would have added to the cache, because its prompt was not computed here."""
+        """Remove from the prefix index the blocks that a request would have added to the cache, because it was not computed here."""
         self.index.limit(queued.arrival.prefix, queued.held)
 
     def unassign(self, queued: QueuedRequest[T]) -> None:
-        """Remove a waiting request from the queue, and the blocks that it would have added from the index."""
+        """Remove a waiting request from the queue, and remove from the prefix index the blocks that it would have added."""
         self.pull(queued)
         self.forget(queued)
 
@@ -411,10 +411,10 @@ class RoutingPolicy(Protocol):
     assigns: AssignTime
 
     def worker_joined(self, name: str) -> None:
-        """Record that a worker has become eligible."""
+        """Record that the worker ``name`` can be chosen from now on."""
 
     def worker_left(self, name: str) -> None:
-        """Record that a worker is no longer eligible."""
+        """Record that the worker ``name`` can no longer be chosen."""
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
         """Return the decision for a request.

@@ -141,7 +141,7 @@ class StreamSeam(ABC):
 
 @dataclass(slots=True)
 class BegunStream:
-    """A stream whose client has its first part.
+    """The state of a stream whose client has its first part, and which another worker could resume.
 
     Attributes:
         kept: Record of the part that the present worker sends.
@@ -308,7 +308,7 @@ def _text_of(message: dict[str, Any]) -> str:
 
 
 class Seam(StreamSeam):
-    """Joins the streams of a completion or a chat."""
+    """Joins the parts of an interrupted completion or chat stream."""
 
     def __init__(self, said: EmittedPrefix) -> None:
         super().__init__(said)

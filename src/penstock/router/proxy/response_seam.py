@@ -19,9 +19,9 @@ _OPENING: Final = frozenset(
 
 
 class ResponseSeam(StreamSeam):
-    """Joins the streams of a response.
+    """Joins the parts of an interrupted stream of the Responses API.
 
-    ``before`` is the joint of the previous continuation of the same stream; None for the first continuation.
+    ``before`` is the object of the previous continuation of the same stream; None for the first continuation.
 
     Attributes:
         number: Number of the last event that the client has.

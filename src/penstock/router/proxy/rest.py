@@ -37,7 +37,7 @@ _LIMIT_BY_NAME: Final = {each.name: each for each in ROUTER_LIMITS}
 
 
 class StreamContinuations:
-    """The continuations of one router's broken streams."""
+    """Resumes the interrupted streams of one router on other workers."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class StreamContinuations:
         return StreamLeft(call.prompt_tokens, before + meter.tokens * self._tokens_per_event, limit)
 
     def can_continue(self, call: CompletionCall) -> bool:
-        """Return whether another worker could continue a stream; once this is False for a stream, it stays False."""
+        """Return whether another worker could resume a stream; once this is False for a stream, it stays False."""
         begun = _begun(call)
         return not refusal_of_stream(begun.kept, begun.said)
 
@@ -128,7 +128,7 @@ class StreamContinuations:
         log.info("stream continues elsewhere", reason=reason, left=call.worker, tokens=seam.tokens)
 
     def lose(self, call: CompletionCall, step: Lost) -> None:
-        """Count a stream that ends without its rest, and log the cause and the last failure before it."""
+        """Count an interrupted stream that cannot be resumed, and log the cause and the last failure before it."""
         why = step.why
         if why == "request":
             why = refusal_of(call.request)

@@ -197,7 +197,10 @@ class StreamRecord:
         return "".join(self._texts)
 
     def steps(self) -> Iterator[tuple[int, int]]:
-        """Yield the numbers of tokens and characters after each event with text, from the last one back to a certain cut."""
+        """Yield the numbers of tokens and characters after each event with text, the last event first.
+
+        Earlier events than one at which the text can certainly be cut are left out.
+        """
         for run in reversed(self._runs):
             yield from run.steps()
 
