@@ -189,7 +189,7 @@ class RouterLink:
 
     @property
     def is_expected(self) -> bool:
-        """Whether another router is connected or may be in a moment."""
+        """Whether another router is connected, or may become connected in a moment."""
         is_connecting = self._task is not None and not self._task.done()
         return not self._is_self and (self.channel is not None or self.has_vote or is_connecting)
 

@@ -34,7 +34,7 @@ class SilencePatience:
         self._calm = 0
 
     def tick(self) -> None:
-        """Count one tick, and reduce the limit if there was no wrong decision for `CALM_TICKS`."""
+        """Count one tick; reduce the limit if no router was wrongly taken for gone within the last `CALM_TICKS`."""
         self._calm += 1
         if self._base > self._least and self._calm >= CALM_TICKS:
             self._calm, self._base = 0, max(self._least, self._base // 2)

@@ -233,7 +233,7 @@ class KvTransfers:
         return worker.expired_leases
 
     async def close(self) -> None:
-        """Wait for the releases under way; each has a timeout."""
+        """Wait until the releases of KV that are under way have ended; each has a timeout."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 

@@ -197,9 +197,9 @@ class StreamRecord:
         return "".join(self._texts)
 
     def steps(self) -> Iterator[tuple[int, int]]:
-        """Yield the numbers of tokens and characters after each event with text, the last event first.
+        """Yield the numbers of tokens and characters that the client has after each event with text, the last event first.
 
-        Earlier events than one at which the text can certainly be cut are left out.
+        It ends at an event at which the text can certainly be cut to resume the stream.
         """
         for run in reversed(self._runs):
             yield from run.steps()

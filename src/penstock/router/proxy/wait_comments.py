@@ -23,7 +23,7 @@ KEEP_ALIVE: Final = b": keep-alive\n\n"
 
 
 class WaitComments:
-    """Timers of the next comment for each silent stream of one router."""
+    """Sends SSE comments to the silent streams of one router, with a timer for each stream."""
 
     def __init__(self, keep_alive_real_s: float | None) -> None:
         """Create it without streams.
