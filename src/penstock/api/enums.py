@@ -37,6 +37,13 @@ class GatewayFailureMode(StrEnum):
     OPEN = "FailOpen"
 
 
+class ContinueBy(StrEnum):
+    """What a stream that another worker continues is given to it as."""
+
+    TEXT = "text"
+    TOKENS = "tokens"
+
+
 class AdmissionMode(StrEnum):
     """Whether the router refuses requests while all workers are busy."""
 

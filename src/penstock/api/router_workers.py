@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from penstock.api.base import Fraction, Integer, Number, Seconds, SpecModel, WholeSeconds, entry
+from penstock.api.enums import ContinueBy
 from penstock.core.worker_metrics import ENGINE_STALL_REAL_S, STALL_REAL_S
 
 
@@ -47,6 +48,11 @@ class RetriesConfig(SpecModel):
         None,
         "Maximum time for which a stream whose worker died waits for another worker to continue it; no other limit but the request's "
         "own time bounds that wait; seconds. null: the longest startupTimeoutSeconds of the graph's workers, at most 600.",
+    )
+    continue_by: ContinueBy = entry(
+        ContinueBy.TEXT,
+        "What the next worker gets of a stream: text, its text so far; tokens, the exact tokens of prompt and answer, which the router then "
+        "asks workers for (vLLM's return_token_ids) and hides from clients. What tokens cannot continue continues by text.",
     )
     budget_fraction: Fraction = entry(0.1, "Maximum retries, as a fraction of recent requests, 0 to 1.")
     min_per_second: Annotated[Number, Field(ge=0, le=1000)] = entry(

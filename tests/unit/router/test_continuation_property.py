@@ -147,7 +147,7 @@ def broken(worker, request, breaks):
         if rest is None:
             return [*got, ending(request, said, PROMPT_TOKENS)]
         kept.drop()
-        seam, body = Seam(said), rest.body
+        seam, body = Seam(said, request), rest.body
     return got
 
 

@@ -188,4 +188,4 @@ def test_the_docs_have_the_table():
     text = (ROOT / "docs/router.md").read_text(encoding="utf-8")
     shown = re.search(r"do not continue:\n\n((?:- .*\n)+)", text)
     assert shown is not None
-    assert shown[1].splitlines() == [f"- {each}" for each in (*OF_REQUEST, *OF_STREAM)]
+    assert shown[1].splitlines() == [f"- {each.row}" for each in (*OF_REQUEST, *OF_STREAM)]

@@ -290,7 +290,7 @@ def test_no_event_of_any_form_fails_the_relay_its_record_or_its_seam(events, pat
     metrics, assignment = RouterMetrics(), Assigned()
     meter = RelayMeter(metrics, assignment, lambda: None, 0.0, 0.0, 1.0, prefilled, record, may_go_on=True)
     said = EmittedPrefix("a", "ab", 1, 2, {"id": "r", "item_id": "i", "sequence_number": 4})
-    seams = [ResponseSeam(said, None), Seam(said)]
+    seams = [ResponseSeam(said, None), Seam(said, request)]
     for name, content in events:
         event = name + b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
         with contextlib.suppress(UpstreamError):

@@ -5,13 +5,14 @@ The events of a completion differ only in their word, so the bytes around it are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from penstock.core.http.sse import DONE
+from penstock.core.simulated_tokens import token_ids
 from penstock.engine.core.requests import FinishReason
 from penstock.engine.serve.protocol import Api, EngineCall, Usage
 
@@ -42,8 +43,10 @@ class Finished:
 class CompletionFormat:
     """Encodes the response to a completion or chat request."""
 
-    def __init__(self, call: EngineCall, response_id: str, created_s: int) -> None:
+    def __init__(self, call: EngineCall, response_id: str, created_s: int, *, interval: int = 1) -> None:
+        """Make it for events of ``interval`` tokens, the first one of one; only ids of tokens show that."""
         self._call = call
+        self._interval = interval
         self._is_chat = call.api is Api.CHAT
         self._head: dict[str, Any] = {"id": response_id, "created": created_s, "model": call.model}
         self._lead, self._tail = self._around(None)
@@ -54,7 +57,8 @@ class CompletionFormat:
         if not self._is_chat:
             return b""
         role = {"role": "assistant", "content": ""}
-        return self._event([{"index": 0, "delta": role, "logprobs": None, "finish_reason": None}])
+        ids = {"prompt_token_ids": self._prompt_ids()} if self._call.returns_ids else {}
+        return self._event([{"index": 0, "delta": role, "logprobs": None, "finish_reason": None}], **ids)
 
     def events(self, start: int, texts: Sequence[bytes], reason: FinishReason | None) -> bytes:
         """Return one event per text.
@@ -64,19 +68,32 @@ class CompletionFormat:
             texts: Text of each event.
             reason: Finish reason for the last event; None if the response has not ended.
         """
-        if self._call.usage is Usage.EVERY_EVENT:
-            last = len(texts) - 1
-            return b"".join(
-                self._event(
-                    [self._delta(text.decode(), reason if at == last else None)],
-                    usage=_counts(self._call.prompt_tokens, start + at + 1),
-                )
-                for at, text in enumerate(texts)
-            )
+        if self._call.usage is Usage.EVERY_EVENT or self._call.returns_ids:
+            return b"".join(self._events_one_by_one(start, texts, reason))
         if reason is None:
             return self._lead + self._seam.join(texts) + self._tail
         lead, tail = self._around(reason)
         return b"".join(self._lead + text + self._tail for text in texts[:-1]) + lead + texts[-1] + tail
+
+    def _events_one_by_one(
+        self, start: int, texts: Sequence[bytes], reason: FinishReason | None
+    ) -> Iterator[bytes]:
+        call = self._call
+        for at, text in enumerate(texts):
+            stop = min(call.output_tokens, start + (self._interval if start else 1))
+            choice = self._delta(text.decode(), reason if at == len(texts) - 1 else None)
+            if call.returns_ids:
+                if not start and not self._is_chat:
+                    choice["prompt_token_ids"] = self._prompt_ids()
+                choice["token_ids"] = call.ids(start, stop)
+            counts = {}
+            if call.usage is Usage.EVERY_EVENT:
+                counts["usage"] = _counts(call.prompt_tokens, stop)
+            yield self._event([choice], **counts)
+            start = stop
+
+    def _prompt_ids(self) -> list[int]:
+        return list(token_ids(self._call.prompt))
 
     def closing(self, done: Finished) -> bytes:
         """Return the end of the stream, after a usage event if ``stream_options`` asks for it."""
@@ -88,15 +105,18 @@ class CompletionFormat:
         """Return the JSON body of a response that is not streamed."""
         text = self._call.text(done.output_tokens)
         said = {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
-        return orjson.dumps(
-            {
-                **self._head,
-                "object": "chat.completion" if self._is_chat else "text_completion",
-                "choices": [{"index": 0, **said, **self._end(done.reason)}],
-                "usage": self._usage(done),
-                "kv_transfer_params": done.kv_transfer_params,
-            }
-        )
+        choice = {"index": 0, **said, **self._end(done.reason)}
+        answer = {
+            **self._head,
+            "object": "chat.completion" if self._is_chat else "text_completion",
+            "choices": [choice],
+            "usage": self._usage(done),
+            "kv_transfer_params": done.kv_transfer_params,
+        }
+        if self._call.returns_ids:
+            choice["token_ids"] = self._call.ids(0, done.output_tokens)
+            (answer if self._is_chat else choice)["prompt_token_ids"] = self._prompt_ids()
+        return orjson.dumps(answer)
 
     def _usage(self, done: Finished) -> dict[str, Any]:
         counts = _counts(self._call.prompt_tokens, done.output_tokens)

@@ -109,9 +109,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "use_beam_search": _OMIT,
     "stop_token_ids": _OMIT,
     "bad_words": _OMIT,
-    "include_stop_str_in_output": _OMIT,
     "allowed_token_ids": _OMIT,
-    "return_token_ids": _OMIT,
     "return_tokens_as_token_ids": _OMIT,
     "background": _OMIT,
     "structured_outputs": _UNGUIDED,
@@ -168,6 +166,8 @@ class SamplingFields(Fields):
     stop: Annotated[list[_Stop], BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop)] = (
         Field(default=[], max_length=MAX_STOPS)
     )
+    include_stop_str_in_output: bool = False
+    return_token_ids: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=0)
     temperature: float = Field(default=1, ge=0)
     top_p: float = Field(default=1, gt=0, le=1)

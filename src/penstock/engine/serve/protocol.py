@@ -17,7 +17,7 @@ import orjson
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from penstock.core.simulated_tokens import BYTES_PER_TOKEN
+from penstock.core.simulated_tokens import BYTES_PER_TOKEN, token_ids
 from penstock.engine.core.kv_blocks import count_tokens
 from penstock.engine.core.lease import MAX_RANKS
 from penstock.engine.core.requests import EngineRole
@@ -162,6 +162,7 @@ class EngineCall:
         remote: KV to fetch; None if there is none.
         fields: The request's JSON, for responses that repeat its fields.
         adapter: LoRA adapter of the request; None for the base model.
+        returns_ids: Whether the response contains the token ids of prompt and output.
     """
 
     api: Api
@@ -182,6 +183,7 @@ class EngineCall:
     remote: RemoteKv | None
     fields: Mapping[str, Any]
     adapter: str | None = None
+    returns_ids: bool = False
 
     def texts(self, start: int, stop: int) -> list[bytes]:
         """Return the shown text of each output token from ``start`` (inclusive) to ``stop`` (exclusive).
@@ -200,6 +202,10 @@ class EngineCall:
         if tokens == self.output_tokens:
             return self.text_bytes
         return max(0, tokens * BYTES_PER_TOKEN - self.held_bytes)
+
+    def ids(self, start: int, stop: int) -> list[int]:
+        """Return the ids of the output tokens [start, stop)."""
+        return list(token_ids(b"".join(words(self.salt, self.said + start, self.said + stop))))
 
     def text(self, tokens: int) -> str:
         """Return the shown text of the first ``tokens`` output tokens."""
@@ -244,6 +250,7 @@ def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
     )
     if stop is not None:
         tokens, shown, stop_reason = stop
+        shown += len(stop_reason.encode()) if fields.include_stop_str_in_output else 0
     return EngineCall(
         api=api,
         model=fields.model or settings.served_names[0],
@@ -254,7 +261,9 @@ def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
         salt=salt,
         said=said,
         text_bytes=shown,
-        held_bytes=max((len(each) - 1 for each in fields.stop), default=0),
+        held_bytes=0
+        if fields.include_stop_str_in_output
+        else max((len(each) - 1 for each in fields.stop), default=0),
         stop_reason=stop_reason,
         stream=fields.stream,
         usage=_usage(fields),
@@ -263,6 +272,7 @@ def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
         remote=remote,
         fields=given,
         adapter=adapter,
+        returns_ids=fields.return_token_ids and api in {Api.COMPLETIONS, Api.CHAT},
     )
 
 
@@ -303,7 +313,8 @@ def find_stop(
 
 
 def _salt(prompt: bytes, *, worker_seed: int, seed: int) -> int:
-    salt = xxhash.xxh3_64_intdigest(prompt, worker_seed)
+    # Zero bytes fill up the last token of a prompt that comes as ids.
+    salt = xxhash.xxh3_64_intdigest(prompt.rstrip(b"\0"), worker_seed)
     return xxhash.xxh3_64_intdigest(f"{salt} {seed} 0".encode()) if seed else salt
 
 

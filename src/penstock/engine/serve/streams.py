@@ -77,7 +77,12 @@ class Reply:
         self._kv_params = kv_params
         self._sent = 0
         self._is_paused = False
-        self._format = _FORMATS[call.api](call, response_id, int(time.time()))
+        created_s = int(time.time())
+        self._format = (
+            CompletionFormat(call, response_id, created_s, interval=self._interval)
+            if call.returns_ids
+            else _FORMATS[call.api](call, response_id, created_s)
+        )
         if call.stream:
             responder.on_pause(self._pause)
             responder.on_resume(self._resume)

@@ -19,6 +19,7 @@ IGNORED: Final = {
     "retries.budgetFraction": _ONE_WORKER,
     "retries.minPerSecond": _ONE_WORKER,
     "retries.maxContinuations": "does nothing: Envoy has the stream, which ends with its worker",
+    "retries.continueBy": "does nothing: Envoy has the stream, which ends with its worker",
     "retries.continuationWaitSeconds": "does nothing: Envoy has the stream, which ends with its worker",
     "drain.migrateAfterSeconds": "does nothing: Envoy has the streams, and a draining worker waits for their ends",
 }

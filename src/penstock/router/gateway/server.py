@@ -166,8 +166,8 @@ class GatewayHandler(CompletionHandler):
         """Return whether another worker could resume a stream: never if Envoy relays it."""
         return not _is_forwarded(call) and super().may_go_on(call)
 
-    def may_begin_early(self, call: CompletionCall) -> bool:
-        """Return whether a stream's head may be sent before a worker has answered: never through Envoy, which has no head until then."""
+    def writes_stream(self, call: CompletionCall) -> bool:
+        """Return whether the stream is this router's: not where Envoy relays the worker's."""
         return not isinstance(call.responder, GatewayResponder)
 
 

@@ -83,6 +83,7 @@ class CompletionCall:
         has_comments_alone: Whether the client has the head of its stream, followed only by comments.
         failed_status: HTTP status of the error, if the client has the head of a 200 response and no token; 0 if the head
             contains the status.
+        asks_ids: Whether workers are asked for token ids, so that another worker can resume the stream by them.
         begun: State of a stream that another worker could resume; None if nothing was sent or none could resume it.
         response: Response of the assigned worker; None if none has arrived.
         prefill: Prefill that runs concurrently with decode; None if there is none.
@@ -119,6 +120,7 @@ class CompletionCall:
     error: str | None = None
     has_comments_alone: bool = False
     failed_status: int = 0
+    asks_ids: bool = False
     begun: BegunStream | None = None
     response: StreamingResponse | None = None
     prefill: PrefillBeside | None = None

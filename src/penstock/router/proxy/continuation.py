@@ -1,9 +1,9 @@
 """Resumes a stream on another worker when its worker is gone: the text sent so far, the next request, and the joint. Pure.
 
-The remaining part is requested by a prompt that ends with the response so far. For a completion, this is the prompt followed
-by the text, or by token ids if the client has requested ids and the stream therefore contains them. For a chat, the text is
-an unfinished assistant message. The client sees one stream: one id, one role, one ``[DONE]``, and the usage of the entire
-stream.
+The remaining part is requested by a prompt that ends with the response so far, in one of two ways. By text, it is the prompt followed by
+the text; for a chat, the text is an unfinished assistant message. By tokens, if the stream contains token ids, it is a completion
+whose prompt is the exact ids of prompt and response, whatever API the client uses. The client sees one stream: one id, one role,
+one ``[DONE]``, and the usage of the entire stream.
 
 The text is cut where a token ends, as far as that is known. The next worker generates the text after the cut again; the part
 of it that the client has already is removed when the two streams are joined.
@@ -21,7 +21,14 @@ import orjson
 
 from penstock.core.http.sse import DONE, EventSplitter, encode_event, payload
 from penstock.router.proxy.completion import CompletionRequest, encoded
-from penstock.router.proxy.not_continued import NO_IDS, UNKNOWN, WITH_IDS
+from penstock.router.proxy.not_continued import (
+    CHAT_LIMITS,
+    NO_IDS,
+    NOT_KEPT,
+    UNKNOWN,
+    WITH_IDS,
+    refusal_of,
+)
 from penstock.router.proxy.routes import ApiEndpoint
 from penstock.router.proxy.stream_record import PROMPT_IDS, StreamRecord, stops_of
 
@@ -44,8 +51,7 @@ class EmittedPrefix:
             otherwise.
         has_usage: Whether the client has the event with the usage.
         refusal: Why another worker cannot continue; empty if one can.
-        token_ids: Token ids of the prompt and the text, if the client has requested ids; else empty.
-        prompt_tokens: Number of prompt ids at the start of `token_ids`.
+        token_ids: Token ids of the prompt and the text, if the stream is resumed by them; empty if by text.
     """
 
     text: str = ""
@@ -57,7 +63,6 @@ class EmittedPrefix:
     has_usage: bool = False
     refusal: str = ""
     token_ids: tuple[int, ...] = ()
-    prompt_tokens: int = 0
 
 
 _NOTHING: Final = EmittedPrefix()
@@ -146,6 +151,7 @@ class BegunStream:
     Attributes:
         kept: Record of the part that the present worker sends.
         request: Request of the client.
+        hides_ids: Whether workers are asked for token ids that the client has not requested.
         said: Part that the present worker continues; None if it is the first worker.
         last_real_s: ``time.monotonic()`` when the last token was relayed; 0 before it.
         seam: Joins the present worker's events to the first part; None if it is the first worker.
@@ -153,6 +159,7 @@ class BegunStream:
 
     kept: StreamRecord
     request: CompletionRequest
+    hides_ids: bool = False
     said: EmittedPrefix | None = None
     last_real_s: float = 0.0
     seam: StreamSeam | None = None
@@ -169,30 +176,27 @@ def emitted_prefix(record: StreamRecord, before: EmittedPrefix | None = None) ->
     refusal = refusal_of_stream(record, before)
     if refusal:
         return EmittedPrefix(refusal=refusal)
+    own, asked = record.text(), _prompt_ids(record, before)
     ids: tuple[int, ...] = ()
-    prompt_tokens = before.prompt_tokens
-    if request.body.get(WITH_IDS):
-        asked = _asked_ids(record, before)
-        prompt_tokens = prompt_tokens or len(asked)
-        ids = (*asked, *record.token_ids)
-    own = record.text()
-    text = before.text + own
-    if ids or record.finish_reason:
+    if asked:
+        tokens, end = _cut_ids(record, own)
+        ids = (*asked, *record.token_ids[:tokens])
+    elif record.finish_reason:
         tokens, end = record.tokens, len(own)
     else:
         tokens, end = _cut(record, own)
+    text = before.text + own
     limits = (request.body.get(key) for key in LIMITS)
     return EmittedPrefix(
         text=text[: len(before.text) + end],
         shown=max(before.shown, text, key=len),
         # The last event can contain fewer tokens than the others.
         tokens=min([before.tokens + tokens, *(each for each in limits if isinstance(each, int))]),
-        reported=max(before.reported, before.tokens + record.tokens),
+        reported=max(before.reported, before.tokens + (len(record.token_ids) if asked else record.tokens)),
         head=before.head or record.head,
         finish_reason=record.finish_reason,
         has_usage=record.has_usage,
         token_ids=ids,
-        prompt_tokens=prompt_tokens,
     )
 
 
@@ -204,10 +208,14 @@ def refusal_of_stream(record: StreamRecord, before: EmittedPrefix | None = None)
         before: Part that this worker continues; None if it is the first worker.
     """
     before, request = before or _NOTHING, record.request
-    refusal = record.refusal()
-    if refusal:
-        return refusal
-    if request.body.get(WITH_IDS) and not (record.token_ids and _asked_ids(record, before)):
+    problem, by_text = record.problem(), refusal_of(request)
+    if problem is NOT_KEPT or (problem is not None and not by_text):
+        return str(problem)
+    if _prompt_ids(record, before):
+        return "" if problem is None else str(problem)
+    if by_text:
+        return str(NO_IDS if record.by_tokens and problem is None else problem or by_text)
+    if request.body.get(WITH_IDS):
         return str(NO_IDS)
     head = before.head or record.head
     is_response = request.endpoint is ApiEndpoint.RESPONSES
@@ -218,9 +226,28 @@ def refusal_of_stream(record: StreamRecord, before: EmittedPrefix | None = None)
     return ""
 
 
-def _asked_ids(record: StreamRecord, before: EmittedPrefix) -> tuple[int, ...]:
-    """Return the token ids of the prompt and of the text of earlier workers; empty if they are not known."""
-    return before.token_ids or _ids_of(record.request) or record.prompt_ids
+def _prompt_ids(record: StreamRecord, before: EmittedPrefix) -> Sequence[int]:
+    """Return the token ids of the present worker's prompt; empty if the stream is resumed by text."""
+    request = record.request
+    if not record.token_ids or not (record.by_tokens or request.body.get(WITH_IDS)):
+        return ()
+    return record.prompt_ids or before.token_ids or _ids_of(request)
+
+
+def _cut_ids(record: StreamRecord, own: str) -> tuple[int, int]:
+    """Return how many of the present worker's tokens the next one continues, and how many characters of text these are.
+
+    All of them, unless a stop string may have started: a worker finds stop strings in its own text only, so the next worker
+    generates again the characters that could become part of one. At temperature 0 they are the same.
+    """
+    tokens = len(record.token_ids)
+    held = max((len(stop) - 1 for stop in stops_of(record.request)), default=0)
+    if not held or record.finish_reason:
+        return tokens, len(own)
+    # With the stop string in the output nothing is held back from the client.
+    hidden = 0 if record.request.body.get("include_stop_str_in_output") else held
+    steps = ((count, end + hidden) for count, end in record.steps())
+    return next(((count, end) for count, end in steps if end + held - hidden <= len(own)), (0, 0))
 
 
 def _cut(record: StreamRecord, own: str) -> tuple[int, int]:
@@ -254,15 +281,78 @@ def _ids_of(request: CompletionRequest) -> tuple[int, ...]:
 
 _DEFAULT_TOKENS: Final = 16
 """Default of max_tokens in OpenAI's /v1/completions."""
+_COMPLETIONS: Final = "/v1/completions"
+_OF_CHAT: Final = frozenset(
+    {
+        *(
+            "messages",
+            "tools",
+            "tool_choice",
+            "parallel_tool_calls",
+            "logprobs",
+            "top_logprobs",
+            "response_format",
+        ),
+        *(
+            "add_generation_prompt",
+            "continue_final_message",
+            "chat_template",
+            "chat_template_kwargs",
+            "documents",
+        ),
+        *("reasoning_effort", "include_reasoning", "max_completion_tokens", "echo", "modalities", "store"),
+    }
+)
+"""Keys of a chat that a completion does not have, or that mean something else there."""
 
 
-def continuation_request(request: CompletionRequest, said: EmittedPrefix) -> CompletionRequest | None:
+def continuation_request(
+    request: CompletionRequest, said: EmittedPrefix, *, context_tokens: int | None = None
+) -> CompletionRequest | None:
     """Return the request for the remaining part of an interrupted stream; None if its token limit is reached.
 
     Args:
         request: Request of the client.
         said: Part of the stream that the client has.
+        context_tokens: Context length of the model in tokens, which limits a chat without `max_tokens`; None if unknown.
     """
+    body = _body_by_ids(request, said, context_tokens) if said.token_ids else _body_by_text(request, said)
+    for key in LIMITS:
+        if isinstance(body.get(key), int):
+            body[key] -= said.tokens
+            if body[key] < 1:
+                return None
+    if isinstance(body.get("min_tokens"), int):
+        body["min_tokens"] = max(0, body["min_tokens"] - said.tokens)
+    size = 0 if said.token_ids else request.prompt_bytes + len(said.text.encode())
+    rest = request._replace(body=body, raw=encoded(body), prompt_bytes=size, prompt_ids=len(said.token_ids))
+    if not said.token_ids:
+        return rest
+    return rest._replace(endpoint=ApiEndpoint.COMPLETIONS, path=_COMPLETIONS)
+
+
+def _body_by_ids(
+    request: CompletionRequest, said: EmittedPrefix, context_tokens: int | None
+) -> dict[str, Any]:
+    """Return the body of a completion that continues the exact token ids, and asks for ids itself."""
+    is_chat = request.endpoint is ApiEndpoint.CHAT
+    dropped = _OF_CHAT if is_chat else ()
+    body = {key: value for key, value in request.body.items() if key not in dropped}
+    body |= {"prompt": list(said.token_ids), WITH_IDS: True}
+    body.pop("truncate_prompt_tokens", None)
+    if not is_chat:
+        body.setdefault("max_tokens", _DEFAULT_TOKENS)
+        return body
+    given = (request.body.get(key) for key in CHAT_LIMITS)
+    limit = next((each for each in given if isinstance(each, int)), None)
+    if limit is None:
+        assert context_tokens is not None  # noqa: S101 - see `takes_tokens`
+        limit = context_tokens - len(said.token_ids) + said.tokens
+    body["max_tokens"] = limit
+    return body
+
+
+def _body_by_text(request: CompletionRequest, said: EmittedPrefix) -> dict[str, Any]:
     body = dict(request.body)
     if request.endpoint is ApiEndpoint.CHAT:
         messages = list(body["messages"])
@@ -276,20 +366,9 @@ def continuation_request(request: CompletionRequest, said: EmittedPrefix) -> Com
         body["input"] = _open_input(body["input"], said)
     else:
         prompt = body["prompt"]
-        if said.token_ids:
-            body["prompt"] = list(said.token_ids)
-        else:
-            body["prompt"] = (prompt if isinstance(prompt, str) else prompt[0]) + said.text
+        body["prompt"] = (prompt if isinstance(prompt, str) else prompt[0]) + said.text
         body.setdefault("max_tokens", _DEFAULT_TOKENS)
-    for key in LIMITS:
-        if isinstance(body.get(key), int):
-            body[key] -= said.tokens
-            if body[key] < 1:
-                return None
-    if isinstance(body.get("min_tokens"), int):
-        body["min_tokens"] = max(0, body["min_tokens"] - said.tokens)
-    size = 0 if said.token_ids else request.prompt_bytes + len(said.text.encode())
-    return request._replace(body=body, raw=encoded(body), prompt_bytes=size, prompt_ids=len(said.token_ids))
+    return body
 
 
 def _open_input(given: Any, said: EmittedPrefix) -> Any:
@@ -310,10 +389,12 @@ def _text_of(message: dict[str, Any]) -> str:
 class Seam(StreamSeam):
     """Joins the parts of an interrupted completion or chat stream."""
 
-    def __init__(self, said: EmittedPrefix) -> None:
+    def __init__(self, said: EmittedPrefix, request: CompletionRequest) -> None:
+        """Make it for a client's ``request``; a chat's rest by ids is a completion."""
         super().__init__(said)
         self._head = said.head
-        self._again_tokens = said.reported - said.tokens
+        self._is_chat = request.endpoint is ApiEndpoint.CHAT
+        self._again_tokens = self._again_ids = said.reported - said.tokens
         self._characters = len(said.text)
 
     def _joined_chunk(self, chunk: dict[str, Any]) -> bytes | None:
@@ -324,11 +405,14 @@ class Seam(StreamSeam):
             return b""
         if isinstance(usage := chunk.get("usage"), dict):
             chunk["usage"] = self._whole(usage, "prompt_tokens", "completion_tokens")
+        chunk.pop(PROMPT_IDS, None)
         return encode_event(orjson.dumps({**chunk, **self._head, "choices": choices}))
 
     def _choices(self, choices: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         for choice in choices:
             choice.pop(PROMPT_IDS, None)
+            if self._is_chat and "text" in choice:
+                _make_delta(choice)
             delta = choice.get("delta", choice)
             key = "content" if "delta" in choice else "text"
             if "role" in delta:
@@ -341,6 +425,10 @@ class Seam(StreamSeam):
                 delta[key] = self._repeated.new(delta[key])
             if isinstance(logprobs := choice.get("logprobs"), dict):
                 choice["logprobs"] = self._new_logprobs(logprobs)
+            if isinstance(choice.get("token_ids"), list):
+                again = min(len(choice["token_ids"]), self._again_ids)
+                self._again_ids -= again
+                choice["token_ids"] = choice["token_ids"][again:]
             yield choice
 
     def _new_logprobs(self, logprobs: dict[str, Any]) -> dict[str, Any]:
@@ -352,6 +440,13 @@ class Seam(StreamSeam):
         if isinstance(offsets := new.get("text_offset"), list):
             new["text_offset"] = [each + self._characters for each in offsets]
         return new
+
+
+def _make_delta(choice: dict[str, Any]) -> None:
+    """Give a completion's choice the form of a chat's, in place."""
+    choice["delta"] = {"content": choice.pop("text")}
+    if choice.get("finish_reason") is None:
+        choice.pop("stop_reason", None)
 
 
 def ending(request: CompletionRequest, said: EmittedPrefix, prompt_tokens: int | None) -> bytes:

@@ -37,6 +37,7 @@ from penstock.router.core.request_steps import (
 from penstock.router.core.retries import FailedTry, KvLease, RetryScope
 from penstock.router.proxy.call import CompletionCall, PrefillBeside
 from penstock.router.proxy.failures import ErrorReply, failed_try, retry_scope_of
+from penstock.router.proxy.hidden_ids import with_ids
 from penstock.router.proxy.kv_transfer import (
     PrefillAnswer,
     decode_body,
@@ -110,6 +111,8 @@ class WorkerCalls:
                 self._begin_prefill(call, assignment, source, body)
                 return None
             return await self._prefill(call, assignment, source, body)
+        if call.asks_ids:
+            request = with_ids(request)
         body = decode_body(request, call.transfer) if step.reads_kv and call.transfer else request.raw
         read = self._begin_stream if request.stream else self._read_complete
         decoding = self._exchange(call, assignment, body, read)

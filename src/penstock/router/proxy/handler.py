@@ -185,8 +185,9 @@ class CompletionHandler:
             self._clock.now_s,
             deadline_s=self._clock.to_simulated_s(call.arrived_real_s + self._exchanges.request_real_s),
         )
-        if call.request.stream and self.may_begin_early(call):
+        if call.request.stream and self.writes_stream(call):
             self._wait_comments.arrive(call)
+            call.asks_ids = self._rests.asks_ids(call.request)
         try:
             step = machine.answer(None)
             while not isinstance(step, End):
@@ -215,8 +216,8 @@ class CompletionHandler:
         """Return whether another worker could resume a stream that starts now; if so, its events are recorded from now on."""
         return self._rests.begin(call) is not None
 
-    def may_begin_early(self, call: CompletionCall) -> bool:  # noqa: ARG002 - gateways need it
-        """Return whether the head of a stream may be sent before a worker has answered."""
+    def writes_stream(self, call: CompletionCall) -> bool:  # noqa: ARG002 - gateways need it
+        """Return whether the stream that the client gets is this router's, which may begin before a worker has answered."""
         return True
 
     def _check_kv_transfer(self, request: CompletionRequest) -> None:

@@ -32,6 +32,7 @@ from penstock.router.core.worker import Worker
 from penstock.router.discovery.watch import read_page
 from penstock.router.proxy import messages
 from penstock.router.proxy.completion import CompletionRequest, changed_body, encoded
+from penstock.router.proxy.not_continued import WITH_IDS
 from penstock.runtimes.kv_transfer import KvSource, KvTransferProtocol
 
 log = get_logger(__name__)
@@ -42,7 +43,7 @@ _RELEASE_TIMEOUTS: Final = Timeouts(connect_s=2.0, first_byte_s=5.0, idle_s=5.0,
 """Real seconds; chosen: a refusal needs no engine step, and the lease ends soon afterwards anyway."""
 _PATIENCE_REAL_S: Final = 10.0
 """Chosen: a busy vLLM takes seconds to return its metrics page, and without the page the prompt would be computed again."""
-_DROPPED: Final = ("min_tokens", "stream_options")
+_DROPPED: Final = ("min_tokens", "stream_options", WITH_IDS)
 _COMPLETIONS_USAGE: Final = ("prompt_tokens", "completion_tokens", "prompt_tokens_details")
 _RESPONSES_USAGE: Final = ("input_tokens", "output_tokens", "input_tokens_details")
 

@@ -7,8 +7,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.router.proxy.completion import CompletionRequest
+from penstock.router.proxy.prompt_parts import MEDIA
 from penstock.router.proxy.routes import ApiEndpoint
 
+MAX_PROMPT_IDS: Final = 262_144
+"""Chosen: so many ids take at most 2 MiB, half of the largest event that the router reads."""
+_LEAST_BYTES_PER_TOKEN: Final = 2
+"""Chosen: Chinese text has about three; code and digits two at least on average."""
+
+CHAT_LIMITS: Final = ("max_completion_tokens", "max_tokens")
+"""Keys of the maximum number of tokens of a chat's answer; the first one that is given holds."""
 WITH_IDS: Final = "return_token_ids"
 """Key of a request whose events contain their tokens' ids, and whose first event contains the prompt's, as in vLLM."""
 
@@ -21,15 +29,22 @@ class NotContinued:
         what: Description of the requests or streams, as in the table.
         why: Why another worker cannot continue exactly.
         holds: Returns whether the reason applies to a request; None if it depends on what was sent.
+        binds_tokens: Whether it also prevents resuming by tokens.
     """
 
     what: str
     why: str
     holds: Callable[[CompletionRequest], bool] | None = None
+    binds_tokens: bool = True
 
     def __str__(self) -> str:
         """Return the description and the reason, as the log shows them."""
         return f"{self.what}: {self.why}"
+
+    @property
+    def row(self) -> str:
+        """Both, and whether tokens help, as the docs show them."""
+        return str(self) if self.binds_tokens else f"{self} (not with `continueBy: tokens`)"
 
 
 def _has(*keys: str) -> Callable[[CompletionRequest], bool]:
@@ -54,6 +69,10 @@ def _is_plain(request: CompletionRequest) -> bool:
 def _is_open(request: CompletionRequest) -> bool:
     body = request.body
     return body.get("add_generation_prompt") is False and not body.get("continue_final_message")
+
+
+def _shows_media(request: CompletionRequest) -> bool:
+    return any(part.kind.partition("/")[0] in MEDIA for part in request.parts)
 
 
 def _is_more_than_text(body: Mapping[str, Any]) -> bool:
@@ -99,30 +118,42 @@ OF_REQUEST: Final = (
     NotContinued("`echo`", "it would repeat the prompt in the middle", _has("echo")),
     NotContinued("`suffix`", "it follows the text, not what was said", _has("suffix")),
     NotContinued("`prompt_logprobs`", "they came with the beginning", _has("prompt_logprobs")),
-    NotContinued("`truncate_prompt_tokens`", "the cut would fall elsewhere", _has("truncate_prompt_tokens")),
+    NotContinued(
+        "`truncate_prompt_tokens`",
+        "the cut would fall elsewhere",
+        _has("truncate_prompt_tokens"),
+        binds_tokens=False,
+    ),
     NotContinued(
         "`stop` with `include_stop_str_in_output`",
         "half a stop string may have been said",
         lambda request: bool(request.body.get("stop") and request.body.get("include_stop_str_in_output")),
+        binds_tokens=False,
     ),
     NotContinued(
         f"`stop` with `{WITH_IDS}`",
         "text that is held back would be lost",
         lambda request: bool(request.body.get("stop") and request.body.get(WITH_IDS)),
+        binds_tokens=False,
     ),
     NotContinued(
         f"a chat's `{WITH_IDS}`",
         "its rest is asked for as text, whose ids may differ",
         lambda request: request.endpoint is ApiEndpoint.CHAT and bool(request.body.get(WITH_IDS)),
+        binds_tokens=False,
     ),
     NotContinued("`prompt_embeds`", "text cannot follow them", lambda request: not _is_plain(request)),
     NotContinued(
         f"a prompt of token ids without `{WITH_IDS}`",
         "what was said is text",
         lambda request: request.prompt_ids > 0 and not request.body.get(WITH_IDS),
+        binds_tokens=False,
     ),
     NotContinued(
-        "`add_generation_prompt: false`", "the answer has no message that could be left open", _is_open
+        "`add_generation_prompt: false`",
+        "the answer has no message that could be left open",
+        _is_open,
+        binds_tokens=False,
     ),
     NotContinued(
         "`include_reasoning: false`",
@@ -131,6 +162,38 @@ OF_REQUEST: Final = (
     ),
 )
 """Reasons that depend on the request; the first one that applies counts."""
+
+BY_TEXT: Final = (
+    NotContinued(
+        "`/v1/responses`",
+        "its events carry no ids",
+        lambda request: request.endpoint is ApiEndpoint.RESPONSES,
+    ),
+    NotContinued(
+        "a chat with `tools`, unless `tool_choice` is `none`",
+        "only the engine's chat layer finds the calls in an answer",
+        lambda request: bool(request.body.get("tools")) and request.body.get("tool_choice") != "none",
+    ),
+    NotContinued("images, audio, video and files", "their ids alone do not stand for them", _shows_media),
+    NotContinued(
+        "a chat's `logprobs`",
+        "those of a completion have another form",
+        lambda request: request.endpoint is ApiEndpoint.CHAT and bool(request.body.get("logprobs")),
+    ),
+    NotContinued(
+        "`stop` at a temperature other than 0",
+        "what the worker held back would be drawn again",
+        lambda request: bool(request.body.get("stop")) and request.body.get("temperature") != 0,
+    ),
+    NotContinued(
+        f"a prompt of more than {MAX_PROMPT_IDS:,} tokens",
+        "its ids make too large an event",
+        lambda request: (
+            (request.prompt_bytes // _LEAST_BYTES_PER_TOKEN or request.prompt_ids) > MAX_PROMPT_IDS
+        ),
+    ),
+)
+"""By a request, what continues by text although the router continues by tokens."""
 
 BEGUN: Final = NotContinued("a tool call or reasoning that has begun", "no API takes up half of it")
 NO_IDS: Final = NotContinued(f"`{WITH_IDS}` without ids in the stream", "the worker gives none")
@@ -148,7 +211,24 @@ OF_STREAM: Final = (BEGUN, ENDING, NO_IDS, NOT_KEPT, UNKNOWN)
 
 
 def refusal_of(request: CompletionRequest) -> str:
-    """Return why a request's stream cannot be resumed on another worker; empty if it can, as far as the request shows."""
+    """Return why a request's stream cannot be resumed by text on another worker; empty if it can, as far as the request shows."""
     if request.endpoint.is_relayed:
         return "its answer is complete at once"
     return next((str(each) for each in OF_REQUEST if each.holds is not None and each.holds(request)), "")
+
+
+def takes_tokens(request: CompletionRequest, context_tokens: int | None) -> bool:
+    """Return whether a request's stream can continue elsewhere by the ids of its tokens, where workers give those.
+
+    Args:
+        request: The client's.
+        context_tokens: Longest prompt and answer of the model; None: not known. A chat that bounds its answer by it alone
+            needs it, because a completion without a limit ends after 16 tokens.
+    """
+    if request.endpoint.is_relayed:
+        return False
+    binding = (*(each for each in OF_REQUEST if each.binds_tokens), *BY_TEXT)
+    if any(each.holds is not None and each.holds(request) for each in binding):
+        return False
+    is_bounded = request.endpoint is not ApiEndpoint.CHAT or context_tokens is not None
+    return is_bounded or any(isinstance(request.body.get(key), int) for key in CHAT_LIMITS)

@@ -25,6 +25,8 @@ AUDIO: Final = "audio"
 VIDEO: Final = "video"
 FILE: Final = "file"
 
+MEDIA: Final = frozenset({IMAGE, AUDIO, VIDEO, FILE})
+
 UNKNOWN: Final = "unknown"
 """Suffix of the kind of an image whose size is not visible in the request, because it is a link or has an unknown format."""
 

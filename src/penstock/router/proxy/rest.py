@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Final
 
 from penstock.api import GraphSpec
+from penstock.api.enums import ContinueBy
 from penstock.api.router_workers import RetriesConfig
 from penstock.core.http.streaming import Observe
 from penstock.core.logs import get_logger
@@ -14,9 +15,11 @@ from penstock.router.core.moves import StreamLeft
 from penstock.router.core.request_steps import Lost, QueryOfDeath, Rest
 from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy.call import CompletionCall
+from penstock.router.proxy.completion import CompletionRequest
 from penstock.router.proxy.continuation import (
     LIMITS,
     BegunStream,
+    EmittedPrefix,
     Seam,
     StreamSeam,
     continuation_request,
@@ -24,7 +27,8 @@ from penstock.router.proxy.continuation import (
     ending,
     refusal_of_stream,
 )
-from penstock.router.proxy.not_continued import ENDING, refusal_of
+from penstock.router.proxy.hidden_ids import observe_without_ids
+from penstock.router.proxy.not_continued import ENDING, WITH_IDS, refusal_of, takes_tokens
 from penstock.router.proxy.query_of_death import REFUSED_S, QueriesOfDeath
 from penstock.router.proxy.response_seam import ResponseSeam
 from penstock.router.proxy.routes import ApiEndpoint
@@ -48,15 +52,32 @@ class StreamContinuations:
     ) -> None:
         self._queries_of_death = queries_of_death
         self._most = config.max_continuations
+        self._by_tokens = config.continue_by is ContinueBy.TOKENS
+        self._context_tokens = None if graph is None else graph.model.context_tokens
         self._tokens_per_event = 1 if graph is None else graph.engine.stream_interval_tokens
         self._metrics = metrics
         self._total = RecordedBytes()
 
+    def asks_ids(self, request: CompletionRequest) -> bool:
+        """Return whether workers are asked for the ids of a stream's tokens, so that it can continue by them."""
+        return (
+            self._by_tokens
+            and request.stream
+            and self._most > 0
+            and takes_tokens(request, self._context_tokens)
+        )
+
     def begin(self, call: CompletionCall) -> BegunStream | None:
         """Return the state of a stream that starts or is resumed; None if no other worker could resume it if it breaks off."""
-        if call.begun is None and self._most and not refusal_of(call.request):
-            record = StreamRecord(call.request, self._total, tokens_per_event=self._tokens_per_event)
-            call.begun = BegunStream(record, call.request)
+        if call.begun is None and self._most and (call.asks_ids or not refusal_of(call.request)):
+            record = StreamRecord(
+                call.request,
+                self._total,
+                tokens_per_event=self._tokens_per_event,
+                by_tokens=call.asks_ids,
+            )
+            hides_ids = call.asks_ids and not call.request.body.get(WITH_IDS)
+            call.begun = BegunStream(record, call.request, hides_ids)
         return call.begun
 
     def follow(self, begun: BegunStream, meter: RelayMeter, ttft_s: float | None) -> Observe:
@@ -68,10 +89,11 @@ class StreamContinuations:
             ttft_s: TTFT of the stream in simulated seconds, for a stream that is resumed.
         """
         meter.kept = begun.kept
-        if begun.seam is None:
-            return meter.observe
-        meter.ttft_s, meter.last_real_s = ttft_s, begun.last_real_s
-        return partial(_observe_rest, meter, begun.seam)
+        observe: Observe = meter.observe
+        if begun.seam is not None:
+            meter.ttft_s, meter.last_real_s = ttft_s, begun.last_real_s
+            observe = partial(_observe_rest, meter, begun.seam)
+        return partial(observe_without_ids, observe) if begun.hides_ids else observe
 
     def said(self, begun: BegunStream, meter: RelayMeter) -> tuple[dict[str, Any] | None, int]:
         """Return the usage (None if unknown) and the number of tokens of the entire stream, when a worker's part has ended."""
@@ -91,7 +113,7 @@ class StreamContinuations:
         said = emitted_prefix(begun.kept, begun.said)
         if said.refusal:
             return Rest.UNKNOWN
-        rest = None if said.finish_reason else continuation_request(begun.request, said)
+        rest = None if said.finish_reason else self._request_of(begun, said)
         if rest is None and begun.request.endpoint is ApiEndpoint.RESPONSES:
             return Rest.UNKNOWN
         if rest is None:
@@ -104,8 +126,12 @@ class StreamContinuations:
         begun.kept.drop()
         is_response = begun.request.endpoint is ApiEndpoint.RESPONSES
         before = begun.seam if isinstance(begun.seam, ResponseSeam) else None
-        begun.said, begun.seam = said, ResponseSeam(said, before) if is_response else Seam(said)
+        begun.said = said
+        begun.seam = ResponseSeam(said, before) if is_response else Seam(said, begun.request)
         return Rest.READY
+
+    def _request_of(self, begun: BegunStream, said: EmittedPrefix) -> CompletionRequest | None:
+        return continuation_request(begun.request, said, context_tokens=self._context_tokens)
 
     def left(self, call: CompletionCall, meter: RelayMeter) -> StreamLeft:
         """Return the progress and the limits of a stream, from counts alone."""
@@ -131,7 +157,7 @@ class StreamContinuations:
         """Count an interrupted stream that cannot be resumed, and log the cause and the last failure before it."""
         why = step.why
         if why == "request":
-            why = refusal_of(call.request)
+            why = "" if call.asks_ids else refusal_of(call.request)
             why = why or ("a gateway relays it" if self._most else "retries.maxContinuations is 0")
         elif why == "said":
             begun = _begun(call)

@@ -26,7 +26,6 @@ from penstock.router.proxy.not_continued import (
     NOT_KEPT,
     UNKNOWN,
     NotContinued,
-    refusal_of,
 )
 from penstock.router.proxy.routes import ApiEndpoint
 
@@ -40,6 +39,9 @@ parsed."""
 LARGE_READ_BYTES: Final = 4096
 """Size of a read from which on it is parsed at once. Chosen: twenty times a usual event."""
 
+_ID: Final = "I"
+"""Of an array of ids: 32 bits each."""
+_MAX_ID: Final = 2**32 - 1
 PROMPT_IDS: Final = "prompt_token_ids"
 _SAID_KEYS: Final = frozenset(
     {"role", "content", "index", "logprobs", "finish_reason", "stop_reason", "text", "token_ids", PROMPT_IDS}
@@ -89,6 +91,7 @@ class StreamRecord:
             caller must call `read` every `BATCH` reads.
         unread: Reads that were added and not parsed yet.
         request: Request of the client.
+        by_tokens: Whether the router asks for token ids, to resume the stream by them.
         tokens: Number of tokens of the text.
         characters: Number of characters of the text.
         head: Keys of the events that a continuation must repeat.
@@ -114,6 +117,7 @@ class StreamRecord:
         "_tokens_per_event",
         "_total",
         "append",
+        "by_tokens",
         "characters",
         "finish_reason",
         "has_usage",
@@ -131,9 +135,11 @@ class StreamRecord:
         total: RecordedBytes,
         *,
         tokens_per_event: int = 1,
+        by_tokens: bool = False,
         bound_bytes: int = RECORDED_BYTES,
     ) -> None:
         self.request = request
+        self.by_tokens = by_tokens
         self._total = total
         self._bound_bytes = bound_bytes
         self._tokens_per_event = tokens_per_event
@@ -156,8 +162,8 @@ class StreamRecord:
         self.head: dict[str, Any] = {}
         self.finish_reason: str | None = None
         self.has_usage = False
-        self.token_ids = array("Q")
-        self.prompt_ids: tuple[int, ...] = ()
+        self.token_ids = array(_ID)
+        self.prompt_ids = array(_ID)
 
     def drop(self) -> None:
         """Delete the content, because the stream has ended or another worker resumes it."""
@@ -184,13 +190,10 @@ class StreamRecord:
             return
         self._end_batch()
 
-    def refusal(self) -> str:
-        """Return why no other worker can resume the stream; empty if one can."""
+    def problem(self) -> NotContinued | None:
+        """Return what in the stream prevents another worker from resuming it; None if nothing does."""
         self.read()
-        refusal = "" if self._problem is NOT_KEPT else refusal_of(self.request)
-        if not refusal and self._problem is not None:
-            return str(self._problem)
-        return refusal
+        return self._problem
 
     def text(self) -> str:
         """Return the recorded text."""
@@ -307,6 +310,7 @@ class StreamRecord:
         choices, usage = chunk.get("choices"), chunk.get("usage")
         _check(isinstance(choices, list) and isinstance(usage, _OPTIONAL_DICT))
         self.head = self.head or {key: chunk[key] for key in _HEAD_KEYS if key in chunk}
+        self._read_prompt(chunk.get(PROMPT_IDS))  # a chat has them here, a completion at its choice
         self.has_usage |= not choices and bool(usage)
         for choice in choices:
             text = self._read_choice(choice)
@@ -319,13 +323,11 @@ class StreamRecord:
         delta, reason = choice.get("delta", choice), choice.get("finish_reason")
         _check(isinstance(delta, dict) and isinstance(reason, _OPTIONAL_STR))
         text = delta.get("content" if "delta" in choice else "text")
-        ids, prompt_ids = choice.get("token_ids"), choice.get(PROMPT_IDS)
+        ids = choice.get("token_ids")
         _check(isinstance(text, _OPTIONAL_STR) and isinstance(ids, _OPTIONAL_LIST))
-        _check(isinstance(prompt_ids, _OPTIONAL_LIST))
         if any(value and key not in _SAID_KEYS for key, value in delta.items()):
             raise _NotContinued(BEGUN)
-        if prompt_ids and not self.prompt_ids:
-            self.prompt_ids = tuple(_checked_ids(prompt_ids))
+        self._read_prompt(choice.get(PROMPT_IDS))
         self.finish_reason = reason or self.finish_reason
         if ids:
             self.token_ids.extend(_checked_ids(ids))
@@ -333,6 +335,12 @@ class StreamRecord:
         if "role" not in delta or text:
             self._add([text or ""], tokens)
         return text or ""
+
+    def _read_prompt(self, ids: Any) -> None:
+        """Record the ids of the prompt, which come once."""
+        _check(isinstance(ids, _OPTIONAL_LIST))
+        if ids and not self.prompt_ids:
+            self.prompt_ids.extend(_checked_ids(ids))
 
     def _read_response_event(self, chunk: Any) -> None:
         kind, number, head = chunk.get("type"), chunk.get("sequence_number"), self.head
@@ -382,7 +390,7 @@ class StreamRecord:
         self._forget_steps()
         if text:
             self._texts.append(text)
-        id_bytes = self.token_ids.itemsize * len(self.token_ids)
+        id_bytes = self.token_ids.itemsize * (len(self.token_ids) + len(self.prompt_ids))
         added = text.__sizeof__() + id_bytes - self._id_bytes
         self._id_bytes = id_bytes
         self._recorded_bytes += added
@@ -424,7 +432,7 @@ def _check(is_known: bool) -> None:  # noqa: FBT001 - the one thing it takes
 
 
 def _checked_ids(ids: list[Any]) -> list[int]:
-    _check(not ids or (set(map(type, ids)) == {int} and min(ids) >= 0))
+    _check(not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= _MAX_ID))
     return ids
 
 
