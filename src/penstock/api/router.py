@@ -148,8 +148,7 @@ class RouterConfig(SpecModel):
     )
     keep_alive_seconds: WholeSeconds | None = entry(
         None,
-        "Time without a byte after which a stream that waits for its first token gets an SSE comment, and again each time it passes, "
-        "so that no load balancer cuts it; seconds. A later error is then an event in a 200. null: none.",
+        "Time between SSE comments to a stream that waits for its first token; seconds. A later error is an event in a 200. null: none.",
     )
     dualmap: DualmapConfig = entry(DualmapConfig(), "Settings of policies dualmap and pair-cost.")
     admission: AdmissionConfig = entry(AdmissionConfig(), "Refusal while workers are busy.")

@@ -51,8 +51,7 @@ class RetriesConfig(SpecModel):
     )
     continue_by: ContinueBy = entry(
         ContinueBy.TEXT,
-        "What the next worker gets of a stream: text, its text so far; tokens, the exact tokens of prompt and answer, which the router then "
-        "asks workers for (vLLM's return_token_ids) and hides from clients. What tokens cannot continue continues by text.",
+        "What the next worker gets of a stream: its text, or the ids of its tokens, for which workers are then asked.",
     )
     budget_fraction: Fraction = entry(0.1, "Maximum retries, as a fraction of recent requests, 0 to 1.")
     min_per_second: Annotated[Number, Field(ge=0, le=1000)] = entry(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_not_continued import CHAT, COMPLETION
 from test_not_continued import asked as request_of
-from test_stream_continuation import APIS, ASKED, PATIENT, Speakers, answer_to, asked, read
+from test_stream_continuation import APIS, PATIENT, Speakers, answer_to, asked, read
 
 from penstock.core.http.sse import EventSplitter, payload
 from penstock.core.simulated_tokens import token_ids

@@ -11,7 +11,7 @@ from penstock.router.proxy.prompt_parts import MEDIA
 from penstock.router.proxy.routes import ApiEndpoint
 
 MAX_PROMPT_IDS: Final = 262_144
-"""Chosen: so many ids take at most 2 MiB, half of the largest event that the router reads."""
+"""Chosen: their ids take at most 2 MiB, half of the largest event that the router reads."""
 _LEAST_BYTES_PER_TOKEN: Final = 2
 """Chosen: Chinese text has about three; code and digits two at least on average."""
 
