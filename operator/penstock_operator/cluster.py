@@ -39,8 +39,8 @@ from penstock.kube.kinds import (
     kind_of,
 )
 from penstock.kube.objects.names import GRAPH_LABEL, MANAGED_BY, MANAGED_BY_LABEL
-from penstock_operator.nodes import DeletedNodes
-from penstock_operator.plan.pods import PodView, on_deleted_node
+from penstock_operator.nodes import Nodes
+from penstock_operator.plan.pods import PodView, on_cordoned_node, on_deleted_node
 from penstock_operator.queue import Key
 from penstock_operator.trim import VERSION, Object, same, trim_child, trim_graph, trim_pod
 
@@ -122,6 +122,7 @@ class GraphSnapshot:
         versions = [each[VERSION] for each in (*self.children.values(), *self.pods.values())]
         graph = None if self.graph is None else self.graph[VERSION]
         versions += [1 for each in self.views() if each.node_is_deleted]
+        versions += [2 for each in self.views() if each.node_is_cordoned]
         return (graph, len(self.children), len(self.pods), *sorted(versions))
 
 
@@ -162,7 +163,7 @@ class Cluster:
             POD: trim_pod,
         }
         self._informers = {kind: self._informer(kind) for kind in (*CHILD_KINDS, POD)}
-        self._deleted_nodes = DeletedNodes(client, self._node_changed)
+        self._nodes = Nodes(client, self._node_changed)
         self._group = asyncio.TaskGroup()
         self._optional_lock = asyncio.Lock()
 
@@ -179,7 +180,7 @@ class Cluster:
             if await self._has_any(kind):
                 self._watch(kind)
         await self._listed()
-        self._group.create_task(self._deleted_nodes.run(self._named_nodes))
+        self._group.create_task(self._nodes.run(self._named_nodes))
 
     def _named_nodes(self) -> set[str]:
         return {each.node for held in self._snapshots.values() for each in held.views() if each.bound}
@@ -222,18 +223,26 @@ class Cluster:
         return GraphSnapshot(dict(held.graphs), dict(held.children), self._pods(held))
 
     def _pods(self, held: GraphSnapshot) -> dict[tuple[str, str], Object]:
-        """Return a graph's pods; those on deleted nodes count as not serving, whatever their last kubelet reported."""
-        if not self._deleted_nodes:
-            return dict(held.pods)
-        return {
-            key: {**pod, "view": on_deleted_node(pod["view"])}
-            if pod["view"].node in self._deleted_nodes
-            else pod
-            for key, pod in held.pods.items()
-        }
+        """Return a graph's pods with what is known of their nodes.
+
+        Those on deleted nodes count as not serving, whatever their last kubelet reported.
+        """
+        return (
+            {key: self._on_its_node(pod) for key, pod in held.pods.items()}
+            if len(self._nodes)
+            else dict(held.pods)
+        )
+
+    def _on_its_node(self, pod: Object) -> Object:
+        view: PodView = pod["view"]
+        if self._nodes.is_deleted(view.node):
+            return {**pod, "view": on_deleted_node(view)}
+        if view.node in self._nodes.cordoned:
+            return {**pod, "view": on_cordoned_node(view)}
+        return pod
 
     def _node_changed(self, node: str) -> None:
-        """Enqueue the graphs with pods on ``node``, which was deleted or exists again."""
+        """Enqueue the graphs with pods on ``node``, which was deleted, exists again, or was cordoned or uncordoned."""
         for key, held in self._snapshots.items():
             if any(each.node == node for each in held.views()):
                 self._enqueue(key, False)

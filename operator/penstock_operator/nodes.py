@@ -1,8 +1,11 @@
-"""Detects deleted nodes: pods on them stay Ready until the garbage collector notices, which takes 40 s or more.
+"""Detects deleted and cordoned nodes.
+
+Pods on a deleted node stay Ready until the garbage collector notices, which takes 40 s or more. Pods on a cordoned node
+are likely to be evicted soon, so a service whose replicas are all on such nodes gets a replacement first.
 
 Only a node that existed before can count as deleted, so that a lagging watch does not make the pods of a new node
 look lost. Nodes are not namespaced, so watching them needs a separate right (the chart's ``rbac.nodes``). Without
-that right no node counts as deleted.
+that right no node counts as deleted or cordoned.
 """
 
 from __future__ import annotations
@@ -33,8 +36,12 @@ granted, or a rejected token renewed, while this process leads."""
 log = get_logger(__name__)
 
 
-class DeletedNodes:
-    """Set of the names of nodes that were deleted and have not been created again."""
+class Nodes:
+    """Names of the nodes that were deleted and have not been created again, and of those that are cordoned.
+
+    Attributes:
+        cordoned: Names of the nodes with ``spec.unschedulable``.
+    """
 
     def __init__(
         self,
@@ -48,7 +55,7 @@ class DeletedNodes:
 
         Args:
             client: Client of the Kubernetes API.
-            on_change: Called with the name of a node that was deleted or that exists again.
+            on_change: Called with the name of a node that was deleted, exists again, or was cordoned or uncordoned.
             retry_s: Seconds until the next try after an error; see `RETRY_S`.
             forbidden_retry_s: Seconds until the next try after a refusal; see `FORBIDDEN_RETRY_S`.
         """
@@ -56,14 +63,15 @@ class DeletedNodes:
         self._client = client
         self._on_change = on_change
         self._deleted: LruCache[str, bool] = LruCache(MAX_DELETED)
+        self.cordoned: set[str] = set()
 
-    def __contains__(self, node: str) -> bool:
+    def is_deleted(self, node: str) -> bool:
         """Return whether the node with this name was deleted."""
         return self._deleted.get(node) is not None
 
     def __len__(self) -> int:
-        """Return the number of nodes known to be deleted."""
-        return len(self._deleted)
+        """Return the number of nodes known to be deleted or cordoned."""
+        return len(self._deleted) + len(self.cordoned)
 
     async def run(self, named: Callable[[], set[str]]) -> None:
         """Watch nodes until cancelled; waits first until that is allowed.
@@ -74,7 +82,7 @@ class DeletedNodes:
         """
         await self._allowed()
         before = named()
-        informer = Informer(self._client, NODE, namespace=None, trim=_name, on_change=self._changed)
+        informer = Informer(self._client, NODE, namespace=None, trim=_trimmed, on_change=self._changed)
         async with asyncio.TaskGroup() as group:
             group.create_task(informer.run())
             await informer.synced.wait()
@@ -99,18 +107,25 @@ class DeletedNodes:
                 return
 
     def _changed(self, change: str, node: Object) -> None:
+        name = node["metadata"]["name"]
+        is_cordoned = change != "DELETED" and bool((node.get("spec") or {}).get("unschedulable"))
+        if is_cordoned != (name in self.cordoned):
+            self.cordoned ^= {name}
+            self._on_change(name)
         if change != "MODIFIED":
-            self._forget_or_add(node["metadata"]["name"], is_deleted=change == "DELETED")
+            self._forget_or_add(name, is_deleted=change == "DELETED")
 
     def _forget_or_add(self, name: str, *, is_deleted: bool) -> None:
         if is_deleted:
             self._deleted.put(name, True)
-        elif name in self:
+        elif self.is_deleted(name):
             self._deleted.forget(name)
         else:
             return
         self._on_change(name)
 
 
-def _name(node: Object) -> Object:
-    return {"metadata": {"name": node["metadata"]["name"]}}
+def _trimmed(node: Object) -> Object:
+    is_cordoned = bool((node.get("spec") or {}).get("unschedulable"))
+    spec = {"spec": {"unschedulable": True}} if is_cordoned else {}
+    return {"metadata": {"name": node["metadata"]["name"]}, **spec}

@@ -274,7 +274,15 @@ class Reconciler:
         for message in emitted:
             await self._parts.recorder.emit(graph.raw, message)
         await self._reporter.events(
-            graph.key, graph.raw, inputs, refusals, applied=found.applied, invalid=graph.invalid
+            graph.key,
+            graph.raw,
+            inputs,
+            refusals,
+            applied=found.applied,
+            invalid=graph.invalid,
+            replacements={
+                name: each.replacement for name, each in plan.services.items() if each.replacement is not None
+            },
         )
         wrote = bool(emitted or is_pruned or released or found.applied.wrote)
         after = self._snapshot(graph)

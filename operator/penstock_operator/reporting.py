@@ -17,6 +17,7 @@ from penstock_operator.cluster import GraphSnapshot
 from penstock_operator.observed import ObservedGraph
 from penstock_operator.plan.budget import Waiting
 from penstock_operator.plan.diagnose import Category
+from penstock_operator.plan.replacement import Replacement
 from penstock_operator.plan.replicas import ServiceState
 from penstock_operator.plan.status import READY, adapter_status, condition_results, graph_status
 from penstock_operator.plan.status_input import (
@@ -155,6 +156,7 @@ class Reporter:
         *,
         applied: Applied | None = None,
         invalid: Failure | None = None,
+        replacements: Mapping[str, Replacement] | None = None,
     ) -> None:
         """Emit an Event for every repaired child and for each problem that the previous reconcile did not find.
 
@@ -165,6 +167,7 @@ class Reporter:
             refusals: Writes that the API server rejected.
             applied: Result of writing the graph's objects; None if none were written.
             invalid: Why the newest specification is invalid; None if it is valid.
+            replacements: Replacements for replicas on cordoned nodes, by service.
         """
         found = applied or Applied()
         emitted = self._emitted.get(key, frozenset())
@@ -178,6 +181,15 @@ class Reporter:
         reasons = sorted(
             {f"{each.service}: {each.reason}" for each in inputs.waiting if not each.cause_is_refusal}
         )
+        troubles += [
+            EventMessage(
+                "Replacing" if each.fits else "NoRoomForReplacement",
+                each.sentence(name),
+                "Scale",
+                is_warning=not each.fits,
+            )
+            for name, each in sorted((replacements or {}).items())
+        ]
         troubles += [EventMessage("WaitingForBudget", each, "Ungate") for each in reasons]
         troubles += [
             EventMessage(each.category.value, str(each), "Observe", is_warning=True)

@@ -22,8 +22,9 @@ from penstock_operator.gates import Gates
 from penstock_operator.observed import ObservedGraph
 from penstock_operator.plan.budget import Releases, blocked, blocked_on_budget
 from penstock_operator.plan.diagnose import refusal
-from penstock_operator.plan.drain import Bounded, ScalePlan, ServicePool, bounded, held
+from penstock_operator.plan.drain import Bounded, ScalePlan, ServicePool, bounded, held, one_more
 from penstock_operator.plan.pods import PodView
+from penstock_operator.plan.replacement import cordoned_nodes, replacements
 from penstock_operator.plan.replicas import ReplicasPlan, RoleSwitch, ServiceState
 from penstock_operator.plan.rollout import rollout_view
 from penstock_operator.plan.switch import kept_places, plan_switches, without_switching
@@ -150,7 +151,37 @@ def _service_states(
             rollout = rollout_view(name, service.role, workload, template_generation=newest)
             state = replace(state, rollout=rollout, refused=refusal(name, workload))
         services[name] = state
-    return services, first_replicas, sizes(bids)
+    return _with_replacements(graph, services), first_replicas, sizes(bids)
+
+
+def _with_replacements(graph: ObservedGraph, services: dict[str, ServiceState]) -> dict[str, ServiceState]:
+    """Return the services, with one replica more where all serving replicas are on cordoned nodes and the budget has room."""
+    if graph.paused:
+        return services
+    pods, nodes = graph.snapshot.views(), {}
+    for name, state in services.items():
+        if state.rollout is None or not state.rollout.rolling:
+            own = [each for each in pods if each.service == name]
+            is_worker = state.spec.role.is_worker
+            nodes[name] = cordoned_nodes(own, wanted=state.bounds.replicas, is_drained=is_worker)
+    found = replacements(
+        nodes,
+        {name: each.spec.gpus if each.spec.role.is_worker else 0 for name, each in services.items()},
+        wanted_gpus=sum(
+            each.bounds.replicas * each.spec.gpus for each in services.values() if each.spec.role.is_worker
+        ),
+        budget=graph.effective.gpus,
+    )
+    return {
+        name: replace(
+            state,
+            replacement=found[name],
+            bounds=one_more(state.bounds) if found[name].fits else state.bounds,
+        )
+        if name in found
+        else state
+        for name, state in services.items()
+    }
 
 
 def _wanted(graph: ObservedGraph) -> tuple[dict[str, Bounded], dict[str, int]]:

@@ -13,7 +13,7 @@ far as the ReplicaSet's own deletion order takes exactly such pods.
 **Choice of victims.** The ReplicaSet controller deletes unassigned pods before assigned ones, Pending before Unknown
 before Running, and not ready before ready; it compares deletion costs only among pods that are equal in these
 (pkg/controller/controller_utils.go, ActivePodsWithRanks). Victims are chosen in the same order, then draining ones
-first, then by fewest requests, least KV cache usage, and youngest. So a pod that stops being ready while another one
+first, then those on cordoned nodes, then by fewest requests, least KV cache usage, and youngest. So a pod that stops being ready while another one
 drains replaces it as the victim, and the drained pod serves again: the ReplicaSet would delete the broken pod
 whatever the costs are.
 
@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Final
 
@@ -108,6 +108,11 @@ def held(asked: Bounded, running: int | None) -> Bounded:
         return asked
     message = f"{asked.replicas} replicas are wanted; the graph is paused and keeps {kept}"
     return Bounded(kept, "Paused", message)
+
+
+def one_more(asked: Bounded) -> Bounded:
+    """Return ``asked`` with one replica more, which replaces those on cordoned nodes."""
+    return replace(asked, replicas=asked.replicas + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +294,7 @@ def _victim_order(pod: PodView, load: PodLoad | None) -> tuple[bool | float | st
         requests, kv = math.inf, math.inf
     else:
         requests, kv = float(load.requests), load.kv_usage_fraction or 0.0
-    eager = (not pod.draining, not pod.gated)
+    eager = (not pod.draining, not pod.gated, not pod.node_is_cordoned)
     return (*_replica_set_order(pod), *eager, requests, kv, -pod.created_s, pod.name)
 
 

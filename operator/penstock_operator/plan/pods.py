@@ -131,6 +131,7 @@ class PodView:
         worker_index: Ordinal within its group; 0 is the leader, and the value for a pod of a Deployment.
         group_size: Number of pods in a group; 1 for a pod of a Deployment.
         node_is_deleted: Whether its node no longer exists; Kubernetes deletes the pod about 40 s later.
+        node_is_cordoned: Whether its node accepts no new pods; a drain of the node probably follows.
     """
 
     name: str
@@ -165,6 +166,7 @@ class PodView:
     worker_index: int = 0
     group_size: int = 1
     node_is_deleted: bool = False
+    node_is_cordoned: bool = False
 
     @property
     def bound(self) -> bool:
@@ -221,6 +223,11 @@ class PodView:
 def on_deleted_node(view: PodView) -> PodView:
     """Return the view of a pod whose node was deleted: not ready, although its condition still says that it is."""
     return replace(view, ready=False, node_is_deleted=True)
+
+
+def on_cordoned_node(view: PodView) -> PodView:
+    """Return the view of a pod whose node is cordoned."""
+    return replace(view, node_is_cordoned=True)
 
 
 def pod_view(pod: Mapping[str, Any]) -> PodView:

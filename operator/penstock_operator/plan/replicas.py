@@ -12,6 +12,7 @@ from penstock.api import ServiceSpec
 from penstock_operator.plan.diagnose import Diagnosis
 from penstock_operator.plan.drain import Bounded, ScalePlan
 from penstock_operator.plan.pods import PodView
+from penstock_operator.plan.replacement import Replacement
 from penstock_operator.plan.rollout import RolloutView, unavailable
 
 
@@ -27,6 +28,8 @@ class ServiceState:
         refused: Problem that says why the API server rejects its pods; None if it rejects none.
         plan: Its next scaling step; None for routers, which are scaled without draining.
         held: Reason why its new pod template waits; empty if it does not wait.
+        replacement: Replacement that starts, or has no room, because its replicas are on cordoned nodes; None if it
+            needs none.
     """
 
     spec: ServiceSpec
@@ -36,6 +39,7 @@ class ServiceState:
     refused: Diagnosis | None = None
     plan: ScalePlan | None = None
     held: str = ""
+    replacement: Replacement | None = None
 
     @property
     def number(self) -> int:

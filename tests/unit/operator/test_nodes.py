@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from fake_api import FakeApi
-from graph_harness import conditions, edit, graph, operator, pod, router, serving, to_rest, told
+from graph_harness import Loads, conditions, edit, graph, operator, pod, router, serving, to_rest, told
 
 from penstock.core.errors import ForbiddenError, UnavailableError
-from penstock_operator.nodes import DeletedNodes
+from penstock_operator.nodes import Nodes
+from penstock_operator.plan.drain import PodLoad
+
+IDLE = PodLoad(0, 0, 0.0)
 
 
 class WithNodes(FakeApi):
@@ -29,9 +32,10 @@ class WithNodes(FakeApi):
         return {"items": []}
 
 
-def node(name):
+def node(name, *, is_cordoned=False):
     """Return a node."""
-    return {"kind": "Node", "metadata": {"name": name, "resourceVersion": "1"}}
+    spec = {"unschedulable": True} if is_cordoned else {}
+    return {"kind": "Node", "metadata": {"name": name, "resourceVersion": "1"}, "spec": spec}
 
 
 async def with_nodes(*names):
@@ -89,7 +93,7 @@ async def test_without_the_right_nothing_is_known_to_be_deleted_until_it_is_give
         ForbiddenError("401"),
         ForbiddenError("403: nodes is forbidden"),
     ]
-    deleted = DeletedNodes(api, changed.append, retry_s=0.0, forbidden_retry_s=0.0)
+    deleted = Nodes(api, changed.append, retry_s=0.0, forbidden_retry_s=0.0)
 
     def at_last():
         assert api.refusals == []
@@ -99,7 +103,7 @@ async def test_without_the_right_nothing_is_known_to_be_deleted_until_it_is_give
     await asyncio.sleep(0)
     named = {"late", "gone"}
     await told(api)
-    assert (changed, "early" in deleted, "gone" in deleted) == (["gone"], False, True)
+    assert (changed, deleted.is_deleted("early"), deleted.is_deleted("gone")) == (["gone"], False, True)
     watching.cancel()
     await asyncio.wait({watching})
 
@@ -107,13 +111,69 @@ async def test_without_the_right_nothing_is_known_to_be_deleted_until_it_is_give
 async def test_only_nodes_that_come_or_go_are_told():
     """A heartbeat changes nothing; a node that comes back is told once."""
     api, changed = WithNodes("a"), []
-    deleted = DeletedNodes(api, changed.append)
+    deleted = Nodes(api, changed.append)
     watching = asyncio.create_task(deleted.run(lambda: {"a", "b"}))
     await told(api)
-    assert (changed, "b" in deleted, "a" in deleted) == (["b"], True, False)
+    assert (changed, deleted.is_deleted("b"), deleted.is_deleted("a")) == (["b"], True, False)
     for change in ("MODIFIED", "DELETED", "ADDED", "MODIFIED"):
         api.tell(node("a"), change)
         await told(api)
     assert (changed, len(deleted)) == (["b", "a", "a"], 1)
     watching.cancel()
     await asyncio.wait({watching})
+
+
+def events(api, reason):
+    """Return the messages of the Events with a reason."""
+    return [
+        each["message"]
+        for (kind, *_), each in api.objects.items()
+        if kind == "Event" and each["reason"] == reason
+    ]
+
+
+def replicas(api):
+    """Return the replicas of each Deployment."""
+    return {name: api.at("Deployment", f"g-{name}")["spec"]["replicas"] for name in ("prefill", "decode")}
+
+
+async def test_a_cordon_starts_a_replacement_and_the_old_worker_drains_once_it_serves():
+    """The budget of 3 GPUs has room for one: of prefill and decode, decode gets it. The other gets an Event."""
+    api = await with_nodes("n", "other")
+    api.at("GraphDeployment", "g")["spec"]["planner"]["maxGpuBudget"] = 3
+    async with operator(api, Loads({"decode-1": IDLE, "decode-2": IDLE})) as made:
+        await to_rest(api, made)
+        assert replicas(api) == {"prefill": 1, "decode": 1}
+        api.tell(node("n", is_cordoned=True), "MODIFIED")
+        await to_rest(api, made)
+        assert replicas(api) == {"prefill": 1, "decode": 2}
+        assert events(api, "Replacing") == [
+            "decode: all of its replicas are on cordoned nodes (n); a replacement starts before they are evicted"
+        ]
+        [refused] = events(api, "NoRoomForReplacement")
+        assert refused.startswith(
+            "prefill: all of its replicas are on cordoned nodes (n), and the GPU budget"
+        )
+
+        new = pod("decode-2", "decode", gated=False, ready=True, phase="Running", nodeName="other")
+        await api.create(new, field_manager="kubelet")
+        await to_rest(api, made)
+        labels = {
+            name: api.at("Pod", name)["metadata"]["labels"]["penstock.dev/serving"]
+            for name in ("decode-1", "decode-2")
+        }
+        assert labels == {"decode-1": "draining", "decode-2": "true"}
+
+
+async def test_an_uncordoned_node_needs_no_replacement():
+    """A cordon that is taken back leaves the service as it was."""
+    api = await with_nodes("n")
+    api.at("GraphDeployment", "g")["spec"]["planner"]["maxGpuBudget"] = 8
+    async with operator(api) as made:
+        await to_rest(api, made)
+        api.tell(node("n", is_cordoned=True), "MODIFIED")
+        await to_rest(api, made)
+        assert replicas(api) == {"prefill": 2, "decode": 2}
+        api.tell(node("n"), "MODIFIED")
+        await to_rest(api, made)
+    assert replicas(api) == {"prefill": 1, "decode": 1}

@@ -1,0 +1,74 @@
+"""Decides whether a service gets one additional replica because all of its serving replicas are on cordoned nodes.
+
+Pure. `kubectl drain`, an upgrade of the nodes or an autoscaler cordons a node before it evicts the pods there. A service
+whose last serving replica is evicted serves nothing until its replacement has started, so the replacement starts first.
+The surplus afterwards is drained like any other: the worker on the cordoned node is the victim. A router on a
+cordoned node stays until it is evicted, because a Deployment would delete the newer of two routers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from penstock_operator.plan.pods import PodView
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """The replacement that a service needs.
+
+    Attributes:
+        nodes: Names of the cordoned nodes with its serving replicas, sorted.
+        fits: Whether the GPU budget has room for one more replica.
+        gpus: GPUs of one replica.
+    """
+
+    nodes: tuple[str, ...]
+    fits: bool
+    gpus: int
+
+    def sentence(self, service: str) -> str:
+        """Return what is done about it, for an Event."""
+        where = f"all of its replicas are on cordoned nodes ({', '.join(self.nodes)})"
+        if self.fits:
+            return f"{service}: {where}; a replacement starts before they are evicted"
+        return (
+            f"{service}: {where}, and the GPU budget has no room for a replacement of {self.gpus} GPUs, so the"
+            " service stops while they are evicted; raise the budget by that number, or scale another service down"
+        )
+
+
+def cordoned_nodes(pods: Collection[PodView], *, wanted: int, is_drained: bool) -> tuple[str, ...]:
+    """Return the cordoned nodes of a service's serving replicas if it needs a replacement; empty if it needs none.
+
+    Args:
+        pods: All pods of the service.
+        wanted: Desired replicas without a replacement.
+        is_drained: Whether surplus replicas are drained, those on cordoned nodes first, as workers are. Otherwise the
+            replacement stays in addition until the desired number are no longer on cordoned nodes.
+    """
+    serving = [each for each in pods if each.alive and each.ready and each.takes_requests]
+    cordoned = [each for each in serving if each.node_is_cordoned]
+    needs = len(cordoned) == len(serving) if is_drained else len(cordoned) >= wanted
+    return tuple(sorted({each.node for each in cordoned})) if wanted and needs else ()
+
+
+def replacements(
+    nodes: Mapping[str, tuple[str, ...]], gpus: Mapping[str, int], *, wanted_gpus: int, budget: int | None
+) -> dict[str, Replacement]:
+    """Return the replacement of each service that needs one; together they stay within the budget.
+
+    Args:
+        nodes: Result of `cordoned_nodes` by service.
+        gpus: GPUs of one replica by service; 0 for routers.
+        wanted_gpus: GPUs of all desired replicas.
+        budget: Maximum number of GPUs; None means no limit.
+    """
+    found = {}
+    for service, where in sorted(nodes.items(), key=lambda each: (gpus[each[0]], each[0])):
+        if where:
+            fits = not gpus[service] or budget is None or wanted_gpus + gpus[service] <= budget
+            wanted_gpus += gpus[service] if fits else 0
+            found[service] = Replacement(where, fits, gpus[service])
+    return found
