@@ -44,7 +44,15 @@ class CompletionFormat:
     """Encodes the response to a completion or chat request."""
 
     def __init__(self, call: EngineCall, response_id: str, created_s: int, *, interval: int = 1) -> None:
-        """Make it for events of ``interval`` tokens, the first one of one; only ids of tokens show that."""
+        """Create the format of one response.
+
+        Args:
+            call: The parsed request.
+            response_id: ID that the client sees.
+            created_s: Unix time of the response in seconds.
+            interval: Number of tokens per streamed event, except the first event, which has one token. Used only if
+                the response contains token IDs.
+        """
         self._call = call
         self._interval = interval
         self._is_chat = call.api is Api.CHAT

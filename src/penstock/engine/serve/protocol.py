@@ -162,7 +162,7 @@ class EngineCall:
         remote: KV to fetch; None if there is none.
         fields: The request's JSON, for responses that repeat its fields.
         adapter: LoRA adapter of the request; None for the base model.
-        returns_ids: Whether the response contains the token ids of prompt and output.
+        returns_ids: Whether the response contains the token IDs of prompt and output.
     """
 
     api: Api
@@ -204,7 +204,7 @@ class EngineCall:
         return max(0, tokens * BYTES_PER_TOKEN - self.held_bytes)
 
     def ids(self, start: int, stop: int) -> list[int]:
-        """Return the ids of the output tokens [start, stop)."""
+        """Return the IDs of the output tokens from ``start`` (inclusive) to ``stop`` (exclusive)."""
         return list(token_ids(b"".join(words(self.salt, self.said + start, self.said + stop))))
 
     def text(self, tokens: int) -> str:
@@ -313,7 +313,7 @@ def find_stop(
 
 
 def _salt(prompt: bytes, *, worker_seed: int, seed: int) -> int:
-    # Zero bytes fill up the last token of a prompt that comes as ids.
+    # A prompt that was sent as token IDs has zero bytes at its end if its last token is incomplete.
     salt = xxhash.xxh3_64_intdigest(prompt.rstrip(b"\0"), worker_seed)
     return xxhash.xxh3_64_intdigest(f"{salt} {seed} 0".encode()) if seed else salt
 
