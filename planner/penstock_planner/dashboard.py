@@ -23,6 +23,7 @@ from penstock_planner.dashboard_picture import (
     DAY_S,
     HOUR_S,
     PICTURE_S,
+    Clock,
     History,
     can_draw,
     former_gap_s,
@@ -32,6 +33,7 @@ from penstock_planner.dashboard_runs import NOTES, Runs
 from penstock_planner.decide.bounds.gpu_budget import existing_gpus
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Decision
+from penstock_planner.explain import wall_clock
 from penstock_planner.learnt import memory_in_words
 from penstock_planner.ledger import FormerChange, FormerRuns
 from penstock_planner.observers import View
@@ -41,10 +43,10 @@ from penstock_planner.stats import PlannerStats
 POINTS_PER_INTERVAL = 15
 """Number of points drawn per adjustment interval. Chosen: enough to see a ramp within one interval; a day's run still opens quickly."""
 
-NEWEST = 20
-"""Number of decisions in the text tab.
+NEWEST = 200
+"""Number of replica changes in the text tab. Chosen: a busy night of mode adaptive.
 
-TensorBoard keeps only a sample of a text's steps, but always the last one; therefore each text lists all these decisions.
+TensorBoard keeps only a sample of a text's steps, but always the last one; therefore each text lists all these changes.
 """
 
 Charts = dict[str, list[Any]]
@@ -136,12 +138,14 @@ class Dashboard:
             self._write(partial(self._draw, {EXPECTED: tokens_per_s}, view, at_s=at_s))
 
     def decided(self, decision: Decision, view: View) -> None:
-        """Write the newest decisions as text, the last one first, and draw the latencies of the interval before it."""
+        """Write the decision and the newest changes before it as text, and draw the latencies of the interval before it."""
         self._stats.decided(decision, view)
         self._history.decided(decision, view)
         step = _step(view)
-        self._newest.appendleft(_text_of(decision, f"at {step} s"))
-        text = "\n\n".join(self._newest)
+        shown = self._text_of(decision, view.wall_s)
+        text = "\n\n".join([shown, *self._newest])
+        if not decision.is_hold:
+            self._newest.appendleft(shown)
         self._write(lambda: self._runs.write_text("decisions", text, wall_s=view.wall_s, step=step))
         found = points(self._stats, is_decided=True)
         self._write(lambda: self._draw(found, view))
@@ -159,13 +163,9 @@ class Dashboard:
         for pull in former.pulls(view.origin_s, former_gap_s):
             self._history.pulled(pull, view.origin_s, existing_gpus(pull.pools, self._config))
         for each in changes:
+            self._newest.appendleft(self._text_of(each.decision, each.wall_s))
             if each.origin_s == view.origin_s:
-                self._newest.appendleft(
-                    _text_of(each.decision, f"at {round(each.decision.at_s - each.origin_s)} s")
-                )
                 self._history.fill(each.decision, each.decision.at_s - each.origin_s)
-            else:
-                self._newest.appendleft(_text_of(each.decision, "on an earlier timeline"))
 
     def draw_last(self) -> None:
         """Start drawing a final picture; does nothing if it was drawn already. Call `close` when it is done."""
@@ -215,6 +215,16 @@ class Dashboard:
         text = "\n".join(f"* {line}" for line in memory_in_words(view.memory, gpus))
         self._runs.write_text("memory", text, wall_s=view.wall_s, step=_step(view))
 
+    def _text_of(self, decision: Decision, wall_s: float | None) -> str:
+        """Return a decision as Markdown: its time on the clock, and each role's sentence with the rule and the reason."""
+        when = "at an unknown time" if wall_s is None else wall_clock(wall_s, self._config.time_zone)
+        lines = [
+            f"* {role.sentence} (`{f'{role.rule}: ' if role.rule else ''}{role.reason.value}`)"
+            for role in decision.roles
+        ]
+        prefix = "not acted on: no-operation\n" if decision.no_operation else ""
+        return f"**{decision.id}** {when}\n{prefix}\n" + "\n".join(lines)
+
     def _draw_pictures(self, view: View) -> None:
         """Start drawing pictures of the current history; `_write_pictures` writes them when they are drawn."""
         found = [
@@ -224,12 +234,13 @@ class Dashboard:
         if not found or not can_draw():
             return
         self._pictured_s, self._is_drawing = view.wall_s, True
+        clock = Clock(view.at_s - view.origin_s, view.wall_s, self._config.speed, self._config.time_zone)
 
         def draw() -> None:
             try:
                 for name, moments, changes in found:
                     title = f"{name}, mode {self._config.mode}"
-                    png = picture(moments, changes, title, self._config.ttft_slo_s)
+                    png = picture(moments, changes, title, clock, self._config.ttft_slo_s)
                     self._drawn.put((f"overview/{name}", png, view))
             finally:
                 self._is_drawing = False
@@ -257,12 +268,6 @@ class Dashboard:
 
 def _run_now(work: Callable[[], object]) -> None:
     work()
-
-
-def _text_of(decision: Decision, when: str) -> str:
-    lines = [f"* {role.sentence} (`{role.reason.value}`)" for role in decision.roles]
-    prefix = "not acted on: no-operation\n" if decision.no_operation else ""
-    return f"**{decision.id}** {when}\n{prefix}\n" + "\n".join(lines)
 
 
 def _step(view: View, at_s: float | None = None) -> int:
@@ -326,11 +331,11 @@ _COMPARED = {
 """Curves whose last points the HParams table shows, with the tags under which the folder's own run repeats them."""
 
 _CURVES = (
-    (NOTES, "oldest", "prefill", "desired", "served", "scheduled most", "starting"),
-    ("ready", "scheduled least", "draining", "waiting", "ttft", "p50", "mean"),
-    ("target", "p99", "decode", "aggregated", "computed", "supply", "measured"),
-    ("itl", "completed", "expected", "arriving", "up threshold", "down threshold", "needed"),
-    ("predicted", "budget", "rejected", "in use", "granted", "guaranteed", "wanted"),
+    (NOTES, "prefill", "scheduled most", "up threshold", "desired", "ready", "starting"),
+    ("needed", "draining", "scheduled least", "measured", "oldest", "ttft", "predicted"),
+    ("p99", "computed", "aggregated", "decode", "target", "arriving", "served"),
+    ("rejected", "in use", "completed", "p50", "down threshold", "itl", "supply"),
+    ("wanted", "budget", "mean", "expected", "waiting", "granted", "guaranteed"),
 )
 """All curves; each line is in the order of TensorBoard's seven colours, so that no chart uses one colour twice."""
 
@@ -355,5 +360,7 @@ def curves_of(roles: Collection[Role], mode: str, *, has_schedule: bool, in_pool
     if mode != Mode.ADAPTIVE:
         absent |= {"served", "predicted"}
     if mode != Mode.SLA:
-        absent |= {"needed", "ttft", "itl"}
+        absent |= {"ttft", "itl"}
+    if mode not in {Mode.SLA, Mode.ADAPTIVE}:
+        absent |= {"needed"}
     return [curve for line in _CURVES for curve in line if curve not in absent]

@@ -10,9 +10,11 @@ import io
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import groupby
 from math import inf
 from typing import TYPE_CHECKING, Final
+from zoneinfo import ZoneInfo
 
 from penstock.api import Role
 from penstock_planner.decide.decision import Decision
@@ -34,10 +36,31 @@ MOMENTS: Final = 8_640
 """Maximum number of moments kept, one every `MOMENT_S` simulated seconds: one day. Chosen: a ramp of a minute is visible."""
 
 CHANGES: Final = 200
-LISTED: Final = 8
-"""Maximum number of changes listed below a picture; `CHANGES` is the number kept. Chosen: what fits and can be read."""
+LISTED: Final = 40
+"""Maximum number of changes listed below a picture; `CHANGES` is the number kept. Chosen: twice the height without a list."""
 
 _COLOURS: Final = {"prefill": "#4c78a8", "decode": "#f58518", "aggregated": "#54a24b"}
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Converts the planner's simulated times to times on the clock.
+
+    Attributes:
+        at_s: A time, simulated seconds since the planner first started.
+        wall_s: The same time, seconds since 1970.
+        speed: Simulated seconds per real second, > 0.
+        time_zone: IANA name of the time zone for display.
+    """
+
+    at_s: float
+    wall_s: float
+    speed: float
+    time_zone: str
+
+    def of(self, at_s: float) -> datetime:
+        """Return the time on the clock at ``at_s``, simulated seconds since the planner first started."""
+        return datetime.fromtimestamp(self.wall_s + (at_s - self.at_s) / self.speed, ZoneInfo(self.time_zone))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,24 +191,27 @@ def can_draw() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def picture(moments: Sequence[Moment], changes: Sequence[Change], title: str, slo_s: float | None) -> bytes:
+def picture(
+    moments: Sequence[Moment], changes: Sequence[Change], title: str, clock: Clock, slo_s: float | None
+) -> bytes:
     """Return a PNG that shows moments and the numbered changes among them.
 
     Args:
         moments: Moments, oldest first; at least one.
         changes: Changes in the same time range, oldest first; the last `LISTED` are shown.
         title: Title of the picture.
+        clock: Converts times for the axis and the list of changes.
         slo_s: TTFT target in seconds, drawn as a line over the waits; None draws none.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - an extra, and 0.3 s
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     listed = list(changes)[-LISTED:]
     figure = Figure(figsize=(11, 7.2 + 0.22 * len(listed)), dpi=90, layout="constrained")
     FigureCanvasAgg(figure)
     upper, middle, lower = figure.subplots(3, 1, sharex=True, height_ratios=[3, 1.4, 1.4])
-    unit, unit_s = ("hours", HOUR_S) if moments[-1].at_s - moments[0].at_s > 2 * HOUR_S else ("minutes", 60.0)
-    times = [each.at_s / unit_s for each in moments]
+    times = [clock.of(each.at_s) for each in moments]
     _draw_replicas(upper, times, moments)
     upper.set_title(title, loc="left", pad=32)
     _shade_schedule(upper, times, moments)
@@ -196,15 +222,19 @@ def picture(moments: Sequence[Moment], changes: Sequence[Change], title: str, sl
     lower.set_ylabel("GPUs")
     lower.set_ylim(bottom=0)
     lower.set_title(f"{spent:.2f} GPU-hours", loc="right", fontsize=9)
-    lower.set_xlabel(f"simulated {unit} since the planner first started")
-    _number(upper, lower, listed, unit_s)
-    _list(figure, listed)
+    locator = AutoDateLocator(tz=times[0].tzinfo)
+    lower.xaxis.set_major_locator(locator)
+    lower.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=times[0].tzinfo))
+    pace = "" if clock.speed == 1 else f"; a minute on the clock is {clock.speed:g} simulated minutes"
+    lower.set_xlabel(f"time, {clock.time_zone}{pace}")
+    _number(upper, lower, listed, clock)
+    _list(figure, listed, clock, left_out=len(changes) - len(listed))
     written = io.BytesIO()
     figure.savefig(written, format="png")
     return written.getvalue()
 
 
-def _draw_replicas(axes: Axes, times: Sequence[float], moments: Sequence[Moment]) -> None:
+def _draw_replicas(axes: Axes, times: Sequence[datetime], moments: Sequence[Moment]) -> None:
     for role in sorted({role for each in moments for role in each.ready}):
         counts = [each.ready.get(role, 0) for each in moments]
         axes.step(times, counts, where="post", label=f"{role}, ready", color=_COLOURS.get(role), linewidth=2)
@@ -220,7 +250,7 @@ def _draw_replicas(axes: Axes, times: Sequence[float], moments: Sequence[Moment]
     axes.legend(loc="upper left", fontsize=9)
 
 
-def _shade_schedule(axes: Axes, times: Sequence[float], moments: Sequence[Moment]) -> None:
+def _shade_schedule(axes: Axes, times: Sequence[datetime], moments: Sequence[Moment]) -> None:
     """Shade the times at which entries of the schedule were active, and annotate each with its entries."""
     for entries, group in groupby(range(len(moments)), key=lambda place: moments[place].scheduled):
         places = list(group)
@@ -233,20 +263,23 @@ def _shade_schedule(axes: Axes, times: Sequence[float], moments: Sequence[Moment
             )
 
 
-def _draw_waits(axes: Axes, times: Sequence[float], moments: Sequence[Moment], slo_s: float | None) -> None:
+def _draw_waits(
+    axes: Axes, times: Sequence[datetime], moments: Sequence[Moment], slo_s: float | None
+) -> None:
     waits = [float("nan") if each.oldest_wait_s is None else each.oldest_wait_s for each in moments]
     axes.step(times, waits, where="post", color="#b279a2")
     if slo_s is not None:
         axes.axhline(slo_s, color="#e45756", linestyle="--", linewidth=1)
         axes.annotate(f"TTFT target {slo_s:g} s", (times[0], slo_s), color="#e45756", fontsize=8, va="bottom")
     axes.set_ylabel("longest wait, s")
+    axes.margins(y=0.2)  # Room for the target's label.
     axes.set_ylim(bottom=0)
 
 
-def _number(upper: Axes, lower: Axes, listed: Sequence[Change], unit_s: float) -> None:
+def _number(upper: Axes, lower: Axes, listed: Sequence[Change], clock: Clock) -> None:
     top = upper.get_ylim()[1]
     for number, change in enumerate(listed, start=1):
-        at = change.at_s / unit_s
+        at = clock.of(change.at_s)
         for axes in (upper, lower):
             axes.axvline(at, color="#999999", linewidth=0.6, linestyle=":")
         # The numbers of changes that are close together are drawn at different heights.
@@ -261,13 +294,15 @@ def _number(upper: Axes, lower: Axes, listed: Sequence[Change], unit_s: float) -
         )
 
 
-def _list(figure: Figure, listed: Sequence[Change]) -> None:
-    """Write the reason of each numbered change below the picture."""
+def _list(figure: Figure, listed: Sequence[Change], clock: Clock, *, left_out: int) -> None:
+    """Write the reason of each numbered change below the picture, after a line that counts earlier ones that are left out."""
     if listed:
         lines = [
-            f"{number}  {each.at_s:,.0f} s  {each.decision_id}  {_short(each.words)}"
+            f"{number:2}  {clock.of(each.at_s):%H:%M:%S}  {each.decision_id}  {_short(each.words)}"
             for number, each in enumerate(listed, start=1)
         ]
+        if left_out:
+            lines.insert(0, f"{left_out} earlier changes are in the text tab")
         figure.supxlabel("\n".join(lines), fontsize=8, x=0.01, ha="left", family="monospace")
 
 

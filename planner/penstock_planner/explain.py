@@ -85,10 +85,17 @@ def _zone(record: Record) -> ZoneInfo:
 def _clock(record: Record) -> str:
     """Return the wall-clock time of a decision for display; empty if the record has none."""
     wall_s = record.get("wall_s")
-    if wall_s is None:
-        return ""
-    zone = _zone(record)
-    return f" ({datetime.fromtimestamp(wall_s, zone):%Y-%m-%d %H:%M:%S} {zone.key})"
+    return "" if wall_s is None else f" ({wall_clock(wall_s, _zone(record).key)})"
+
+
+def wall_clock(wall_s: float, time_zone: str) -> str:
+    """Return a time for display, such as ``2026-11-29 02:10:05 UTC``.
+
+    Args:
+        wall_s: Seconds since 1970.
+        time_zone: IANA name of the time zone.
+    """
+    return f"{datetime.fromtimestamp(wall_s, ZoneInfo(time_zone)):%Y-%m-%d %H:%M:%S} {time_zone}"
 
 
 def select(

@@ -90,6 +90,7 @@ SERIES: Final[Mapping[str, Series]] = {
         "needed",
         is_decided=True,
     ),
+    "demand_needs": _drawn("replicas/{role}", "needed", "role", is_decided=True),
     "kv": Series(
         names.PLANNER_KV_USAGE,
         "Mean KV usage fraction of the newest pull.",
@@ -355,6 +356,9 @@ def _of_decision(stats: PlannerStats) -> Iterator[Sample]:
     readings = stats.readings
     for role, each in readings.items():
         yield "needed", (role,), each.needed
+    if stats.config is not None and stats.config.mode == Mode.ADAPTIVE:
+        for role, count in stats.demand_needs.items():
+            yield "demand_needs", (role,), count
     speeds = (each.worker_tokens_per_s for each in readings.values())
     yield "worker_tokens", (), next((speed for speed in speeds if speed is not None), None)
     # All roles have the same profile and the same corrections.

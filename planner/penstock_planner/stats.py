@@ -39,6 +39,7 @@ class PlannerStats:
         dropped_updates: Number of ticks and decisions that are missing in state.json and the dashboard because the disk was slow.
         gpu_seconds: Cumulative GPU-seconds of existing workers, simulated.
         forecast: Demand forecast of the newest decision; None in a mode without forecasts.
+        demand_needs: Number of replicas that demand alone needed at the newest decision, by role.
         shares: Observed and predicted fractions on time at the newest decision; None if unknown or in a mode without predictions.
         wanted_gpus: Number of GPUs for which the newest decision bids in a GPU pool; None if it does not bid.
         readings: Profile values of the newest decision by role; empty in a mode without a profile.
@@ -59,6 +60,7 @@ class PlannerStats:
     dropped_updates: int = 0
     gpu_seconds: float = 0.0
     forecast: DemandForecast | None = None
+    demand_needs: Mapping[str, int] = field(default_factory=dict)
     shares: ServedShares | None = None
     wanted_gpus: int | None = None
     readings: Mapping[str, ProfileReading] = field(default_factory=dict)
@@ -120,6 +122,9 @@ class PlannerStats:
         self.forecast = next(filter(None, map(forecast_of, steps.values())), None)
         if self.forecast is not None:
             heapq.heappush(self._expected, (view.at_s + self.forecast.horizon_s, self.forecast.tokens_per_s))
+        self.demand_needs = {
+            role.role.value: role.desired if role.kept is None else role.kept.needs for role in decision.roles
+        }
         self.shares = shares_of(decision)
         bid = bid_sizes(decision)
         self.wanted_gpus = None if bid is None else sum(bid)

@@ -186,11 +186,11 @@ def test_a_write_that_fails_ends_no_thread(caplog):
 ENDS = """
 import sys, time
 from penstock_planner.files import FileThread
-from penstock_planner.dashboard_picture import Moment, picture
+from penstock_planner.dashboard_picture import Clock, Moment, picture
 thread = FileThread()
 moments = [Moment(float(at), {"decode": 1}, 1, 0.0, 1.0, 0.0, ()) for at in range(200)]
 for _ in range(3):
-    thread.draw(lambda: picture(moments, [], "last hour", None))
+    thread.draw(lambda: picture(moments, [], "last hour", Clock(0.0, 0.0, 1.0, "UTC"), None))
 time.sleep(float(sys.argv[1]))
 if sys.argv[2] == "close":
     thread.close()

@@ -30,6 +30,7 @@ from penstock_planner.decide.observation import Demand
 from penstock_planner.decide.schedule import ScheduledBounds
 from penstock_planner.decision_steps import DemandForecast, forecast_of
 from penstock_planner.files import SnapshotWriter
+from penstock_planner.ledger import FormerRuns
 from penstock_planner.metrics import PlannerMetrics, serve
 from penstock_planner.series import EXPECTED, SERIES, points
 from penstock_planner.stats import PlannerStats
@@ -271,10 +272,17 @@ async def test_a_mode_that_learns_nothing_has_no_memory_to_read(world):
     assert not {"memory/text_summary", "manifest/text_summary"} & set(drawn["planner"].Tags()["tensors"])
 
 
-async def test_the_newest_text_names_the_last_decisions(world):
-    """TensorBoard keeps a sample of the texts, and always the newest."""
-    texts = _texts(await _drawn_in(world, 120), "decisions")
-    assert [re.findall(r"\*\*(d\d+)\*\*", text) for text in texts][-1] == [f"d00000{n}" for n in (4, 3, 2, 1)]
+async def test_the_newest_text_names_the_last_decision_and_all_changes(world):
+    """With their times on the clock and the rules that decided: TensorBoard keeps a sample of the texts, and always the newest."""
+    world.load.kv = lambda now_s, _workers: 0.95 if now_s % 240 < 120 else 0.01
+    newest = _texts(await _drawn_in(world, 400), "decisions")[-1]
+    last, *earlier = re.findall(r"\*\*(d\d+)\*\*", newest)
+    changed = [each.decision.id for each in FormerRuns.before_now(world.folder).changes(100)]
+    assert len(changed) >= 3
+    assert earlier == [each for each in reversed(changed) if each != last]
+    assert last >= changed[-1]
+    assert re.search(r"\*\*d\d+\*\* \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\n", newest)
+    assert "(`thresholds: above_threshold`)" in newest
 
 
 async def test_a_dashboard_that_cannot_write_stops_nothing(world, tmp_path, caplog):
