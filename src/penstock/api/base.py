@@ -45,6 +45,9 @@ OperatorClass = Annotated[str, StringConstraints(pattern=DNS_LABEL_PATTERN, min_
 EnvName = Annotated[str, StringConstraints(pattern=ENV_NAME_PATTERN, max_length=253)]
 ProfileText = Annotated[str, StringConstraints(pattern=PROFILE_NAME_PATTERN, max_length=253)]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+IMAGE_PATTERN = r"^\S+$"
+Image = Annotated[str, StringConstraints(pattern=IMAGE_PATTERN, min_length=1, max_length=4096)]
+"""A container image; a space in it is a slip, and an engine would not start."""
 DnsName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)]
 SecretKey = Annotated[str, StringConstraints(pattern=r"^[-._a-zA-Z0-9]+$", max_length=253)]
 ServedName = Annotated[str, StringConstraints(pattern=SERVED_NAME_PATTERN, max_length=253)]
@@ -57,6 +60,8 @@ Replicas = Annotated[int, Field(strict=True, ge=0, le=1000)]
 Tokens = Annotated[int, Field(strict=True, ge=1, le=100_000_000)]
 EngineGpus = Annotated[int, Field(strict=True, ge=1, le=512)]
 Port = Annotated[int, Field(strict=True, ge=1, le=65535)]
+UnprivilegedPort = Annotated[int, Field(strict=True, ge=1024, le=65535)]
+"""A port that a process without root may listen on."""
 Seconds = Annotated[float, Field(strict=True, gt=0, le=86400)]
 WholeSeconds = Annotated[int, Field(strict=True, ge=1, le=86400), WHOLE]
 Share = Annotated[float, Field(strict=True, gt=0, le=1)]

@@ -10,6 +10,7 @@ from penstock.api.base import (
     AdapterPath,
     DnsLabel,
     Flag,
+    Image,
     Integer,
     OperatorClass,
     Replicas,
@@ -90,7 +91,7 @@ class GraphSpec(SpecModel):
     operator_class: OperatorClass = entry(
         OPERATOR_CLASS, "Class of the operator and planner that work on it; immutable."
     )
-    image: Text | None = entry(None, "Container image of the workers; null: the runtime's default.")
+    image: Image | None = entry(None, "Container image of the workers; null: the runtime's default.")
     paused: Flag = entry(
         False,
         "Leave the graph's children as they are; budget, scheduling gates and drains still hold. Annotation "

@@ -10,10 +10,10 @@ from pydantic import Field, JsonValue
 from penstock.api.base import (
     DnsLabel,
     EngineGpus,
+    Image,
     Integer,
     OperatorClass,
     SpecModel,
-    Text,
     Tokens,
     entry,
 )
@@ -50,7 +50,7 @@ class ProfileRequestSpec(SpecModel):
         1, "Maximum GPUs for all workers under test together; the pod requests those of the largest size."
     )
     config_map: DnsLabel | None = entry(None, "ConfigMap that receives the result; null: the request's name.")
-    image: Text | None = entry(
+    image: Image | None = entry(
         None,
         "Image that holds Penstock and the graph's runtime; null: the release's, for simulated graphs alone.",
     )

@@ -9,7 +9,18 @@ from typing import Annotated, Final
 
 from pydantic import Field, JsonValue, StringConstraints
 
-from penstock.api.base import Flag, Integer, Port, Seconds, SpecModel, Text, WholeSeconds, entry, one_of
+from penstock.api.base import (
+    Flag,
+    Integer,
+    Port,
+    Seconds,
+    SpecModel,
+    Text,
+    UnprivilegedPort,
+    WholeSeconds,
+    entry,
+    one_of,
+)
 from penstock.api.enums import GatewayFailureMode
 from penstock.api.router_queues import (
     AdmissionConfig,
@@ -140,7 +151,7 @@ class RouterConfig(SpecModel):
         "The model's tokenizer.json as the router finds it: prefixes are then compared by tokens, and "
         "prompts counted exactly, chats by the template next to it. Needs penstock[tokenizer]. simulated: the tokens of simulated workers. null: by bytes.",
     )
-    kv_events_port: Port | None = entry(
+    kv_events_port: UnprivilegedPort | None = entry(
         None,
         "Port on which each worker publishes its KV cache's changes (vLLM's ZMQ events); the router then "
         "follows them. Needs tokenizer and penstock[kv-events]. On one host each worker gets an address of its own, in a "

@@ -12,6 +12,7 @@ from penstock.api.base import (
     EngineGpus,
     EnvName,
     Flag,
+    Image,
     Integer,
     Number,
     ProfileText,
@@ -126,7 +127,7 @@ class ServiceSpec(SpecModel):
         1, "Nodes that one replica spans; above 1 it becomes a LeaderWorkerSet."
     )
     node_pool: DnsLabel | None = entry(None, "Key of nodePools that places the replicas; null: any node.")
-    image: Text | None = entry(None, "Container image; null: the graph's.")
+    image: Image | None = entry(None, "Container image; null: the graph's.")
     profile: ProfileText | None = entry(None, "Latency profile of simulated workers; null: engine.profile.")
     args: tuple[str, ...] = entry((), "Arguments appended to the runtime's own.")
     env: tuple[EnvVar, ...] = entry((), "Environment; wins over the graph's.")

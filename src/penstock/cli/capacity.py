@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from penstock.cli import fields, option
+from penstock.cli.completion import PROFILE
 from penstock.cli.say import say, say_json
 from penstock.cli.terminal import Terminal, table
 from penstock.core.errors import ConfigError
@@ -33,6 +34,7 @@ from penstock.profiler.files import read_sweep
     multiple=True,
     required=True,
     metavar="PATH",
+    shell_complete=PROFILE,
     help="Output of `penstock profile` or of Dynamo's profiler, or the name of a latency profile that "
     "`penstock engine profiles` lists. Repeat it to compare engine sizes of one model.",
 )

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
+from penstock.cli.completion import OF_FLAG
 from penstock.cli.option import Choice, Option, choice, group, secret, span
 from penstock.core.errors import ConfigError
 from penstock.core.flags import Flag, bounds_text, flag_of, flags, is_within
@@ -104,6 +105,8 @@ def _option(
         details |= {} if has_no else {"is_flag": True}
     elif not said.is_separated:
         details |= {"type": _type(kind, said), "multiple": is_many}
+    if spelling in OF_FLAG:
+        details["shell_complete"] = OF_FLAG[spelling]
     if said.bare is not None:
         details |= {"is_flag": False, "flag_value": said.bare}
     return click.option(

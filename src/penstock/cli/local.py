@@ -131,7 +131,7 @@ def up(
         _warn(graph, file, overrides)
     console = Terminal(stderr=True)
     names = ", ".join(said.namespace or graph.name for graph in graphs)
-    with working(f"starting {names}", console) as update:
+    with working(f"starting {names}", console, at_once=False) as update:
 
         def show(state: StateFile, words: str) -> None:
             if beginning is not None:

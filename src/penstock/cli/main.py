@@ -15,7 +15,7 @@ from penstock.cli.say import say
 from penstock.core import logs
 from penstock.core.closest import did_you_mean
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.core.flags import RENAMED_FLAGS
+from penstock.core.flags import MEANT_FLAGS, RENAMED_FLAGS
 from penstock.core.printable import printable_lines
 from penstock.local.beginning import Beginning
 
@@ -78,6 +78,10 @@ def _printable_errors() -> Iterator[None]:
         renamed = RENAMED_FLAGS.get(exc.option_name)
         if renamed is not None:
             raise click.UsageError(f"{exc.option_name}: no longer an option; {renamed}", exc.ctx) from exc
+        known = set() if exc.ctx is None else {name for each in exc.ctx.command.params for name in each.opts}
+        meant = next((each for each in MEANT_FLAGS.get(exc.option_name, ()) if each in known), None)
+        if meant is not None:
+            raise click.UsageError(f"{exc.option_name}: no such option; write {meant}", exc.ctx) from exc
         vars(exc)["message"] = printable_lines(exc.message)
         raise
     except click.ClickException as exc:

@@ -6,9 +6,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 
 from penstock.api import GraphDeployment, QueueOrder, RouterConfig
 from penstock.api.manifests import load_graph
+from penstock.core.closest import did_you_mean
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag_of, flags
 from penstock.simulator.output import to_json
@@ -139,6 +141,7 @@ def simulate(
         InvalidSpecError: the manifest has problems.
         TypeError: there is no such option.
     """
+    _check_names(options, simulate)
     graph = load_graph(graph) if isinstance(graph, (str, Path)) else graph
     default = (RouterConfig() if graph is None else graph.spec.router).policy
     given: dict[str, Any] = {
@@ -192,10 +195,23 @@ def compare(
         InvalidSpecError: the manifest has problems.
         TypeError: there is no such option.
     """
+    _check_names(options, compare)
     policy: str | Sequence[str] | None = policies or (None if planners else "all")
     return simulate(
         graph, trace, policy=policy, planners=planners, rate_rps=rate_rps, processes=processes, **options
     )
+
+
+def _check_names(options: Iterable[str], function: Callable[..., object]) -> None:
+    """Refuse options that a function does not have.
+
+    Raises:
+        TypeError: there is one; the message suggests the name that was meant.
+    """
+    known = {*SimulateKeywords.__annotations__, *inspect.signature(function).parameters} - {"options"}
+    for name in options:
+        if name not in known:
+            raise TypeError(f"{function.__name__}: there is no option {name}{did_you_mean(name, known)}")
 
 
 _NUMBERS = frozenset({"rate_rps", "routers", "picker_death"})

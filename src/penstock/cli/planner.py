@@ -13,6 +13,7 @@ import orjson
 from penstock.api import PlannerMode
 from penstock.api.manifests import read_text
 from penstock.cli import option
+from penstock.cli.completion import DECISION, PROFILE
 from penstock.cli.planner_folder import LOG_DIR, NAMESPACE, ledger_folder
 from penstock.cli.planner_memory import memory
 from penstock.cli.planner_run import run
@@ -48,6 +49,7 @@ planner.add_command(memory)
 @click.option("--mode", type=option.Choice(EXAMPLES), help="Planner mode of the example.  [default: load]")
 @click.option(
     "--profile",
+    shell_complete=PROFILE,
     help="Performance profile for mode sla, instead of the one in FILE: file or folder that `penstock "
     "profile` wrote, or the name of a latency profile.",
 )
@@ -100,7 +102,9 @@ def decide(file: Path | None, example: bool, mode: str | None, profile: str | No
     is_flag=True,
     help="With --since or --until: leave out decisions that changed nothing.",
 )
-@click.option("--id", "decision_id", help="Explain only this decision, such as d000012.")
+@click.option(
+    "--id", "decision_id", shell_complete=DECISION, help="Explain only this decision, such as d000012."
+)
 @option.as_json("The ledger's records as a JSON array.")
 def explain(
     *,

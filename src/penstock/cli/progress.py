@@ -41,13 +41,21 @@ def counting(what: str, total: int, *, is_quiet: bool = False) -> Iterator[Calla
 
 
 @contextmanager
-def working(words: str, console: Terminal) -> Iterator[Callable[[str], None]]:
-    """Show what is being done where it cannot be counted; gives what is called with new words."""
-    if not console.is_terminal:
+def working(words: str, console: Terminal, *, at_once: bool = True) -> Iterator[Callable[[str], None]]:
+    """Show what is being done where it cannot be counted; gives what is called with new words.
+
+    Where this is not a terminal, the first words are printed now or, unless ``at_once``, with the first new ones: what is
+    refused before has not begun.
+    """
+    is_printed = console.is_terminal or at_once
+    if at_once and not console.is_terminal:
         console.print(words, highlight=False, markup=False, soft_wrap=True)
 
     def show(changed: str) -> None:
-        nonlocal words
+        nonlocal words, is_printed
+        if not is_printed:
+            is_printed = True
+            console.print(words, highlight=False, markup=False, soft_wrap=True)
         words = changed
         status.update(changed)
 

@@ -105,6 +105,23 @@ RENAMED_FLAGS: Final[Mapping[str, str]] = {
 """Former flags, each with an instruction what to write instead."""
 
 
+MEANT_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("--rps", "--request-rate", "--requests-per-second"), ("--rate",)),
+    **dict.fromkeys(("--requests", "--num-requests", "--num-prompts", "--count"), ("--limit",)),
+    **dict.fromkeys(("--budget", "--gpu-budget", "--gpus"), ("--max-gpus", "--max-gpu-budget")),
+    **dict.fromkeys(("--out", "--output", "--output-folder"), ("--output-dir",)),
+    **dict.fromkeys(("--file", "--graph", "--config"), ("--manifest",)),
+    **dict.fromkeys(("--address", "--base-url", "--server", "--endpoint"), ("--url",)),
+    **dict.fromkeys(("--slo", "--ttft-target"), ("--ttft-slo",)),
+    **dict.fromkeys(("--itl-target", "--tpot-slo", "--tpot"), ("--itl-slo",)),
+    **dict.fromkeys(("--dataset", "--workload"), ("--trace",)),
+    **dict.fromkeys(("--dask", "--cluster"), ("--on",)),
+    **dict.fromkeys(("--processes", "--parallel", "--workers"), ("--jobs", "--worker")),
+    **dict.fromkeys(("--seed", "--runs"), ("--seeds",)),
+}
+"""Flags of other tools, each with the flags of the same meaning; the first that a command has is the one."""
+
+
 def time_scale(default: float = 1.0, *, more: str = "") -> Any:
     """Return the dataclass field of ``--speed``, the time scale.
 

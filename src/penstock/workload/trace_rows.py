@@ -214,7 +214,12 @@ class Columns:
 
     def are_in(self, header: Sequence[str]) -> bool:
         """Return whether a header has them, in any case and order."""
-        return {self.at.lower(), self.input_tokens.lower(), self.output_tokens.lower()} <= set(header)
+        return not self.missing_in(header)
+
+    def missing_in(self, header: Sequence[str]) -> list[str]:
+        """Return the columns that a header lacks."""
+        names = (self.at, self.input_tokens, self.output_tokens)
+        return [name for name in names if name.lower() not in header]
 
 
 CSV_COLUMNS: Final[Mapping[TraceFormat, Columns]] = {

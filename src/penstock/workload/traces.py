@@ -289,6 +289,12 @@ def _detect(source: str, first: str) -> TraceFormat:
             f"--trace {source}: is an access log as text, without durations; log JSON lines with msec, request_time, status and"
             " request_uri instead (nginx: log_format with escape=json), best with token counts"
         )
+    for trace_format, columns in CSV_COLUMNS.items():
+        lacking = columns.missing_in(header)
+        if len(lacking) == 1:
+            raise ConfigError(
+                f"--trace {source}: lacks the column {lacking[0]} of {trace_format.value}'s CSV; its header is {first[:60]!r}"
+            )
     if _CLIENT_TABLE.match(text):
         raise ConfigError(
             f"--trace {source}: is a table of one of ServeGen's clients (start, rate, CV and distribution of gaps), not of requests;"

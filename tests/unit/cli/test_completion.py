@@ -1,70 +1,57 @@
-"""Shells complete commands and options with the scripts that `penstock completion` prints."""
+"""A shell completes names that exist, and decisions of a ledger."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
+import json
+from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.shell_completion import ShellComplete
 
-from penstock.api.manifests import parse_manifests
 from penstock.cli.main import cli
-from penstock.cli.samples import sample_files, samples
+from penstock_planner.ledger import FILE_NAME
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_shell_gets_its_script(shell):
-    """It asks the command itself, through click's variable."""
-    result = CliRunner().invoke(cli, ["completion", shell])
-    assert result.exit_code == 0
-    assert f"_PENSTOCK_COMPLETE={shell}_complete" in result.stdout
-    if shutil.which(shell):
-        subprocess.run([shell, "-n"], input=result.stdout, text=True, check=True)
+def completed(arguments: list[str], incomplete: str) -> list[tuple[str, str]]:
+    """Return what bash would be offered, with the type of each item."""
+    shell = ShellComplete(cli, {}, "penstock", "_PENSTOCK_COMPLETE")
+    return [(each.value, each.type) for each in shell.get_completions(arguments, incomplete)]
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "incomplete", "expected"),
     [
-        ("penstock pl", "planner"),
-        ("penstock simulate --queue-o", "--queue-order"),
-        ("penstock --lo", "--log-json"),
+        (["samples"], "disaggr", "disaggregated"),
+        (["load", "--trace"], "moon", "mooncake"),
+        (["simulate", "--policy"], "pref", "prefix-cost"),
+        (["simulate", "--policy"], "dualmap,pref", "dualmap,prefix-cost"),
+        (["simulate", "--planner"], "ada", "adaptive"),
+        (["simulate", "--profile"], "a100-llama-8", "a100-llama-8b-bf16-tp1"),
+        (["capacity", "--profile"], "a100-llama-8", "a100-llama-8b-bf16-tp1"),
+        (["planner", "decide", "--profile"], "a100-llama-8", "a100-llama-8b-bf16-tp1"),
     ],
 )
-def test_commands_and_options_are_completed(words, expected):
-    """As bash asks for them."""
-    environment = {
-        **os.environ,
-        "_PENSTOCK_COMPLETE": "bash_complete",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(len(words.split()) - 1),
-    }
-    code = "from penstock.cli.main import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-    )
-    assert f"plain,{expected}" in done.stdout.split()
+def test_names_are_completed(arguments: list[str], incomplete: str, expected: str) -> None:
+    """Those that begin alike, and after a comma the last."""
+    found = completed(arguments, incomplete)
+
+    assert (expected, "plain") in found
+    assert all(value.startswith(incomplete) for value, _ in found)
 
 
-def test_every_sample_is_listed_with_what_it_is():
-    """The list names each sample and says in a line what it shows."""
-    lines = CliRunner().invoke(samples).output.splitlines()
-    assert list(sample_files()) == [line.split()[0] for line in lines]
-    assert all(len(line.split()) > 3 for line in lines)
+def test_a_trace_may_also_be_a_file() -> None:
+    """So that the shell lists files as well."""
+    assert ("./my", "file") in completed(["load", "--trace"], "./my")
 
 
-def test_a_sample_is_printed_as_it_stands_and_is_valid():
-    """What is printed can be redirected to a file and started."""
-    for name, path in sample_files().items():
-        printed = CliRunner().invoke(samples, [name])
-        assert path.read_text(encoding="utf-8") == printed.output
-        assert parse_manifests(printed.output, name)[1] == []
+def test_decisions_of_a_ledger_are_completed(tmp_path: Path) -> None:
+    """The newest first; without a ledger there are none, and no error."""
+    lines = [
+        {"type": "decision", "at_s": 1.0, "decision": {"id": f"d00000{number}", "at_s": 1.0, "roles": []}}
+        for number in (1, 2)
+    ]
+    (tmp_path / FILE_NAME).write_text("".join(f"{json.dumps(each)}\n" for each in lines), encoding="utf-8")
 
-
-def test_an_unknown_sample_names_the_known_ones():
-    """A typo is a usage error that lists the names."""
-    answer = CliRunner().invoke(samples, ["disagregated"])
-    assert answer.exit_code == 2
-    assert "disaggregated" in answer.output
+    given = ["planner", "explain", "--log-dir", str(tmp_path), "--id"]
+    assert [value for value, _ in completed(given, "d")] == ["d000002", "d000001"]
+    assert completed(["planner", "explain", "--log-dir", str(tmp_path / "none"), "--id"], "d") == []

@@ -211,6 +211,7 @@ FIELDS = sorted(
     {*ChatFields.model_fields, *ResponseFields.model_fields, "max_completion_tokens", *REFUSED, *OTHERS}
 )
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
 
 
 @pytest.fixture(scope="module")
@@ -298,9 +299,11 @@ def test_types_and_ranges_are_vllms(refused, name, good, bad):
         (
             Api.CHAT,
             {"tools": [TOOL], "tool_choice": "required"},
-            "tool_choice: Input should be 'none' or 'auto'",
+            "tool_choice: a simulated worker answers with text and calls no tool; send none or auto",
         ),
         (Api.CHAT, {"tools": [TOOL], "tool_choice": TOOL}, "tool_choice"),
+        (Api.CHAT, {"response_format": {"type": "json_schema"}}, "follows no grammar; send type text"),
+        (Api.CHAT, {"messages": IMAGE}, "this model takes no images; send text alone"),
         (Api.CHAT, {"functions": [{"name": "f"}]}, "send tools"),
         (Api.RESPONSES, {"input": []}, "input: List should have at least 1 item"),
         (Api.RESPONSES, {"input": [{}]}, "input.0.role: Field required"),

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from penstock.api.base import (
     DNS_LABEL_PATTERN,
     ENV_NAME_PATTERN,
+    IMAGE_PATTERN,
     PROFILE_NAME_PATTERN,
     RULE_ERROR,
     SERVED_NAME_PATTERN,
@@ -39,6 +40,7 @@ _PATTERNS = {
     PROFILE_NAME_PATTERN: "lower-case letters, digits, dots, hyphens and underscores",
     SERVED_NAME_PATTERN: "letters, digits and . _ : / -, starting with a letter or digit",
     r"^https?://\S+$": "an address such as http://prometheus:9090",
+    IMAGE_PATTERN: "a container image without spaces, such as vllm/vllm-openai:v0.11.0",
     r"^/.*$": "an absolute path such as /models",
     r"^[A-Za-z0-9-]+$": "letters, digits and hyphens",
     FIELDS_PATTERN: "five fields with one space between: minute, hour, day of month, month, day of week; no seconds",
@@ -118,6 +120,9 @@ def message_of(error: Mapping[str, Any], root: type[SpecModel]) -> str:
     if kind == "string_pattern_mismatch":
         pattern = ctx["pattern"]
         what = f"{shown(value)} does not fit; use {_PATTERNS.get(pattern, f'text that matches {pattern}')}"
+        lower = str(value).lower()
+        if re.search(pattern, lower):
+            what += f"; write {lower}"
     return what
 
 

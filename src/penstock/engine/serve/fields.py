@@ -81,6 +81,9 @@ def read_fields(model: type[_Model], given: Mapping[str, Any]) -> _Model:
         raise too_small(name, first["input"], bounds["ge"])
     if first["type"] == "less_than_equal":
         raise RequestError(f"{name} must be at most {bounds['le']}, got {first['input']}.", param=name)
+    for begin, remedy in _UNSUPPORTED.items():
+        if name.startswith(begin) and first["type"] == "literal_error":
+            raise RequestError(f"{name}: a simulated worker {remedy}.", param=name)
     if first["type"] in _OBJECT_ERRORS:
         raise RequestError(f"{name} must be an object.", param=name)
     raise RequestError(f"{name}: {first['msg'].removeprefix('Value error, ')}.", param=name)
@@ -91,6 +94,13 @@ def too_small(name: str, value: float, lowest: float = 1) -> RequestError:
     message = f"{name} must be at least {lowest}, got {value}. (parameter={name}, value={value})"
     return RequestError(message, param=name)
 
+
+_UNSUPPORTED: Final = {
+    "tool_choice": "answers with text and calls no tool; send none or auto",
+    "response_format": "answers with text that follows no grammar; send type text",
+    "text.format": "answers with text that follows no grammar; send type text",
+}
+"""Fields of which it knows some values only, by the beginning of the name."""
 
 MAX_STOPS: Final = 64
 MAX_STOP_CHARACTERS: Final = 1024
@@ -206,8 +216,21 @@ class _Part(Fields):
     text: str
 
 
+_MEDIA: Final = {"image": "images", "audio": "audio", "video": "videos", "file": "files", "document": "files"}
+
+
+def _check_media(parts: Any) -> Any:
+    """Refuse parts that are not text, as vLLM does for a model of text alone."""
+    for part in parts if isinstance(parts, list) else ():
+        kind = str(part.get("type")) if isinstance(part, dict) else ""
+        for word, kinds in _MEDIA.items():
+            if word in kind:
+                raise ValueError(f"this model takes no {kinds}; send text alone")
+    return parts
+
+
 def _as_parts(said: Any) -> Any:
-    return [{"text": said}] if isinstance(said, str) else said
+    return [{"text": said}] if isinstance(said, str) else _check_media(said)
 
 
 class _Message(Fields):
@@ -303,7 +326,9 @@ class _Block(Fields):
 
 _Blocks = Annotated[
     list[_Block],
-    BeforeValidator(lambda said: [{"type": "text", "text": said}] if isinstance(said, str) else said),
+    BeforeValidator(
+        lambda said: [{"type": "text", "text": said}] if isinstance(said, str) else _check_media(said)
+    ),
 ]
 
 
