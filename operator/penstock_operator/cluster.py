@@ -223,9 +223,9 @@ class Cluster:
         return GraphSnapshot(dict(held.graphs), dict(held.children), self._pods(held))
 
     def _pods(self, held: GraphSnapshot) -> dict[tuple[str, str], Object]:
-        """Return a graph's pods with what is known of their nodes.
+        """Return a graph's pods with the state of their nodes.
 
-        Those on deleted nodes count as not serving, whatever their last kubelet reported.
+        Pods on deleted nodes count as not serving, whatever their last kubelet reported.
         """
         return (
             {key: self._on_its_node(pod) for key, pod in held.pods.items()}

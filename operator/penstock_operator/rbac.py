@@ -21,7 +21,7 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ("", "events"): frozenset({"create", "patch"}),
     # To read the label that selects a podTemplate profile, and whether the operator's own namespace is being deleted.
     ("", "namespaces"): frozenset({"get"}),
-    # To detect deleted nodes immediately.
+    # To detect deleted and cordoned nodes immediately.
     ("", "nodes"): frozenset({"list", "watch"}),
     # To report a quota that is lower than a GpuPool.
     ("", "resourcequotas"): frozenset({"list"}),

@@ -155,7 +155,7 @@ def _service_states(
 
 
 def _with_replacements(graph: ObservedGraph, services: dict[str, ServiceState]) -> dict[str, ServiceState]:
-    """Return the services, with one replica more where all serving replicas are on cordoned nodes and the budget has room."""
+    """Return the service states; a service whose serving replicas are all on cordoned nodes gets one more if the budget has room."""
     if graph.paused:
         return services
     pods, nodes = graph.snapshot.views(), {}

@@ -13,9 +13,9 @@ far as the ReplicaSet's own deletion order takes exactly such pods.
 **Choice of victims.** The ReplicaSet controller deletes unassigned pods before assigned ones, Pending before Unknown
 before Running, and not ready before ready; it compares deletion costs only among pods that are equal in these
 (pkg/controller/controller_utils.go, ActivePodsWithRanks). Victims are chosen in the same order, then draining ones
-first, then those on cordoned nodes, then by fewest requests, least KV cache usage, and youngest. So a pod that stops being ready while another one
-drains replaces it as the victim, and the drained pod serves again: the ReplicaSet would delete the broken pod
-whatever the costs are.
+first, then those on cordoned nodes, then by fewest requests, least KV cache usage, and youngest. So a pod that stops
+being ready while another one drains replaces it as the victim, and the drained pod serves again: the ReplicaSet would
+delete the broken pod whatever the costs are.
 
 Replicas are not reduced while a rollout makes progress: a Deployment then owns two ReplicaSets and decides itself
 which one to reduce. In a rollout that is stuck, the pods that never became ready are the first victims.
@@ -111,7 +111,7 @@ def held(asked: Bounded, running: int | None) -> Bounded:
 
 
 def one_more(asked: Bounded) -> Bounded:
-    """Return ``asked`` with one replica more, which replaces those on cordoned nodes."""
+    """Return ``asked`` with one additional replica, which replaces replicas on cordoned nodes."""
     return replace(asked, replicas=asked.replicas + 1)
 
 

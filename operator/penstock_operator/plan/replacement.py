@@ -16,7 +16,7 @@ from penstock_operator.plan.pods import PodView
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """The replacement that a service needs.
+    """One additional replica that a service needs because all of its serving replicas are on cordoned nodes.
 
     Attributes:
         nodes: Names of the cordoned nodes with its serving replicas, sorted.
@@ -29,7 +29,7 @@ class Replacement:
     gpus: int
 
     def sentence(self, service: str) -> str:
-        """Return what is done about it, for an Event."""
+        """Return a sentence for an Event: that the replacement starts, or that the budget has no room for it."""
         where = f"all of its replicas are on cordoned nodes ({', '.join(self.nodes)})"
         if self.fits:
             return f"{service}: {where}; a replacement starts before they are evicted"

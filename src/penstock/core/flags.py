@@ -119,7 +119,8 @@ MEANT_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("--processes", "--parallel", "--workers"), ("--jobs", "--worker")),
     **dict.fromkeys(("--seed", "--runs"), ("--seeds",)),
 }
-"""Flags of other tools, each with the flags of the same meaning; the first that a command has is the one."""
+"""Flags of other tools, each with Penstock's flags of the same meaning; the first one that a command has is
+suggested."""
 
 
 def time_scale(default: float = 1.0, *, more: str = "") -> Any:

@@ -100,7 +100,7 @@ _UNSUPPORTED: Final = {
     "response_format": "answers with text that follows no grammar; send type text",
     "text.format": "answers with text that follows no grammar; send type text",
 }
-"""Fields of which it knows some values only, by the beginning of the name."""
+"""Prefixes of fields of which only some values are supported, each with the rest of the error message."""
 
 MAX_STOPS: Final = 64
 MAX_STOP_CHARACTERS: Final = 1024
@@ -220,7 +220,7 @@ _MEDIA: Final = {"image": "images", "audio": "audio", "video": "videos", "file":
 
 
 def _check_media(parts: Any) -> Any:
-    """Refuse parts that are not text, as vLLM does for a model of text alone."""
+    """Refuse parts that are not text, as vLLM does for text-only models."""
     for part in parts if isinstance(parts, list) else ():
         kind = str(part.get("type")) if isinstance(part, dict) else ""
         for word, kinds in _MEDIA.items():
