@@ -40,6 +40,8 @@ _BODY = (
 )
 _WHOLE = _BODY + b'"finish_reason":"stop"}],' + _USAGE + b"}"
 _EVENT = b"data: " + _BODY + b'"finish_reason":null}],"usage":null}\n\n'
+_EVENT_WITH_ID = b"data: " + _BODY + b'"finish_reason":null,"token_ids":[70123]}],"usage":null}\n\n'
+_BY_TOKENS = {"retries": {"continueBy": "tokens"}}
 _ALL_ON = {"admission": {"mode": "token-capacity"}, "tiers": {"enabled": True}, "sessionHeader": "x-session"}
 _SSE_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -54,16 +56,21 @@ def _request(*, stream: bool) -> bytes:
     return head + b"content-length: %d\r\n\r\n%b" % (len(body), body)
 
 
+def _stream_of(event: bytes) -> list[bytes]:
+    return [
+        _SSE_HEAD + _framed(event),
+        *[_framed(event)] * (EVENTS - 1),
+        _framed(b"data: [DONE]\n\n") + b"0\r\n\r\n",
+    ]
+
+
 ANSWERS = {
     "whole": [
         b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
         % (len(_WHOLE), _WHOLE)
     ],
-    "streamed": [
-        _SSE_HEAD + _framed(_EVENT),
-        *[_framed(_EVENT)] * (EVENTS - 1),
-        _framed(b"data: [DONE]\n\n") + b"0\r\n\r\n",
-    ],
+    "streamed": _stream_of(_EVENT),
+    "streamed by tokens": _stream_of(_EVENT_WITH_ID),
 }
 """What a worker answers, one item to a read of its socket."""
 
@@ -151,7 +158,8 @@ def _router(answer: list[bytes], *, all_on: bool, traced: float | None) -> Route
     workers = tuple(
         WorkerSpec(f"w{i}", Role.AGGREGATED, f"http://w{i}:80", supervised=True) for i in range(WORKERS)
     )
-    config = RouterConfig.model_validate(_ALL_ON) if all_on else RouterConfig()
+    given = _ALL_ON if all_on else _BY_TOKENS if answer is ANSWERS["streamed by tokens"] else {}
+    config = RouterConfig.model_validate(given)
     access_log = os.devnull if all_on else None
     server = RouterServer(
         RouterSettings(MODEL, disaggregated=False, config=config, workers=workers, access_log=access_log),
@@ -178,7 +186,7 @@ async def _microseconds(
     server = _router(ANSWERS[kind], all_on=all_on, traced=traced)
     shared: ServerContext = cast("Any", server)._http._shared  # noqa: SLF001 - the server itself would listen
     shared.loop, shared.bound = asyncio.get_running_loop(), 1
-    client = _Client(shared, _request(stream=kind == "streamed"))
+    client = _Client(shared, _request(stream=kind.startswith("streamed")))
     fastest = float("inf")
     for _ in range(batches):
         began = time.process_time()
@@ -203,10 +211,11 @@ def main() -> None:
     print(
         f"… with spans of each request: {found['traced 1']:.1f} us; of 1% of them: {found['traced 0.01']:.1f} us"
     )
-    per_event = (found["streamed"] - found["whole"]) / EVENTS
-    print(
-        f"streamed, {EVENTS} events: {found['streamed']:.1f} us a request; {per_event:.2f} us an event beyond a whole one"
-    )
+    for kind in ("streamed", "streamed by tokens"):
+        per_event = (found[kind] - found["whole"]) / EVENTS
+        print(
+            f"{kind}, {EVENTS} events: {found[kind]:.1f} us a request; {per_event:.2f} us an event beyond a whole one"
+        )
 
 
 if __name__ == "__main__":

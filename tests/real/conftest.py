@@ -34,10 +34,10 @@ class Deployment:
         self._stack.callback(process.stop)
         return process
 
-    def manifest(self, name, router, *roles):
+    def manifest(self, name, router, *roles, args=ENGINE_ARGS):
         """Write a graph with a worker of each role; return its path."""
         model = os.environ["PENSTOCK_VLLM_MODEL"]
-        workers = {role: {"role": role, "gpusPerReplica": 1, "args": ENGINE_ARGS} for role in roles}
+        workers = {role: {"role": role, "gpusPerReplica": 1, "args": list(args)} for role in roles}
         spec = {
             "model": {"name": model, "servedName": "tiny", "contextTokens": 2048},
             "runtime": "vllm",

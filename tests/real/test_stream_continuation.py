@@ -1,11 +1,15 @@
-"""A stream of real vLLM that breaks off continues as one stream, and says what vLLM says to a prompt with its beginning.
+"""A stream of real vLLM that breaks off continues as one stream; by tokens it is equal to an undisturbed one.
+
+By text it says what vLLM says to a prompt with its beginning.
 
 The model's weights are random, so its text, tokenised again, is not the tokens that it came from: an undisturbed stream may
 say something else behind the seam, which a trained model seldom does.
 """
 
 import http.client
+import itertools
 import json
+import random
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
@@ -134,3 +138,67 @@ def test_a_stream_that_is_cut_goes_on_as_one(cut, workers, ask):
         asked = {key: value for key, value in rest.items() if key not in {"stream", "stream_options"}}
         (choice,) = workers["aggregated"].post(path, **asked)["choices"]
         assert text == said + (choice["text"] if "text" in choice else choice["message"]["content"]), events
+
+
+STREAMS = 100
+
+
+@pytest.fixture
+def by_tokens(deployment):
+    """A router that continues by tokens before two ways to a vLLM of float32, what is cut, and what was asked."""
+    router = {"retries": {"continueBy": "tokens"}, "breaker": {"consecutiveFailures": 1000}}
+    exact = ("--enforce-eager", "--dtype", "float32")
+    manifest = deployment.manifest("tokens", router, "aggregated", args=exact)
+    worker = deployment.workers(manifest)["aggregated"]
+    cuts, seen = [], []
+    cutters = [Cutter(worker.url, cuts, seen) for _ in range(2)]
+    more = [word for each in cutters for word in ("--worker", f"aggregated={each.url}")]
+    yield deployment.router("router-tokens", "--graph", str(manifest), *more), cuts, seen
+    for each in cutters:
+        each.close()
+
+
+def _asked(random_number, path):
+    """Return a request of random words, which a model of random weights answers by random tokens."""
+    words = SENTENCE.split()
+    text = " ".join(random_number.choices(words, k=random_number.randint(5, 60)))
+    prompt = (
+        {"prompt": text} if path == "/v1/completions" else {"messages": [{"role": "user", "content": text}]}
+    )
+    usage = {"stream": True, "stream_options": {"include_usage": True}}
+    return {"model": "tiny", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, **usage, **prompt}
+
+
+def _read(events):
+    """Return the text, the reasons and the counts of a stream, and whether it shows ids of tokens."""
+    chunks = [json.loads(each) for each in events if each != "[DONE]"]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    said = [choice.get("delta", choice) for choice in choices]
+    text = "".join(each.get("content") or each.get("text") or "" for each in said)
+    (usage,) = (chunk["usage"] for chunk in chunks if chunk.get("usage"))
+    counts = [usage[key] for key in ("prompt_tokens", "completion_tokens")]
+    reasons = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
+    assert not any(choice.get("token_ids") for choice in choices)
+    return text, reasons, counts, len({chunk["id"] for chunk in chunks}), events[-1]
+
+
+def test_streams_continue_by_tokens_as_if_undisturbed(by_tokens):
+    """A hundred, each cut once or twice at random tokens: text, end and counts are equal to those without a cut."""
+    router, cuts, seen = by_tokens
+    number = random.Random(7)
+    paths = itertools.cycle(["/v1/completions", "/v1/chat/completions"])
+    different = []
+    for serial, path in zip(range(STREAMS), paths, strict=False):
+        body = _asked(number, path)
+        expected = _read(router.stream(path, **body))
+        assert expected[1:] == (["length"], [expected[2][0], TOKENS], 1, "[DONE]")
+        cuts[:] = [number.randint(2, TOKENS - 2), number.randint(2, TOKENS)][: number.randint(1, 2)]
+        seen.clear()
+        got = _read(router.stream(path, **body))
+        assert got[1:] == expected[1:], serial
+        rests = [rest for _, rest in seen[1:]]
+        assert rests
+        assert all("messages" not in rest and isinstance(rest["prompt"], list) for rest in rests)
+        if got[0] != expected[0]:
+            different.append((serial, path, len(seen)))
+    assert different == []
