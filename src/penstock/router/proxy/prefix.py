@@ -97,6 +97,13 @@ _AT_ONCE_ITEMS: Final = 512
 """Maximum number of messages of a chat that is rendered on the event loop: a few milliseconds."""
 
 
+_TEMPLATE_KEYS: Final = (
+    *("chat_template", "chat_template_kwargs", "documents", "mm_processor_kwargs", "reasoning_effort"),
+    *("reasoning", "thinking"),
+)
+"""Fields of a request besides messages and tools that can change the first tokens of a prompt."""
+
+
 class ExactKeys(NamedTuple):
     """How keys are made from tokens.
 
@@ -186,7 +193,8 @@ def _chat_ids(request: CompletionRequest, tokenizer: PromptTokenizer | None) -> 
 def _text_of(request: CompletionRequest) -> bytes | None:
     body = request.body
     if request.endpoint is not ApiEndpoint.COMPLETIONS:
-        return render_chat(_messages(request), body.get("tools"))
+        options = {key: body[key] for key in _TEMPLATE_KEYS if body.get(key)}
+        return render_chat(_messages(request), body.get("tools"), options)
     prompt = body.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str):
         prompt = "".join(prompt)

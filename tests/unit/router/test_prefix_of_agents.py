@@ -1,0 +1,145 @@
+"""What a prefix is for agents: tools, images, adapters, salts and template options count as for the engine."""
+
+import base64
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.engine.core.kv_blocks import prefix_keys
+from penstock.engine.serve.protocol import Api, adapter_seed, parse
+from penstock.engine.serve.settings import ServeFlags, resolve
+from penstock.router.policy.prefixes import BLOCK_BYTES, MEDIA_BYTES
+from penstock.router.proxy.completion import parse_completion
+from penstock.router.proxy.prefix import read_prompt
+
+SYSTEM = {"role": "system", "content": "You are an agent. " * 40}
+TOOLS = [
+    {"type": "function", "function": {"name": f"tool_{i}", "description": "does things " * 20}}
+    for i in range(30)
+]
+
+
+def keys(path="chat/completions", **fields):
+    """Return the prefix keys of a request."""
+    raw = orjson.dumps({"model": "llama"} | fields)
+    adapters = ("other",)
+    request = parse_completion(f"/v1/{path}", b"application/json", raw, model="llama", adapters=adapters)
+    return read_prompt(request).chain
+
+
+def shared(one, other):
+    """Return the number of keys at the beginning that two chains share."""
+    return next(
+        (n for n, pair in enumerate(zip(one, other, strict=False)) if len(set(pair)) > 1),
+        min(len(one), len(other)),
+    )
+
+
+def image(data: bytes):
+    """Return a user's question about an image."""
+    url = "data:image/png;base64," + base64.b64encode(data).decode()
+    return {
+        "role": "user",
+        "content": [
+            {"type": "image_url", "image_url": {"url": url}},
+            {"type": "text", "text": "What is it?"},
+        ],
+    }
+
+
+def test_agents_with_the_same_tools_share_them_and_others_do_not():
+    """Tools come before the messages, as in templates; the question of each differs."""
+    one, other = (
+        keys(tools=TOOLS, messages=[SYSTEM, {"role": "user", "content": text}]) for text in ("a", "b")
+    )
+    assert shared(one, other) >= len(one) - 1
+    assert shared(one, keys(messages=[SYSTEM, {"role": "user", "content": "a"}])) == 0
+    assert (
+        shared(one, keys(tools=TOOLS[1:], messages=[SYSTEM, {"role": "user", "content": "a"}])) < len(one) - 1
+    )
+
+
+def test_equal_texts_with_different_images_are_not_one_prefix():
+    """Equal images are, and what precedes an image is shared."""
+    big, other = b"x" * 3_000_000, b"x" * 2_999_999 + b"y"
+    one = keys(messages=[SYSTEM, image(big)])
+    assert keys(messages=[SYSTEM, image(big)]) == one
+    assert 0 < shared(one, keys(messages=[SYSTEM, image(other)])) < len(one)
+    # What follows a picture of three megabytes still has keys, and counts for itself.
+    longer = keys(messages=[SYSTEM, image(big), {"role": "user", "content": "z" * 3 * BLOCK_BYTES}])
+    assert len(one) + 2 <= len(longer) <= len(one) + 4
+    assert len(one) <= 8 + 2 * MEDIA_BYTES // BLOCK_BYTES
+
+
+def test_the_apis_of_images_are_hashed_alike():
+    """Anthropic's form has its data elsewhere, and a result of a tool may contain it."""
+    data = base64.b64encode(b"x" * 9000).decode()
+    for content in (
+        [{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}],
+        [{"type": "input_image", "image_url": f"data:image/png;base64,{data}"}],
+        [{"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}],
+    ):
+        one = keys(messages=[{"role": "user", "content": content}])
+        changed = orjson.loads(orjson.dumps(content).replace(data.encode(), data[:-4].encode() + b"AAAA"))
+        assert keys(messages=[{"role": "user", "content": changed}])[-1] != one[-1]
+        assert len(one) <= 9
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"model": "other"},
+        {"cache_salt": "s"},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"reasoning_effort": "high"},
+        {"tools": TOOLS[:1]},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_what_changes_the_first_tokens_changes_all_keys(more):
+    """An adapter's KV is another, a salt separates, and templates put options and tools first."""
+    plain = {"messages": [SYSTEM]}
+    assert shared(keys(**plain), keys(**plain, **more)) == 0
+
+
+WORDS = st.sampled_from(["", "a", "b", "ab" * 300, "ab" * 299 + "c"])
+CHATS = st.fixed_dictionaries(
+    {
+        "messages": st.lists(
+            st.fixed_dictionaries(
+                {"role": st.sampled_from(["system", "user", "assistant"]), "content": WORDS}
+            ),
+            min_size=1,
+            max_size=3,
+        )
+    },
+    optional={
+        "tools": st.sampled_from([[], TOOLS[:1], TOOLS[:2]]),
+        "model": st.sampled_from(["llama", "other"]),
+        "cache_salt": st.sampled_from(["s", "t"]),
+    },
+)
+SETTINGS = resolve(ServeFlags("llama", served_names=("llama",), lora_modules=("other=/x",)))
+BLOCK_TOKENS = 4
+
+
+def engine_keys(fields):
+    """Return the hashes of a simulated worker's blocks of a chat's prompt."""
+    call = parse(orjson.dumps({"model": "llama", "max_tokens": 1} | fields), SETTINGS, api=Api.CHAT)
+    return prefix_keys(call.prompt, BLOCK_TOKENS, seed=adapter_seed(call.adapter))
+
+
+@given(CHATS, CHATS)
+def test_keys_are_shared_only_where_the_engines_blocks_are(one, other):
+    """Keys are equal to the end only for equal blocks, and shared at all only where the first blocks are."""
+    first, second = keys(**one), keys(**other)
+    blocks = shared(engine_keys(one), engine_keys(other))
+    if one.get("cache_salt") != other.get("cache_salt"):
+        # vLLM hashes the salt with the first block.
+        assert shared(first, second) == 0
+    elif first == second:
+        assert engine_keys(one) == engine_keys(other)
+    elif shared(first, second):
+        assert blocks > 0
