@@ -46,7 +46,7 @@ EnvName = Annotated[str, StringConstraints(pattern=ENV_NAME_PATTERN, max_length=
 ProfileText = Annotated[str, StringConstraints(pattern=PROFILE_NAME_PATTERN, max_length=253)]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 IMAGE_PATTERN = r"^\S+$"
-Image = Annotated[str, StringConstraints(pattern=IMAGE_PATTERN, min_length=1, max_length=4096)]
+Image = Annotated[str, StringConstraints(pattern=IMAGE_PATTERN, max_length=4096)]
 """A container image; a space in it is a slip, and an engine would not start."""
 DnsName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)]
 SecretKey = Annotated[str, StringConstraints(pattern=r"^[-._a-zA-Z0-9]+$", max_length=253)]

@@ -154,8 +154,8 @@ class RouterConfig(SpecModel):
     kv_events_port: UnprivilegedPort | None = entry(
         None,
         "Port on which each worker publishes its KV cache's changes (vLLM's ZMQ events); the router then "
-        "follows them. Needs tokenizer and penstock[kv-events]. On one host each worker gets an address of its own, in a "
-        "cluster the port after it (65534 after 65535) answers for events that were missed. null: none.",
+        "follows them. Needs tokenizer and penstock[kv-events]. On one host each worker has its own address; on a cluster the "
+        "next port (65534 after 65535) sends missed events again. null: none.",
     )
     keep_alive_seconds: WholeSeconds | None = entry(
         None,
