@@ -51,6 +51,7 @@ class Mode(StrEnum):
     ADAPTIVE = "adaptive"
     SLA = "sla"
     HPA = "hpa"
+    KEDA = "keda"
     ORACLE = "oracle"
     ORACLE_ONE_STEP = "oracle-one-step"
 

@@ -7,16 +7,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from penstock.api import SloConfig
 from penstock.assess.calibration import Calibration, calibrate, simulated_speeds
 from penstock.assess.engine_fit import EngineFit, Runs, Speeds, nearest, observed_speeds, refined
-from penstock.assess.fleets import Fleet, FleetKind, KnownRuns, Setting, compare_fleets, recorded
+from penstock.assess.fleets import (
+    Fleet,
+    FleetKind,
+    KnownRuns,
+    Setting,
+    compare_fleets,
+    recorded,
+    run_own,
+)
 from penstock.assess.from_trace import with_prefixes, within
 from penstock.assess.load import make_trace
 from penstock.assess.manifest import GraphPlan
 from penstock.assess.observed import Observed, busiest_window, filled, telling_windows
+from penstock.assess.proposal import proposed
 from penstock.core.errors import ConfigError
 from penstock.engine import profiles
+from penstock.simulator.baselines import hardware_of
 from penstock.simulator.plan import DEFAULT_PROFILE
 from penstock.simulator.sweep import simulate
 from penstock.simulator.warm_start import learnt_from_trace
@@ -139,6 +151,12 @@ def assess(
         done=done,
     )
     recommendation = recommend(fleets, calibration, options)
+    if recommendation.plan is not None:
+        say("setting bounds")
+        plan = _proposed(recommendation.plan, observed, setting)
+        bounded = run_own(setting, plan, processes=options.processes)
+        fleets.append(bounded)
+        recommendation = recommend(fleets, calibration, options, bounded=bounded)
     return Assessment(
         observed,
         window,
@@ -150,6 +168,20 @@ def assess(
         tuple(fleets),
         recommendation,
         _memory(recommendation, setting, say),
+    )
+
+
+def _proposed(plan: GraphPlan, observed: Observed, setting: Setting) -> GraphPlan:
+    """Return a graph with bounds from a simulation of it with the first seed."""
+    spec = setting.own(plan)[0]
+    return proposed(
+        plan,
+        observed,
+        recorded(spec).samples,
+        rates=np.nan_to_num(setting.observed.arrivals, nan=0.0) / setting.observed.step_s,
+        step_s=setting.observed.step_s,
+        cold_start_s=setting.cold_start_s,
+        prefill_tokens_per_s=hardware_of(spec.scenario.pools).get("prefill_tokens_per_s"),
     )
 
 
@@ -202,8 +234,17 @@ def _fitted(
     return refined(nearest(known, *prepared(FIRST_REQUESTS)), *prepared(FIT_REQUESTS))
 
 
-def recommend(fleets: list[Fleet], calibration: Calibration | None, options: AssessOptions) -> Recommendation:
-    """Return Penstock's cheapest fleet that serves as the fleet that ran or as the target asks, or why there is none."""
+def recommend(
+    fleets: list[Fleet],
+    calibration: Calibration | None,
+    options: AssessOptions,
+    *,
+    bounded: Fleet | None = None,
+) -> Recommendation:
+    """Return Penstock's cheapest fleet that serves as the fleet that ran or as the target asks, or why there is none.
+
+    ``bounded`` is that fleet with floors, ceilings and a schedule, one of ``fleets``: it is recommended where it serves as well.
+    """
     reasons = () if calibration is None else calibration.refusals
     if reasons:
         return Recommendation(
@@ -221,7 +262,7 @@ def recommend(fleets: list[Fleet], calibration: Calibration | None, options: Ass
             f"Penstock would not have helped: at best {best.in_time.mean:.1%} in time, the fleet that ran served"
             f" {ran.in_time.mean:.1%}.",
         )
-    best = min(good, key=lambda each: each.gpu_hours.mean)
+    best = bounded if bounded in good else min(good, key=lambda each: each.gpu_hours.mean)
     saved = 1 - best.gpu_hours.mean / ran.gpu_hours.mean if ran.gpu_hours.mean else 0.0
     is_useless = saved < LEAST_SAVING and best.in_time.mean <= ran.in_time.mean + 0.005
     if is_useless:
@@ -229,7 +270,8 @@ def recommend(fleets: list[Fleet], calibration: Calibration | None, options: Ass
     elif saved >= LEAST_SAVING:
         gain = f"Penstock would have saved {saved:.0%} of the GPU-hours"
     else:
-        gain = f"Penstock would have served more in time, for {-saved:.0%} more GPU-hours"
+        cost = f"{-saved:.0%} more GPU-hours" if saved <= -LEAST_SAVING else "as many GPU-hours"
+        gain = f"Penstock would have served more in time, for {cost}"
     sentence = f"{gain}. {_served(best)}; {_served(ran)}"
     fixed = next(
         (each for each in fleets if each.kind is FleetKind.FIXED and each.in_time.mean >= needed), None

@@ -12,15 +12,15 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from penstock.api import Role, SloConfig
-from penstock.assess.manifest import GraphPlan
+from penstock.assess.manifest import GRAPH_FILE, GraphPlan
 from penstock.assess.observed import Observed, filled
 from penstock.simulator.executors import open_executor, run_all
 from penstock.simulator.observer import Recording
 from penstock.simulator.plan import SimulateOptions, make_plan
 from penstock.simulator.scenario import MAX_WAIT_S, MAX_WAITING, Resize
-from penstock.simulator.scoreboard import mean
 from penstock.simulator.sweep import RunSpec, figures_of, simulate
 from penstock.workload.traces import Trace
+from penstock_planner.decide.baselines.hpa import HpaParameters
 from penstock_planner.decide.config import Mode
 
 SERVICE_POLICY: Final = "round-robin"
@@ -33,6 +33,8 @@ class FleetKind(StrEnum):
     RAN = "ran"
     FIXED = "fixed"
     HPA = "hpa"
+    HPA_TUNED = "hpa tuned"
+    KEDA = "keda"
     PENSTOCK = "penstock"
     ORACLE = "oracle"
 
@@ -53,7 +55,8 @@ class Fleet:
     Attributes:
         in_time: Share of the requests within the targets, 0-1.
         gpu_hours: From the request for a replica until it is gone.
-        lost: Requests that failed or were rejected, mean over the seeds.
+        lost: Requests that failed or were rejected.
+        ttft_p50_s, ttft_p99_s: None: nothing was served.
         plan: Its graph; None: of fleets that Penstock does not run.
     """
 
@@ -61,9 +64,9 @@ class Fleet:
     kind: FleetKind
     in_time: Spread
     gpu_hours: Spread
-    lost: float
-    ttft_p50_s: float | None
-    ttft_p99_s: float | None
+    lost: Spread
+    ttft_p50_s: Spread | None
+    ttft_p99_s: Spread | None
     peak_gpus: int
     plan: GraphPlan | None = None
 
@@ -105,6 +108,18 @@ class Setting:
             self.max_gpus,
         )
 
+    def own_plans(self) -> list[GraphPlan]:
+        """Return the graphs of Penstock's fleets: aggregated, and where two replicas fit also apart."""
+        apart = [self.plan(is_disaggregated=True)] if self.max_gpus >= 2 * self.gpus else []
+        return [self.plan(), *apart]
+
+    def own(self, plan: GraphPlan) -> list[RunSpec]:
+        """Return the runs of a fleet that Penstock routes to and scales."""
+        name = "Penstock, prefill and decode apart" if plan.is_disaggregated else "Penstock, aggregated"
+        if plan.bounds:
+            name += f", as in {GRAPH_FILE}"
+        return self.specs(plan, name, planners=(Mode.ADAPTIVE,))
+
     def specs(self, plan: GraphPlan, name: str, **options: Any) -> list[RunSpec]:
         """Return a run for each seed."""
         graph = plan.graph()
@@ -118,6 +133,16 @@ class Setting:
         for seed, trace in enumerate(self.traces):
             spec = make_plan(chosen, graph=graph, trace=trace).runs[0]
             found.append(replace(spec, label=name, seed=seed))
+        return found
+
+    def hpa(self, plan: GraphPlan, name: str, targets: HpaParameters) -> list[RunSpec]:
+        """Return the runs of a fleet that an HPA scales, behind a plain Service."""
+        found = []
+        for spec in self.specs(plan, name, planners=(Mode.HPA,), **_SERVICE):
+            config = spec.scenario.planner
+            assert config is not None  # noqa: S101 - a planner was chosen
+            scenario = replace(spec.scenario, planner=replace(config, parameters=targets))
+            found.append(replace(spec, scenario=scenario))
         return found
 
     def fixed(self, replicas: int) -> list[RunSpec]:
@@ -188,13 +213,12 @@ def compare_fleets(
     on_fleet: OnFleet = lambda _name: None,
     done: KnownRuns | None = None,
 ) -> list[Fleet]:
-    """Return the fleet that ran, the best fixed one, an HPA's, Penstock's, and with ``with_oracle`` the oracle's.
+    """Return the fleet that ran, the best fixed one, those of HPAs and KEDA, Penstock's, and with ``with_oracle`` the oracle's.
 
     The fixed fleet is the smallest that reaches the target's share in time with the first seed. Runs that are ``done`` are
     not repeated.
     """
     known = dict(done or {})
-    aggregated, apart = setting.plan(), setting.plan(is_disaggregated=True)
     with open_executor(processes=processes, cells=64, on=None) as executor:
 
         def figures(name: str, specs: Sequence[RunSpec]) -> list[dict[str, Any]]:
@@ -211,31 +235,68 @@ def compare_fleets(
         best, reaches = _best_fixed(setting, lambda specs: figures(specs[0].label, specs))
         name = fixed_name(best) if reaches else f"{fixed_name(best)}: no smaller fleet serves better"
         found.append(_fleet(name, FleetKind.FIXED, figures(name, setting.fixed(best))))
-        scaled: list[tuple[str, FleetKind, GraphPlan, dict[str, Any]]] = [
-            (
-                "HPA on KV usage and waiting requests",
-                FleetKind.HPA,
-                aggregated,
-                {"planners": (Mode.HPA,), **_SERVICE},
-            ),
-            ("Penstock, aggregated", FleetKind.PENSTOCK, aggregated, {"planners": (Mode.ADAPTIVE,)}),
-        ]
-        if setting.max_gpus >= 2 * setting.gpus:
-            scaled.append(
-                (
-                    "Penstock, prefill and decode apart",
-                    FleetKind.PENSTOCK,
-                    apart,
-                    {"planners": (Mode.ADAPTIVE,)},
-                )
+        for name, kind, runs in _autoscaled(setting):
+            found.append(_fleet(name, kind, figures(name, runs)))
+        tuned = _tuned(setting, lambda specs: figures(specs[0].label, specs))
+        found.append(_fleet(tuned[0].label, FleetKind.HPA_TUNED, figures(tuned[0].label, tuned)))
+        for plan in setting.own_plans():
+            specs = setting.own(plan)
+            found.append(
+                _fleet(specs[0].label, FleetKind.PENSTOCK, figures(specs[0].label, specs), plan=plan)
             )
         if with_oracle:
-            scaled.append(("oracle, aggregated", FleetKind.ORACLE, aggregated, {"planners": (Mode.ORACLE,)}))
-        for name, kind, plan, options in scaled:
-            specs = setting.specs(plan, name, **options)
-            own = plan if kind is FleetKind.PENSTOCK else None
-            found.append(_fleet(name, kind, figures(name, specs), plan=own))
+            specs = setting.specs(setting.plan(), ORACLE, planners=(Mode.ORACLE,))
+            found.append(_fleet(ORACLE, FleetKind.ORACLE, figures(ORACLE, specs)))
     return found
+
+
+def run_own(setting: Setting, plan: GraphPlan, *, processes: int | None) -> Fleet:
+    """Return what Penstock's fleet of a graph would have served."""
+    specs = setting.own(plan)
+    with open_executor(processes=processes, cells=len(specs), on=None) as executor:
+        return _fleet(specs[0].label, FleetKind.PENSTOCK, run_all(figures_of, specs, executor), plan=plan)
+
+
+def _autoscaled(setting: Setting) -> list[tuple[str, FleetKind, list[RunSpec]]]:
+    """Return the fleets of other autoscalers: the HPA as configured, or with common settings where that is unknown; KEDA."""
+    known = setting.observed.autoscaler
+    plan, targets, name = setting.plan(), HpaParameters(), HPA_COMMON
+    if known is not None:
+        # The HPA's own bounds hold even if its metrics are not simulated.
+        most = max(setting.max_gpus, known.max_replicas * setting.gpus)
+        bounds = {Role.AGGREGATED: (known.min_replicas, known.max_replicas)}
+        plan = replace(plan, max_gpus=most, bounds=bounds)
+        if known.targets is not None:
+            targets, name = known.targets, f"HPA as configured: {known.words}"
+    keda = setting.specs(setting.plan(), KEDA, planners=(Mode.KEDA,), **_SERVICE)
+    return [
+        (name, FleetKind.HPA, setting.hpa(plan, name, targets)),
+        (KEDA, FleetKind.KEDA, keda),
+    ]
+
+
+def _tuned(setting: Setting, run: Callable[[Sequence[RunSpec]], list[dict[str, Any]]]) -> list[RunSpec]:
+    """Return the runs of the best HPA of a small grid, by the first seed: the cheapest that reaches the target."""
+    plan = setting.plan()
+    trials = []
+    for targets in HPA_GRID:
+        name = f"HPA tuned: KV usage {targets.kv_usage:.0%}, {targets.waiting:g} waiting"
+        specs = setting.hpa(plan, name, targets)
+        figures = run(specs[:1])[0]
+        in_time = figures["in_time"]["both"]
+        # The best that misses the target comes after all that reach it.
+        rank = (0.0, figures["gpu_hours"]) if in_time >= setting.slo.attainment else (1.0 - in_time, 0.0)
+        trials.append((rank, specs))
+    return min(trials, key=lambda trial: trial[0])[1]
+
+
+HPA_COMMON: Final = "HPA: KV usage 50%, 1 waiting"
+KEDA: Final = "KEDA: prompt work, KV usage 80%"
+ORACLE: Final = "oracle, aggregated"
+HPA_GRID: Final = tuple(
+    HpaParameters(kv_usage, waiting) for kv_usage in (0.3, 0.5, 0.8) for waiting in (1.0, 5.0)
+)
+"""Chosen: around what guides recommend; each costs a simulation."""
 
 
 def _best_fixed(
@@ -274,12 +335,17 @@ def _fleet(
         kind,
         _spread([run["in_time"]["both"] for run in runs]),
         _spread([run["gpu_hours"] + more_hours for run in runs]),
-        sum(run["lost"] for run in runs) / len(runs),
-        mean(run["ttft_s"]["p50"] for run in runs),
-        mean(run["ttft_s"]["p99"] for run in runs),
+        _spread([run["lost"] for run in runs]),
+        _known_spread([run["ttft_s"]["p50"] for run in runs]),
+        _known_spread([run["ttft_s"]["p99"] for run in runs]),
         max(run["peak_gpus"] for run in runs),
         plan,
     )
+
+
+def _known_spread(values: Sequence[float | None]) -> Spread | None:
+    known = [each for each in values if each is not None]
+    return _spread(known) if known else None
 
 
 def _spread(values: Sequence[float]) -> Spread:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from penstock.api import GraphDeployment, SloConfig
+from penstock.api import GraphDeployment, Role, SloConfig
 from penstock.api.graph import API_VERSION
 
 
@@ -21,6 +22,9 @@ class GraphPlan:
         is_disaggregated: Prefill and decode on their own workers.
         replicas: Of all workers at the beginning, >= 1.
         max_gpus: Budget.
+        bounds: Fewest and most replicas of each role; of a role that has none 1 and what the budget allows.
+        schedule: Entries of ``planner.schedule``.
+        prefill_threshold: Prompt tokens to compute above which a worker is busy; None: the default.
     """
 
     model: str
@@ -29,6 +33,9 @@ class GraphPlan:
     is_disaggregated: bool
     replicas: int
     max_gpus: int
+    bounds: Mapping[Role, tuple[int, int]] = field(default_factory=dict, hash=False)
+    schedule: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)
+    prefill_threshold: int | None = None
 
     def graph(self) -> GraphDeployment:
         """Return the graph as it is validated."""
@@ -37,6 +44,12 @@ class GraphPlan:
     def manifest(self) -> dict[str, Any]:
         """Return the manifest for vLLM."""
         largest = max(1, self.max_gpus // self.gpus)
+        planner: dict[str, Any] = {"mode": "adaptive", "maxGpuBudget": self.max_gpus}
+        if self.schedule:
+            planner["schedule"] = [dict(each) for each in self.schedule]
+        router = {}
+        if self.prefill_threshold is not None:
+            router["router"] = {"admission": {"activePrefillTokensThreshold": self.prefill_threshold}}
         return {
             "apiVersion": API_VERSION,
             "kind": "GraphDeployment",
@@ -47,27 +60,32 @@ class GraphPlan:
                 "image": IMAGE,
                 "slo": self.slo.model_dump(mode="json", by_alias=True, exclude_none=True),
                 "services": {"frontend": {"role": "router", "replicas": 2}, **self._workers(largest)},
-                "planner": {"mode": "adaptive", "maxGpuBudget": self.max_gpus},
+                **router,
+                "planner": planner,
             },
         }
 
     def _workers(self, largest: int) -> dict[str, Any]:
-        def service(role: str, replicas: int, most: int) -> dict[str, Any]:
+        def service(role: Role, replicas: int, most: int) -> dict[str, Any]:
+            low, high = self.bounds.get(role, (1, most))
             return {
-                "role": role,
-                "replicas": replicas,
+                "role": role.value,
+                "replicas": min(max(replicas, low), high),
                 "gpusPerReplica": self.gpus,
-                "scaling": {"minReplicas": 1, "maxReplicas": most},
+                "scaling": {"minReplicas": low, "maxReplicas": high},
             }
 
         if not self.is_disaggregated:
-            return {"worker": service("aggregated", self.replicas, largest)}
+            return {"worker": service(Role.AGGREGATED, self.replicas, largest)}
         prefill = max(1, math.ceil(self.replicas / 2))
+        most = max(1, largest - 1)
         return {
-            "prefill": service("prefill", prefill, max(1, largest - 1)),
-            "decode": service("decode", max(1, self.replicas - prefill), max(1, largest - 1)),
+            "prefill": service(Role.PREFILL, prefill, most),
+            "decode": service(Role.DECODE, max(1, self.replicas - prefill), most),
         }
 
+
+GRAPH_FILE: Final = "graph.yaml"
 
 IMAGE: Final = "vllm/vllm-openai:v0.32.0"
 """As in the samples; replace it by the image that serves today."""

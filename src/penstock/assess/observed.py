@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.assess.autoscaler import Autoscaler
+
 Floats = NDArray[np.float64]
 
 
@@ -68,6 +70,7 @@ class Observed:
         hit_rate: Fraction of the prompt tokens found in the prefix cache; None: unknown.
         fine: Requests by ``fine_step_s`` in the busiest hour, for the burstiness; empty: unknown.
         kv_tokens: KV capacity of one replica; None: unknown.
+        autoscaler: HPA that scaled it; None: unknown, or nothing did.
         notes: What is missing, and what follows from it.
     """
 
@@ -88,6 +91,7 @@ class Observed:
     fine: Floats | None = None
     fine_step_s: float = 0.0
     kv_tokens: int | None = None
+    autoscaler: Autoscaler | None = None
     notes: tuple[str, ...] = ()
 
     @property

@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from penstock.assess.autoscaler import PREFIX, Autoscaler, autoscaler_of
 from penstock.assess.engine_metrics import engines, engines_in, present
 from penstock.assess.history import Period, PrometheusHistory
 from penstock.assess.observed import LONG_GAP_S, Buckets, Floats, Observed, arrivals_of, buckets_of, gaps_in
@@ -180,6 +181,7 @@ class _Reader:
             fine=fine,
             fine_step_s=fine_s,
             kv_tokens=self._kv_tokens(arrivals),
+            autoscaler=self._autoscaler(),
             notes=tuple(self._notes),
         )
 
@@ -305,6 +307,35 @@ class _Reader:
                 " one fleet with --match"
             )
         return found
+
+    def _autoscaler(self) -> Autoscaler | None:
+        """Return the HPA of the Deployment as it was configured last; None: no Deployment is given, or nothing scales it."""
+        deployment, period = self._subject.deployment, self._period
+        if deployment is None:
+            return None
+
+        def last(*matching: str) -> list[tuple[dict[str, str], float]]:
+            braces = ",".join((*matching, *self._subject.matchers))
+            length_s = period.end_s - period.start_s
+            return self._history.labels_now(f"last_over_time({{{braces}}}[{length_s:g}s])", period.end_s)
+
+        found = last(f'__name__="{PREFIX}_info"', f'scaletargetref_name="{escaped(deployment)}"')
+        names = [
+            labels["horizontalpodautoscaler"] for labels, _ in found if "horizontalpodautoscaler" in labels
+        ]
+        if not names:
+            self._notes.append(
+                f"kube-state-metrics knows no HPA of {deployment}: the HPA has common settings"
+            )
+            return None
+        specs = last(
+            f'__name__=~"{PREFIX}_spec_(min_replicas|max_replicas|target_metric)"',
+            f'horizontalpodautoscaler="{escaped(names[0])}"',
+        )
+        made = autoscaler_of(names[0], specs)
+        if made.note is not None:
+            self._notes.append(made.note)
+        return made
 
     def _kv_tokens(self, arrivals: Floats) -> int | None:
         """Return the KV capacity of a replica, of engines that export it alongside their other metrics."""

@@ -126,9 +126,9 @@ def fleet_rows(found: Assessment) -> list[tuple[str, ...]]:
             _spread(each.in_time, 100, "%"),
             _spread(each.gpu_hours, 1, ""),
             UNKNOWN if each is ran else f"{change:+.0%}",
-            f"{each.lost:,.0f}",
-            _s(each.ttft_p50_s),
-            _s(each.ttft_p99_s),
+            _spread(each.lost, 1, "", digits=0),
+            _s_spread(each.ttft_p50_s),
+            _s_spread(each.ttft_p99_s),
             str(each.peak_gpus),
         )
         rows.append(row if price is None else (*row, f"{each.gpu_hours.mean * price:,.2f}"))
@@ -193,12 +193,20 @@ def calibration_sentence(calibration: Calibration) -> str:
     return f"The simulation of the fleet that ran is off by: {'; '.join(parts)}."
 
 
-def _spread(value: Spread, factor: float, unit: str) -> str:
-    digits = 1 if value.mean * factor >= 10 or unit else 2
+def _spread(value: Spread, factor: float, unit: str, *, digits: int | None = None) -> str:
+    if digits is None:
+        digits = 1 if value.mean * factor >= 10 or unit else 2
     text = f"{value.mean * factor:,.{digits}f}{unit}"
-    if value.high - value.low < 10**-digits / factor / 2:
+    if (value.high - value.low) * factor < 10**-digits / 2:
         return text
     return f"{text} ({value.low * factor:,.{digits}f} to {value.high * factor:,.{digits}f})"
+
+
+def _s_spread(value: Spread | None) -> str:
+    if value is None:
+        return UNKNOWN
+    low, high = _s(value.low), _s(value.high)
+    return _s(value.mean) if low == high else f"{_s(value.mean)} ({low} to {high})"
 
 
 def _share(value: float | None) -> str:

@@ -149,3 +149,36 @@ def test_each_bad_server_is_one_clear_sentence(server, said):
         read(server)
     assert "secret" not in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_the_hpa_of_the_deployment_is_read_from_kube_state_metrics():
+    """With two queries; without a Deployment there are none, and a Deployment without an HPA is noted."""
+
+    class WithHpa(Server):
+        def custom_query(self, query, params):
+            self.asked.append(query)
+            if "_info" in query:
+                return [{"metric": {"horizontalpodautoscaler": "web"}, "value": [0, "1"]}]
+            if "_spec_" in query:
+                name = "kube_horizontalpodautoscaler_spec"
+                target = {"__name__": f"{name}_target_metric", "metric_name": "vllm_num_requests_waiting"}
+                bound = {"__name__": f"{name}_max_replicas"}
+                return [{"metric": target, "value": [0, "5"]}, {"metric": bound, "value": [0, "8"]}]
+            return []
+
+    def read_of(server, deployment):
+        subject = Subject("llama", ('namespace="prod"',), deployment)
+        return read_history(PrometheusHistory(server), subject, end_s=END_S, since_s=3600.0)
+
+    server = WithHpa()
+    found = read_of(server, "llama").autoscaler
+    assert (found.name, found.words) == ("web", "5 waiting, 1 to 8 replicas")
+    asked = [query for query in server.asked if "horizontalpodautoscaler" in query]
+    assert all('namespace="prod"' in query for query in asked)
+    assert [len(asked), 'scaletargetref_name="llama"' in asked[0], 'autoscaler="web"' in asked[1]] == [
+        2,
+        True,
+        True,
+    ]
+    assert read_of(WithHpa(), None).autoscaler is None
+    assert any("knows no HPA of llama" in note for note in read_of(Server(), "llama").notes)

@@ -27,7 +27,8 @@ def fleet(kind, in_time, hours):
     """A fleet with that share in time for those GPU-hours."""
     plan = PLAN if kind is FleetKind.PENSTOCK else None
     spreads = Spread(in_time, in_time, in_time), Spread(hours, hours, hours)
-    return Fleet(kind.value, kind, *spreads, 0.0, 0.1, 0.5, 4, plan)
+    known = [Spread(each, each, each) for each in (0.0, 0.1, 0.5)]
+    return Fleet(kind.value, kind, *spreads, *known, 4, plan)
 
 
 def fleets(ran, own, fixed=(1.0, 90.0)):

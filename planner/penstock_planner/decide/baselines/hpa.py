@@ -35,6 +35,21 @@ UP_PODS, UP_FACTOR = 4, 2
 
 
 @dataclass(frozen=True, slots=True)
+class HpaParameters:
+    """What the HPA keeps of each replica; None: it has no such metric. At least one is needed for it to change anything.
+
+    Attributes:
+        kv_usage: KV usage of decode and aggregated replicas, a fraction, > 0.
+        waiting: Requests that wait for a prefill or aggregated replica, > 0.
+        running: Requests in a prefill or aggregated replica that are computed or wait, > 0.
+    """
+
+    kv_usage: float | None = KV_TARGET
+    waiting: float | None = QUEUE_TARGET
+    running: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PodMetric:
     """One metric that each pod reports.
 
@@ -157,7 +172,7 @@ def hpa(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
     pull = window.pulls[-1]
     proposals, memory = [], {}
     for role, pool in pull.pools.items():
-        metrics = _metrics(window.pulls, role)
+        metrics = _metrics(window.pulls, role, config.parameters_as(HpaParameters))
         desired = combined([number for _, number in metrics], pool.replicas)
         before = numbers(of_role(state.memory, role).get("recommended"))
         kept: tuple[float, ...] = tuple(before)
@@ -171,20 +186,27 @@ def hpa(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
     return proposed(proposals, state, memory)
 
 
-def _metrics(pulls: Sequence[Pull], role: Role) -> list[tuple[str, int | None]]:
+def _metrics(pulls: Sequence[Pull], role: Role, targets: HpaParameters) -> list[tuple[str, int | None]]:
     pull = pulls[-1]
     pool = pull.pools[role]
     metrics: list[tuple[str, int | None]] = []
-    if role is not Role.PREFILL:
-        kv = PodMetric(pull.kv.total, pull.kv.fresh, pull.kv.unknown, pool.starting, KV_TARGET)
+    if role is not Role.PREFILL and targets.kv_usage is not None:
+        kv = PodMetric(pull.kv.total, pull.kv.fresh, pull.kv.unknown, pool.starting, targets.kv_usage)
         metrics.append(("kv", pods_desired(kv, pool.replicas)))
-    if role is not Role.DECODE:
-        waiting = waiting_requests(pull, role)
-        if waiting is not None:
-            # Like the routers' metric penstock_router_unserved_requests; an HPA sees those since its last decision.
-            waiting += turned_away(pulls, role)
-        queue = None if waiting is None else external_desired(waiting, QUEUE_TARGET, pool.replicas)
+    if role is Role.DECODE:
+        return metrics
+    waiting = waiting_requests(pull, role)
+    if waiting is not None:
+        # Like the routers' metric penstock_router_unserved_requests; an HPA sees those since its last decision.
+        waiting += turned_away(pulls, role)
+    if targets.waiting is not None:
+        queue = None if waiting is None else external_desired(waiting, targets.waiting, pool.replicas)
         metrics.append(("queue", queue))
+    if targets.running is not None:
+        running = None if pull.demand is None else pull.demand.in_flight.get(role, 0.0)
+        total = None if waiting is None or running is None else running + waiting
+        asked = None if total is None else external_desired(total, targets.running, pool.replicas)
+        metrics.append(("running", asked))
     return metrics
 
 
@@ -197,5 +219,5 @@ def _ceil(value: float) -> int:
     return math.ceil(value - 1e-9)
 
 
-POLICY = PlannerPolicy(hpa, has_ledger=False, interval_s=SYNC_S, max_step=None)
+POLICY = PlannerPolicy(hpa, has_ledger=False, interval_s=SYNC_S, max_step=None, parameters=HpaParameters)
 """The HPA as a policy, registered under the name "hpa"."""
