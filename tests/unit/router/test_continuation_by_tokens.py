@@ -131,6 +131,16 @@ async def test_a_stream_continues_several_times(served):
     )
 
 
+async def test_a_stream_that_lacks_only_its_end_gets_its_usage(served):
+    """The ids show how many tokens the prompt has, although no worker has lived to count it."""
+    speakers, router = served
+    expected = read(await asked(router, COMPLETIONS))
+    whole = answer_to(COMPLETIONS, orjson.dumps(speakers.seen[0]), 0)
+    speakers.breaks = [(whole.rindex(b'data: {"id"'), b"")]
+    assert {**read(await asked(router, COMPLETIONS)), "identity": None} == {**expected, "identity": None}
+    assert not speakers.breaks
+
+
 async def test_an_undisturbed_stream_is_a_workers_with_null_for_its_ids(served):
     """As a worker writes it that is not asked for them."""
     speakers, router = served
@@ -184,7 +194,7 @@ async def test_what_does_not_continue_is_sent_as_it_came(harness, more):
 
 
 REQUESTS = {
-    "`/v1/responses`": ("responses", {"input": "Tell me."}),
+    "`/v1/responses` and `/v1/messages`": ("responses", {"input": "Tell me."}),
     "a chat with `tools`, unless `tool_choice` is `none`": ("chat/completions", CHAT | {"tools": [{"a": 1}]}),
     "images, audio, video and files": (
         "chat/completions",

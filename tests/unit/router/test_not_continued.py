@@ -45,7 +45,21 @@ CASES = [
             )
         ],
     ),
-    ("`/v1/messages`", [("messages", CHAT | {"max_tokens": 8})]),
+    (
+        "`/v1/messages` with tools, `thinking`, `output_config`, `stop_sequences` or more than text",
+        [
+            ("messages", CHAT | {"max_tokens": 8} | fields)
+            for fields in (
+                {"tools": [{"name": "f"}]},
+                {"thinking": {"type": "enabled"}},
+                {"output_config": {"effort": "low"}},
+                {"stop_sequences": ["x"]},
+                {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+                {"messages": [*CHAT["messages"], {"role": "assistant", "content": "The"}]},
+                {"messages": [{"role": "system", "content": "x"}, *CHAT["messages"]]},
+            )
+        ],
+    ),
     (
         "`n`, `best_of`, several prompts",
         [
@@ -109,6 +123,7 @@ def test_every_row_has_a_case():
     [
         ("completions", COMPLETION | {"stop": ["x"], "logprobs": 2, "repetition_penalty": 1.2, "seed": 3}),
         ("completions", {"prompt": [1, 2, 3]} | IDS),
+        ("messages", CHAT | {"max_tokens": 8, "system": "Be brief."}),
         ("responses", {"input": "Tell me.", "tools": [], "text": {"format": {"type": "text"}}}),
         ("completions", {"prompt": ["only one"], "presence_penalty": 0, "echo": False, "n": 1}),
         (

@@ -21,6 +21,7 @@ import orjson
 
 from penstock.core.http.sse import DONE, EventSplitter, encode_event, payload
 from penstock.router.proxy.completion import CompletionRequest, encoded
+from penstock.router.proxy.messages import chat_of
 from penstock.router.proxy.not_continued import (
     CHAT_LIMITS,
     NO_IDS,
@@ -259,7 +260,7 @@ def _cut(record: StreamRecord, own: str) -> tuple[int, int]:
     words.
     """
     request = record.request
-    is_chat = request.endpoint in {ApiEndpoint.CHAT, ApiEndpoint.RESPONSES}
+    is_chat = request.endpoint is not ApiEndpoint.COMPLETIONS
     held = max((len(stop) - 1 for stop in stops_of(request)), default=0)
     steps = ((tokens, end + held) for tokens, end in record.steps() if end + held <= len(own))
     if request.body.get("temperature") == 0:
@@ -282,6 +283,9 @@ def _ids_of(request: CompletionRequest) -> tuple[int, ...]:
 _DEFAULT_TOKENS: Final = 16
 """Default of max_tokens in OpenAI's /v1/completions."""
 _COMPLETIONS: Final = "/v1/completions"
+_CHATS: Final = "/v1/chat/completions"
+_OF_MESSAGES: Final = frozenset({"system", "metadata", "tool_choice"})
+"""Keys of Anthropic's API that a chat does not have, or that mean something else there."""
 _OF_CHAT: Final = frozenset(
     {
         *(
@@ -326,9 +330,11 @@ def continuation_request(
         body["min_tokens"] = max(0, body["min_tokens"] - said.tokens)
     size = 0 if said.token_ids else request.prompt_bytes + len(said.text.encode())
     rest = request._replace(body=body, raw=encoded(body), prompt_bytes=size, prompt_ids=len(said.token_ids))
-    if not said.token_ids:
-        return rest
-    return rest._replace(endpoint=ApiEndpoint.COMPLETIONS, path=_COMPLETIONS)
+    if said.token_ids:
+        return rest._replace(endpoint=ApiEndpoint.COMPLETIONS, path=_COMPLETIONS)
+    if request.endpoint is ApiEndpoint.MESSAGES:
+        return rest._replace(endpoint=ApiEndpoint.CHAT, path=_CHATS)
+    return rest
 
 
 def _body_by_ids(
@@ -354,7 +360,9 @@ def _body_by_ids(
 
 def _body_by_text(request: CompletionRequest, said: EmittedPrefix) -> dict[str, Any]:
     body = dict(request.body)
-    if request.endpoint is ApiEndpoint.CHAT:
+    if request.endpoint is ApiEndpoint.MESSAGES:
+        body = _chat_body(body)
+    if "messages" in body:
         messages = list(body["messages"])
         if body.get("continue_final_message"):
             messages[-1] = {**messages[-1], "content": _text_of(messages[-1]) + said.text}
@@ -369,6 +377,12 @@ def _body_by_text(request: CompletionRequest, said: EmittedPrefix) -> dict[str, 
         body["prompt"] = (prompt if isinstance(prompt, str) else prompt[0]) + said.text
         body.setdefault("max_tokens", _DEFAULT_TOKENS)
     return body
+
+
+def _chat_body(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of the chat that a plain request to /v1/messages stands for, as vLLM 0.32 makes it."""
+    chat = {key: value for key, value in body.items() if key not in _OF_MESSAGES}
+    return {**chat, "messages": chat_of(body), "stream_options": {"include_usage": True}}
 
 
 def _open_input(given: Any, said: EmittedPrefix) -> Any:

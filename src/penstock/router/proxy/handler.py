@@ -264,7 +264,9 @@ class CompletionHandler:
         """End a stream whose head was sent with an error event, so that it does not look complete."""
         if call.has_comments_alone:
             call.failed_status = response.status
-        call.responder.write(error_event_of(call.request.path, response))
+        # The rest of a stream may be requested by another API than the client's.
+        request = call.request if call.begun is None else call.begun.request
+        call.responder.write(error_event_of(request.path, response))
         call.responder.break_off()
 
     # ------------------------------------------------------------------ steps

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.router.proxy.completion import CompletionRequest
+from penstock.router.proxy.messages import chat_of, is_plain
 from penstock.router.proxy.prompt_parts import MEDIA
 from penstock.router.proxy.routes import ApiEndpoint
 
@@ -71,6 +72,14 @@ def _is_open(request: CompletionRequest) -> bool:
     return body.get("add_generation_prompt") is False and not body.get("continue_final_message")
 
 
+def _is_plain_chat(body: Mapping[str, Any]) -> bool:
+    """Return whether a request to /v1/messages is a chat of texts that ends with the user's."""
+    if any(body.get(key) for key in ("tools", "thinking", "output_config", "stop_sequences")):
+        return False
+    roles = [each.get("role") for each in body["messages"]]
+    return roles[-1] == "user" and "system" not in roles and is_plain(chat_of(body))
+
+
 def _shows_media(request: CompletionRequest) -> bool:
     return any(part.kind.partition("/")[0] in MEDIA for part in request.parts)
 
@@ -93,9 +102,9 @@ OF_REQUEST: Final = (
         lambda request: request.endpoint is ApiEndpoint.RESPONSES and _is_more_than_text(request.body),
     ),
     NotContinued(
-        "`/v1/messages`",
-        "in this API an unfinished last message cannot be continued",
-        lambda request: request.endpoint is ApiEndpoint.MESSAGES,
+        "`/v1/messages` with tools, `thinking`, `output_config`, `stop_sequences` or more than text",
+        "its rest is a chat, which only text makes exactly; tokens whose text is held back have no events",
+        lambda request: request.endpoint is ApiEndpoint.MESSAGES and not _is_plain_chat(request.body),
     ),
     NotContinued(
         "`n`, `best_of`, several prompts",
@@ -165,9 +174,9 @@ OF_REQUEST: Final = (
 
 BY_TEXT: Final = (
     NotContinued(
-        "`/v1/responses`",
-        "its events carry no ids",
-        lambda request: request.endpoint is ApiEndpoint.RESPONSES,
+        "`/v1/responses` and `/v1/messages`",
+        "their events carry no ids",
+        lambda request: request.endpoint in {ApiEndpoint.RESPONSES, ApiEndpoint.MESSAGES},
     ),
     NotContinued(
         "a chat with `tools`, unless `tool_choice` is `none`",

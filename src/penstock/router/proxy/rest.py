@@ -28,6 +28,7 @@ from penstock.router.proxy.continuation import (
     refusal_of_stream,
 )
 from penstock.router.proxy.hidden_ids import observe_without_ids
+from penstock.router.proxy.message_seam import MessageSeam
 from penstock.router.proxy.not_continued import ENDING, WITH_IDS, refusal_of, takes_tokens
 from penstock.router.proxy.query_of_death import REFUSED_S, QueriesOfDeath
 from penstock.router.proxy.response_seam import ResponseSeam
@@ -37,6 +38,8 @@ from penstock.router.proxy.stream_record import RecordedBytes, StreamRecord
 
 log = get_logger(__name__)
 
+_ENDS_UNKNOWN: Final = frozenset({ApiEndpoint.RESPONSES, ApiEndpoint.MESSAGES})
+"""APIs whose last events only the worker can write."""
 _LIMIT_BY_NAME: Final = {each.name: each for each in ROUTER_LIMITS}
 
 
@@ -114,20 +117,19 @@ class StreamContinuations:
         if said.refusal:
             return Rest.UNKNOWN
         rest = None if said.finish_reason else self._request_of(begun, said)
-        if rest is None and begun.request.endpoint is ApiEndpoint.RESPONSES:
+        if rest is None and begun.request.endpoint in _ENDS_UNKNOWN:
             return Rest.UNKNOWN
         if rest is None:
             counted = call.prompt_tokens if call.prompt_counted else None
+            if said.token_ids:
+                counted = len(said.token_ids) - said.tokens
             call.responder.write(ending(begun.request, said, counted))
             call.responder.end()
             call.is_delivered = True
             return Rest.NOTHING
         call.request, call.transfer = rest, None
         begun.kept.drop()
-        is_response = begun.request.endpoint is ApiEndpoint.RESPONSES
-        before = begun.seam if isinstance(begun.seam, ResponseSeam) else None
-        begun.said = said
-        begun.seam = ResponseSeam(said, before) if is_response else Seam(said, begun.request)
+        begun.said, begun.seam = said, _seam(begun, said)
         return Rest.READY
 
     def _request_of(self, begun: BegunStream, said: EmittedPrefix) -> CompletionRequest | None:
@@ -185,6 +187,16 @@ class StreamContinuations:
             body=digest,
             refused_s=REFUSED_S,
         )
+
+
+def _seam(begun: BegunStream, said: EmittedPrefix) -> StreamSeam:
+    """Return what joins the next worker's events to those that the client has."""
+    endpoint = begun.request.endpoint
+    if endpoint is ApiEndpoint.MESSAGES:
+        return MessageSeam(said)
+    if endpoint is ApiEndpoint.RESPONSES:
+        return ResponseSeam(said, begun.seam if isinstance(begun.seam, ResponseSeam) else None)
+    return Seam(said, begun.request)
 
 
 def _begun(call: CompletionCall) -> BegunStream:

@@ -307,6 +307,9 @@ class StreamRecord:
         if self.request.endpoint is ApiEndpoint.RESPONSES:
             self._read_response_event(chunk)
             return
+        if self.request.endpoint is ApiEndpoint.MESSAGES and "choices" not in chunk:
+            self._read_message_event(chunk)
+            return
         choices, usage = chunk.get("choices"), chunk.get("usage")
         _check(isinstance(choices, list) and isinstance(usage, _OPTIONAL_DICT))
         self.head = self.head or {key: chunk[key] for key in _HEAD_KEYS if key in chunk}
@@ -364,6 +367,23 @@ class StreamRecord:
         elif kind not in {"response.in_progress", "response.content_part.added"}:
             raise _NotContinued(ENDING)
         head["sequence_number"] = number
+
+    def _read_message_event(self, chunk: Any) -> None:
+        """Parse an event of Anthropic's API; the rest of such a stream comes as a chat's chunks."""
+        kind = chunk.get("type")
+        if kind == "content_block_start":
+            block = chunk.get("content_block")
+            _check(isinstance(block, dict))
+            if block.get("type") != "text" or chunk.get("index") != 0:
+                raise _NotContinued(BEGUN)
+        elif kind == "content_block_delta":
+            delta = chunk.get("delta")
+            _check(isinstance(delta, dict) and isinstance(delta.get("text", ""), str))
+            if delta.get("type") != "text_delta":
+                raise _NotContinued(BEGUN)
+            self._add([delta.get("text", "")], 0)
+        elif kind not in {"message_start", "ping"}:
+            raise _NotContinued(ENDING)
 
     # ------------------------------------------------------------------ text
 
