@@ -57,7 +57,7 @@ def test_each_folder_of_the_product_holds_one_package():
         for folder in PRODUCT
     }
     assert packages == {
-        "src": ["penstock", "penstock_dynamo", "penstock_sglang", "penstock_trtllm"],
+        "src": ["penstock", "penstock_dynamo", "penstock_importers", "penstock_sglang", "penstock_trtllm"],
         "operator": ["penstock_operator"],
         "planner": ["penstock_planner"],
     }
@@ -99,6 +99,7 @@ def test_every_folder_of_modules_is_a_package():
     assert {path.parent.name for path in ROOT.glob("*/*/py.typed")} == {
         "penstock",
         "penstock_dynamo",
+        "penstock_importers",
         "penstock_sglang",
         "penstock_trtllm",
         "penstock_operator",

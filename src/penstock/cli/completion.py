@@ -45,12 +45,6 @@ def _planners(_context: click.Context) -> Iterable[str]:
     return ("all", *policy_names())
 
 
-def _samples(_context: click.Context) -> Iterable[str]:
-    from penstock.cli.samples import sample_files  # noqa: PLC0415
-
-    return sample_files()
-
-
 def _decisions(context: click.Context) -> Iterable[str]:
     from penstock.cli.planner_folder import ledger_folder  # noqa: PLC0415
     from penstock_planner.ledger import read_ledger  # noqa: PLC0415
@@ -87,6 +81,5 @@ OF_FLAG: Final[Mapping[str, Completer]] = {
 }
 """The completer of each option that several commands build from dataclasses."""
 
-SAMPLE: Final = one_of(_samples)
 DECISION: Final = one_of(_decisions)
 PROFILE: Final = OF_FLAG["--profile"]

@@ -276,15 +276,16 @@ def _as_text(spec: ProcessSpec) -> str:
     help="Exit 1 if any setting could not be converted; the manifest is still written.",
 )
 @click.option(
-    "--name", help="Name of the deployment to convert, if FILE holds several.  [default: the only one]"
+    "--name",
+    help="Name of the deployment to convert, if FILE holds several; of values without a name, the graph's name.  [default: the only one]",
 )
 @option.as_json("Print one JSON object: manifest, and unconverted with line, path, value and reason of each.")
 def import_(file: Path, output: Path | None, strict: bool, name: str | None, as_json: bool) -> None:
-    """Convert NVIDIA's DynamoGraphDeployment (v1alpha1 or v1beta1) in FILE to a GraphDeployment.
+    """Convert a manifest or Helm values of another stack in FILE to a GraphDeployment.
 
-    FILE is YAML with a DynamoGraphDeployment of vLLM workers or mockers. The manifest is written to stdout, the
-    list of settings that could not be converted to stderr. A deployment that no graph can run is refused with exit
-    status 2.
+    FILE is YAML with NVIDIA's DynamoGraphDeployment (v1alpha1 or v1beta1), KServe's LLMInferenceService, or the values
+    of the charts of vLLM's production-stack or llm-d-modelservice. The manifest is written to stdout, the list of
+    settings that could not be converted to stderr. A deployment that no graph can run is refused with exit status 2.
     """
     result = import_graph(read_text(file), str(file), name=name)
     manifest = result.graph.to_manifest()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from penstock.cli.completion import SAMPLE
+from penstock.cli.completion import one_of
 from penstock.cli.say import say, say_json
 from penstock.core.closest import did_you_mean
 
@@ -21,7 +21,7 @@ def sample_files() -> dict[str, Path]:
 
 
 @click.command()
-@click.argument("name", required=False, shell_complete=SAMPLE)
+@click.argument("name", required=False, shell_complete=one_of(lambda _context: sample_files()))
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the names and summaries, or the text of NAME, as JSON."
 )

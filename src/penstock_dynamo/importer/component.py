@@ -15,10 +15,10 @@ from functools import cached_property
 from typing import Any
 
 from penstock.api.enums import Role
+from penstock.api.manifests.foreign import ManifestSource
 from penstock.api.manifests.validation import shown
 from penstock.kube.objects.device_claims import claimed_devices
 from penstock_dynamo.importer.command import SCRIPT_AT, SHELLS, Command, parse_command
-from penstock_dynamo.importer.source import ManifestSource
 
 GROUP = "nvidia.com/"
 """API group of Dynamo's operator, before a version."""

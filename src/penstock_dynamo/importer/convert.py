@@ -13,6 +13,7 @@ from typing import Any, Final
 from penstock.api.enums import Role
 from penstock.api.graph import API_VERSION, GraphDeployment
 from penstock.api.graph_rules import MAX_CHILD_NAME
+from penstock.api.manifests.foreign import ManifestSource, leaves
 from penstock.api.manifests.importing import ImportResult, Unconverted
 from penstock.api.manifests.nodes import Document, read_documents
 from penstock.api.manifests.validation import shown, validate
@@ -39,7 +40,6 @@ from penstock_dynamo.importer.pods import (
     read_pod,
 )
 from penstock_dynamo.importer.servers import OwnServers, servers_of, settle_frontend
-from penstock_dynamo.importer.source import ManifestSource, leaves
 
 FOREIGN_KIND = "DynamoGraphDeployment"
 DEFAULT_BUDGET = 8

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.api.enums import KvBufferDevice, Role
+from penstock.api.manifests.foreign import ManifestSource
 from penstock.api.runtimes import DYNAMO_FRONTEND
 from penstock_dynamo.importer.command import CONNECTOR_FLAG, Command
 from penstock_dynamo.importer.component import MOCKER_MODULE, Component, number_of
-from penstock_dynamo.importer.source import ManifestSource
 
 _OWNED = (
     "--discovery-backend",

@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
+from penstock.api.manifests.foreign import ManifestSource
 from penstock.core.durations import duration_text
 from penstock_dynamo.importer.command import Command, parse_command
 from penstock_dynamo.importer.component import Component
-from penstock_dynamo.importer.source import ManifestSource
 
 _SAME = (
     "max_gpu_budget",

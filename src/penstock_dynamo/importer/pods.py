@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.api.manifests.foreign import ManifestSource
 from penstock_dynamo.importer.component import GPU_RESOURCE, MAIN, Component
-from penstock_dynamo.importer.source import ManifestSource
 
 _OWNED_VARIABLES = frozenset(
     {

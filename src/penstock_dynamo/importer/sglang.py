@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from penstock.api.manifests.foreign import ManifestSource
 from penstock_dynamo.importer.command import Command
 from penstock_dynamo.importer.component import Component
 from penstock_dynamo.importer.flags import share_flags
-from penstock_dynamo.importer.source import ManifestSource
 
 _FLAGS: Final = {
     "name": ("--model-path", "--model"),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from penstock.api.manifests.foreign import ManifestSource
 from penstock_dynamo.importer.command import Command
 from penstock_dynamo.importer.component import Component
 from penstock_dynamo.importer.flags import share_flags
-from penstock_dynamo.importer.source import ManifestSource
 
 CONFIG_FILE: Final = "TRTLLM_SERVE_CONFIG_FILE"
 """Variable of `penstock_trtllm.runtime` with the file that is added to its own."""

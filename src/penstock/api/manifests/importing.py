@@ -1,10 +1,12 @@
 """Conversion of others' objects to graphs, by the importer that a distribution registers under their kind. Pure.
 
-An entry point of group `GROUP` is named after the foreign ``kind`` and is a function as of `Importer`.
+An entry point of group `GROUP` is named after the foreign ``kind`` or, for Helm values, which have none, after a top-level key that only
+those values have. It is a function as of `Importer`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
@@ -74,7 +76,7 @@ def import_graph(text: str, file: str | None = None, *, name: str | None = None)
     if not known:
         raise ConfigError(f"{GROUP}: none is installed; install penstock again")
     documents, problems = read_documents(text, file)
-    held = {each.value.get("kind") for each in documents if isinstance(each.value, dict)}
+    held = {mark for each in documents if isinstance(each.value, dict) for mark in _marks(each.value)}
     found = [kind for kind in known if kind in held]
     if not problems and len(found) != 1:
         message = f"holds {' and '.join(found) or 'no'} object that can be converted; give a file with one of {', '.join(known)}"
@@ -82,3 +84,8 @@ def import_graph(text: str, file: str | None = None, *, name: str | None = None)
     if problems:
         raise InvalidSpecError(problems)
     return cast(Importer, load(GROUP, found[0], kind="importer"))(text, file, name=name)
+
+
+def _marks(value: Mapping[str, object]) -> set[object]:
+    """Return what an importer of a document is named after."""
+    return {value["kind"]} if "kind" in value else set(value)

@@ -1,0 +1,1 @@
+"""Conversion of other stacks' manifests and Helm values: production-stack, llm-d's modelservice, KServe. Pure."""
