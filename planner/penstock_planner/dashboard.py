@@ -36,7 +36,7 @@ from penstock_planner.decide.decision import Decision
 from penstock_planner.explain import wall_clock
 from penstock_planner.learnt import memory_in_words
 from penstock_planner.ledger import FormerChange, FormerRuns
-from penstock_planner.observers import View
+from penstock_planner.observers import PlannerView
 from penstock_planner.series import EXPECTED, points
 from penstock_planner.stats import PlannerStats
 
@@ -75,7 +75,7 @@ class Dashboard:
             draw: Function that runs the computation of a picture, now or later, for example in a thread; None runs it immediately.
         """
         self._run_drawing = draw or _run_now
-        self._drawn: SimpleQueue[tuple[str, bytes, View]] = SimpleQueue()
+        self._drawn: SimpleQueue[tuple[str, bytes, PlannerView]] = SimpleQueue()
         self._is_drawing = self._has_last = False
         self._config, self._graph = config, graph
         self._period_s = config.adjustment_interval_s / POINTS_PER_INTERVAL
@@ -84,7 +84,7 @@ class Dashboard:
         self._runs = Runs(folder)
         self._history = History()
         self._newest: deque[str] = deque(maxlen=NEWEST)
-        self._view: View | None = None
+        self._view: PlannerView | None = None
         self._is_stopped = False
 
     @classmethod
@@ -117,7 +117,7 @@ class Dashboard:
         log.info("dashboard", folder=str(folder))
         return cls(folder, config, graph, draw=draw)
 
-    def tick(self, view: View) -> None:
+    def tick(self, view: PlannerView) -> None:
         """Draw the newest values 15 times (`POINTS_PER_INTERVAL`) per adjustment interval, and a picture every 60 s (`PICTURE_S`)."""
         self._stats.tick(view)
         is_moment = self._history.tick(view)
@@ -137,7 +137,7 @@ class Dashboard:
         for at_s, tokens_per_s in self._stats.due(view.at_s):
             self._write(partial(self._draw, {EXPECTED: tokens_per_s}, view, at_s=at_s))
 
-    def decided(self, decision: Decision, view: View) -> None:
+    def decided(self, decision: Decision, view: PlannerView) -> None:
         """Write the decision and the newest changes before it as text, and draw the latencies of the interval before it."""
         self._stats.decided(decision, view)
         self._history.decided(decision, view)
@@ -152,7 +152,7 @@ class Dashboard:
         if view.wall_s - self._remembered_s >= PICTURE_S:
             self._write(lambda: self._write_memory(view))
 
-    def fill(self, former: FormerRuns, changes: Sequence[FormerChange], view: View) -> None:
+    def fill(self, former: FormerRuns, changes: Sequence[FormerChange], view: PlannerView) -> None:
         """Show the history of earlier runs in the text and the pictures of this run. Call this before the first `tick`.
 
         Args:
@@ -183,7 +183,7 @@ class Dashboard:
             self._write(lambda: self._write_memory(view))
         self._runs.close()
 
-    def _begin(self, view: View) -> None:
+    def _begin(self, view: PlannerView) -> None:
         """Write what TensorBoard needs only once: the layout of the charts, the settings, and the row of the HParams table."""
         config = self._config
         roles, in_pool = set(view.pools), view.grant is not None
@@ -206,7 +206,7 @@ class Dashboard:
             self._runs.write_text("manifest", text, wall_s=view.wall_s, step=0)
         self._runs.begin_session(settings, tuple(_COMPARED.values()), wall_s=view.wall_s)
 
-    def _write_memory(self, view: View) -> None:
+    def _write_memory(self, view: PlannerView) -> None:
         """Write the learned state, in the words of `penstock planner memory show`; does nothing if the mode learns nothing."""
         if not view.memory:
             return
@@ -225,7 +225,7 @@ class Dashboard:
         prefix = "not acted on: no-operation\n" if decision.no_operation else ""
         return f"**{decision.id}** {when}\n{prefix}\n" + "\n".join(lines)
 
-    def _draw_pictures(self, view: View) -> None:
+    def _draw_pictures(self, view: PlannerView) -> None:
         """Start drawing pictures of the current history; `_write_pictures` writes them when they are drawn."""
         found = [
             (name, *self._history.of(last_s)) for name, last_s in (("last hour", HOUR_S), ("last day", DAY_S))
@@ -252,7 +252,9 @@ class Dashboard:
             tag, png, view = self._drawn.get()
             self._runs.write_picture(tag, png, wall_s=view.wall_s, step=_step(view))
 
-    def _draw(self, found: dict[tuple[str, str], float], view: View, *, at_s: float | None = None) -> None:
+    def _draw(
+        self, found: dict[tuple[str, str], float], view: PlannerView, *, at_s: float | None = None
+    ) -> None:
         compared = {("", name): found[curve] for curve, name in _COMPARED.items() if curve in found}
         self._runs.draw({**found, **compared}, wall_s=view.wall_s, step=_step(view, at_s))
 
@@ -270,7 +272,7 @@ def _run_now(work: Callable[[], object]) -> None:
     work()
 
 
-def _step(view: View, at_s: float | None = None) -> int:
+def _step(view: PlannerView, at_s: float | None = None) -> int:
     return round((view.at_s if at_s is None else at_s) - view.origin_s)
 
 

@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo
 from penstock.api import Role
 from penstock_planner.decide.decision import Decision
 from penstock_planner.decide.observation import Demand, PoolCounts, Pull
-from penstock_planner.observers import View
+from penstock_planner.observers import PlannerView
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,7 +111,7 @@ class History:
         self._last_s: float | None = None
         self._gpu_s = 0.0
 
-    def tick(self, view: View) -> bool:
+    def tick(self, view: PlannerView) -> bool:
         """Record a tick. Return True if it became a `Moment`, which happens every 10 simulated seconds (`MOMENT_S`)."""
         demand = None if view.pull is None else view.pull.demand
         return self._take(view.at_s - view.origin_s, view.pools, view.gpus, demand, view.scheduled)
@@ -156,7 +156,7 @@ class History:
         )
         return True
 
-    def decided(self, decision: Decision, view: View) -> None:
+    def decided(self, decision: Decision, view: PlannerView) -> None:
         """Record a decision that changes replicas; ignores others."""
         self.fill(decision, view.at_s - view.origin_s)
 

@@ -164,7 +164,7 @@ def _sequence(record: Record) -> int:
     return int(record["decision"]["id"].removeprefix("d"))
 
 
-def held_in_words(ledger: LedgerFile) -> str:
+def since_last_change(ledger: LedgerFile) -> str:
     """Return a sentence about the decisions after the newest change: their number, and the reasons in the newest one.
 
     Returns an empty string if the newest decision is a change, or if there are no decisions.

@@ -23,7 +23,7 @@ from penstock.core.logs import get_logger
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision
 from penstock_planner.ledger import FormerChange, FormerRuns
-from penstock_planner.observers import Observers, View
+from penstock_planner.observers import Observers, PlannerView
 from penstock_planner.problems import ProblemTracker
 from penstock_planner.served_shares import shares_of
 from penstock_planner.stats import PlannerStats
@@ -173,14 +173,14 @@ class FileObservers:
         # The ledger up to this point; decisions of this run are passed to `decided`.
         self._former: FormerRuns | None = FormerRuns.before_now(folder)
 
-    def tick(self, view: View) -> None:
+    def tick(self, view: PlannerView) -> None:
         """Queue a tick for the files. Drops it if 30 ticks (`QUEUED`) are waiting."""
         if self._slots.acquire(blocking=False):
             self._submit(lambda: self._observers.tick(view), view, is_tick=True)
         else:
             self._stats.dropped_updates += 1
 
-    def decided(self, decision: Decision, view: View) -> None:
+    def decided(self, decision: Decision, view: PlannerView) -> None:
         """Queue a decision. Only one that changes no replicas can be dropped, like a tick."""
         if any(role.desired != role.current for role in decision.roles):
             self._submit(lambda: self._observers.decided(decision, view), view, is_tick=False)
@@ -200,7 +200,7 @@ class FileObservers:
 
             thread.submit(draw_last)
 
-    def _submit(self, show: Callable[[], None], view: View, *, is_tick: bool) -> None:
+    def _submit(self, show: Callable[[], None], view: PlannerView, *, is_tick: bool) -> None:
         def write() -> None:
             try:
                 self._fill(view)
@@ -211,7 +211,7 @@ class FileObservers:
 
         self._thread.submit(write)
 
-    def _fill(self, view: View) -> None:
+    def _fill(self, view: PlannerView) -> None:
         """Show the changes of earlier runs, before the first write of this run."""
         former, self._former = self._former, None
         if former is None:
@@ -261,7 +261,7 @@ class SnapshotWriter:
         self._origin_s: float | None = None
         self._newest: dict[str, Any] | None = None
 
-    def fill(self, changes: Sequence[FormerChange], view: View) -> None:
+    def fill(self, changes: Sequence[FormerChange], view: PlannerView) -> None:
         """Add the changes of earlier runs, oldest first.
 
         Changes from another boot of the host or another time factor have no ``at_s``, since their age is unknown.
@@ -277,13 +277,13 @@ class SnapshotWriter:
             self._changes.append(_shown(each.decision, at_s, each.wall_s))
         del self._changes[:-SHOWN_CHANGES]
 
-    def tick(self, view: View) -> None:
+    def tick(self, view: PlannerView) -> None:
         """Write the state, unless the last write was less than 0.2 real seconds (`MIN_PERIOD_S`) ago."""
         self._problems = self._tracker.after(view)
         if self._now_s() - self._written_s >= MIN_PERIOD_S:
             self._write(view)
 
-    def decided(self, decision: Decision, view: View) -> None:
+    def decided(self, decision: Decision, view: PlannerView) -> None:
         """Write the state with this decision as the newest; one that changes replicas is also added to the list of changes."""
         self._newest = _shown(decision, decision.at_s - view.origin_s, view.wall_s)
         if decision.changes:
@@ -291,7 +291,7 @@ class SnapshotWriter:
             del self._changes[:-SHOWN_CHANGES]
         self._write(view)
 
-    def _write(self, view: View) -> None:
+    def _write(self, view: PlannerView) -> None:
         self._written_s = self._now_s()
         if view.origin_s != self._origin_s:  # on another timeline the age of earlier changes is unknown
             self._origin_s = view.origin_s

@@ -18,12 +18,12 @@ from penstock.core.errors import ConfigError, LedgerError, LedgerFileError
 from penstock.core.logs import get_logger
 from penstock.core.validation import findings
 from penstock_planner.core.following import restore
-from penstock_planner.core.ledger_history import Remembered
+from penstock_planner.core.ledger_history import LearnedStateInfo
 from penstock_planner.core.records import MALFORMED, Record
 from penstock_planner.decide.adaptive import hindsight
 from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory
-from penstock_planner.decide.by_demand import MEMORIES, carried, resumed
+from penstock_planner.decide.by_demand import MEMORIES, for_other_graph, resumed
 from penstock_planner.decide.codec import from_plain, to_plain
 from penstock_planner.decide.config import config_from
 from penstock_planner.decide.decision import Memory, PlannerState
@@ -47,7 +47,7 @@ class _Memories(BaseModel):
     sla: SlaMemory | None = None
 
 
-class Learnt(BaseModel):
+class LearnedStateExport(BaseModel):
     """An export of learned state, as a file.
 
     Attributes:
@@ -67,7 +67,7 @@ class Learnt(BaseModel):
     memory: dict[str, Any]
 
 
-def learnt(folder: Path) -> Learnt:
+def learnt(folder: Path) -> LearnedStateExport:
     """Return the learned state of the planner whose ledger is in ``folder``.
 
     Raises:
@@ -100,7 +100,7 @@ def learnt(folder: Path) -> Learnt:
     gpus = {
         role: config.engine_gpus(role, pools.get(role.value, {}).get("gpus", 0)) for role in adaptive.roles
     }
-    return Learnt(
+    return LearnedStateExport(
         model=model,
         profile=config.performance.model if config.performance is not None else "",
         gpus=gpus,
@@ -115,7 +115,7 @@ def _newest_header(records: tuple[Record, ...], folder: Path) -> Record:
     raise ConfigError(f"{folder}: the ledger has no record yet; let the planner decide first")
 
 
-def in_words(known: Learnt) -> str:
+def in_words(known: LearnedStateExport) -> str:
     """Return learned state as text, with one line for the model and one per role."""
     return "\n".join([f"model {known.model}", *memory_in_words(known.memory, known.gpus)])
 
@@ -148,7 +148,7 @@ def memory_in_words(remembered: Memory, gpus_of: Mapping[Role, int]) -> list[str
     return lines
 
 
-def former_run(folder: Path, learns_from: str) -> Remembered | None:
+def former_run(folder: Path, learns_from: str) -> LearnedStateInfo | None:
     """Return the learned state that a planner would find in a ledger's folder; None if there is none or it cannot be read.
 
     ``learns_from`` is the new planner's `DecideConfig.learns_from`; the result's ``is_taken`` tells whether it uses the state.
@@ -164,10 +164,10 @@ def former_run(folder: Path, learns_from: str) -> Remembered | None:
     if not known.seen_s:
         return None
     is_taken = known.is_of(learns_from)
-    return Remembered(newest.get("wall_s"), known.learnt_from, known.seen_s, is_taken, learns_from)
+    return LearnedStateInfo(newest.get("wall_s"), known.learnt_from, known.seen_s, is_taken, learns_from)
 
 
-def former_run_in_words(left: Remembered, folder: str | Path, now_s: float) -> str:
+def former_run_in_words(left: LearnedStateInfo, folder: str | Path, now_s: float) -> str:
     """Return one line that says whether the planner uses the learned state of an earlier run, and why not or how to reset it.
 
     Args:
@@ -202,7 +202,7 @@ def _duration(real_s: float) -> str:
     )
 
 
-def as_json(known: Learnt) -> bytes:
+def as_json(known: LearnedStateExport) -> bytes:
     """Return the content of an export file: the learned state as indented JSON."""
     return orjson.dumps(known.model_dump(mode="json"), option=orjson.OPT_INDENT_2) + b"\n"
 
@@ -253,14 +253,14 @@ def memory_in(text: str, origin: str, options: PlannerOptions, graph: GraphDeplo
                 f"{origin}: was learnt from workers of {_gpus_text(known.gpus)}, this graph's are {_gpus_text(workers)}; give an export "
                 "of a graph of the same shape"
             )
-    return carried(known.memory)
+    return for_other_graph(known.memory)
 
 
 def _gpus_text(gpus: Mapping[Role, int]) -> str:
     return ", ".join(f"{role.value} {count} GPUs" for role, count in sorted(gpus.items()))
 
 
-def _parsed(text: str, origin: str) -> Learnt:
+def _parsed(text: str, origin: str) -> LearnedStateExport:
     try:
         plain = orjson.loads(text)
     except orjson.JSONDecodeError as exc:
@@ -271,7 +271,7 @@ def _parsed(text: str, origin: str) -> Learnt:
             f"{origin}: version {str(version)[:40]}, this one reads {VERSION}; export it with `penstock planner memory export`"
         )
     try:
-        known = Learnt.model_validate(plain)
+        known = LearnedStateExport.model_validate(plain)
         memories = _Memories.model_validate_json(orjson.dumps(known.memory), strict=True)
     except ValidationError as exc:
         raise ConfigError(f"{origin}: {findings(exc, root='file', most=1)}; export it again") from exc
@@ -286,7 +286,10 @@ def _parsed(text: str, origin: str) -> Learnt:
             raise ConfigError(
                 f"{origin}: memory.adaptive.hindsight.{role.value} lacks fleets, or has lists of different lengths; export it again"
             )
-    if any(number < 0 or not math.isfinite(number) for number in _numbers(to_plain(carried(known.memory)))):
+    if any(
+        number < 0 or not math.isfinite(number)
+        for number in _numbers(to_plain(for_other_graph(known.memory)))
+    ):
         raise ConfigError(f"{origin}: has a number below 0; export it again")
     return known
 

@@ -35,7 +35,7 @@ from penstock_planner.decide.bounds.owner import owner
 from penstock_planner.decide.observation import Demand, PoolCounts, Pull, kv_role, summarise
 from penstock_planner.decide.schedule import in_force
 from penstock_planner.ledger import Ledger
-from penstock_planner.observers import Observers, View
+from penstock_planner.observers import Observers, PlannerView
 from penstock_planner.recorder import Recorder
 from penstock_planner.sources.base import (
     DISPATCHED_TTFT,
@@ -274,11 +274,11 @@ class PlannerLoop:
 
     # -- observers ------------------------------------------------------------------------------------
 
-    def _view(self) -> View:
+    def _view(self) -> PlannerView:
         current, config = self._core, self._settings.config
         schedule, pools, observed = current.schedule, self._pools, self._observed
         wall_s = self._time.wall_s()
-        return View(
+        return PlannerView(
             at_s=self._time.now_s(),
             origin_s=current.origin_s,
             wall_s=wall_s,
@@ -294,10 +294,10 @@ class PlannerLoop:
             ledger_errors=self._recorder.ledger.errors,
             overdue=current.is_overdue,
             startup_s=dict(current.startup_s),
-            left_to=self._left_to(),
+            other_writers=self._other_writers(),
             failures=observed.failures if observed is not None else {},
             ledger_problem=self._recorder.ledger.problem,
-            gone_sources=self._readings.gone if self._readings is not None else {},
+            failed_sources=self._readings.gone if self._readings is not None else {},
             remembered=current.remembered,
             scheduled=tuple(each.in_words(wall_s) for each in in_force(config.schedule, wall_s)),
             memory=current.decided.memory,
@@ -305,7 +305,7 @@ class PlannerLoop:
             guaranteed=None if observed is None else observed.guaranteed,
         )
 
-    def _left_to(self) -> dict[Role, str]:
+    def _other_writers(self) -> dict[Role, str]:
         """Return the name of the other writer by role, for roles whose replicas another writer sets."""
         writers = self._observed.writers if self._observed is not None else {}
         config, decided = self._settings.config, self._core.decided

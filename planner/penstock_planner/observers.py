@@ -8,7 +8,7 @@ from typing import Protocol
 
 from penstock.api import Role
 from penstock.core.logs import get_logger
-from penstock_planner.core.ledger_history import Remembered
+from penstock_planner.core.ledger_history import LearnedStateInfo
 from penstock_planner.core.phase import PlannerPhase
 from penstock_planner.decide.decision import Decision, Memory
 from penstock_planner.decide.observation import PoolCounts, Pull
@@ -18,7 +18,7 @@ log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class PlannerView:
     """State of the planner at one tick. Times and durations are in simulated seconds unless stated otherwise.
 
     Attributes:
@@ -38,10 +38,10 @@ class View:
         ledger_errors: Number of ledger records that could not be written.
         overdue: Whether the planner ignores an adjustment because it did not end within its deadline.
         startup_s: Time from decision to ready of the newest replica, by role.
-        left_to: Name of the other writer by role, for roles whose replicas another writer sets.
+        other_writers: Name of the other writer by role, for roles whose replicas another writer sets.
         failures: Newest reason for which a replica was rolled back, by role.
         ledger_problem: Error of the newest ledger record; empty if it was written.
-        gone_sources: Error of each metrics source that this scrape needed and that did not answer, by name.
+        failed_sources: Error of each metrics source that this scrape needed and that did not answer, by name.
         remembered: Learned state that an earlier run left in the ledger; None if there is none.
         scheduled: Active entries of the schedule with their end times, as text.
         memory: Learned state after the newest decision.
@@ -64,11 +64,11 @@ class View:
     ledger_errors: int
     overdue: bool
     startup_s: Mapping[Role, float]
-    left_to: Mapping[Role, str] = field(default_factory=dict)
+    other_writers: Mapping[Role, str] = field(default_factory=dict)
     failures: Mapping[Role, str] = field(default_factory=dict)
     ledger_problem: str = ""
-    gone_sources: Mapping[str, str] = field(default_factory=dict)
-    remembered: Remembered | None = None
+    failed_sources: Mapping[str, str] = field(default_factory=dict)
+    remembered: LearnedStateInfo | None = None
     scheduled: tuple[str, ...] = ()
     memory: Memory = field(default_factory=dict)
     grant: int | None = None
@@ -78,11 +78,11 @@ class View:
 class Observer(Protocol):
     """Is notified of the planner's ticks and decisions. Its methods must not block."""
 
-    def tick(self, view: View) -> None:
+    def tick(self, view: PlannerView) -> None:
         """Handle a tick."""
         ...
 
-    def decided(self, decision: Decision, view: View) -> None:
+    def decided(self, decision: Decision, view: PlannerView) -> None:
         """Handle a decision that was recorded in the ledger and is not carried out yet."""
         ...
 
@@ -94,11 +94,11 @@ class Observers:
         self._observers = tuple(observers)
         self._failed: set[int] = set()
 
-    def tick(self, view: View) -> None:
+    def tick(self, view: PlannerView) -> None:
         """Notify all observers of a tick."""
         self._notify(lambda observer: observer.tick(view))
 
-    def decided(self, decision: Decision, view: View) -> None:
+    def decided(self, decision: Decision, view: PlannerView) -> None:
         """Notify all observers of a decision."""
         self._notify(lambda observer: observer.decided(decision, view))
 

@@ -11,7 +11,7 @@ from penstock.api import MetricsSource
 from penstock.core.findings import NOT_RECORDED
 from penstock.core.worker_metrics import NOT_ON_PAGE
 from penstock_planner.core.phase import PlannerPhase
-from penstock_planner.observers import View
+from penstock_planner.observers import PlannerView
 
 MISSING_S: Final = 10.0
 """Simulated seconds for which a metric or source must be unavailable before it is reported; the default of metrics.maxAgeSeconds."""
@@ -26,7 +26,7 @@ class UnknownSignals:
         self._known_s: float | None = None
         self._said = ""
 
-    def after(self, view: View) -> str:
+    def after(self, view: PlannerView) -> str:
         """Process a tick; return a sentence about the unknown signals, or an empty string if none has been unknown for `MISSING_S`.
 
         The sentence stays the same while the same signals are unknown.
@@ -49,7 +49,7 @@ class UnknownSignals:
         )
         return self._said
 
-    def _unknown(self, view: View) -> list[str]:
+    def _unknown(self, view: PlannerView) -> list[str]:
         assert view.pull is not None  # noqa: S101 - the caller has looked
         kv, queue = view.pull.kv, view.pull.queue
         return [
@@ -59,7 +59,7 @@ class UnknownSignals:
         ]
 
 
-def _asked(view: View) -> str:
+def _asked(view: PlannerView) -> str:
     """Return the names of the failed sources; their error messages change too often, except for metric names missing on a page."""
     if view.pull is None:
         return ""
@@ -81,10 +81,10 @@ class ProblemTracker:
         self._gone_since_s: dict[str, float] = {}
         self._gone: dict[str, str] = {}
 
-    def after(self, view: View) -> tuple[str, ...]:
+    def after(self, view: PlannerView) -> tuple[str, ...]:
         """Process a tick, and return all current problems as sentences."""
         if view.pull is not None:
-            self._gone = dict(view.gone_sources)
+            self._gone = dict(view.failed_sources)
             self._gone_since_s = {name: self._gone_since_s.get(name, view.at_s) for name in self._gone}
         found = [f"{NOT_RECORDED}: {view.ledger_problem}"] if view.ledger_problem else []
         if unknown := self._signals.after(view):

@@ -14,7 +14,7 @@ from typing import Final
 from penstock_planner.core.phase import PlannerPhase
 from penstock_planner.decide.decision import Decision
 from penstock_planner.loop import TARGET_TIMEOUT_S
-from penstock_planner.observers import View
+from penstock_planner.observers import PlannerView
 
 LATE_S: Final = 5 * TARGET_TIMEOUT_S
 """Real seconds beyond a loop's interval after which the loop counts as hanging.
@@ -39,12 +39,12 @@ class LoopTicks:
     ticked_s: float
     can_read: bool = True
 
-    def tick(self, view: View) -> None:
+    def tick(self, view: PlannerView) -> None:
         """Record a tick."""
         self.ticked_s = self.now_s()
         self.can_read = view.phase is not PlannerPhase.TARGET_UNAVAILABLE
 
-    def decided(self, decision: Decision, view: View) -> None:
+    def decided(self, decision: Decision, view: PlannerView) -> None:
         """Do nothing; decisions do not affect readiness."""
 
 

@@ -12,7 +12,7 @@ from penstock_planner.core.records import DecisionKind, Record
 from penstock_planner.decide.decision import Reason
 from penstock_planner.ledger import Ledger
 
-HELD_MOST = 150
+MAX_COUNTED_DECISIONS = 150
 """Number of equal decisions in a row that are counted in place of being written.
 
 Chosen: five minutes of mode adaptive. A restarted planner makes the uncounted ones again from the ledger's metrics.
@@ -68,7 +68,7 @@ class Recorder:
         says = [(role.role, role.desired, role.reason, role.rule) for role in decision.roles]
         written = self._written
         is_made_again = decision.is_hold and asked.kind is DecisionKind.ADJUSTMENT
-        if is_made_again and self._held < HELD_MOST and written == (says, self.ledger.errors):
+        if is_made_again and self._held < MAX_COUNTED_DECISIONS and written == (says, self.ledger.errors):
             self._held += 1
             return True
         record = {**asked.record, "wall_s": self._wall_s(), "held": self._held}

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from penstock.api import Role
 from penstock.core.errors import ConfigError, LedgerError
 from penstock.performance.profile import PerformanceProfile
-from penstock_planner.core.changes import ChangeOutcome, recorded_changes, without_asked
+from penstock_planner.core.changes import ChangeOutcome, recorded_changes, without_pending_scale_up
 from penstock_planner.core.records import MALFORMED, DecisionKind, Record
 from penstock_planner.decide.by_demand import MEMORIES
 from penstock_planner.decide.codec import from_plain, to_plain
@@ -98,7 +98,7 @@ def replay(ledger: LedgerFile, on_record: OnRecord = lambda _number: None) -> Re
             if record["type"] != "decision":
                 continue
             decisions += 1
-            decision, after = remake(record, performance)
+            decision, after = recompute(record, performance)
             name = record["decision"]["id"]
             pairs = [
                 ("decision", _decided(from_plain(Decision, record["decision"])), _decided(decision)),
@@ -176,7 +176,7 @@ def what_if(
         if record["type"] != "decision" or record["kind"] != DecisionKind.ADJUSTMENT:
             continue
         total += 1
-        decision, _ = remake(record, performance, **changes)
+        decision, _ = recompute(record, performance, **changes)
         before = [(r["role"], r["action"], r["reason"]) for r in record["decision"]["roles"]]
         after = [(r.role.value, r.action.value, r.reason.value) for r in decision.roles]
         if sorted(before) != sorted(after):
@@ -203,7 +203,7 @@ def settings(pairs: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def remake(
+def recompute(
     record: Record, performance: PerformanceProfile | None, **changes: Any
 ) -> tuple[Decision, PlannerState]:
     """Return the decision and the following state, recomputed from a decision record.
@@ -238,7 +238,7 @@ class _Chain:
                 and change in self._waiting
                 and self._state is not None
             ):
-                self._state = without_asked(self._state, change[1])
+                self._state = without_pending_scale_up(self._state, change[1])
             self._waiting.discard(change)
         elif "state" in record:
             self._state = from_plain(PlannerState, record["state"])

@@ -13,7 +13,7 @@ from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Decision
 from penstock_planner.decide.observation import Demand, Pull
 from penstock_planner.decision_steps import DemandForecast, ProfileReading, forecast_of, profile_reading
-from penstock_planner.observers import View
+from penstock_planner.observers import PlannerView
 from penstock_planner.served_shares import ServedShares, shares_of
 from penstock_planner.sources.base import Buckets, gained
 
@@ -50,7 +50,7 @@ class PlannerStats:
 
     config: DecideConfig | None = None
     is_held: bool = True
-    view: View | None = None
+    view: PlannerView | None = None
     pull: Pull | None = None
     demands: list[Demand] = field(default_factory=list)
     desired: dict[str, int] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class PlannerStats:
         """Record that a loop has ended, since the next loop counts its ledger errors from 0."""
         self._errors_seen = 0
 
-    def tick(self, view: View) -> None:
+    def tick(self, view: PlannerView) -> None:
         """Record the values of a tick: replicas, GPUs, metrics and ledger errors."""
         if self.view is not None:
             self.gpu_seconds += view.gpus * max(0.0, view.at_s - self.view.at_s)
@@ -112,7 +112,7 @@ class PlannerStats:
             self.demands.append(view.pull.demand)
             self._rejected += view.pull.demand.refused + view.pull.demand.timed_out
 
-    def decided(self, decision: Decision, view: View) -> None:
+    def decided(self, decision: Decision, view: PlannerView) -> None:
         """Record a decision: its forecast, its profile values, and the latencies since the previous decision."""
         for role in decision.roles:
             self.decisions[role.role.value, role.action.value, role.rule, role.reason.value] += 1

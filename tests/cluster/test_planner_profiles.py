@@ -17,7 +17,7 @@ from penstock.kube.kinds import CONFIG_MAP, GRAPH_DEPLOYMENT
 from penstock_planner.cluster.fleet import parse
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory
 from penstock_planner.decide.codec import to_plain
-from penstock_planner.learnt import Learnt, as_json
+from penstock_planner.learnt import LearnedStateExport, as_json
 
 pytestmark = pytest.mark.cluster
 
@@ -85,7 +85,7 @@ async def test_a_new_graph_starts_from_what_another_planner_had_learnt(world):
     """It waits for the ConfigMap that planner.memory names; its ledger begins with what that holds."""
     known = AdaptiveMemory(roles={Role.PREFILL: RoleMemory(startups_s=(77.0,))})
     gpus = {Role.PREFILL: 1, Role.DECODE: 1}
-    export = as_json(Learnt(model="m", gpus=gpus, memory=to_plain({"adaptive": known})))
+    export = as_json(LearnedStateExport(model="m", gpus=gpus, memory=to_plain({"adaptive": known})))
     await world.make_graph(mode="adaptive", memory="learnt")
     async with world.planning(profile_poll_s=0.2):
         await until(lambda: is_now(world.reason(), "Misconfigured"), "the ConfigMap is missing")

@@ -32,7 +32,7 @@ def case_of(role: Role, replicas: int, **changes: Any) -> Case:
         arrivals_s=(),
         work=None,
         kv=None,
-        gaps=None,
+        itl=None,
         oldest_wait_s=None,
         rejected=0.0,
         workers=ObservedWorkers(),

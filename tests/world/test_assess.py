@@ -18,7 +18,7 @@ from penstock.simulator.plan import SimulateOptions, make_plan
 from penstock.simulator.scenario import Resize
 from penstock.simulator.sweep import simulate
 from penstock.workload.traces import load_trace
-from penstock_planner.learnt import Learnt
+from penstock_planner.learnt import LearnedStateExport
 
 pytestmark = [
     pytest.mark.timeout(1800),
@@ -104,7 +104,7 @@ def test_the_assessment_agrees_with_the_simulator_on_the_true_load(history, tmp_
     assert found["result"].split(":")[0] in page
     if found["is_recommended"]:
         assert load_graph(folder / "graph.yaml").spec.planner is not None
-        assert Learnt.model_validate_json((folder / "memory.json").read_bytes()).model == "llama"
+        assert LearnedStateExport.model_validate_json((folder / "memory.json").read_bytes()).model == "llama"
 
 
 def test_a_model_that_is_not_there_is_refused_with_those_that_are(history, capsys):

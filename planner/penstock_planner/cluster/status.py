@@ -27,7 +27,7 @@ from penstock_planner.core.phase import PlannerPhase
 from penstock_planner.decide.bounds.pool import bids_in
 from penstock_planner.decide.config import MAX_BACKOFF_INTERVALS, DecideConfig
 from penstock_planner.decide.decision import Action, Decision, Reason, RoleDecision
-from penstock_planner.observers import View
+from penstock_planner.observers import PlannerView
 from penstock_planner.problems import UnknownSignals
 from penstock_planner.served_shares import shares_of
 
@@ -217,7 +217,7 @@ class StatusListener:
         else:
             self._calm = (PlannerReason.OBSERVING, f"decides every {config.interval_s:g} s")
 
-    def tick(self, view: View) -> None:
+    def tick(self, view: PlannerView) -> None:
         """Report the loop's current state."""
         reason, message = self._reason(view)
         self._is_edited = self._is_edited or self._is_left(view)
@@ -234,7 +234,7 @@ class StatusListener:
         self._report = replace(self._report, wants_time=stamp(view.wall_s // WANTS_S * WANTS_S))
         self._say(self._report)
 
-    def decided(self, decision: Decision, view: View) -> None:
+    def decided(self, decision: Decision, view: PlannerView) -> None:
         """Report the limits, attainment, bid and failures in a decision; also its sentences if it changes replicas.
 
         The sentences are reported, too, for the first decision after another writer's change of the replicas has ended.
@@ -252,9 +252,9 @@ class StatusListener:
             self._report = self._report.after(sentence, decision.id, stamp(view.wall_s))
             self._say(self._report)
 
-    def _is_left(self, view: View) -> bool:
+    def _is_left(self, view: PlannerView) -> bool:
         """Return whether the planner currently leaves one of its own roles to another writer."""
-        return bool(view.left_to.keys() - set(self._external))
+        return bool(view.other_writers.keys() - set(self._external))
 
     def _follow_limits(self, decision: Decision) -> None:
         found = [(role, step) for role in decision.roles for step in role.steps if step.name == "limit"]
@@ -287,7 +287,7 @@ class StatusListener:
             wants = {role.value: bid.replicas for role, bid in sorted(bids.items())}
             self._report = replace(self._report, wants=wants)
 
-    def _follow_failure(self, role: RoleDecision, view: View) -> None:
+    def _follow_failure(self, role: RoleDecision, view: PlannerView) -> None:
         """Keep the reason of a role's failed scale-up while the role requests another one."""
         if role.reason in {Reason.NEVER_READY, Reason.WITHDRAWAL_BACKOFF}:
             before = self._failed.get(role.role, "its last scale-up never became ready")
@@ -295,7 +295,7 @@ class StatusListener:
         elif role.action is not Action.UP:
             self._failed.pop(role.role, None)
 
-    def _reason(self, view: View) -> tuple[PlannerReason, str]:
+    def _reason(self, view: PlannerView) -> tuple[PlannerReason, str]:
         unknown = self._signals.after(view)
         if view.phase is PlannerPhase.TARGET_UNAVAILABLE:
             return (
@@ -316,7 +316,7 @@ class StatusListener:
             words.append(f"{' and '.join(others)}: {message}")
         return held[0][1], "; ".join(words)
 
-    def _acting(self, view: View, unknown: str) -> tuple[PlannerReason, str]:
+    def _acting(self, view: PlannerView, unknown: str) -> tuple[PlannerReason, str]:
         """Return the reason and message for the roles that the planner is allowed to scale."""
         if view.phase is PlannerPhase.ADJUSTING:
             return PlannerReason.ADJUSTING, "waiting until replicas have started or drained"
@@ -324,15 +324,17 @@ class StatusListener:
             return PlannerReason.METRICS_MISSING, unknown
         reason, message = self._calm
         external = [
-            f"{role.value} is scaled by {who}" for role, who in view.left_to.items() if role in self._external
+            f"{role.value} is scaled by {who}"
+            for role, who in view.other_writers.items()
+            if role in self._external
         ]
         scheduled = [f"schedule {each}" for each in view.scheduled]
         return reason, "; ".join(filter(None, (message, *external, *scheduled, self._limits, self._unused)))
 
-    def _held(self, view: View) -> list[tuple[frozenset[Role], PlannerReason, str]]:
+    def _held(self, view: PlannerView) -> list[tuple[frozenset[Role], PlannerReason, str]]:
         """Return the roles that the planner owns and does not scale now, each with the reason and its sentence."""
         found = []
-        left = {role: who for role, who in view.left_to.items() if role not in self._external}
+        left = {role: who for role, who in view.other_writers.items() if role not in self._external}
         if left:
             words = "; ".join(f"{role.value} is scaled by {who}" for role, who in left.items())
             advice = (
@@ -518,10 +520,10 @@ class EventListener:
     def __init__(self, emit: Callable[[EventMessage], None]) -> None:
         self._emit = emit
 
-    def tick(self, view: View) -> None:
+    def tick(self, view: PlannerView) -> None:
         """Do nothing; ticks cause no Events."""
 
-    def decided(self, decision: Decision, view: View) -> None:  # noqa: ARG002 - the listener's shape
+    def decided(self, decision: Decision, view: PlannerView) -> None:  # noqa: ARG002 - the listener's shape
         """Emit one Event for each role that changes or whose scale-up failed. Does nothing in no-operation mode."""
         for role in decision.roles:
             if not decision.no_operation and (

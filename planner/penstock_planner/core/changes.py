@@ -75,6 +75,6 @@ def recorded_changes(decision: Mapping[str, Any]) -> tuple[ReplicaChange, ...]:
     )
 
 
-def without_asked(state: PlannerState, role: Role) -> PlannerState:
+def without_pending_scale_up(state: PlannerState, role: Role) -> PlannerState:
     """Return the state without the role's pending scale-up, because the backend refused it or it was dropped."""
     return replace(state, roles={**state.roles, role: replace(state.of(role), asked=None)})

@@ -10,7 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.api import Role
-from penstock_planner.core.changes import ChangeOutcome, ReplicaChange, recorded_changes, without_asked
+from penstock_planner.core.changes import (
+    ChangeOutcome,
+    ReplicaChange,
+    recorded_changes,
+    without_pending_scale_up,
+)
 from penstock_planner.core.ledger_history import LedgerHistory
 from penstock_planner.core.records import ANCHORS, DecisionKind, Record, anchor_position, decision_record
 from penstock_planner.core.starts import Starts, starts_after, without_oldest
@@ -96,7 +101,7 @@ class LedgerFollower:
     def _begin(self, start_s: float) -> None:
         asked_s = self._state.interval_s
         interval_s = self._config.interval_s if asked_s is None else asked_s
-        self._schedule = TickSchedule.of(self._config, start_s).begun(start_s, interval_s)
+        self._schedule = TickSchedule.of(self._config, start_s).next_interval(start_s, interval_s)
 
     def _actuated(self, record: Record) -> None:
         is_applied = record["outcome"] == ChangeOutcome.APPLIED
@@ -105,7 +110,7 @@ class LedgerFollower:
         if change is not None and is_applied:
             self._starts = starts_after(self._starts, change)
         elif change is not None:
-            self._state = without_asked(self._state, change.role)
+            self._state = without_pending_scale_up(self._state, change.role)
 
     def _pulled(self, record: Record) -> Record | None:
         if not self._anchor:

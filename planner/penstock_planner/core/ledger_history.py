@@ -38,7 +38,7 @@ class LedgerHistory:
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class LearnedStateInfo:
     """Description of the learned state that an earlier run left in the ledger.
 
     Attributes:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.api import Role
-from penstock_planner.core.changes import ChangeOutcome, ReplicaChange, changes_of, without_asked
+from penstock_planner.core.changes import ChangeOutcome, ReplicaChange, changes_of, without_pending_scale_up
 from penstock_planner.core.effects import (
     Append,
     AppendPull,
@@ -28,7 +28,7 @@ from penstock_planner.core.effects import (
     Scale,
     Switch,
 )
-from penstock_planner.core.ledger_history import LedgerHistory, Remembered
+from penstock_planner.core.ledger_history import LearnedStateInfo, LedgerHistory
 from penstock_planner.core.phase import PlannerPhase
 from penstock_planner.core.planner_settings import PlannerSettings
 from penstock_planner.core.records import (
@@ -43,7 +43,7 @@ from penstock_planner.core.starts import Starts, added, finished, starts_after, 
 from penstock_planner.core.tick_schedule import TickSchedule
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.bounds.gpu_budget import existing_gpus
-from penstock_planner.decide.bounds.owner import is_heard, written
+from penstock_planner.decide.bounds.owner import after_foreign_write, write_has_effect
 from penstock_planner.decide.by_demand import resumed
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision, PlannerState
@@ -88,7 +88,7 @@ class PlannerCore:
         self.startup_s: Mapping[Role, float] = {}
         self.desired: Mapping[Role, int] = {}
         self.is_overdue = False
-        self.remembered: Remembered | None = None
+        self.remembered: LearnedStateInfo | None = None
         # Unix time minus simulated time at the newest pull; None if the configuration does not use the calendar.
         self._calendar_s: float | None = None
         self._now_s = now_s
@@ -175,7 +175,7 @@ class PlannerCore:
             return []
         this = self._config.learns_from
         is_taken = known.is_of(this)
-        self.remembered = Remembered(history.wall_s, known.learnt_from, known.seen_s, is_taken, this)
+        self.remembered = LearnedStateInfo(history.wall_s, known.learnt_from, known.seen_s, is_taken, this)
         if is_taken:
             return [Log("continuing with what was learnt", {"seen_s": round(known.seen_s)})]
         self.decided = replace(self.decided, memory={})
@@ -210,7 +210,7 @@ class PlannerCore:
         if is_idle and self._now_s >= begun.start_s + 2 * self._config.adjustment_interval_s:
             return False
         self.schedule = replace(
-            self.schedule.begun(begun.start_s, self._interval_s), tick=begun.tick, pulls=begun.pulls
+            self.schedule.next_interval(begun.start_s, self._interval_s), tick=begun.tick, pulls=begun.pulls
         )
         return True
 
@@ -236,7 +236,7 @@ class PlannerCore:
                 self.schedule = self.schedule.blocked(pending[0].decided_s)
             return
         self._follow_starts(seen)
-        heard = {role for role in seen.edited if is_heard(role, self.decided.of(role), self._config)}
+        heard = {role for role in seen.edited if write_has_effect(role, self.decided.of(role), self._config)}
         if heard:
             self._accept_edits(seen, heard)
         failed = self._to_roll_back(seen)
@@ -261,7 +261,7 @@ class PlannerCore:
             if is_applied:
                 self.schedule = self.schedule.blocked(made[0].at_s)
             self.is_overdue = self.is_overdue and not is_applied
-        self.schedule = self.schedule.begun(self.schedule.next_start_s, self._interval_s)
+        self.schedule = self.schedule.next_interval(self.schedule.next_start_s, self._interval_s)
         if self.schedule.blocked_s is None:
             self._emit(Checkpoint(self._header(window.end_s, is_resumed=False)))
 
@@ -274,9 +274,9 @@ class PlannerCore:
             gone = max(0, asked - pool.replicas) if asked is not None else 0
             if asked is not None and not self._starts.get(role) and asked > pool.ready:
                 # The replica was requested on another timeline, so its deadline is counted from now.
-                waiting = min(pool.begun, asked - pool.ready)
+                waiting = min(pool.loading, asked - pool.ready)
                 self._starts = added(self._starts, role, waiting, self._now_s)
-            for asked_s in finished(self._starts, role, pool.begun + gone):
+            for asked_s in finished(self._starts, role, pool.loading + gone):
                 took_s = self._now_s - asked_s
                 self._emit(Log("replica ready", {"role": role.value, "took_s": round(took_s, 1)}))
                 self._starts = without_oldest(self._starts, role)
@@ -287,7 +287,7 @@ class PlannerCore:
     def _accept_edits(self, seen: TargetState, roles: Collection[Role]) -> None:
         """Keep the replica counts that another client has set: drop the pending scale-up, and start a new interval."""
         for role in roles:
-            changed = written(self.decided.of(role), seen.writers.get(role) or "another writer")
+            changed = after_foreign_write(self.decided.of(role), seen.writers.get(role) or "another writer")
             self.decided = replace(self.decided, roles={**self.decided.roles, role: changed})
             self._starts = {**self._starts, role: ()}
         self.is_overdue = False
@@ -334,7 +334,7 @@ class PlannerCore:
         if blocked_s is not None:
             self._emit(Log("adjustment over", {"took_s": round(took_s, 1), "overdue": self.is_overdue}))
         self.decided = replace(self.decided, interval_s=None)
-        self.schedule = self.schedule.converged(self._now_s, self._interval_s)
+        self.schedule = self.schedule.restarted(self._now_s, self._interval_s)
         how = {"at_s": self._now_s, "took_s": took_s, "overdue": self.is_overdue}
         position = self._position(self._now_s, self._starts)
         self._emit(Append({"type": "settled", **how, **position, "state": self.decided}))
@@ -382,7 +382,7 @@ class PlannerCore:
             if (yield from self._record(kind, made, position, role=role, why=why, pull=pull)):
                 yield from self._carry_out(changes_of(made[0]))
                 # Start a new interval, blocked by the roll-back as an adjustment of its own.
-                self.schedule = self.schedule.converged(at_s, self._interval_s).blocked(at_s)
+                self.schedule = self.schedule.restarted(at_s, self._interval_s).blocked(at_s)
             else:
                 self._roll_back_after_s = at_s + self._config.adjustment_interval_s
 
@@ -469,7 +469,7 @@ class PlannerCore:
         return pool.replicas == change.current and (ceiling is None or needed <= ceiling)
 
     def _forget_asked(self, role: Role) -> None:
-        self.decided = without_asked(self.decided, role)
+        self.decided = without_pending_scale_up(self.decided, role)
 
     def _position(self, start_s: float, starts: Starts) -> Record:
         return anchor_position(self.settings.timeline, self.origin_s, start_s, starts)

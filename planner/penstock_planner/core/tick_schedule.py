@@ -94,7 +94,7 @@ class TickSchedule:
     def _tick_after(self, tick: int, now_s: float, start_s: float) -> int:
         return max(tick + 1, math.ceil((now_s - start_s) / self.pull_s - 1e-9))
 
-    def begun(self, start_s: float, interval_s: float) -> TickSchedule:
+    def next_interval(self, start_s: float, interval_s: float) -> TickSchedule:
         """Return the schedule of the next interval, which starts at ``start_s`` and is decided ``interval_s`` later.
 
         An adjustment that blocks the schedule continues to block it.
@@ -110,12 +110,12 @@ class TickSchedule:
             return self
         return replace(self, blocked_s=at_s)
 
-    def converged(self, at_s: float, interval_s: float) -> TickSchedule:
+    def restarted(self, at_s: float, interval_s: float) -> TickSchedule:
         """Return the schedule of a new interval that starts at ``at_s``, without a block.
 
         Used after an adjustment has ended, or after an event that makes the current interval's pulls useless.
         """
-        return replace(self.begun(at_s, interval_s), blocked_s=None)
+        return replace(self.next_interval(at_s, interval_s), blocked_s=None)
 
     def pulled(self, pull: Pull) -> TickSchedule:
         """Return the schedule with ``pull`` appended to the interval's pulls."""

@@ -19,8 +19,8 @@ from penstock_planner.decide.adaptive.looking_back import late_price_gpu_s, look
 from penstock_planner.decide.adaptive.memory import HOLD_S, AdaptiveMemory, hold_s
 from penstock_planner.decide.adaptive.observed import ObservedWorkers
 from penstock_planner.decide.adaptive.signals import KvView, WorkView
-from penstock_planner.decide.adaptive.week import Recalled
-from penstock_planner.decide.bounds.backoff import back_off, remember
+from penstock_planner.decide.adaptive.week import WeekForecast
+from penstock_planner.decide.bounds.backoff import back_off, with_observed_counts
 from penstock_planner.decide.bounds.gpu_budget import existing_gpus
 from penstock_planner.decide.bounds.replicas import below_floor
 from penstock_planner.decide.config import DecideConfig
@@ -40,7 +40,7 @@ from penstock_planner.decide.observation import (
     Window,
     entry_role,
     kv_role,
-    turned_away,
+    unserved,
 )
 from penstock_planner.decide.policy import PlannerPolicy
 from penstock_planner.decide.scale_to_zero import quiet_since, to_zero_or_back
@@ -89,9 +89,9 @@ def by_demand(window: Window, state: PlannerState, config: DecideConfig) -> Prop
     needed: Mapping[Role, tuple[Step, ...]] = {}
     if projection is not None:
         pools = window.pulls[-1].pools
-        rested = {role for role in pools if shared.held_s(role, window.end_s) <= 0}
+        out_of_hold_down = {role for role in pools if shared.hold_down_s(role, window.end_s) <= 0}
         gpus = existing_gpus(pools, config)
-        proposals = limited(proposals, projection, config, gpus=gpus, rested=rested)
+        proposals = limited(proposals, projection, config, gpus=gpus, out_of_hold_down=out_of_hold_down)
         needed = {role: projection.steps(role, pool.replicas) for role, pool in pools.items()}
     profiled = workers.step()
     return replace(
@@ -151,7 +151,7 @@ def _proposed(
         config: Targets, bounds and budget.
     """
     pools = window.pulls[-1].pools
-    seen = {role: remember(role, pool, state.of(role), config) for role, pool in pools.items()}
+    seen = {role: with_observed_counts(role, pool, state.of(role), config) for role, pool in pools.items()}
     cases = _cases(window, memory, workers, config)
     memory = looked_back(cases, window, memory, config)
     entry = entry_role(pools)
@@ -159,8 +159,8 @@ def _proposed(
         role: replace(
             case,
             hindsight=_advice(memory, role, workers),
-            served=memory.served if role is entry and workers.has_shadows else None,
-            trial=memory.trials.get(role) if workers.has_shadows else None,
+            served=memory.served if role is entry and workers.uses_learned_floor else None,
+            trial=memory.trials.get(role) if workers.uses_learned_floor else None,
             allowed=1.0 - config.in_time,
             price_gpu_s=late_price_gpu_s(memory.hindsight[role], config) if role in memory.hindsight else 0.0,
         )
@@ -215,7 +215,11 @@ def _cases(
 def _advice(memory: AdaptiveMemory, role: Role, workers: ObservedWorkers) -> Hindsight | None:
     """Return the hindsight of a role. If the queueing formula handles waits, the result only tells how long replicas were idle."""
     known = memory.hindsight.get(role)
-    return known if known is None or workers.has_shadows else replace(known, floor=0, growth=Growth.PROMPT)
+    return (
+        known
+        if known is None or workers.uses_learned_floor
+        else replace(known, floor=0, growth=Growth.IMMEDIATE)
+    )
 
 
 def _draft(
@@ -231,12 +235,12 @@ def _draft(
     if case is None:
         step = Step("known", {"demand": "unknown" if pull.demand is None else "known"}, None, "hold")
         return blank.changed(Action.HOLD, Reason.METRIC_UNKNOWN, _unknown(role, pull), step)
-    findings = rules.lacks(case)
+    findings = rules.grow_findings(case)
     steps = tuple(found.step for found in findings)
-    blank = replace(blank, steps=steps, arriving_worth=rules.grows_at(case))
+    blank = replace(blank, steps=steps, workers_for_arrivals=rules.workers_needed(case))
     for found in findings:
         if found.applies:
-            amount = rules.missing(case, _at_most(MOST_AT_ONCE, config))
+            amount = rules.replicas_to_add(case, _at_most(MOST_AT_ONCE, config))
             return replace(
                 blank,
                 action=Action.UP,
@@ -246,8 +250,8 @@ def _draft(
                 rule=found.step.name,
             )
     spared = _explained(_spared(blank, case, window, memory), case, findings, pull, config)
-    made = replace(spared, yields=_yields(blank, case, window, memory))
-    return replace(made, gives=_gives(case, window, memory)) if config.switches_roles else made
+    made = replace(spared, trial_only_reason=_trial_only_reason(blank, case, window, memory))
+    return replace(made, spare_reason=_spare_reason(case, window, memory)) if config.switches_roles else made
 
 
 def _explained(
@@ -267,7 +271,9 @@ def _explained(
     kept = kept_by(case, clock) if needs < case.pool.replicas else None
     if kept is None:
         return proposal
-    return replace(proposal, detail=kept.in_words(needs, clock), rule=kept.rule, kept=kept.kept(needs))
+    return replace(
+        proposal, detail=kept.in_words(needs, clock), rule=kept.rule, retained_because=kept.kept(needs)
+    )
 
 
 def _at_most(replicas: int, config: DecideConfig) -> int:
@@ -277,7 +283,7 @@ def _at_most(replicas: int, config: DecideConfig) -> int:
 def _spared(blank: RoleProposal, case: rules.Case, window: Window, memory: AdaptiveMemory) -> RoleProposal:
     """Return the proposal for one replica fewer if every condition allows it; else the proposal held by the first that does not."""
     pull, pool, role = window.pulls[-1], blank.pool, blank.role
-    findings = rules.spares(case)
+    findings = rules.shrink_findings(case)
     proposal = replace(blank, steps=(*blank.steps, *(found.step for found in findings)))
     if not all(found.applies for found in findings):
         return proposal
@@ -291,7 +297,7 @@ def _spared(blank: RoleProposal, case: rules.Case, window: Window, memory: Adapt
     if waiting := _waiting(role, pull):
         step = Step("waiting", {"requests": waiting}, 0, "hold")
         return proposal.held(Reason.REQUESTS_WAITING, f"{waiting:.0f} requests are waiting", step)
-    left_s = memory.held_s(role, window.end_s)
+    left_s = memory.hold_down_s(role, window.end_s)
     step = Step("hold_down", {"left_s": left_s}, 0, "hold" if left_s > 0 else "pass")
     if left_s > 0:
         return proposal.held(Reason.HOLD_DOWN, f"{left_s:.0f} s of hold-down remain", step)
@@ -306,7 +312,7 @@ def _spared(blank: RoleProposal, case: rules.Case, window: Window, memory: Adapt
     )
 
 
-def _yields(blank: RoleProposal, case: rules.Case, window: Window, memory: AdaptiveMemory) -> str:
+def _trial_only_reason(blank: RoleProposal, case: rules.Case, window: Window, memory: AdaptiveMemory) -> str:
     """Return why one replica fewer would be enough without the trial that keeps one. Empty if demand needs it, or none is on trial."""
     if case.trial is None or case.pool.replicas > case.trial.floor:
         return ""
@@ -314,7 +320,7 @@ def _yields(blank: RoleProposal, case: rules.Case, window: Window, memory: Adapt
     return untried.detail if untried.action is Action.DOWN else ""
 
 
-def _gives(case: rules.Case, window: Window, memory: AdaptiveMemory) -> str:
+def _spare_reason(case: rules.Case, window: Window, memory: AdaptiveMemory) -> str:
     """Return why the role can spare a worker that it could get back without a start-up. Empty if it cannot.
 
     So neither hold-down nor the learned floor count, because both assume a start-up. But a role that has just grown
@@ -330,7 +336,7 @@ def _gives(case: rules.Case, window: Window, memory: AdaptiveMemory) -> str:
         or any(_unknown(role, each) for each in window.pulls)
     ):
         return ""
-    findings = rules.spares(replace(case, hindsight=None, trial=None))
+    findings = rules.shrink_findings(replace(case, hindsight=None, trial=None))
     return "; ".join(each.detail for each in findings) if all(each.applies for each in findings) else ""
 
 
@@ -347,7 +353,7 @@ def _case(
     work, size = memory.work, memory.work.size
     along = work.arriving(ahead_s)
     recalled, far_recalled = (
-        Recalled()
+        WeekForecast()
         if pull.wall_s is None or not until_s
         else memory.week.recalled(until_s, pull.wall_s, config.time_zone)
         for until_s in (ahead_s, far_s)
@@ -355,14 +361,14 @@ def _case(
     view = WorkView(
         tokens_per_s=workers.tokens_per_s(work),
         rate=workers.arriving(along).times(size),
-        level=work.lately.times(size),
+        level=work.recent_rate.times(size),
         far_rate=workers.arriving(work.arriving(far_s)).ahead * size,
         backlog_tokens=demand.waiting_tokens + demand.in_flight_tokens,
         sizes=work.sizes,
-        is_alone=workers.has_shadows and work.is_alone,
+        is_uncontended=workers.uses_learned_floor and work.is_uncontended,
         recalled=recalled.rate * size,
         far_recalled=far_recalled.rate * size,
-        belief=recalled.belief,
+        confidence=recalled.confidence,
     )
     entry = entry_role(pull.pools)
     due_s = memory.of(entry).arrivals_s(memory.startup_s(entry, at_s), at_s)
@@ -380,9 +386,9 @@ def _case(
         arrivals_s=memory.of(role).arrivals_s(startup_s, at_s),
         work=None if role is Role.DECODE else view,
         kv=KvView(load.now, workers.decoding(memory.kv, prefilled_per_s), load.error) if has_kv else None,
-        gaps=workers.gaps(prefilled_per_s) if has_kv else None,
+        itl=workers.itl(prefilled_per_s) if has_kv else None,
         oldest_wait_s=_served_wait_s(demand, memory, at_s),
-        rejected=turned_away(window.pulls, role),
+        rejected=unserved(window.pulls, role),
         workers=workers,
     )
 
@@ -455,9 +461,9 @@ MEMORIES: Final[Mapping[str, type[AdaptiveMemory | SlaMemory]]] = {
 """Classes of the learned state, by the key under which `PlannerState.memory` has them."""
 
 
-def carried(known: Memory) -> Memory:
+def for_other_graph(known: Memory) -> Memory:
     """Return the part of the learned state with which another graph's planner can start. Learned state of other policies is dropped."""
-    return {key: kind.read(known).carried() for key, kind in MEMORIES.items() if key in known}
+    return {key: kind.read(known).for_other_graph() for key, kind in MEMORIES.items() if key in known}
 
 
 def resumed(state: PlannerState, by_s: float, now_s: float) -> PlannerState:

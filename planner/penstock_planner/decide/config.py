@@ -221,7 +221,7 @@ class DecideConfig:
         return min(self.adjustment_interval_s, max(ADAPTIVE_INTERVAL_S, self.metric_pulling_interval_s))
 
     @property
-    def again_s(self) -> float:
+    def after_growth_s(self) -> float:
         """Return the simulated seconds between a decision that grows a role and the next one."""
         if not self.policy.follows_demand:
             return self.interval_s

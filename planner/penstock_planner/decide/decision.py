@@ -189,7 +189,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Retention:
     """Explanation of why a role has more replicas than its demand needs.
 
     Attributes:
@@ -228,7 +228,7 @@ class RoleDecision:
     sentence: str
     steps: tuple[Step, ...]
     rule: str = ""
-    kept: Kept | None = None
+    kept: Retention | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,14 +281,14 @@ class RoleProposal:
         detail: Explanation of that rule in words and numbers, without the name of the role.
         steps: Rules applied so far, in order.
         amount: Number of replicas that ``action`` adds or removes, >= 1; ignored if the action is HOLD.
-        gives: Explanation of why this role could give one of its workers to the other role now. Empty if it could
+        spare_reason: Explanation of why this role could give one of its workers to the other role now. Empty if it could
             not.
-        yields: Explanation of why one replica is kept only because it is on trial (see `adaptive.trial`). Empty if no
+        trial_only_reason: Explanation of why one replica is kept only because it is on trial (see `adaptive.trial`). Empty if no
             replica is on trial, or if demand needs it too.
-        arriving_worth: Number of workers, fractional, that the arriving requests need, without the queued ones. None
+        workers_for_arrivals: Number of workers, fractional, that the arriving requests need, without the queued ones. None
             if unknown.
         rule: Name of the rule that set the reason; empty if none did.
-        kept: As in `RoleDecision`.
+        retained_because: As in `RoleDecision`.
     """
 
     role: Role
@@ -299,11 +299,11 @@ class RoleProposal:
     detail: str
     steps: tuple[Step, ...]
     amount: int = 1
-    gives: str = ""
-    yields: str = ""
-    arriving_worth: float | None = None
+    spare_reason: str = ""
+    trial_only_reason: str = ""
+    workers_for_arrivals: float | None = None
     rule: str = ""
-    kept: Kept | None = None
+    retained_because: Retention | None = None
 
     @property
     def change(self) -> int:
@@ -334,7 +334,7 @@ class RoleProposal:
             amount=amount,
             steps=(*self.steps, step),
             rule=step.name,
-            kept=None,
+            retained_because=None,
         )
 
     def held(self, reason: Reason, detail: str, step: Step) -> RoleProposal:
@@ -346,7 +346,7 @@ class RoleProposal:
             detail=f"{self.detail}, but {detail}",
             steps=(*self.steps, step),
             rule=step.name,
-            kept=None,
+            retained_because=None,
         )
 
 

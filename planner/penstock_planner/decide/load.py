@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.api import Role
-from penstock_planner.decide.bounds.backoff import back_off, remember
+from penstock_planner.decide.bounds.backoff import back_off, with_observed_counts
 from penstock_planner.decide.bounds.replicas import below_floor
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import (
@@ -24,7 +24,7 @@ from penstock_planner.decide.decision import (
     Step,
     count_of,
 )
-from penstock_planner.decide.observation import Pull, Window, turned_away
+from penstock_planner.decide.observation import Pull, Window, unserved
 from penstock_planner.decide.policy import PlannerPolicy
 from penstock_planner.decide.reading import Quality
 
@@ -38,7 +38,7 @@ def load(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
         config: Thresholds and bounds.
     """
     pools = window.pulls[-1].pools
-    seen = {role: remember(role, pool, state.of(role), config) for role, pool in pools.items()}
+    seen = {role: with_observed_counts(role, pool, state.of(role), config) for role, pool in pools.items()}
     proposals = []
     for role in pools:
         is_prefill = role is Role.PREFILL
@@ -243,7 +243,7 @@ def propose(role: Role, pulls: Sequence[Pull], signal: Signal, config: DecideCon
     compared = Step("thresholds", {"mean": signal.mean, "down": down, "up": up}, threshold, reason.value)
     rule = "" if reason is Reason.WITHIN_THRESHOLDS else compared.name
     proposal = replace(blank, action=action, reason=reason, detail=detail, steps=(step, compared), rule=rule)
-    return _with_rejected(proposal, turned_away(pulls, role), pulls)
+    return _with_rejected(proposal, unserved(pulls, role), pulls)
 
 
 def _with_rejected(proposal: RoleProposal, requests: float, pulls: Sequence[Pull]) -> RoleProposal:
@@ -392,7 +392,7 @@ def _follow_trend(proposal: RoleProposal, window: Window, config: DecideConfig) 
             Step("queue_trend", inputs, config.queue_up, "pass: too few pulls for a trend")
         )
     slope, predicted = trend
-    rejected = turned_away(window.pulls, Role.PREFILL)
+    rejected = unserved(window.pulls, Role.PREFILL)
     inputs |= {"slope_per_s": slope, "predicted": predicted, "rejected": rejected}
     if rejected:
         return proposal.passed(

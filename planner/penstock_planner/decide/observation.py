@@ -35,7 +35,7 @@ class PoolCounts:
     switching: int = 0
 
     @property
-    def begun(self) -> int:
+    def loading(self) -> int:
         """Return the number of replicas that are loading a model, so that they are ready only after a full start-up."""
         return self.starting - self.switching
 
@@ -201,7 +201,7 @@ def entry_role(pools: Mapping[Role, PoolCounts]) -> Role:
     return Role.AGGREGATED if Role.AGGREGATED in pools else Role.PREFILL
 
 
-def turned_away(pulls: Sequence[Pull], role: Role) -> float:
+def unserved(pulls: Sequence[Pull], role: Role) -> float:
     """Return the number of requests that were rejected or timed out for lack of this role's workers, summed over the pulls.
 
     If a pull does not report the role, its requests are counted for the role that requests reach first

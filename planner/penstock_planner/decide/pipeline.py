@@ -44,10 +44,10 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("owner", (Reason.SCALED_BY_OTHER,), owner.leave_to_writers),
     Rule("max_step", (), pace.limit_step),
     Rule("switch", (Reason.ROLE_SWITCH,), switch.switch),
-    Rule("total_floor", (Reason.BELOW_TOTAL_FLOOR,), total_floor.raise_total, binds_switch=False),
-    Rule("rebalance", (), rebalance.release, binds_switch=False),
+    Rule("total_floor", (Reason.BELOW_TOTAL_FLOOR,), total_floor.raise_to_total_floor, binds_switch=False),
+    Rule("rebalance", (), rebalance.end_rebalance, binds_switch=False),
     Rule("pool", (Reason.ABOVE_BUDGET, Reason.GPU_BUDGET), pool.keep_grant, binds_switch=False),
-    Rule("yield", (Reason.SPARE_CAPACITY,), trial_yield.yield_trials, binds_switch=False),
+    Rule("yield", (Reason.SPARE_CAPACITY,), trial_yield.reclaim_trial_replica, binds_switch=False),
     Rule("floor", (Reason.AT_FLOOR,), replicas.keep_floor, binds_switch=False),
     Rule("max_replicas", (Reason.AT_MAX_REPLICAS,), replicas.keep_ceiling, binds_switch=False),
     Rule(
@@ -56,8 +56,8 @@ RULES: Final[tuple[Rule, ...]] = (
         gpu_budget.keep_budget,
         binds_switch=False,
     ),
-    Rule("total_floor", (Reason.AT_TOTAL_FLOOR,), total_floor.keep_total, binds_switch=False),
-    Rule("rebalance", (), rebalance.reserve, binds_switch=False),
+    Rule("total_floor", (Reason.AT_TOTAL_FLOOR,), total_floor.hold_above_total_floor, binds_switch=False),
+    Rule("rebalance", (), rebalance.update_reservations, binds_switch=False),
     Rule("again", (), pace.decide_soon),
     Rule("schedule", (), schedule.note),
 )
@@ -130,14 +130,14 @@ def _next_state(proposals: Proposals, proposed: Proposal, facts: Facts, state: P
     for each in proposals.roles:
         seen, role = facts.roles[each.role], each.role
         # Back-off and grace are counted in full intervals, so an early decision does not count.
-        older = backoff.aged(seen, config) if state.interval_s is None else seen
+        older = backoff.after_decision(seen, config) if state.interval_s is None else seen
         roles[role] = replace(older, owed=role in proposals.reserved)
         if each.action is not Action.HOLD and not config.no_operation:
             # After a scale-down, replicas that are still starting and remain are awaited too.
             desired = each.pool.replicas + each.change
             is_awaited = each.action is Action.UP or desired > facts.pools[role].ready
             roles[role] = replace(roles[role], asked=desired if is_awaited else None)
-    return PlannerState(state.sequence + 1, roles, proposed.memory, proposals.again_s)
+    return PlannerState(state.sequence + 1, roles, proposed.memory, proposals.next_decision_s)
 
 
 def roll_back(
@@ -187,7 +187,7 @@ def roll_back(
 def _finish(proposal: RoleProposal) -> RoleDecision:
     current = proposal.pool.replicas
     desired = current + proposal.change
-    stays = f"stays at {current}" if proposal.kept is not None else f"{current}"
+    stays = f"stays at {current}" if proposal.retained_because is not None else f"{current}"
     change = f"{current} -> {desired}" if desired != current else stays
     sentence = f"{proposal.role.value} {change}: {proposal.detail}"
     return RoleDecision(
@@ -199,5 +199,5 @@ def _finish(proposal: RoleProposal) -> RoleDecision:
         sentence,
         proposal.steps,
         proposal.rule,
-        proposal.kept,
+        proposal.retained_because,
     )

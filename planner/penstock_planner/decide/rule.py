@@ -40,7 +40,7 @@ class Facts:
     schedule: Schedule = ()
 
     @property
-    def owed(self) -> frozenset[Role]:
+    def reserved_roles(self) -> frozenset[Role]:
         """Return the roles for which an earlier decision reserved GPUs (see `bounds.rebalance`)."""
         return frozenset(role for role in self.pools if self.roles[role].owed)
 
@@ -54,16 +54,16 @@ class Proposals:
         bids: Replicas that each role requests from the graph's GPU pool. Empty if the graph is in no pool.
         reserved: Roles for which GPUs are reserved after this decision.
         switched: Number of workers that change from one role to the other.
-        again_s: Simulated seconds until the next decision. None means the interval of the mode.
+        next_decision_s: Simulated seconds until the next decision. None means the interval of the mode.
     """
 
     roles: tuple[RoleProposal, ...]
     bids: Mapping[Role, RoleBid] = field(default_factory=dict)
     reserved: frozenset[Role] = frozenset()
     switched: int = 0
-    again_s: float | None = None
+    next_decision_s: float | None = None
 
-    def of(self, roles: Iterable[RoleProposal]) -> Proposals:
+    def with_roles(self, roles: Iterable[RoleProposal]) -> Proposals:
         """Return a copy with other proposals of the roles, or this object itself if ``roles`` holds the same objects as before."""
         changed = tuple(roles)
         if len(changed) == len(self.roles) and all(map(is_, changed, self.roles)):

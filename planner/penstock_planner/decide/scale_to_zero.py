@@ -71,7 +71,7 @@ def _awake(
     proposals: Sequence[RoleProposal], window: Window, memory: AdaptiveMemory, after_s: float
 ) -> list[RoleProposal]:
     quiet_s = 0.0 if memory.quiet_since_s is None else window.end_s - memory.quiet_since_s
-    held_s = max(0.0, *(memory.held_s(each.role, window.end_s) for each in proposals))
+    held_s = max(0.0, *(memory.hold_down_s(each.role, window.end_s) for each in proposals))
     # If one role is at zero, the other one follows, because one role alone cannot serve requests.
     is_begun = any(not each.pool.replicas for each in proposals)
     is_due = memory.quiet_since_s is not None and quiet_s >= after_s and (is_begun or held_s <= 0)

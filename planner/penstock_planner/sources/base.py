@@ -151,7 +151,7 @@ def address(url: str) -> str:
     return urlsplit(url).netloc
 
 
-def in_short(exc: PenstockError) -> str:
+def first_line(exc: PenstockError) -> str:
     """Return the first line of an error, at most 160 characters."""
     lines = str(exc).splitlines()
     return lines[0][:160] if lines else type(exc).__name__
@@ -302,7 +302,7 @@ class SourceChain:
         try:
             answer = await source.read(query)
         except ObservationError as exc:
-            health.failed(in_short(exc), self._real_now_s())
+            health.failed(first_line(exc), self._real_now_s())
             if health.failures == 1:
                 log.warning("metrics source unavailable", source=source.name, why=health.why)
             return health.why

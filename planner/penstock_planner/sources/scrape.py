@@ -21,7 +21,7 @@ from penstock.core.worker_metrics import (
     worker_samples,
 )
 from penstock_planner.decide.reading import Reading, assess, missing
-from penstock_planner.sources.base import PAUSES, PullBackoff, Query, Readings, in_short, total_of
+from penstock_planner.sources.base import PAUSES, PullBackoff, Query, Readings, first_line, total_of
 from penstock_planner.targets.base import Endpoint
 
 PageT = TypeVar("PageT")
@@ -66,7 +66,7 @@ class MetricsPages:
         try:
             text = await self._get(url)
         except UpstreamTimeout as exc:
-            self._count_time_out(url, in_short(exc))
+            self._count_time_out(url, first_line(exc))
             raise ObservationError(f"{url}: {exc}") from exc
         except PenstockError as exc:
             self._hung.pop(url, None)
@@ -133,7 +133,7 @@ def unknown_queue(read: int, flaws: Sequence[ObservationError], *, kind: str, so
         raise flaws[0] if flaws else ObservationError(f"no ready {kind}")
     if not flaws:
         return None
-    why = f"{len(flaws)} of {len(flaws) + read} {kind}s cannot be read: {in_short(flaws[0])}"
+    why = f"{len(flaws)} of {len(flaws) + read} {kind}s cannot be read: {first_line(flaws[0])}"
     return missing(why, source=source)
 
 
@@ -194,7 +194,7 @@ class ScrapeSource:
                 page = await self._pages.fetch(worker.url, self._path)
             samples = worker_samples(page, [names.VLLM_KV_USAGE, *WAITING_NAMES], self._own_names)
         except ObservationError as exc:
-            gone = missing(in_short(exc), source=self.name)
+            gone = missing(first_line(exc), source=self.name)
             return gone, gone
         # One page holds one series per engine of a data-parallel worker.
         usage = [sample.value for sample in samples if sample.name == names.VLLM_KV_USAGE]

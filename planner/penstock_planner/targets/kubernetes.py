@@ -327,7 +327,7 @@ class KubernetesTarget:
         for pod in pods:
             if not pod.trouble or pod.ready or pod.leaving or pod.finished:
                 continue
-            if pod.served or pod.uid in self._served:
+            if pod.was_ready or pod.uid in self._served:
                 continue
             kind, since_s = self._trouble.get(pod.uid, ("", now_s))
             if kind != pod.trouble or (kind == "gated" and is_leaving):

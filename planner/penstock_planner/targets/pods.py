@@ -54,10 +54,10 @@ class PodFacts:
         is_leader: Whether it is the leader of its group; True for pods of Deployments.
         url: Base URL; None before it has an IP address.
         ready: Whether it is ready.
-        served: Whether it was certainly ready before, so that it is restarting if it is not ready now.
+        was_ready: Whether it was certainly ready before, so that it is restarting if it is not ready now.
         leaving: Whether it is terminating or draining.
         finished: Whether all its containers have ended for good.
-        bound: Whether it is scheduled on a node, and so holds its GPUs.
+        is_scheduled: Whether it is scheduled on a node, and so holds its GPUs.
         trouble: Kind of problem that prevents it from becoming ready: ``gated`` (waits for the GPU budget), ``unschedulable``, ``stuck``
             (a container cannot start), or empty.
         message: Message of the scheduler or kubelet about the problem.
@@ -70,10 +70,10 @@ class PodFacts:
     is_leader: bool
     url: str | None
     ready: bool
-    served: bool
+    was_ready: bool
     leaving: bool
     finished: bool
-    bound: bool
+    is_scheduled: bool
     trouble: str = ""
     message: str = ""
 
@@ -95,10 +95,10 @@ def pod_facts(obj: Mapping[str, Any]) -> PodFacts:
         is_leader=labels.get(WORKER_INDEX_LABEL, "0") == "0",
         url=f"{scheme_of(metadata.get('annotations'))}://{host}:{WORKER_PORT}" if host else None,
         ready=ready.get("status") == "True",
-        served=_gap_s(status.get("startTime"), ready.get("lastTransitionTime")) > SERVED_AFTER_S,
+        was_ready=_gap_s(status.get("startTime"), ready.get("lastTransitionTime")) > SERVED_AFTER_S,
         leaving=bool(metadata.get("deletionTimestamp")) or labels.get(SERVING_LABEL) == DRAINING,
         finished=status.get("phase") in FINISHED_PHASES,
-        bound=bool(spec.get("nodeName")),
+        is_scheduled=bool(spec.get("nodeName")),
         trouble=trouble,
         message=message,
     )
@@ -156,12 +156,12 @@ def count(
         elif why is not None:
             reasons.append(why)
             # A failed pod that is on a node holds its GPUs until it has ended.
-            counts["failed"] += any(pod.bound for pod in replica)
+            counts["failed"] += any(pod.is_scheduled for pod in replica)
         elif leader.ready:
             counts["ready"] += 1
             if leader.url is not None:
                 endpoints.append(Endpoint(leader.name, role, leader.url))
-        elif leader.served or leader.uid in served:
+        elif leader.was_ready or leader.uid in served:
             counts["restarting"] += 1
         else:
             counts["starting"] += 1
@@ -184,7 +184,8 @@ def with_switching(pools: Mapping[Role, PoolCounts], pods: Iterable[PodFacts]) -
     begun = Counter(
         pod.role
         for pod in pods
-        if not (pod.ready or pod.leaving or pod.finished) and (pod.bound or pod.trouble == "unschedulable")
+        if not (pod.ready or pod.leaving or pod.finished)
+        and (pod.is_scheduled or pod.trouble == "unschedulable")
     )
     found = dict(pools)
     for giver, taker in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):

@@ -24,7 +24,7 @@ from penstock.engine.profiles.performance import planning_profile
 from penstock_planner import decision_input, learnt
 from penstock_planner import explain as explaining
 from penstock_planner import replay as replaying
-from penstock_planner.core.ledger_history import Remembered
+from penstock_planner.core.ledger_history import LearnedStateInfo
 from penstock_planner.core.records import MALFORMED
 from penstock_planner.decide.codec import to_plain
 from penstock_planner.decide.pipeline import decide as decide_once
@@ -136,9 +136,11 @@ def explain(
         )
         words = [] if as_json else [explaining.in_words(record) for record in records]
         is_part = not (as_json or with_unchanged or has_span or decision_id is not None)
-        held = explaining.held_in_words(ledger) if is_part else ""
+        held = explaining.since_last_change(ledger) if is_part else ""
         left = next((each["remembered"] for each in ledger.records[::-1] if each.get("remembered")), None)
-        former = "" if left is None else learnt.former_run_in_words(Remembered(**left), folder, time.time())
+        former = (
+            "" if left is None else learnt.former_run_in_words(LearnedStateInfo(**left), folder, time.time())
+        )
     except MALFORMED as exc:
         raise LedgerFileError(
             f"{folder}: a decision is incomplete ({exc!r}); use the version that wrote it"

@@ -27,7 +27,7 @@ from penstock.local.probes import NoAnswer, Probes, RouterQueue, RouterView, Tra
 from penstock.local.statefile import ProcessEntry, StateFile
 from penstock.local.store import StateStore
 from penstock.runtimes import PLANNER_ROLE
-from penstock_planner.core.ledger_history import Remembered
+from penstock_planner.core.ledger_history import LearnedStateInfo
 from penstock_planner.learnt import former_run_in_words
 from penstock_planner.ledger import FILE_NAME
 
@@ -233,7 +233,7 @@ def read_planner(folder: str | None, pid: int | None, speed: float = 1.0) -> Pla
             problems=tuple(map(str, data.get("problems", ()))),
             silent_real_s=age_s if age_s > stale_s else None,
             served=None if served is None else (float(served[0]), float(served[1])),
-            memory="" if left is None else former_run_in_words(Remembered(**left), folder, time.time()),
+            memory="" if left is None else former_run_in_words(LearnedStateInfo(**left), folder, time.time()),
             scheduled=tuple(map(str, data.get("scheduled", ()))),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -29,7 +29,7 @@ from penstock.local.store import StateStore
 from penstock_planner.decide.bounds.pool import bid_sizes
 from penstock_planner.decide.decision import Decision
 from penstock_planner.decide.observation import PoolCounts
-from penstock_planner.observers import View
+from penstock_planner.observers import PlannerView
 from penstock_planner.targets.base import Endpoint, TargetState
 
 _log = logs.get_logger(__name__)
@@ -122,10 +122,10 @@ class LocalTarget:
             target_state(self._read()), grant=claim.gpus, grant_note=claim.note, guaranteed=claim.guaranteed
         )
 
-    def tick(self, view: View) -> None:
+    def tick(self, view: PlannerView) -> None:
         """Do nothing: a bid changes with a decision."""
 
-    def decided(self, decision: Decision, view: View) -> None:
+    def decided(self, decision: Decision, view: PlannerView) -> None:
         """Keep what a decision bids for, to bring it to the pool at the next look."""
         del view
         self._bid = bid_sizes(decision) or self._bid

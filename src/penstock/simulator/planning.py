@@ -29,7 +29,7 @@ from penstock_planner.core.effects import (
 from penstock_planner.core.planner import Answer, PlannerCore
 from penstock_planner.core.planner_settings import PlannerSettings
 from penstock_planner.decide.bounds.pool import bid_sizes
-from penstock_planner.decide.by_demand import carried, resumed
+from penstock_planner.decide.by_demand import for_other_graph, resumed
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision, Memory
 from penstock_planner.decide.observation import Demand, PoolCounts, Pull, summarise
@@ -145,7 +145,7 @@ class VirtualPlanner:
 
     def learnt(self, now_s: float) -> Memory:
         """Return the learned state at ``now_s`` from which another graph's planner can start."""
-        return carried(resumed(self._core.decided, -now_s, 0.0).memory)
+        return for_other_graph(resumed(self._core.decided, -now_s, 0.0).memory)
 
     def tick(self, now_s: float, seen: SimulatedObservation, scale: ScalePool) -> None:
         """Run one tick of the planner: observe, decide and scale.

@@ -12,7 +12,7 @@ from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import prepare
 from penstock.workload.traces import Trace
 from penstock_planner.decide.codec import to_plain
-from penstock_planner.learnt import LEARNING, Learnt
+from penstock_planner.learnt import LEARNING, LearnedStateExport
 from penstock_planner.options import join
 
 
@@ -24,7 +24,7 @@ def learnt_from_trace(
     cold_start_s: float,
     limit: int | None,
     profile: str | None = None,
-) -> Learnt:
+) -> LearnedStateExport:
     """Simulate the graph on a trace in virtual time, and return the state that its planner has learned.
 
     Args:
@@ -64,7 +64,7 @@ def learnt_from_trace(
     memory = simulation.control.planner.learnt(recording.end_s)
     if "adaptive" not in memory:
         raise ConfigError(f"--trace {name}: over before the first decision; give a longer one")
-    return Learnt(
+    return LearnedStateExport(
         model=options.served_model_name,
         profile="" if planner.performance is None else planner.performance.model,
         gpus={each.role: planner.engine_gpus(each.role, each.gpus) for each in graph.spec.workers.values()},

@@ -19,7 +19,7 @@ from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window
 from penstock_planner.decide.reading import Reading, assess, missing
 from penstock_planner.ledger import Ledger, read_ledger
 from penstock_planner.loop import PlannerLoop
-from penstock_planner.observers import Observer, Observers, View
+from penstock_planner.observers import Observer, Observers, PlannerView
 from penstock_planner.sources.base import Buckets, Query, Readings
 from penstock_planner.targets.base import Endpoint, TargetState
 
@@ -240,13 +240,13 @@ class _Load:
 class _Watcher:
     """Keeps what the loop shows."""
 
-    views: list[View] = field(default_factory=list)
+    views: list[PlannerView] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
 
-    def tick(self, view: View) -> None:
+    def tick(self, view: PlannerView) -> None:
         self.views.append(view)
 
-    def decided(self, decision: Decision, view: View) -> None:
+    def decided(self, decision: Decision, view: PlannerView) -> None:
         self.decisions.append(decision)
 
 

@@ -15,7 +15,7 @@ from sla_load import decided_after, step_of
 from penstock.api import Role
 from penstock_planner.decide.adaptive.hindsight import Hindsight
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory
-from penstock_planner.decide.adaptive.signals import KvView, LightDecoding, Trend
+from penstock_planner.decide.adaptive.signals import KvView, ObservedDecoding, Trend
 from penstock_planner.decide.codec import from_plain, to_plain
 from penstock_planner.decide.config import DecideConfig, Mode, config_from
 from penstock_planner.decide.decision import Action, PlannerState, Reason, RoleState
@@ -316,7 +316,7 @@ def test_max_step_lets_a_flash_crowd_have_all_it_needs_at_once(most, prefill):
 )
 def test_a_fuller_worker_decodes_more_slowly_and_holds_its_cache_longer(light, workers, load):
     """Usage is h / (1 - 3 h) of each worker; one that cannot keep up counts as two full ones."""
-    assert LightDecoding(light).load_on(workers) == pytest.approx(load)
+    assert ObservedDecoding(light).load_on(workers) == pytest.approx(load)
 
 
 def test_decode_grows_for_the_backlog_that_prefill_will_hand_over():
@@ -400,9 +400,9 @@ def test_a_worker_is_kept_for_the_chance_of_its_kv_usage():
     """Two at 0.1 fit one by their values; what varies by as much in as long as an answer takes does not."""
 
     def moved(error):
-        return KvView(0.2, LightDecoding(0.1), error).moved(2, 1)
+        return KvView(0.2, ObservedDecoding(0.1), error).moved(2, 1)
 
-    assert moved(0.0) == pytest.approx(LightDecoding(2 * 0.1 / 1.3).load_on(1))
+    assert moved(0.0) == pytest.approx(ObservedDecoding(2 * 0.1 / 1.3).load_on(1))
     assert moved(0.0) < 0.45 < moved(0.2)
 
 
@@ -521,8 +521,8 @@ def test_a_start_under_way_bounds_the_start_up_until_one_is_seen(age_s, known, e
 
 def test_a_role_does_not_shrink_while_its_first_replica_is_still_starting():
     """Asked for 105 s ago: 30 s believed would have allowed it after 60 s; after 40 s seen elsewhere, it may after 80."""
-    assert _starting(105.0).held_s(Role.PREFILL, 1000.0) == 105.0
-    assert _starting(105.0, seen_s=40.0).held_s(Role.PREFILL, 1000.0) == 0.0
+    assert _starting(105.0).hold_down_s(Role.PREFILL, 1000.0) == 105.0
+    assert _starting(105.0, seen_s=40.0).hold_down_s(Role.PREFILL, 1000.0) == 0.0
 
 
 @given(

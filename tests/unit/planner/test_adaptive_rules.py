@@ -13,14 +13,14 @@ from penstock.api import Role
 from penstock_planner.decide.adaptive.hindsight import Hindsight
 from penstock_planner.decide.adaptive.observed import ObservedWorkers
 from penstock_planner.decide.adaptive.rules import (
-    grows_at,
-    lacks,
-    left_tokens,
+    backlog_at_horizon,
+    grow_findings,
     prefilled_per_s,
-    shrinks_at,
-    spares,
+    shrink_findings,
+    workers_needed,
+    workers_to_keep,
 )
-from penstock_planner.decide.adaptive.signals import KvView, LightDecoding
+from penstock_planner.decide.adaptive.signals import KvView, ObservedDecoding
 from penstock_planner.decide.adaptive.trial import Trial
 from penstock_planner.decide.decision import Reason
 from penstock_planner.decide.observation import PoolCounts
@@ -50,15 +50,15 @@ def _case(ready=1, *, role=P, **changes):
 
 
 def _kv(now):
-    return KvView(now, LightDecoding(0.0))
+    return KvView(now, ObservedDecoding(0.0))
 
 
 def _lack(case, name):
-    return next(each for each in lacks(case) if each.step.name == name)
+    return next(each for each in grow_findings(case) if each.step.name == name)
 
 
 def _spare(case, name):
-    return next(each for each in spares(case) if each.step.name == name)
+    return next(each for each in shrink_findings(case) if each.step.name == name)
 
 
 @pytest.mark.parametrize(
@@ -88,11 +88,11 @@ def _spare(case, name):
             "projected KV usage of 1 worker in 7 s: more than full, above 0.70",
         ),
         (
-            partial(_lack, _case(role=D, gaps=Gaps()), "itl"),
+            partial(_lack, _case(role=D, itl=Gaps()), "itl"),
             "projected ITL of 1 worker: 60.0 ms (target 40 ms)",
         ),
         (
-            partial(_lack, _case(2, role=D, gaps=Gaps()), "itl"),
+            partial(_lack, _case(2, role=D, itl=Gaps()), "itl"),
             "projected ITL of 2 workers: 30.0 ms (target 40 ms)",
         ),
         (partial(_spare, _case(2, hindsight=Hindsight()), "idle"), "1 prefill worker would have been enough"),
@@ -118,7 +118,7 @@ def _spare(case, name):
             "KV usage of 1 worker would be 0.00, within the maximum of 0.43",
         ),
         (
-            partial(_spare, _case(1, role=D, gaps=Gaps()), "itl_after"),
+            partial(_spare, _case(1, role=D, itl=Gaps()), "itl_after"),
             "projected ITL of 0 workers: unbounded (target 40 ms)",
         ),
     ],
@@ -201,28 +201,28 @@ LATE = Trial(first=100.0, late=30.0, seen_s=100.0, lately=100.0, replicas=2, lat
             "pass",
         ),
         (
-            partial(_lack, _case(role=D, gaps=Gaps()), "itl"),
+            partial(_lack, _case(role=D, itl=Gaps()), "itl"),
             "itl",
             {"itl_s_ahead": 0.06, "workers": 1},
             0.04,
             "grow",
         ),
         (
-            partial(_lack, _case(role=D, gaps=Gaps(math.inf)), "itl"),
+            partial(_lack, _case(role=D, itl=Gaps(math.inf)), "itl"),
             "itl",
             {"itl_s_ahead": None, "workers": 1},
             0.04,
             "grow",
         ),
         (
-            partial(_spare, _case(3, role=D, gaps=Gaps()), "itl_after"),
+            partial(_spare, _case(3, role=D, itl=Gaps()), "itl_after"),
             "itl_after",
             {"workers_after": 2, "itl_s_after": 0.03},
             0.03,
             "shrink",
         ),
         (
-            partial(_spare, _case(1, role=D, gaps=Gaps()), "itl_after"),
+            partial(_spare, _case(1, role=D, itl=Gaps()), "itl_after"),
             "itl_after",
             {"workers_after": 0, "itl_s_after": None},
             0.03,
@@ -269,7 +269,7 @@ def test_nothing_known_of_hindsight_is_said():
 class LonelyWorkers(ObservedWorkers):
     """Workers of which few may be filled less than many, and whose wait is within the SLO by a profile."""
 
-    has_shadows = False
+    uses_learned_floor = False
 
     def busy_after(self, role, workers):
         """A tenth per worker."""
@@ -279,16 +279,16 @@ class LonelyWorkers(ObservedWorkers):
 def test_demand_is_to_be_kept_by_the_workers_that_stay():
     """Of three workers two stay: they may be filled to 20%, so 4,000 tokens/s of 10,000 are two workers' worth."""
     case = _case(3, work=_work(4000.0), workers=LonelyWorkers())
-    assert shrinks_at(case) == pytest.approx(2.0)
-    assert grows_at(case) == pytest.approx(4000 / 9000)
+    assert workers_to_keep(case) == pytest.approx(2.0)
+    assert workers_needed(case) == pytest.approx(4000 / 9000)
     assert _lack(case, "demand").detail.endswith("3 workers can compute with a wait within the SLO)")
 
 
 def test_prompts_that_end_while_a_backlog_clears_are_what_its_workers_can_do_at_most():
     """20,000 tokens are left at the horizon and cleared within the SLO of 5 s: 4,000 tokens/s against 5,000 that arrive."""
     work, pool = _work(5000.0, backlog_tokens=55_000.0), PoolCounts(1)
-    assert left_tokens(work, pool, (), 7.0) == pytest.approx(20_000.0)
-    assert left_tokens(work, pool, (5.0, 9.0), 7.0) == 0.0
+    assert backlog_at_horizon(work, pool, (), 7.0) == pytest.approx(20_000.0)
+    assert backlog_at_horizon(work, pool, (5.0, 9.0), 7.0) == 0.0
     assert prefilled_per_s(work, pool, (), horizon_s=7.0, slo_s=5.0) == pytest.approx(9000.0)
     assert prefilled_per_s(work, pool, (), horizon_s=7.0, slo_s=0.5) == pytest.approx(10_000.0)
 

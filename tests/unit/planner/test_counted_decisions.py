@@ -15,7 +15,7 @@ from penstock_planner.decide.config import Mode
 from penstock_planner.decide.observation import Demand
 from penstock_planner.explain import select
 from penstock_planner.ledger import read_ledger
-from penstock_planner.recorder import HELD_MOST
+from penstock_planner.recorder import MAX_COUNTED_DECISIONS
 from penstock_planner.replay import replay
 
 
@@ -63,7 +63,7 @@ async def test_decisions_like_the_last_one_are_counted_and_read_back(steady):
     written = _written(steady.folder)
     assert len(taken) > 110
     assert len(written) < 16
-    assert max(record["held"] for record in written) <= HELD_MOST
+    assert max(record["held"] for record in written) <= MAX_COUNTED_DECISIONS
     numbers = [int(record["decision"]["id"][1:]) for record in written]
     assert [record["held"] for record in written[1:]] == [
         later - earlier - 1 for earlier, later in itertools.pairwise(numbers)

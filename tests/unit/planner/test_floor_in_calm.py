@@ -57,4 +57,4 @@ def test_what_comes_again_is_prepared_for_in_the_calm_before_it():
     assert known.is_past(2, 130.0)
     assert not known.is_past(2, 600.0)
     assert not known.is_past(3, 130.0)
-    assert not replace(known, growth=Growth.RECURRING).is_past(2, 130.0)
+    assert not replace(known, growth=Growth.SCHEDULED).is_past(2, 130.0)

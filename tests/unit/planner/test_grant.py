@@ -65,7 +65,7 @@ def decided(monkeypatch, changes, *, counts, grant, starting=None, worth=None, m
             proposal = RoleProposal(
                 role, pool, pool.gpus, action, Reason.WITHIN_CAPACITY, "as told", (), abs(change) or 1
             )
-            made.append(replace(proposal, arriving_worth=(worth or {}).get(role)))
+            made.append(replace(proposal, workers_for_arrivals=(worth or {}).get(role)))
         return Proposal(made, {role: RoleState() for role in pools})
 
     monkeypatch.setattr(DecideConfig, "policy", PlannerPolicy(propose))

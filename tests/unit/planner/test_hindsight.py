@@ -25,9 +25,9 @@ def _load(rate, *, work_s=0.5, dt_s=2.0, sizes=8):
         work_gpu_s=rate * dt_s * work_s,
         work_s=rate * dt_s * work_s,
         may_wait_s=5.0,
-        held=0.0,
-        grows_at=needs,
-        shrinks_at=1.2 * needs,
+        kv_busy_workers=0.0,
+        workers_needed=needs,
+        workers_to_keep=1.2 * needs,
         startup_s=STARTUP_S,
         hold_s=STARTUP_S,
         sizes=sizes,
@@ -84,7 +84,7 @@ def test_how_long_a_floor_is_held_at_most_is_said_and_true():
 
 def test_patience_starts_nothing_for_a_burst_and_follows_what_lasts():
     """A patient fleet counts a replica as lasting after a start-up's time of demand, and lets it go as slowly."""
-    known = hindsight.followed(Hindsight(growth=Growth.PATIENT), _load(3.0))
+    known = hindsight.followed(Hindsight(growth=Growth.DELAYED), _load(3.0))
     for _ in range(44):
         known = hindsight.followed(known, _load(3.0))
     assert known.lasting(STARTUP_S) == 0
@@ -100,7 +100,7 @@ def test_patience_starts_nothing_for_a_burst_and_follows_what_lasts():
 def test_load_that_a_fleet_carries_on_average_is_left_to_a_fixed_one():
     """Ten minutes of almost what two do, ten of a little less: each crest would have started a third that no request needed."""
     known = _served(([3.8] * 60 + [2.2] * 60) * 18)
-    assert (known.floor, known.growth) == (2, Growth.RECURRING)
+    assert (known.floor, known.growth) == (2, Growth.SCHEDULED)
     assert "none above it" in hindsight.in_words(known, 1)
 
 
@@ -112,7 +112,7 @@ def test_nothing_is_chosen_from_a_handful_of_requests():
 @pytest.mark.parametrize(("arrivals", "seen_s", "usual"), [(0, 0, 100), (2, 600, 100), (7200, 3600, 3600)])
 def test_what_is_usual_in_half_an_hour_is_known_from_the_rate_so_far(arrivals, seen_s, usual):
     """Two a second for an hour are 3,600; a hundred at least, of which a share means something."""
-    assert Hindsight(arrivals=float(arrivals), seen_s=float(seen_s)).usual == usual
+    assert Hindsight(arrivals=float(arrivals), seen_s=float(seen_s)).usual_requests == usual
 
 
 def test_a_floor_keeps_within_what_may_be_had():
@@ -132,7 +132,7 @@ def test_a_burst_that_comes_again_is_met_in_time_and_not_between():
             held_s += PULL_S * (known.floor_now > 1)
             if rate > 1 and step % 90 == 30:
                 ready.append(known.floor_now > 1 and known.recurrence.due_s >= STARTUP_S)
-    assert known.growth is Growth.RECURRING
+    assert known.growth is Growth.SCHEDULED
     assert ready == [True] * 4
     assert held_s < 0.4 * 3600
     assert "held while demand recurs" in hindsight.in_words(known, 1)
@@ -172,9 +172,9 @@ def test_a_burst_that_came_once_is_let_go_within_an_hour(trickle):
 def test_a_burst_that_came_again_is_waited_for_longer_than_it_lasted():
     """Two quarters of an hour, three hours apart: what was needed so far apart is not over after half an hour."""
     again = _served([6.0] * 90 + [0.0] * 1080 + [6.0] * 90)
-    assert again.most > 1
-    assert _served([0.0] * 300, again).most > 1
-    assert _served([0.0] * 1400, again).most == 1
+    assert again.largest_useful_floor > 1
+    assert _served([0.0] * 300, again).largest_useful_floor > 1
+    assert _served([0.0] * 1400, again).largest_useful_floor == 1
 
 
 @settings(max_examples=25)
@@ -238,7 +238,7 @@ def test_late_requests_are_the_excess_or_all_behind_it(in_time_first, late):
     known = Hindsight()
     for rate in [4.0] * 30 + [1.0] * 30:
         known = hindsight.followed(known, replace(_load(rate, sizes=1), is_in_time_first=in_time_first))
-    assert known.fleets[Growth.PROMPT].late[0] / known.arrivals == pytest.approx(late, abs=0.1)
+    assert known.fleets[Growth.IMMEDIATE].late[0] / known.arrivals == pytest.approx(late, abs=0.1)
 
 
 def test_counts_have_few_digits_and_fade():
@@ -257,7 +257,7 @@ def _given(rates, *, unused_s, given=4):
     objective = replace(OBJECTIVE, unused_s=unused_s)
     for rate in rates:
         known = hindsight.chosen(
-            hindsight.followed(known, replace(_load(rate, dt_s=PULL_S), given=given)), objective
+            hindsight.followed(known, replace(_load(rate, dt_s=PULL_S), existing=given)), objective
         )
     return known
 
@@ -268,5 +268,5 @@ def test_the_fleet_that_was_given_is_the_first_floor_until_a_change_has_paid():
     assert _given([1.0] * 60, unused_s=420.0).floor < 4
     assert _given([0.01] * 190, unused_s=420.0).floor == 1, "without enough requests, half an hour"
     known = Hindsight(floor=2, seen_s=1.0)
-    later = hindsight.followed(known, replace(_load(1.0), given=4))
+    later = hindsight.followed(known, replace(_load(1.0), existing=4))
     assert later.floor == 2, "what is there later is what the planner asked for"

@@ -11,9 +11,9 @@ from penstock.api import Role
 from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight
 from penstock_planner.decide.adaptive.kept import Clock, kept_by
 from penstock_planner.decide.adaptive.rules import needed
-from penstock_planner.decide.adaptive.signals import KvView, LightDecoding
+from penstock_planner.decide.adaptive.signals import KvView, ObservedDecoding
 from penstock_planner.decide.adaptive.trial import Trial
-from penstock_planner.decide.decision import Kept
+from penstock_planner.decide.decision import Retention
 
 NOW_S = 10_000.0
 CLOCK = Clock(NOW_S, 1767580200.0, 1.0, "UTC")
@@ -50,7 +50,7 @@ JUDGED = replace(HELPED, helped=None)
             (
                 "tried",
                 "a trial at 02:10 helped; kept until 03:10 or less load; demand needs 1",
-                Kept(1, NOW_S - 1200.0, NOW_S + 2400.0),
+                Retention(1, NOW_S - 1200.0, NOW_S + 2400.0),
             ),
             id="a trial that helped",
         ),
@@ -60,7 +60,7 @@ JUDGED = replace(HELPED, helped=None)
             (
                 "tried",
                 "a trial at 03:10 helped; kept until 04:10 or less load; demand needs 1",
-                Kept(1, NOW_S - 1200.0, NOW_S + 2400.0),
+                Retention(1, NOW_S - 1200.0, NOW_S + 2400.0),
             ),
             id="in the planner's time zone",
         ),
@@ -70,7 +70,7 @@ JUDGED = replace(HELPED, helped=None)
             (
                 "tried",
                 "a trial at 02:29 helped; kept until 02:30 or less load; demand needs 1",
-                Kept(1, NOW_S - 1200.0, NOW_S + 2400.0),
+                Retention(1, NOW_S - 1200.0, NOW_S + 2400.0),
             ),
             id="where simulated time passes faster",
         ),
@@ -80,7 +80,7 @@ JUDGED = replace(HELPED, helped=None)
             (
                 "tried",
                 "a trial 20 min ago helped; kept for 40 min or less load; demand needs 1",
-                Kept(1, NOW_S - 1200.0, NOW_S + 2400.0),
+                Retention(1, NOW_S - 1200.0, NOW_S + 2400.0),
             ),
             id="without a wall clock",
         ),
@@ -90,7 +90,7 @@ JUDGED = replace(HELPED, helped=None)
             (
                 "tried",
                 "a trial that began at 02:10 is still being judged; kept until 03:10 at most; demand needs 1",
-                Kept(1, NOW_S - 1200.0, NOW_S + 2400.0),
+                Retention(1, NOW_S - 1200.0, NOW_S + 2400.0),
             ),
             id="a trial that runs",
         ),
@@ -100,7 +100,7 @@ JUDGED = replace(HELPED, helped=None)
             (
                 "hindsight",
                 "the learnt floor is 7, last needed at 02:10; kept until 04:20 unless demand returns; demand needs 1",
-                Kept(1, NOW_S - 1200.0, NOW_S + 6600.0),
+                Retention(1, NOW_S - 1200.0, NOW_S + 6600.0),
             ),
             id="a learnt floor",
         ),
@@ -110,24 +110,24 @@ JUDGED = replace(HELPED, helped=None)
             (
                 "idle",
                 "7 were needed 20 s ago; kept for 40 s unless demand returns; demand needs 1",
-                Kept(1, NOW_S - 20.0, NOW_S + 40.0),
+                Retention(1, NOW_S - 20.0, NOW_S + 40.0),
             ),
             id="an idle hold",
         ),
         pytest.param(
-            _case(hindsight=_known(growth=Growth.PATIENT, needed_s=(15.0,) * 7, idle_s=45.0)),
+            _case(hindsight=_known(growth=Growth.DELAYED, needed_s=(15.0,) * 7, idle_s=45.0)),
             UNKNOWN,
             (
                 "idle",
                 "7 were needed 45 s ago; kept for 15 s unless demand returns; demand needs 1",
-                Kept(1, NOW_S - 45.0, NOW_S + 15.0),
+                Retention(1, NOW_S - 45.0, NOW_S + 15.0),
             ),
             id="an idle hold of a patient fleet",
         ),
         pytest.param(
             _case(hindsight=_known(floor=7, least=7)),
             CLOCK,
-            ("floor", "its floor is 7; demand needs 1", Kept(1)),
+            ("floor", "its floor is 7; demand needs 1", Retention(1)),
             id="the configured floor has no end",
         ),
         pytest.param(
@@ -136,7 +136,7 @@ JUDGED = replace(HELPED, helped=None)
             (
                 "tried",
                 "a trial at 02:10 helped; kept until 03:10 or less load; demand needs 1",
-                Kept(1, NOW_S - 1200.0, NOW_S + 2400.0),
+                Retention(1, NOW_S - 1200.0, NOW_S + 2400.0),
             ),
             id="of two rules the one that keeps it longer",
         ),
@@ -167,5 +167,5 @@ def test_demand_alone_needs_as_many_as_it_keeps_three_quarters_busy(rate, needs)
 
 def test_demand_alone_counts_kv_where_decode_holds_it():
     """A load of 0.7 on seven workers would fill two of them to 1.39, and three to 0.39, below the maximum of 0.43."""
-    kv = KvView(0.7, LightDecoding(0.0))
+    kv = KvView(0.7, ObservedDecoding(0.0))
     assert needed(_case(role=Role.DECODE, work=None, kv=kv)) == 3

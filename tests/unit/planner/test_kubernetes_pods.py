@@ -49,10 +49,10 @@ def _facts(name, **change):
         "is_leader": True,
         "url": f"http://{name}:8000",
         "ready": True,
-        "served": False,
+        "was_ready": False,
         "leaving": False,
         "finished": False,
-        "bound": True,
+        "is_scheduled": True,
     }
     return PodFacts(**{**base, **change})
 
@@ -94,7 +94,7 @@ def test_a_pod_leaves_when_it_is_told_to_drain_or_deleted(change, leaving):
 )
 def test_a_pod_that_lost_its_readiness_later_was_ready_once(at, served):
     """The kubelet writes the first Ready: False within a second of the start."""
-    assert pod_facts(_pod(conditions=[_ready("False", at)])).served is served
+    assert pod_facts(_pod(conditions=[_ready("False", at)])).was_ready is served
 
 
 GATED = {"spec": {"nodeName": "", "schedulingGates": [{"name": "penstock.dev/gpu-budget"}]}}
@@ -161,11 +161,14 @@ def test_what_keeps_a_pod_from_starting_is_told_in_its_own_words(change, trouble
 # ---------------------------------------------------------------- a pool
 
 A, B = _facts("a"), _facts("b")
-LOST, STUCK = _facts("b", ready=False, bound=False), _facts("b", ready=False)
-THREE = (A, STUCK, _facts("c", ready=False, served=True))
+LOST, STUCK = _facts("b", ready=False, is_scheduled=False), _facts("b", ready=False)
+THREE = (A, STUCK, _facts("c", ready=False, was_ready=True))
 GROUPS = (
     *(_facts("g1-0", group="g1"), _facts("g1-1", group="g1", is_leader=False, ready=False)),
-    *(_facts("g2-0", group="g2", ready=False), _facts("g2-1", group="g2", is_leader=False, bound=False)),
+    *(
+        _facts("g2-0", group="g2", ready=False),
+        _facts("g2-1", group="g2", is_leader=False, is_scheduled=False),
+    ),
 )
 NO_NODE, REFUSED = {"failing": {"b": "no node"}}, {"refused": "quota"}
 

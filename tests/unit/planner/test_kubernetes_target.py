@@ -322,7 +322,7 @@ async def test_a_switch_is_both_numbers_and_counts_as_one_worker_until_it_serves
     moving = {P: (1, 0, 0, 0), D: (1, 1, 1, 0)}
     assert await counted() == moving
     cluster.pod_list["p1"] = _pod("p1", P, leaving=True)
-    cluster.pod_list["d1"] = _pod("d1", D, ready=False, bound=False, trouble="gated")
+    cluster.pod_list["d1"] = _pod("d1", D, ready=False, is_scheduled=False, trouble="gated")
     assert await counted() == moving
     del cluster.pod_list["d1"]
     cluster.pod_list["p1"] = _pod("p1", D)
@@ -335,7 +335,7 @@ async def test_a_start_beside_a_drain_is_no_switch_where_its_pod_has_a_node(clus
     target = KubernetesTarget(cluster, GRAPH.model_copy(update={"spec": spec}), cluster)
     cluster.edit("decode", 2, owner="penstock-planner")
     cluster.pod_list["p1"] = _pod("p1", P, leaving=True)
-    for change in ({"bound": True}, {"bound": False, "trouble": "unschedulable"}):
+    for change in ({"is_scheduled": True}, {"is_scheduled": False, "trouble": "unschedulable"}):
         cluster.pod_list["d1"] = _pod("d1", D, ready=False, **change)
         pools = (await target.observe()).pools
         assert (pools[D].starting, pools[D].switching, pools[P].draining) == (1, 0, 1)
@@ -366,7 +366,7 @@ async def test_a_pod_in_trouble_is_given_up_after_a_while(target, cluster, clock
     """Starting at first; then failed in its own words, and nothing is blocked by it."""
     cluster.edit("decode", 2, owner="penstock-planner")
     await target.observe()
-    cluster.pod_list["d1"] = _pod("d1", ready=False, bound=False, trouble=trouble, message="0/3 nodes")
+    cluster.pod_list["d1"] = _pod("d1", ready=False, is_scheduled=False, trouble=trouble, message="0/3 nodes")
     state = await target.observe()
     assert (state.pools[D].starting, state.failures, state.is_adjusting) == (1, {}, True)
     clock.at_s += patience_s + 0.1
@@ -378,7 +378,7 @@ async def test_a_pod_in_trouble_is_given_up_after_a_while(target, cluster, clock
 async def test_a_gated_pod_waits_as_long_as_something_leaves(target, cluster, clock):
     """A drain may take a quarter of an hour; its GPUs are what the pod waits for."""
     cluster.edit("decode", 2, owner="penstock-planner")
-    cluster.pod_list["d1"] = _pod("d1", ready=False, bound=False, trouble="gated", message="waits")
+    cluster.pod_list["d1"] = _pod("d1", ready=False, is_scheduled=False, trouble="gated", message="waits")
     cluster.pod_list["p1"] = _pod("p1", P, leaving=True)
     for _ in range(20):
         assert (await target.observe()).failures == {}

@@ -18,7 +18,7 @@ from penstock.api.manifests import load_graph
 from penstock.cli.planner import planner
 from penstock.core.errors import ConfigError, LedgerError, NotFoundError
 from penstock_planner.cluster.profiles import memory_of
-from penstock_planner.core.ledger_history import Remembered
+from penstock_planner.core.ledger_history import LearnedStateInfo
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.config import Mode
 from penstock_planner.decide.observation import Demand
@@ -308,7 +308,7 @@ async def test_what_a_former_run_left_is_taken_up_and_said(busy):
     left = busy.records("header")[-1]["remembered"]
     assert left["is_taken"]
     assert left["seen_s"] == pytest.approx(learnt.seen_s)
-    words = former_run_in_words(Remembered(**left), busy.folder, left["until_wall_s"] + 7200)
+    words = former_run_in_words(LearnedStateInfo(**left), busy.folder, left["until_wall_s"] + 7200)
     assert "continues with what it learnt until 2.0 h ago (0.1 h of demand" in words
     assert f"penstock planner memory reset --log-dir {busy.folder}" in words
     told = CliRunner().invoke(planner, ["explain", "--log-dir", str(busy.folder)]).stdout
@@ -326,7 +326,7 @@ async def test_what_was_learnt_at_another_speed_is_not_taken(new_world):
     assert not header["remembered"]["is_taken"]
     assert header["state"]["memory"] == {}
     assert _memory(world.records("decision")[-1]).seen_s < 40
-    words = former_run_in_words(Remembered(**header["remembered"]), world.folder, 0.0)
+    words = former_run_in_words(LearnedStateInfo(**header["remembered"]), world.folder, 0.0)
     assert "does not use what it learnt" in words
     assert words.endswith("this graph differs in speed 20 instead of speed 1")
     assert replay(read_ledger(world.folder)).differences == ()
@@ -346,13 +346,13 @@ async def test_what_was_learnt_at_another_speed_is_not_taken(new_world):
 )
 def test_what_differs_is_named_with_both_values(now, words):
     """Speed, engine, model and profile, and no part that is the same."""
-    left = Remembered(None, "model b, runtime vllm, speed 1", 60.0, is_taken=False, learns_from=now)
+    left = LearnedStateInfo(None, "model b, runtime vllm, speed 1", 60.0, is_taken=False, learns_from=now)
     assert former_run_in_words(left, "/log", 0.0).endswith(f": this graph differs in {words}")
 
 
 def test_a_ledger_of_an_older_version_does_not_say_what_differs():
     """It does not hold what ran then."""
-    left = Remembered(None, "model b, speed 1", 60.0, is_taken=False)
+    left = LearnedStateInfo(None, "model b, speed 1", 60.0, is_taken=False)
     assert former_run_in_words(left, "/log", 0.0).endswith(": this graph differs")
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from penstock.api import Role
-from penstock_planner.decide.bounds.backoff import aged
-from penstock_planner.decide.bounds.owner import is_left, owner, written
+from penstock_planner.decide.bounds.backoff import after_decision
+from penstock_planner.decide.bounds.owner import after_foreign_write, is_ceded, owner
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, PlannerState, Reason, RoleState
 from penstock_planner.decide.pipeline import decide
@@ -44,8 +44,8 @@ async def test_a_writer_that_keeps_writing_is_fought_ever_more_seldom(world):
     assert len(writes) <= 7
     assert len([call for call in world.backend.calls if call[0] is D]) <= 6
     assert replay(read_ledger(world.folder)).differences == ()
-    assert {view.left_to.get(D, "hpa") for view in world.watcher.views} == {"hpa"}
-    assert world.watcher.views[-1].left_to == {D: "hpa"}
+    assert {view.other_writers.get(D, "hpa") for view in world.watcher.views} == {"hpa"}
+    assert world.watcher.views[-1].other_writers == {D: "hpa"}
 
 
 async def test_an_external_role_is_never_scaled_and_counts_against_the_budget(world):
@@ -65,19 +65,19 @@ def test_a_role_is_left_for_doubling_times(config, writes, decisions):
     """The interval that begins with the write is the first; sixteen are the longest, whatever the mode's pace."""
     state = RoleState()
     for _ in range(writes):
-        state = written(state, "hpa")
+        state = after_foreign_write(state, "hpa")
     left = 0
-    while is_left(D, state, config):
-        state, left = aged(state, config), left + 1
+    while is_ceded(D, state, config):
+        state, left = after_decision(state, config), left + 1
     assert left == decisions
 
 
 def test_a_writer_is_forgotten_after_a_long_silence():
     """A person who scales by hand once an hour is planned from after one interval each time."""
-    state = written(RoleState(), "kubectl")
+    state = after_foreign_write(RoleState(), "kubectl")
     for _ in range(17):
         assert state.foreign_writes == 1
-        state = aged(state, LOAD)
+        state = after_decision(state, LOAD)
     assert state == RoleState()
     assert owner(D, state, LOAD, {D: "kubectl"}) == ""
 

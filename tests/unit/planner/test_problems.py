@@ -14,7 +14,7 @@ from penstock_planner.decide.observation import summarise
 from penstock_planner.decide.reading import missing
 from penstock_planner.files import SnapshotWriter
 from penstock_planner.ledger import FormerRuns
-from penstock_planner.observers import View
+from penstock_planner.observers import PlannerView
 from penstock_planner.problems import ProblemTracker
 
 
@@ -22,7 +22,7 @@ from penstock_planner.problems import ProblemTracker
 def _view(make):
     """A tick at which all is known."""
     pull = make.pull()
-    return View(
+    return PlannerView(
         at_s=100.0,
         origin_s=0.0,
         wall_s=1.8e9,
@@ -77,7 +77,10 @@ def test_a_runtime_with_names_of_its_own_is_told_how_to_declare_them(view):
 
 def test_a_source_that_is_gone_is_said_though_another_one_serves(view):
     """A dead Prometheus, once it has been away for ten seconds."""
-    tracker, gone = ProblemTracker(needs_demand=False), replace(view, gone_sources={"prometheus": "refused"})
+    tracker, gone = (
+        ProblemTracker(needs_demand=False),
+        replace(view, failed_sources={"prometheus": "refused"}),
+    )
     assert tracker.after(gone) == ()
     assert tracker.after(at(gone, 110.0)) == (
         "refused; the planner uses other metrics sources instead of prometheus",

@@ -14,7 +14,7 @@ from penstock_planner.decide.sla import queueing
 def test_one_worker_with_random_gaps_and_services_is_an_m_m_1_queue():
     """Rho / (1 - rho) services of wait, and an exponential tail with rate (1 - rho) / s."""
     assert queueing.mean_wait_s(1, 0.8, service_s=1.0, variability=2.0) == pytest.approx(4.0)
-    late = queueing.late_share(1, 0.8, service_s=1.0, variability=2.0, may_wait_s=5.0)
+    late = queueing.late_fraction(1, 0.8, service_s=1.0, variability=2.0, may_wait_s=5.0)
     assert late == pytest.approx(0.8 * math.exp(-0.2 * 5.0))
 
 
@@ -36,8 +36,8 @@ def test_the_greatest_load_is_the_one_at_which_the_share_is_reached(
 ):
     """What is found keeps the share, and a hundredth more of the workers' time does not."""
     given_ = {"service_s": service_s, "variability": variability, "may_wait_s": may_wait_s}
-    load = queueing.most_load(workers, **given_, late=late)
+    load = queueing.max_load(workers, **given_, late=late)
     assert 0 <= load <= workers
-    assert queueing.late_share(workers, load * (1 - 1e-6), **given_) <= late
+    assert queueing.late_fraction(workers, load * (1 - 1e-6), **given_) <= late
     above = min(load + 0.01 * workers, workers)
-    assert above == workers or queueing.late_share(workers, above, **given_) > late
+    assert above == workers or queueing.late_fraction(workers, above, **given_) > late

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.api import Role
-from penstock_planner.decide.bounds.trial_yield import yield_trials
+from penstock_planner.decide.bounds.trial_yield import reclaim_trial_replica
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, PlannerState, Reason, RoleProposal, RoleState
 from penstock_planner.decide.observation import PoolCounts, Window
@@ -29,7 +29,7 @@ def _pool(ready, **other):
 def _yielded(proposals, config):
     pools = {each.role: each.pool for each in proposals}
     facts = Facts(Window(0.0, 2.0, ()), pools, 4, dict.fromkeys((P, D), RoleState()), config)
-    return yield_trials(Proposals(tuple(proposals)), facts).roles
+    return reclaim_trial_replica(Proposals(tuple(proposals)), facts).roles
 
 
 def _role(decision, role):
@@ -166,7 +166,7 @@ _TRIED = RoleProposal(
     Reason.WITHIN_CAPACITY,
     "fits",
     (),
-    yields="2 prefill workers would have been enough",
+    trial_only_reason="2 prefill workers would have been enough",
 )
 
 
@@ -174,7 +174,7 @@ _TRIED = RoleProposal(
     ("pressed", "tried", "other", "gives"),
     [
         ({}, {}, {}, True),
-        ({}, {"yields": ""}, {}, False),
+        ({}, {"trial_only_reason": ""}, {}, False),
         ({"action": Action.HOLD}, {}, {}, False),
         ({"reason": Reason.SERVED_LATE}, {}, {}, False),
         ({"pool": _pool(1, draining=1)}, {}, {}, False),

@@ -14,7 +14,7 @@ from penstock_planner import decision_input
 from penstock_planner.decide.config import Mode
 from penstock_planner.decide.observation import Demand
 from penstock_planner.decide.pipeline import decide
-from penstock_planner.explain import held_in_words, in_words, select, span_of
+from penstock_planner.explain import in_words, select, since_last_change, span_of
 from penstock_planner.ledger import LedgerFile, read_ledger
 from penstock_planner.replay import replay, settings, what_if
 
@@ -169,7 +169,7 @@ def test_explain_shows_changes_and_says_in_one_line_what_has_held_since():
     assert [record["decision"]["id"] for record in shown] == ["d000002"]
     assert len(select(ledger, last=5, decision_id=None)) == 5
     held = "4 decisions since then changed nothing; the newest at 60 s: decode 2: within"
-    assert held_in_words(ledger) == held
+    assert since_last_change(ledger) == held
 
 
 NEWEST_S = 1767580200.0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.api import Role
 from penstock_planner.decide.adaptive.hindsight import PulledLoad
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory
-from penstock_planner.decide.adaptive.served import SHARE_LEAST, Served
+from penstock_planner.decide.adaptive.served import SHARE_LEAST, ModelComparison
 from penstock_planner.decide.adaptive.signals import Work, may_wait_s
 from penstock_planner.decide.config import Mode
 from penstock_planner.decide.observation import Demand
@@ -30,9 +30,9 @@ def _load(*, arrivals=10.0, work_s=6.0, calm=False):
         work_gpu_s=work_s,
         work_s=work_s,
         may_wait_s=4.0,
-        held=0.0,
-        grows_at=1.0,
-        shrinks_at=1.0,
+        kv_busy_workers=0.0,
+        workers_needed=1.0,
+        workers_to_keep=1.0,
         startup_s=60.0,
         hold_s=60.0,
         sizes=4,
@@ -41,8 +41,8 @@ def _load(*, arrivals=10.0, work_s=6.0, calm=False):
     )
 
 
-def _after(pulls, known=None, *, late=0.0, late_alone=None, is_entry_late=True, usual=500.0, **load):
-    known = known or Served()
+def _after(pulls, known=None, *, late=0.0, late_alone=None, is_entry_late=True, usual_requests=500.0, **load):
+    known = known or ModelComparison()
     for _ in range(pulls):
         known = known.followed(
             _load(**load),
@@ -53,7 +53,7 @@ def _after(pulls, known=None, *, late=0.0, late_alone=None, is_entry_late=True, 
             late_alone=late_alone,
             is_entry_late=is_entry_late,
             slo_s=5.0,
-            usual=usual,
+            usual_requests=usual_requests,
         )
     return known
 
@@ -67,7 +67,7 @@ def test_a_model_that_is_right_stays_as_it_is():
 def test_ten_late_requests_move_almost_nothing():
     """Of five hundred in half an hour: two hundredths; of five thousand a five-hundredth."""
     assert _after(1, late=10.0).share == pytest.approx(0.98)
-    assert _after(1, late=10.0, usual=5000.0).share == pytest.approx(0.998)
+    assert _after(1, late=10.0, usual_requests=5000.0).share == pytest.approx(0.998)
 
 
 def test_requests_that_are_late_without_a_reason_lower_what_every_worker_is_taken_to_do():
@@ -79,7 +79,7 @@ def test_requests_that_are_late_without_a_reason_lower_what_every_worker_is_take
 
 def test_the_model_finds_to_what_was_served():
     """Where a fifth is late, and the share falls until the shadow of the real fleet has as many late, it stays there."""
-    known, predicted = Served(), []
+    known, predicted = ModelComparison(), []
     for _ in range(400):
         share = known.share_of(P)
         known = known.followed(
@@ -91,7 +91,7 @@ def test_the_model_finds_to_what_was_served():
             late_alone=None,
             is_entry_late=True,
             slo_s=5.0,
-            usual=500.0,
+            usual_requests=500.0,
         )
         predicted.append(known.predicted_in_time)
     assert known.in_time == pytest.approx(0.8)
@@ -140,13 +140,13 @@ def test_what_waits_for_decode_is_late_in_no_other_fleet():
 def test_another_graph_takes_the_correction_and_nothing_of_this_traffic():
     """An export has the share alone."""
     known = _after(60, late=5.0)
-    assert known.carried() == Served(share=known.share)
+    assert known.for_other_graph() == ModelComparison(share=known.share)
 
 
 @given(st.lists(st.tuples(st.floats(0, 40), st.floats(0, 40), st.integers(0, 8)), max_size=40))
 def test_the_correction_keeps_within_its_bounds(windows):
     """Whatever is served: a worker does half of its throughput at least, and no more than all of it."""
-    known = Served()
+    known = ModelComparison()
     for work_s, late, ready in windows:
         known = known.followed(
             _load(work_s=work_s),
@@ -157,7 +157,7 @@ def test_the_correction_keeps_within_its_bounds(windows):
             late_alone=None,
             is_entry_late=True,
             slo_s=5.0,
-            usual=500.0,
+            usual_requests=500.0,
         )
         assert SHARE_LEAST <= known.share_of(P) <= 1.0
         assert known.backlog_s >= 0

@@ -12,7 +12,7 @@ from sla_load import CONFIG, decided_after, step_of
 
 from penstock.api import Role
 from penstock_planner.decide.decision import Action, PlannerState, Reason
-from penstock_planner.decide.sla.limits import RoleNeed, coverage, gpus_of, shared
+from penstock_planner.decide.sla.limits import RoleNeed, coverage, divide_budget, gpus_of
 
 D, P = Role.DECODE, Role.PREFILL
 OVERLOAD = {"rate": 60.0, "running": 150.0, "kv": 0.05}
@@ -38,7 +38,7 @@ def _need(role, needed, floor=1, most=None, gpus=1):
 )
 def test_a_short_budget_is_split_by_what_each_role_needs(needs, budget, expected):
     """The example of the docstring, no ceiling, enough, a tie, a floor, a maxReplicas, large engines, floors above it."""
-    assert shared(needs, budget) == expected
+    assert divide_budget(needs, budget) == expected
 
 
 _needs = st.builds(
@@ -55,7 +55,7 @@ _needs = st.builds(
 def test_no_other_split_covers_more_and_none_leaves_out_what_fits(prefill, decode, budget):
     """Compared with every split within bounds and budget; what is left fits nobody who wants more."""
     needs = (prefill, replace(decode, role=D))
-    found = shared(needs, budget)
+    found = divide_budget(needs, budget)
     used = gpus_of(needs, found)
     floors = gpus_of(needs, {each.role: each.floor for each in needs})
     assert all(each.floor <= found[each.role] <= each.wanted for each in needs)

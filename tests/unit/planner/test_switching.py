@@ -72,16 +72,16 @@ def test_none_switches_where(make, prefill, config, why):
     assert decision.switched == 0, why
 
 
-def _proposal(role, action, reason=Reason.WITHIN_CAPACITY, *, ready=3, amount=1, gives=""):
-    return RoleProposal(role, _pool(ready), 1, action, reason, "because", (), amount, gives)
+def _proposal(role, action, reason=Reason.WITHIN_CAPACITY, *, ready=3, amount=1, spare_reason=""):
+    return RoleProposal(role, _pool(ready), 1, action, reason, "because", (), amount, spare_reason)
 
 
 @pytest.mark.parametrize(
     ("giver", "count"),
     [
-        (_proposal(P, Action.HOLD, gives="2 would be enough"), 1),
+        (_proposal(P, Action.HOLD, spare_reason="2 would be enough"), 1),
         (_proposal(P, Action.HOLD), 0),
-        (_proposal(P, Action.UP, gives="2 would be enough"), 0),
+        (_proposal(P, Action.UP, spare_reason="2 would be enough"), 0),
         (_proposal(P, Action.DOWN, Reason.SPARE_CAPACITY), 1),
         (_proposal(P, Action.DOWN, Reason.SPARE_CAPACITY, amount=5), 2),
         (_proposal(P, Action.DOWN, Reason.ABOVE_BUDGET), 0),
@@ -104,7 +104,7 @@ def test_a_role_gives_what_it_can_spare_and_nothing_that_the_graph_is_to_lose(gi
         assert (grown.role, grown.change, grown.reason) == (D, count, Reason.KV_ABOVE_CAPACITY)
         assert (shrunk.role, shrunk.change, shrunk.reason) == (P, -count, Reason.ROLE_SWITCH)
         assert [step.name for step in (*grown.steps, *shrunk.steps)] == ["switch", "switch"]
-        assert shrunk.detail.endswith(giver.gives or giver.detail)
+        assert shrunk.detail.endswith(giver.spare_reason or giver.detail)
 
 
 def test_aggregated_workers_have_no_role_to_switch_to(make):

@@ -140,7 +140,7 @@ def test_what_is_expected_is_never_more_than_what_came(rates, start):
             known = known.followed(rate * 300, 300.0, since_s + 900 * number + 300 * part + 299, "UTC")
         due = known.recalled(1800.0, since_s + 900 * number + 899, "UTC")
         assert due.rate <= 1.05 * max(rates) + 2e-4
-        assert due.belief >= 0
+        assert due.confidence >= 0
     assert from_plain(Week, to_plain(known)) == known
 
 

@@ -39,5 +39,5 @@ def test_prompts_wait_in_each_aggregated_worker_as_in_a_queue_of_its_own():
     }
     servers, own_load = queueing.queue_of(Role.AGGREGATED, workers, load)
 
-    assert late / 2 < queueing.late_share(servers, own_load, **given) < late * 2
-    assert queueing.late_share(workers, load, **given) < late / 10
+    assert late / 2 < queueing.late_fraction(servers, own_load, **given) < late * 2
+    assert queueing.late_fraction(workers, load, **given) < late / 10

@@ -15,7 +15,7 @@ from penstock_planner.decide.baselines import hpa
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import PlannerState, Proposal, Step
 from penstock_planner.decide.drafting import drafted, numbers, of_role, proposed, waiting_requests
-from penstock_planner.decide.observation import Pull, Window, turned_away
+from penstock_planner.decide.observation import Pull, Window, unserved
 from penstock_planner.decide.policy import PlannerPolicy
 
 PEAK_SHARE = 0.4
@@ -59,7 +59,7 @@ def requests_there(
     if waiting is None or pull.demand is None:
         return None, REQUESTS[role], ()
     running = pull.demand.in_flight.get(role, 0.0)
-    return running + waiting + turned_away(window.pulls, role), REQUESTS[role], ()
+    return running + waiting + unserved(window.pulls, role), REQUESTS[role], ()
 
 
 def scaled_by(metric: Metric, window: Window, state: PlannerState, config: DecideConfig) -> Proposal:

@@ -58,14 +58,14 @@ class Growth(StrEnum):
     """When a shadow fleet starts a replica above its floor.
 
     Attributes:
-        PROMPT: Immediately when demand needs it.
-        PATIENT: After demand has needed it for as long as a start-up takes.
-        RECURRING: Never; the floor itself is kept only while demand is expected to recur.
+        IMMEDIATE: Immediately when demand needs it.
+        DELAYED: After demand has needed it for as long as a start-up takes.
+        SCHEDULED: Never; the floor itself is kept only while demand is expected to recur.
     """
 
-    PROMPT = "prompt"
-    PATIENT = "patient"
-    RECURRING = "recurring"
+    IMMEDIATE = "prompt"
+    DELAYED = "patient"
+    SCHEDULED = "recurring"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Hindsight:
     """
 
     floor: int = 0
-    growth: Growth = Growth.PROMPT
+    growth: Growth = Growth.IMMEDIATE
     seen_s: float = 0.0
     arrivals: float = 0.0
     work_gpu_s: float = 0.0
@@ -131,20 +131,20 @@ class Hindsight:
         return len(self.needed_s)
 
     @property
-    def usual(self) -> float:
+    def usual_requests(self) -> float:
         """Return the number of requests that arrive in half an hour (`WAIT_S`) at the observed rate, but at least `ENOUGH`."""
         return max(ENOUGH, WAIT_S * self.arrivals / self.seen_s) if self.seen_s else ENOUGH
 
     @property
-    def most(self) -> int:
+    def largest_useful_floor(self) -> int:
         """Return the largest floor worth keeping. Each replica above it has been idle for longer than it was needed.
 
         A replica counts as needed from its first need to its last, so demand that returned is waited for longer than
         demand that occurred once.
         """
         lasting = (
-            place
-            for place, (idle_s, since_s) in enumerate(zip(self.idle_s, self.since_s, strict=True), start=1)
+            floor
+            for floor, (idle_s, since_s) in enumerate(zip(self.idle_s, self.since_s, strict=True), start=1)
             if since_s > 0 and _worth_holding_s(idle_s, since_s) >= 0
         )
         return max((self.least, *lasting))
@@ -169,7 +169,7 @@ class Hindsight:
         It is the chosen floor, or the smallest one if the floor is only for demand that recurs and none is expected
         soon.
         """
-        is_between = self.growth is Growth.RECURRING and self.recurrence.is_between
+        is_between = self.growth is Growth.SCHEDULED and self.recurrence.is_between
         return self.least if is_between else self.floor
 
     def lasting(self, startup_s: float) -> int:
@@ -187,10 +187,14 @@ class Hindsight:
             replica: n, counted from 1.
             hold_s: Seconds for which an idle replica is kept.
         """
-        place = min(replica, self.sizes) - 1
-        if place < 0 or self.growth is Growth.RECURRING:
+        floor_index = min(replica, self.sizes) - 1
+        if floor_index < 0 or self.growth is Growth.SCHEDULED:
             return True
-        return self.needed_s[place] <= 0 if self.growth is Growth.PATIENT else self.idle_s[place] >= hold_s
+        return (
+            self.needed_s[floor_index] <= 0
+            if self.growth is Growth.DELAYED
+            else self.idle_s[floor_index] >= hold_s
+        )
 
     def is_past(self, replica: int, hold_s: float) -> bool:
         """Return whether the n-th replica was last needed longer ago than an idle replica is kept.
@@ -201,7 +205,7 @@ class Hindsight:
             replica: n, counted from 1.
             hold_s: Seconds for which an idle replica is kept.
         """
-        if self.growth is Growth.RECURRING or not 1 <= replica <= self.sizes:
+        if self.growth is Growth.SCHEDULED or not 1 <= replica <= self.sizes:
             return False
         return self.idle_s[replica - 1] >= hold_s
 
@@ -209,7 +213,7 @@ class Hindsight:
         """Return the shadow fleets that grow in the chosen way, and the index of the chosen floor in their tuples."""
         return self.fleets[self.growth], self.floor - 1
 
-    def carried(self) -> Hindsight:
+    def for_other_graph(self) -> Hindsight:
         """Return the state with which another graph of the same model starts.
 
         It has the costs of the shadow fleets, without their present replicas and backlogs.
@@ -230,16 +234,16 @@ class PulledLoad:
         arrivals: Number of requests that arrived.
         work_gpu_s: GPU-seconds of all roles that requests kept busy.
         work_s: Computing time of those requests on one worker, in seconds. None for a role whose requests wait for KV
-            room instead; then ``held`` is used.
+            room instead; then ``kv_busy_workers`` is used.
         may_wait_s: Longest wait with which a request is still on time, in seconds.
-        held: Number of workers whose KV cache is in use, as a fraction; ignored if ``work_s`` is set.
-        grows_at: Number of workers, as a fraction, that demand needs; a pool with fewer grows.
-        shrinks_at: Number of workers, as a fraction, above which a pool can shrink, >= ``grows_at``.
+        kv_busy_workers: Number of workers whose KV cache is in use, as a fraction; ignored if ``work_s`` is set.
+        workers_needed: Number of workers, as a fraction, that demand needs; a pool with fewer grows.
+        workers_to_keep: Number of workers, as a fraction, above which a pool can shrink, >= ``workers_needed``.
         startup_s: Seconds from requesting a replica until it is ready.
         hold_s: Seconds for which a fleet keeps an idle replica, >= ``startup_s``.
         sizes: Largest floor that can be chosen, >= 1.
         least: Smallest floor that can be chosen, >= 1.
-        given: Number of existing replicas. At the first pull they count as needed, because a person requested them. 0
+        existing: Number of existing replicas. At the first pull they count as needed, because a person requested them. 0
             if the number is not evidence of need.
         served_at_once_by: Number of replicas with which, and with more, no request was observed to wait; None if
             unknown.
@@ -252,14 +256,14 @@ class PulledLoad:
     work_gpu_s: float
     work_s: float | None
     may_wait_s: float
-    held: float
-    grows_at: float
-    shrinks_at: float
+    kv_busy_workers: float
+    workers_needed: float
+    workers_to_keep: float
     startup_s: float
     hold_s: float
     sizes: int
     least: int = 1
-    given: int = 0
+    existing: int = 0
     served_at_once_by: int | None = None
     is_in_time_first: bool = False
 
@@ -274,25 +278,25 @@ def followed(known: Hindsight, load: PulledLoad) -> Hindsight:
 
     The floor does not change here, except that the first pull sets it to the number of existing replicas.
     """
-    given = 0 if known.seen_s else load.given
-    asked = max(known.sizes, math.ceil(load.grows_at) + 1, known.floor, given, 1)
+    existing = 0 if known.seen_s else load.existing
+    asked = max(known.sizes, math.ceil(load.workers_needed) + 1, known.floor, existing, 1)
     known = _faded(_grown(known, min(load.sizes, SIZES_MOST, asked)))
     dt_s, hold_s, startup_s = load.dt_s, load.hold_s, load.startup_s
-    is_needed = [load.grows_at > index for index in range(known.sizes)]
+    is_needed = [load.workers_needed > index for index in range(known.sizes)]
     needed = [
         min(each + dt_s, hold_s) if now else max(0.0, each - dt_s)
         for each, now in zip(known.needed_s, is_needed, strict=True)
     ]
-    idle = [each + dt_s if load.shrinks_at <= index else 0.0 for index, each in enumerate(known.idle_s)]
+    idle = [each + dt_s if load.workers_to_keep <= index else 0.0 for index, each in enumerate(known.idle_s)]
     since = [
-        each + dt_s if each > 0 or now or index < given else 0.0
+        each + dt_s if each > 0 or now or index < existing else 0.0
         for index, (each, now) in enumerate(zip(known.since_s, is_needed, strict=True))
     ]
     kept = {
-        Growth.PROMPT: (is_needed, [each < hold_s for each in idle]),
-        Growth.PATIENT: ([each >= startup_s for each in needed], [each > 0 for each in needed]),
+        Growth.IMMEDIATE: (is_needed, [each < hold_s for each in idle]),
+        Growth.DELAYED: ([each >= startup_s for each in needed], [each > 0 for each in needed]),
     }
-    recurrence = known.recurrence.followed(dt_s, startup_s, is_asked=load.grows_at > load.least)
+    recurrence = known.recurrence.followed(dt_s, startup_s, is_asked=load.workers_needed > load.least)
     fleets = {}
     for growth, each in known.fleets.items():
         started_s = _started(each.started_s, *kept[growth], load) if growth in kept else each.started_s
@@ -300,7 +304,7 @@ def followed(known: Hindsight, load: PulledLoad) -> Hindsight:
         fleets[growth] = _worked(each, started_s, load, ready=ready, held=held)
     return replace(
         known,
-        floor=known.floor or min(given, known.sizes),
+        floor=known.floor or min(existing, known.sizes),
         fleets=fleets,
         recurrence=recurrence,
         least=load.least,
@@ -337,7 +341,7 @@ def _grown(known: Hindsight, sizes: int) -> Hindsight:
 
     def longer(values: tuple[float, ...], each_more: float = 0.0) -> tuple[float, ...]:
         last = values[-1] if values else 0.0
-        return values + tuple(last + each_more * (place + 1) for place in range(more))
+        return values + tuple(last + each_more * (index + 1) for index in range(more))
 
     still = (0.0,) * more
     fleets = {
@@ -374,9 +378,9 @@ def _supply(
 ) -> tuple[Sequence[int], Sequence[int]]:
     """Return how many replicas of each floor's fleet are ready, and how many hold GPUs."""
     floors = range(1, len(started_s) + 1)
-    if growth is Growth.RECURRING and not recurrence.is_known:
+    if growth is Growth.SCHEDULED and not recurrence.is_known:
         return floors, floors
-    if growth is Growth.RECURRING:
+    if growth is Growth.SCHEDULED:
         between = [min(load.least, floor) for floor in floors]
         is_ready = recurrence.due_s >= load.startup_s
         return (floors if is_ready else between), (between if recurrence.is_between else floors)
@@ -431,7 +435,7 @@ def served_by(workers: int, backlog_s: float, load: PulledLoad) -> tuple[float, 
     """
     count, work_s = load.arrivals, load.work_s
     if work_s is None:
-        return 0.0, count if load.held > workers else 0.0
+        return 0.0, count if load.kv_busy_workers > workers else 0.0
     done_s, most_s = workers * load.dt_s, load.may_wait_s * workers
     left_s, missed = max(0.0, backlog_s + work_s - done_s), 0.0
     if not load.is_in_time_first:
@@ -465,11 +469,11 @@ class Objective:
 
 def chosen(known: Hindsight, objective: Objective) -> Hindsight:
     """Return the state with the floor to use from now on. It changes only if another floor would have saved more than the change costs."""
-    least, most = min(known.least, known.sizes), min(known.most, known.sizes)
+    least, most = min(known.least, known.sizes), min(known.largest_useful_floor, known.sizes)
     if not known.floor:
         known = replace(known, floor=least)
     if known.floor > most:
-        known = replace(known, floor=most, growth=Growth.PROMPT)
+        known = replace(known, floor=most, growth=Growth.IMMEDIATE)
     # Wait until a replica started at the first pull could have been useful.
     if known.seen_s < objective.unused_s:
         return known
@@ -477,31 +481,31 @@ def chosen(known: Hindsight, objective: Objective) -> Hindsight:
         is_idle = known.idle_s[known.floor - 1] >= max(QUIET_S, objective.unused_s)
         return replace(known, floor=least) if is_idle else known
     known = replace(known, floor=max(known.floor, least))
-    fleets, place = known.fleet()
-    cost, held_s = cost_of(fleets, place, objective), fleets.replica_s[place]
-    is_good = fleets.late[place] <= (1.0 - objective.in_time) * known.arrivals
+    fleets, floor_index = known.fleet()
+    cost, held_s = cost_of(fleets, floor_index, objective), fleets.replica_s[floor_index]
+    is_good = fleets.late[floor_index] <= (1.0 - objective.in_time) * known.arrivals
     best, largest = None, 0.0
     for growth, others in known.fleets.items():
-        if growth is Growth.RECURRING and known.seen_s < HOLDS_S:
+        if growth is Growth.SCHEDULED and known.seen_s < HOLDS_S:
             continue
         for index in range(least - 1, most):
             if is_good and others.replica_s[index] >= held_s:
                 continue
-            gain = cost - cost_of(others, index, objective) - change_gpu_s(index - place, objective)
+            gain = cost - cost_of(others, index, objective) - change_gpu_s(index - floor_index, objective)
             if gain > largest:
                 best, largest = (index + 1, growth), gain
     return known if best is None else replace(known, floor=best[0], growth=best[1])
 
 
-def cost_of(fleets: ShadowFleets, place: int, objective: Objective) -> float:
+def cost_of(fleets: ShadowFleets, floor_index: int, objective: Objective) -> float:
     """Return the cost that a shadow fleet would have had in GPU-seconds: those of its replicas plus the price of its late requests.
 
     Args:
         fleets: Shadow fleets that grow in the same way.
-        place: Floor of the fleet minus 1.
+        floor_index: Floor of the fleet minus 1.
         objective: Prices.
     """
-    return objective.gpus * fleets.replica_s[place] + objective.price_gpu_s * fleets.late[place]
+    return objective.gpus * fleets.replica_s[floor_index] + objective.price_gpu_s * fleets.late[floor_index]
 
 
 def change_gpu_s(replicas: int, objective: Objective) -> float:
@@ -513,9 +517,9 @@ def change_gpu_s(replicas: int, objective: Objective) -> float:
 
 
 _GROWTH_WORDS = {
-    Growth.PROMPT: "",
-    Growth.PATIENT: ", started after demand has lasted for one start-up time",
-    Growth.RECURRING: ", none above it, held while demand recurs as before",
+    Growth.IMMEDIATE: "",
+    Growth.DELAYED: ", started after demand has lasted for one start-up time",
+    Growth.SCHEDULED: ", none above it, held while demand recurs as before",
 }
 
 
@@ -538,10 +542,10 @@ def in_words(known: Hindsight, gpus: float) -> str:
     """
     if not known.floor or known.arrivals < ENOUGH:
         return ""
-    fleets, place = known.fleet()
-    other = place - 1 if place else place + 1
+    fleets, floor_index = known.fleet()
+    other = floor_index - 1 if floor_index else floor_index + 1
     words = (
-        f"floor {place + 1} would have had {_share_and_cost(known, fleets, place, gpus)} over the last "
+        f"floor {floor_index + 1} would have had {_share_and_cost(known, fleets, floor_index, gpus)} over the last "
         f"{known.seen_s / 3600:.1f} h"
     )
     if other < known.sizes:
@@ -553,6 +557,6 @@ def in_words(known: Hindsight, gpus: float) -> str:
     return words + _GROWTH_WORDS[known.growth] + given_up
 
 
-def _share_and_cost(known: Hindsight, fleets: ShadowFleets, place: int, gpus: float) -> str:
-    share = 1.0 - min(1.0, fleets.late[place] / known.arrivals)
-    return f"{share:.1%} on time for {gpus * fleets.replica_s[place] / 3600:.2f} GPU-h"
+def _share_and_cost(known: Hindsight, fleets: ShadowFleets, floor_index: int, gpus: float) -> str:
+    share = 1.0 - min(1.0, fleets.late[floor_index] / known.arrivals)
+    return f"{share:.1%} on time for {gpus * fleets.replica_s[floor_index] / 3600:.2f} GPU-h"

@@ -11,7 +11,7 @@ from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight
 from penstock_planner.decide.adaptive.rules import Case
 from penstock_planner.decide.adaptive.trial import Trial
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import Kept
+from penstock_planner.decide.decision import Retention
 from penstock_planner.decide.observation import Pull
 
 
@@ -78,9 +78,9 @@ class KeptBy:
         kept = "" if self.until_s is None else f"; kept {clock.until(self.until_s)}{self.ends}"
         return f"{self.why}{kept}; demand needs {needs}"
 
-    def kept(self, needs: int) -> Kept:
+    def kept(self, needs: int) -> Retention:
         """Return the explanation for the record of a decision; ``needs`` is the number of replicas that demand alone needs."""
-        return Kept(needs, self.since_s, self.until_s)
+        return Retention(needs, self.since_s, self.until_s)
 
 
 def kept_by(case: Case, clock: Clock) -> KeptBy | None:
@@ -102,8 +102,8 @@ def _by_trial(trial: Trial, clock: Clock) -> KeptBy:
 
 def _by_hindsight(case: Case, known: Hindsight, clock: Clock) -> Iterator[KeptBy]:
     workers, now_s = case.pool.replicas, clock.now_s
-    place = min(workers, known.sizes) - 1
-    idle_s = known.idle_s[place] if place >= 0 else 0.0
+    index = min(workers, known.sizes) - 1
+    idle_s = known.idle_s[index] if index >= 0 else 0.0
     since_s = now_s - idle_s
     if workers <= known.least:
         yield KeptBy("floor", f"its floor is {known.least}")
@@ -113,8 +113,8 @@ def _by_hindsight(case: Case, known: Hindsight, clock: Clock) -> Iterator[KeptBy
         why = f"the learnt floor is {known.floor_now}, last needed {clock.past(since_s)}"
         yield KeptBy("hindsight", why, " unless demand returns", since_s, until_s)
     elif not known.is_idle(workers, case.hold_s):
-        is_patient = known.growth is Growth.PATIENT
-        left_s = known.needed_s[place] if is_patient else case.hold_s - idle_s
+        is_patient = known.growth is Growth.DELAYED
+        left_s = known.needed_s[index] if is_patient else case.hold_s - idle_s
         why = f"{workers} were needed {clock.past(since_s)}"
         yield KeptBy("idle", why, " unless demand returns", since_s, now_s + max(0.0, left_s))
 

@@ -10,7 +10,7 @@ from penstock.api import Role
 from penstock_planner.decide.adaptive import hindsight, rules, signals
 from penstock_planner.decide.adaptive.hindsight import Hindsight, Objective, PulledLoad
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory
-from penstock_planner.decide.adaptive.served import Served
+from penstock_planner.decide.adaptive.served import ModelComparison
 from penstock_planner.decide.adaptive.trial import Lateness, Trial
 from penstock_planner.decide.bounds.gpu_budget import existing_gpus
 from penstock_planner.decide.config import DecideConfig
@@ -47,15 +47,15 @@ def looked_back(
     has_headroom = existing_gpus(window.pulls[-1].pools, config) < (config.max_gpu_budget or math.inf)
     is_evidence = has_headroom and config.scale_to_zero_after_s is None
     for role, case in cases.items():
-        grows_at = rules.grows_at(case)
-        if grows_at is None:
+        workers_needed = rules.workers_needed(case)
+        if workers_needed is None:
             continue
         known = found.get(role, Hindsight())
         load = replace(
-            _load(case, demands, config, able=ables[role], grows_at=grows_at),
+            _load(case, demands, config, able=ables[role], workers_needed=workers_needed),
             work_gpu_s=work_gpu_s,
             is_in_time_first=memory.work.serves_in_time_first,
-            given=case.pool.replicas if is_evidence else 0,
+            existing=case.pool.replicas if is_evidence else 0,
         )
         if load.work_s is not None:
             served = _compared(served, load, case, window, known)
@@ -119,7 +119,9 @@ def _waits_inside(window: Window) -> bool:
     return Role.PREFILL in window.pulls[-1].pools and inside is not None and inside.total > 0
 
 
-def _compared(served: Served, load: PulledLoad, case: rules.Case, window: Window, known: Hindsight) -> Served:
+def _compared(
+    served: ModelComparison, load: PulledLoad, case: rules.Case, window: Window, known: Hindsight
+) -> ModelComparison:
     """Return the comparison after the window's first tokens; unchanged if a pull does not know which of them were late."""
     demands = [pull.demand for pull in window.pulls if pull.demand is not None]
     lates = [each.ttft_late for each in demands if each.ttft_late is not None]
@@ -135,7 +137,7 @@ def _compared(served: Served, load: PulledLoad, case: rules.Case, window: Window
         late_alone=_late_alone(case.role, demands, window),
         is_entry_late=not _waits_inside(window),
         slo_s=case.slo_s,
-        usual=known.usual,
+        usual_requests=known.usual_requests,
     )
 
 
@@ -147,11 +149,11 @@ def _late_alone(role: Role, demands: Sequence[Demand], window: Window) -> float 
     cases more workers would help.
     """
     late = [each.dispatched_late for each in demands if each.dispatched_late is not None]
-    is_told = role is Role.PREFILL and not _waits_inside(window) and len(late) == len(demands)
-    return sum(late) if is_told else None
+    is_known = role is Role.PREFILL and not _waits_inside(window) and len(late) == len(demands)
+    return sum(late) if is_known else None
 
 
-def _able(case: rules.Case, served: Served) -> float | None:
+def _able(case: rules.Case, served: ModelComparison) -> float | None:
     """Return the prompt tokens/s that a worker of a shadow fleet computes; None if it is unknown, or if the role computes no prompts."""
     speed = case.work.tokens_per_s if case.work is not None else None
     return speed and speed * served.share_of(case.role)
@@ -168,13 +170,18 @@ def _work_gpu_s(
     total = 0.0
     for role, case in cases.items():
         able = ables[role]
-        busy_s = tokens / able if able else rules.held(case) * dt_s
+        busy_s = tokens / able if able else rules.kv_busy_workers(case) * dt_s
         total += max(1, config.engine_gpus(role, case.pool.gpus)) * busy_s
     return hindsight.counted(total)
 
 
 def _load(
-    case: rules.Case, demands: Sequence[Demand], config: DecideConfig, *, able: float | None, grows_at: float
+    case: rules.Case,
+    demands: Sequence[Demand],
+    config: DecideConfig,
+    *,
+    able: float | None,
+    workers_needed: float,
 ) -> PulledLoad:
     tokens, newest = sum(each.uncached_tokens for each in demands), demands[-1]
     speed = case.work.tokens_per_s if case.work is not None else None
@@ -184,16 +191,18 @@ def _load(
     if config.max_gpu_budget is not None:
         most = min(most, config.max_gpu_budget // gpus)
     # A long prompt occupies one worker, however many tokens it has. While another worker is idle, nothing waits for it.
-    is_idle_somewhere = newest.prefilling_workers < case.pool.ready or (case.work and case.work.is_alone)
+    is_idle_somewhere = newest.prefilling_workers < case.pool.ready or (
+        case.work and case.work.is_uncontended
+    )
     return PulledLoad(
         dt_s=hindsight.counted(sum(each.period_s for each in demands)),
         arrivals=sum(each.arrivals for each in demands),
         work_gpu_s=0.0,
         work_s=hindsight.counted(tokens / able) if able else None,
         may_wait_s=hindsight.counted(slack_s),
-        held=rules.held(case),
-        grows_at=grows_at,
-        shrinks_at=max(grows_at, rules.shrinks_at(case)),
+        kv_busy_workers=rules.kv_busy_workers(case),
+        workers_needed=workers_needed,
+        workers_to_keep=max(workers_needed, rules.workers_to_keep(case)),
         startup_s=math.ceil(case.horizon_s),
         hold_s=math.ceil(case.hold_s),
         sizes=max(1, most),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from penstock.api import Role
 from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight
-from penstock_planner.decide.adaptive.served import Served
+from penstock_planner.decide.adaptive.served import ModelComparison
 from penstock_planner.decide.adaptive.signals import LEVEL_TAU_S, STARTUP_S, KvLoad, Trend, Work
 from penstock_planner.decide.adaptive.trial import Trial
 from penstock_planner.decide.adaptive.week import Week
@@ -72,7 +72,7 @@ class RoleMemory:
         and the load before the pull is unknown.
         """
         if pool.switching:
-            pool = replace(pool, ready=pool.ready + pool.switching, starting=pool.begun, switching=0)
+            pool = replace(pool, ready=pool.ready + pool.switching, starting=pool.loading, switching=0)
         if self.ready is None:
             return replace(self, ready=pool.ready, begun_s=(at_s,) * pool.starting, grown_s=at_s)
         before = self.ready + len(self.begun_s)
@@ -87,7 +87,7 @@ class RoleMemory:
             return replace(after, grown_s=at_s)
         return replace(after, shrunk_s=at_s) if pool.replicas < before else after
 
-    def held_s(self, expected_s: float, now_s: float) -> float:
+    def hold_down_s(self, expected_s: float, now_s: float) -> float:
         """Return the seconds for which the role must not shrink yet; 0 if it can shrink now.
 
         Args:
@@ -139,7 +139,7 @@ class AdaptiveMemory:
     hindsight: Mapping[Role, Hindsight] = field(default_factory=dict)
     quiet_since_s: float | None = None
     unserved_s: float | None = None
-    served: Served = field(default_factory=Served)
+    served: ModelComparison = field(default_factory=ModelComparison)
     trials: Mapping[Role, Trial] = field(default_factory=dict)
     week: Week = field(default_factory=Week)
     learnt_from: str = ""
@@ -225,9 +225,9 @@ class AdaptiveMemory:
         ages_s = [at_s - begun_s for each in self.roles.values() for begun_s in each.begun_s]
         return max(known_s, min(max(ages_s, default=0.0), self.half_timeout_s))
 
-    def held_s(self, role: Role, now_s: float) -> float:
+    def hold_down_s(self, role: Role, now_s: float) -> float:
         """Return the seconds for which a role must not shrink yet; 0 if it can shrink now."""
-        return self.of(role).held_s(self.hold_startup_s(role, now_s), now_s)
+        return self.of(role).hold_down_s(self.hold_startup_s(role, now_s), now_s)
 
     def resumed(self, by_s: float, now_s: float) -> AdaptiveMemory:
         """Return the state after a restart, with its times converted to the current clock.
@@ -259,7 +259,7 @@ class AdaptiveMemory:
             unserved_s=moved(self.unserved_s),
         )
 
-    def carried(self) -> AdaptiveMemory:
+    def for_other_graph(self) -> AdaptiveMemory:
         """Return the state with which another graph of the same model can start.
 
         It keeps start-up times, throughput, lengths, the costs of the floors and the model's correction. It drops the
@@ -269,6 +269,6 @@ class AdaptiveMemory:
             work=replace(self.work, rate=Trend(), level=0.0),
             kv=replace(self.kv, load=Trend()),
             roles={role: RoleMemory(startups_s=each.startups_s) for role, each in self.roles.items()},
-            hindsight={role: each.carried() for role, each in self.hindsight.items()},
-            served=self.served.carried(),
+            hindsight={role: each.for_other_graph() for role, each in self.hindsight.items()},
+            served=self.served.for_other_graph(),
         )

@@ -10,11 +10,11 @@ from penstock_planner.decide.adaptive.signals import (
     FULL,
     Decoding,
     KvLoad,
-    LightDecoding,
+    ObservedDecoding,
     TrendForecast,
     Work,
-    light_of,
-    usage_of,
+    actual_usage,
+    idle_speed_usage,
 )
 
 BUSY_MOST = FULL
@@ -66,13 +66,13 @@ more."""
 OBSERVED_RESTRAINT = Stabilization(
     sigmas=AHEAD_SIGMAS,
     kv_ahead=KV_MOST,
-    kv=usage_of(light_of(KV_MOST) * BUSY_AFTER / BUSY_MOST),
+    kv=actual_usage(idle_speed_usage(KV_MOST) * BUSY_AFTER / BUSY_MOST),
 )
 """Conditions of mode adaptive. After a scale-down, KV usage must be below its growing threshold by the same factor as
 a prefill pool's utilisation: about 0.43."""
 
 
-class GapsView(Protocol):
+class ItlView(Protocol):
     """Expected ITL at the horizon."""
 
     @property
@@ -97,7 +97,7 @@ class ObservedWorkers:
     """Workers as observed. Mode ``sla`` replaces this class by workers from a profile, see `ProfiledWorkers`."""
 
     @property
-    def has_shadows(self) -> bool:
+    def uses_learned_floor(self) -> bool:
         """Whether simulated ("shadow") fleets decide how many replicas to keep, see `hindsight`. If not, `busy_most` alone decides."""
         return True
 
@@ -132,9 +132,9 @@ class ObservedWorkers:
             tokens_per_s: Uncached prompt tokens/s whose prefill is expected to end.
         """
         held_s = kv.light_s / kv.done_tokens if kv.done_tokens > 0 else 0.0
-        return LightDecoding(held_s * tokens_per_s)
+        return ObservedDecoding(held_s * tokens_per_s)
 
-    def gaps(self, tokens_per_s: float) -> GapsView | None:
+    def itl(self, tokens_per_s: float) -> ItlView | None:
         """Return the expected ITL of the answers, or None if there is no ITL target. Without a profile it is always None.
 
         Args:

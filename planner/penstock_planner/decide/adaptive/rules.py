@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from penstock.api import Role
 from penstock_planner.decide.adaptive import hindsight
 from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight
-from penstock_planner.decide.adaptive.observed import GapsView, ObservedWorkers
-from penstock_planner.decide.adaptive.served import Served
+from penstock_planner.decide.adaptive.observed import ItlView, ObservedWorkers
+from penstock_planner.decide.adaptive.served import ModelComparison
 from penstock_planner.decide.adaptive.signals import (
     CHANCE_SIGMAS,
     FULL,
     KvView,
     WorkView,
-    light_of,
+    idle_speed_usage,
 )
 from penstock_planner.decide.adaptive.trial import Trial
 from penstock_planner.decide.decision import Reason, Step, count_of
@@ -51,7 +51,7 @@ class RoleFinding:
 
     @property
     def applies(self) -> bool:
-        """Whether the rule asks for the change: to grow for a rule of `lacks`, to shrink for a rule of `spares`."""
+        """Whether the rule asks for the change: to grow for a rule of `grow_findings`, to shrink for a rule of `shrink_findings`."""
         return self.step.outcome.startswith(("grow", "shrink"))
 
 
@@ -73,7 +73,7 @@ class Case:
         arrivals_s: Seconds from now until each starting replica is expected to be ready.
         work: Prefill work; None for decode.
         kv: KV usage; None for prefill.
-        gaps: Expected ITL; None for prefill, and if there is no ITL target.
+        itl: Expected ITL; None for prefill, and if there is no ITL target.
         oldest_wait_s: Longest wait of a request in the routers while every role had a ready replica, in seconds. None
             if none waits.
         rejected: Number of requests rejected or timed out in the interval for lack of this role's workers.
@@ -94,12 +94,12 @@ class Case:
     arrivals_s: Sequence[float]
     work: WorkView | None
     kv: KvView | None
-    gaps: GapsView | None
+    itl: ItlView | None
     oldest_wait_s: float | None
     rejected: float
     workers: ObservedWorkers
     hindsight: Hindsight | None = None
-    served: Served | None = None
+    served: ModelComparison | None = None
     trial: Trial | None = None
     allowed: float = 0.01
     price_gpu_s: float = 0.0
@@ -111,12 +111,12 @@ class Case:
         It is not if, in hindsight, it is cheaper to wait until demand has lasted for a start-up time, and it has not.
         """
         known = self.hindsight
-        if known is None or known.growth is Growth.PROMPT:
+        if known is None or known.growth is Growth.IMMEDIATE:
             return False
         return known.lasting(self.horizon_s) <= self.pool.replicas
 
 
-def lacks(case: Case) -> list[RoleFinding]:
+def grow_findings(case: Case) -> list[RoleFinding]:
     """Return the findings of all growing rules. The role grows if any of them applies."""
     found = []
     if case.work is not None:
@@ -124,15 +124,15 @@ def lacks(case: Case) -> list[RoleFinding]:
         found.append(_backlog(case, case.work))
     if case.kv is not None:
         found.append(_kv(case, case.kv))
-    if case.gaps is not None:
-        found.append(_itl(case.gaps, case.pool.replicas))
+    if case.itl is not None:
+        found.append(_itl(case.itl, case.pool.replicas))
     found.append(_rejected(case))
     if case.hindsight is not None:
         found.append(_floor(case, case.hindsight))
     return found if case.trial is None else [*found, _served_late(case, case.trial)]
 
 
-def missing(case: Case, most: int) -> int:
+def replicas_to_add(case: Case, most: int) -> int:
     """Return the number of replicas to add, 1 to ``most``.
 
     Replicas are added one by one, each counted as starting, until no growing rule applies.
@@ -141,13 +141,13 @@ def missing(case: Case, most: int) -> int:
     while count < most:
         pool = replace(case.pool, starting=case.pool.starting + 1)
         case = replace(case, pool=pool, arrivals_s=(*case.arrivals_s, case.horizon_s))
-        if not any(found.applies for found in lacks(case)):
+        if not any(found.applies for found in grow_findings(case)):
             break
         count += 1
     return count
 
 
-def spares(case: Case) -> list[RoleFinding]:
+def shrink_findings(case: Case) -> list[RoleFinding]:
     """Return the findings of all conditions for one replica fewer. The role shrinks only if all of them apply."""
     found = [] if case.hindsight is None else [_floor_after(case, case.hindsight)]
     if case.trial is not None:
@@ -156,12 +156,12 @@ def spares(case: Case) -> list[RoleFinding]:
         found.append(_work_after(case, case.work))
     if case.kv is not None:
         found.append(_kv_after(case, case.kv))
-    if case.gaps is not None:
-        found.append(_itl_after(case.gaps, case.pool.replicas - 1))
+    if case.itl is not None:
+        found.append(_itl_after(case.itl, case.pool.replicas - 1))
     return found
 
 
-def grows_at(case: Case) -> float | None:
+def workers_needed(case: Case) -> float | None:
     """Return the number of workers that the expected demand needs, as a fraction such as 2.4; a smaller pool must grow.
 
     Returns None if a worker's throughput is unknown or no worker is ready.
@@ -174,22 +174,22 @@ def grows_at(case: Case) -> float | None:
         return None
     return (
         case.pool.ready
-        * light_of(_kv_expected(case, case.kv) / case.pool.ready)
-        / light_of(case.workers.restraint.kv_ahead)
+        * idle_speed_usage(_kv_expected(case, case.kv) / case.pool.ready)
+        / idle_speed_usage(case.workers.restraint.kv_ahead)
     )
 
 
-def held(case: Case) -> float:
+def kv_busy_workers(case: Case) -> float:
     """Return the number of workers, as a fraction, that the running answers keep busy with their KV cache. 0 if it is unknown."""
     if case.kv is None or not case.pool.ready:
         return 0.0
-    return case.pool.ready * light_of(case.kv.load / case.pool.ready) / light_of(FULL)
+    return case.pool.ready * idle_speed_usage(case.kv.load / case.pool.ready) / idle_speed_usage(FULL)
 
 
-def shrinks_at(case: Case) -> float:
+def workers_to_keep(case: Case) -> float:
     """Return the number of workers, as a fraction, that demand needs for the pool not to grow again soon; a larger pool can shrink.
 
-    Must be called only if `grows_at` is not None.
+    Must be called only if `workers_needed` is not None.
     """
     kept = case.workers.restraint
     if case.work is not None:
@@ -199,7 +199,7 @@ def shrinks_at(case: Case) -> float:
         return _kept_rate(case.work, kept.sigmas) / able
     if case.kv is None or not case.pool.ready:
         return 0.0
-    return case.pool.ready * light_of(case.kv.kept_load / case.pool.ready) / light_of(kept.kv)
+    return case.pool.ready * idle_speed_usage(case.kv.kept_load / case.pool.ready) / idle_speed_usage(kept.kv)
 
 
 def _floor(case: Case, known: Hindsight) -> RoleFinding:
@@ -289,22 +289,22 @@ def _demand(case: Case, work: WorkView) -> RoleFinding:
         "tokens_per_s_lately": work.level.now,
         "tokens_per_s_lately_error": work.level.error,
         "worker_tokens_per_s": work.tokens_per_s,
-        **({"tokens_per_s_recalled": work.recalled, "belief": work.belief} if work.recalled else {}),
-        "requests_met": "no" if work.is_alone else "yes",
+        **({"tokens_per_s_recalled": work.recalled, "confidence": work.confidence} if work.recalled else {}),
+        "requests_met": "no" if work.is_uncontended else "yes",
         "workers": workers,
         "horizon_s": case.horizon_s,
     }
     most = case.workers.busy_most(case.role, workers)
     is_above = work.tokens_per_s is not None and expected > most * able
     is_recalled = work.recalled > most * able
-    applies = is_above and (is_recalled or not (case.is_early or work.is_alone))
-    why = "" if case.workers.has_shadows else " with a wait within the SLO"
+    applies = is_above and (is_recalled or not (case.is_early or work.is_uncontended))
+    why = "" if case.workers.uses_learned_floor else " with a wait within the SLO"
     detail = (
         f"demand forecast for {case.horizon_s:.0f} s ahead: {expected:,.0f} tokens/s, more than "
         f"{most * able:,.0f} ({most:.0%} of the {able:,.0f} that {count_of(workers, 'worker')} can "
         f"compute{why})"
     )
-    waits_for = "" if applies or not is_above else ALONE if work.is_alone else LASTS
+    waits_for = "" if applies or not is_above else ALONE if work.is_uncontended else LASTS
     step = Step("demand", inputs, most, grows(applies))
     return RoleFinding(Reason.DEMAND_ABOVE_CAPACITY, detail, step, waits_for)
 
@@ -332,7 +332,9 @@ def arriving_per_s(work: WorkView) -> float:
     return max(work.rate.ahead, _jump(work), work.recalled)
 
 
-def left_tokens(work: WorkView, pool: PoolCounts, arrivals_s: Sequence[float], horizon_s: float) -> float:
+def backlog_at_horizon(
+    work: WorkView, pool: PoolCounts, arrivals_s: Sequence[float], horizon_s: float
+) -> float:
     """Return the uncached prompt tokens that will still be queued at the horizon, after what ready and starting workers compute until then.
 
     Args:
@@ -362,7 +364,7 @@ def prefilled_per_s(
         slo_s: TTFT target, in seconds.
     """
     arriving = arriving_per_s(work)
-    left = left_tokens(work, pool, arrivals_s, horizon_s)
+    left = backlog_at_horizon(work, pool, arrivals_s, horizon_s)
     clearing = arriving + left / slo_s if left else 0.0
     return max(arriving, min(clearing, pool.replicas * (work.tokens_per_s or 0.0)))
 
@@ -376,11 +378,11 @@ def _backlog(case: Case, work: WorkView) -> RoleFinding:
     if work.tokens_per_s is None:
         return _first_wait(case)
     horizon_s, speed = case.horizon_s, work.tokens_per_s
-    left = left_tokens(work, case.pool, case.arrivals_s, horizon_s)
+    left = backlog_at_horizon(work, case.pool, case.arrivals_s, horizon_s)
     drain_rate = case.pool.replicas * speed - work.level.now
     clears_s = left / drain_rate if drain_rate > 0 else (math.inf if left else 0.0)
-    most_s = max(case.slo_s, case.horizon_s) if case.workers.has_shadows else case.slo_s
-    applies = clears_s > most_s and not case.is_early and not work.is_alone
+    most_s = max(case.slo_s, case.horizon_s) if case.workers.uses_learned_floor else case.slo_s
+    applies = clears_s > most_s and not case.is_early and not work.is_uncontended
     inputs = {
         "backlog_tokens": work.backlog_tokens,
         "oldest_wait_s": case.oldest_wait_s,
@@ -394,7 +396,7 @@ def _backlog(case: Case, work: WorkView) -> RoleFinding:
         f"projected backlog in {horizon_s:.0f} s: {left:,.0f} tokens; {able} more than {most_s:.0f} s to "
         "clear it"
     )
-    waits_for = "" if applies or clears_s <= most_s else ALONE if work.is_alone else LASTS
+    waits_for = "" if applies or clears_s <= most_s else ALONE if work.is_uncontended else LASTS
     step = Step("backlog", inputs, most_s, grows(applies))
     return RoleFinding(Reason.BACKLOG_ABOVE_SLO, detail, step, waits_for)
 
@@ -460,7 +462,7 @@ def is_enough(case: Case, workers: int) -> bool:
             return False
     if case.kv is not None and _kv_with(case, case.kv, workers) > case.workers.restraint.kv:
         return False
-    return case.gaps is None or (workers > 0 and case.gaps.itl_with(workers) <= case.gaps.after_s)
+    return case.itl is None or (workers > 0 and case.itl.itl_with(workers) <= case.itl.after_s)
 
 
 def needed(case: Case) -> int:
@@ -476,7 +478,7 @@ def _busy_with(case: Case, work: WorkView, workers: int) -> tuple[float, float]:
     rate = _kept_rate(work, case.workers.restraint.sigmas)
     able = workers * (work.tokens_per_s or 0.0)
     busy = rate / able if able else (math.inf if rate > 0 or work.backlog_tokens > 0 else 0.0)
-    is_prompt = case.hindsight is None or case.hindsight.growth is Growth.PROMPT
+    is_prompt = case.hindsight is None or case.hindsight.growth is Growth.IMMEDIATE
     most = (case.workers.busy_after if is_prompt else case.workers.busy_most)(case.role, workers)
     return busy, most
 
@@ -521,21 +523,21 @@ def _kv_after(case: Case, kv: KvView) -> RoleFinding:
     )
 
 
-def _itl(gaps: GapsView, workers: int) -> RoleFinding:
+def _itl(itl: ItlView, workers: int) -> RoleFinding:
     """Return the finding whether ``workers`` exceed the ITL target."""
-    itl_s = gaps.itl_with(workers)
+    itl_s = itl.itl_with(workers)
     inputs = {"itl_s_ahead": itl_s if math.isfinite(itl_s) else None, "workers": workers}
-    step = Step("itl", inputs, gaps.target_s, grows(itl_s > gaps.target_s))
-    return RoleFinding(Reason.ITL_ABOVE_TARGET, _itl_words(workers, itl_s, gaps.target_s), step)
+    step = Step("itl", inputs, itl.target_s, grows(itl_s > itl.target_s))
+    return RoleFinding(Reason.ITL_ABOVE_TARGET, _itl_words(workers, itl_s, itl.target_s), step)
 
 
-def _itl_after(gaps: GapsView, workers: int) -> RoleFinding:
+def _itl_after(itl: ItlView, workers: int) -> RoleFinding:
     """Return the finding whether ``workers``, one fewer than at present, would keep within the ITL target."""
-    itl_s = gaps.itl_with(workers) if workers else float("inf")
-    most_s = gaps.after_s
+    itl_s = itl.itl_with(workers) if workers else float("inf")
+    most_s = itl.after_s
     inputs = {"workers_after": workers, "itl_s_after": itl_s if math.isfinite(itl_s) else None}
     step = Step("itl_after", inputs, most_s, "shrink" if itl_s <= most_s else "hold")
-    return RoleFinding(Reason.SPARE_CAPACITY, _itl_words(workers, itl_s, gaps.target_s), step)
+    return RoleFinding(Reason.SPARE_CAPACITY, _itl_words(workers, itl_s, itl.target_s), step)
 
 
 def _itl_words(workers: int, itl_s: float, target_s: float) -> str:

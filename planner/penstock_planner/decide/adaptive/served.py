@@ -23,7 +23,7 @@ another cause, and more workers would not help."""
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class WindowComparison:
     """Requests of one window as they were really served, and as the model predicts for the real fleet.
 
     Attributes:
@@ -51,7 +51,7 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ModelComparison:
     """Comparison of the shadow fleets' model (see `hindsight`) with the first tokens that were really served.
 
     Attributes:
@@ -82,7 +82,7 @@ class Served:
     calm: float = 0.0
     calm_late: float = 0.0
     unexplained: float = 0.0
-    newest: Compared = Compared()
+    newest: WindowComparison = WindowComparison()
 
     def share_of(self, role: Role) -> float:
         """Return the fraction of its measured throughput that the model assumes for a worker of the role.
@@ -119,8 +119,8 @@ class Served:
         late_alone: float | None,
         is_entry_late: bool,
         slo_s: float,
-        usual: float,
-    ) -> Served:
+        usual_requests: float,
+    ) -> ModelComparison:
         """Return the comparison after one window.
 
         Args:
@@ -134,7 +134,7 @@ class Served:
             is_entry_late: Whether the late requests lacked workers of this role, as far as is known. False if they
                 waited for another role.
             slo_s: TTFT target, in seconds.
-            usual: Number of requests per half hour, > 0. If the model is wrong in the same direction about this
+            usual_requests: Number of requests per half hour, > 0. If the model is wrong in the same direction about this
                 number of requests, ``share`` moves by 1.
         """
         left_s, predicted_late = served_by(ready, self.backlog_s, load)
@@ -152,7 +152,7 @@ class Served:
         wrong = late - (self._always * first if seen is None else seen) - predicted_late
         predicted_late += self._always * load.arrivals if seen is None else seen
         if is_entry_late and not is_calm:
-            share = min(1.0, max(SHARE_LEAST, share - wrong / usual))
+            share = min(1.0, max(SHARE_LEAST, share - wrong / usual_requests))
         return replace(
             self,
             share=share,
@@ -165,7 +165,7 @@ class Served:
             calm=self.calm * calm_kept + (first if is_calm else 0.0),
             calm_late=self.calm_late * calm_kept + (late if is_calm else 0.0),
             unexplained=wrong,
-            newest=Compared(first, late, load.arrivals, predicted_late),
+            newest=WindowComparison(first, late, load.arrivals, predicted_late),
         )
 
     def in_words(self) -> str:
@@ -177,6 +177,6 @@ class Served:
             f"; observed: {served:.1%} of the last {self.first:.0f} requests on time (model {predicted:.1%})"
         )
 
-    def carried(self) -> Served:
+    def for_other_graph(self) -> ModelComparison:
         """Return the state with which another graph of the same model starts: only ``share`` is kept, all counts are reset."""
-        return Served(share=self.share)
+        return ModelComparison(share=self.share)

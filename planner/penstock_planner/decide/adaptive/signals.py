@@ -242,7 +242,7 @@ class Work:
         )
 
     @property
-    def is_alone(self) -> bool:
+    def is_uncontended(self) -> bool:
         """Whether hardly any requests overlapped recently. Then the observed throughput shows the demand, not what workers can do."""
         return self.shared < SHARED_LEAST
 
@@ -270,7 +270,7 @@ class Work:
         return tuple(mean * math.exp(spread * (z - spread / 2)) for z in SIZE_QUANTILES)
 
     @property
-    def lately(self) -> TrendForecast:
+    def recent_rate(self) -> TrendForecast:
         """Return the requests/s of the last seconds as a forecast that stays constant."""
         # Standard error of a Poisson rate. Until the average's full span has passed, only the observed time counts.
         seen_s = self.rate.seen_s
@@ -341,12 +341,12 @@ class WorkView:
             started again.
         backlog_tokens: Uncached tokens of the requests that are queued or being computed.
         sizes: Uncached tokens of requests at a few quantiles.
-        is_alone: Whether hardly any requests overlapped recently, so that workers can do more than ``tokens_per_s``
+        is_uncontended: Whether hardly any requests overlapped recently, so that workers can do more than ``tokens_per_s``
             shows and nothing waits.
         recalled: Uncached tokens/s that the weekly record forecasts until a new replica could be ready. 0 if it
             forecasts no more than the present rate, or is not trusted.
         far_recalled: The same forecast until a replica removed now could have been started again.
-        belief: Confidence in the weekly record: fraction of its predicted jumps that occurred.
+        confidence: Confidence in the weekly record: fraction of its predicted jumps that occurred.
     """
 
     tokens_per_s: float | None
@@ -355,10 +355,10 @@ class WorkView:
     far_rate: float
     backlog_tokens: float
     sizes: tuple[float, ...]
-    is_alone: bool = False
+    is_uncontended: bool = False
     recalled: float = 0.0
     far_recalled: float = 0.0
-    belief: float = 0.0
+    confidence: float = 0.0
 
 
 FULL = 0.9
@@ -378,7 +378,7 @@ WAITING_SHARE = 0.02
 document's figure."""
 
 
-def light_of(usage: float) -> float:
+def idle_speed_usage(usage: float) -> float:
     """Return the KV usage that a worker would have if it decoded as fast as an idle one, given its real KV usage.
 
     The result is below 1 / `SLOWDOWN`. These values, unlike KV usages, can be added over workers: the load of two
@@ -387,8 +387,8 @@ def light_of(usage: float) -> float:
     return usage / (1.0 + SLOWDOWN * usage)
 
 
-def usage_of(light: float) -> float:
-    """Return the real KV usage of a worker from its value of `light_of`; the inverse function."""
+def actual_usage(light: float) -> float:
+    """Return the real KV usage of a worker from its value of `idle_speed_usage`; the inverse function."""
     return light / (1.0 - SLOWDOWN * light)
 
 
@@ -458,7 +458,7 @@ class Decoding(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LightDecoding:
+class ObservedDecoding:
     """Model in which answers need as much KV per token as those of the last minutes.
 
     Attributes:
@@ -506,4 +506,4 @@ class KvView:
         With fewer workers each of them is slower, so the load increases.
         """
         load = self.kept_load
-        return LightDecoding(ready * light_of(load / ready)).load_on(workers) if ready else load
+        return ObservedDecoding(ready * idle_speed_usage(load / ready)).load_on(workers) if ready else load

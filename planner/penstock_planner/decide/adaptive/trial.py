@@ -17,7 +17,7 @@ from penstock_planner.decide.adaptive.hindsight import ENOUGH, HOLDS_S
 from penstock_planner.decide.adaptive.signals import CHANCE_SIGMAS, SPAN_S
 from penstock_planner.decide.observation import PoolCounts
 
-VAIN_MOST = 5
+MAX_FAILED_TRIALS = 5
 """Number of failed trials after which the pause no longer doubles; it is then 16 hours."""
 
 
@@ -27,7 +27,7 @@ class Lateness:
 
     Attributes:
         dt_s: Length of the window in seconds, > 0.
-        first: Number of requests.
+        requests: Number of requests.
         late: Number of requests that were late for lack of this role, minus those that the model explains; can be
             negative. For the role that decodes, it includes requests late by ITL, which the model does not know at
             all.
@@ -35,7 +35,7 @@ class Lateness:
     """
 
     dt_s: float
-    first: float
+    requests: float
     late: float
     waits_s: float = 0.0
 
@@ -106,7 +106,7 @@ class Trial:
     @property
     def holds_s(self) -> float:
         """Return the seconds for which a trial runs at most, and for which its result is valid."""
-        return float(HOLDS_S * 2 ** max(0, min(self.vain, VAIN_MOST) - 1))
+        return float(HOLDS_S * 2 ** max(0, min(self.vain, MAX_FAILED_TRIALS) - 1))
 
     def is_late(self, allowed: float) -> bool:
         """Return whether so large a number of requests is late without explanation that chance is not the cause.
@@ -131,12 +131,12 @@ class Trial:
         begins = self.replicas is not None and pool.replicas > self.replicas and known.is_over
         if begins and known.is_late(allowed):
             begun = replace(known, before=known.share, before_per_s=known.first / known.seen_s)
-            known = replace(blank(begun), tried=pool.replicas, helped=None, age_s=0.0)
+            known = replace(with_reset_counts(begun), tried=pool.replicas, helped=None, age_s=0.0)
         if known.helped is not False and pool.replicas < known.floor:
             known = replace(known, tried=0, helped=None)  # another rule or client removed the replica
         kept = math.exp(-seen.dt_s / SPAN_S)
         late_ago_s = 0.0 if seen.late > 0 else known.late_ago_s + seen.dt_s
-        lately = known.lately * kept + seen.first
+        lately = known.lately * kept + seen.requests
         ready_s = 0.0 if pool.ready > known.ready else known.ready_s + seen.dt_s
         known = replace(
             known,
@@ -150,10 +150,10 @@ class Trial:
             known = replace(known, tried=0, helped=None)  # too few requests arrive for a result
         is_starting = known.tried and known.helped is None and pool.ready < known.tried
         if is_starting or seen.waits_s >= ready_s:
-            return blank(known)
+            return with_reset_counts(known)
         known = replace(
             known,
-            first=known.first * kept + seen.first,
+            first=known.first * kept + seen.requests,
             late=known.late * kept + seen.late,
             seen_s=known.seen_s * kept + seen.dt_s,
         )
@@ -183,7 +183,7 @@ class Trial:
         )
 
 
-def blank(known: Trial) -> Trial:
+def with_reset_counts(known: Trial) -> Trial:
     """Return a copy of ``known`` in which the counts of served requests are 0, so that only requests from now on are counted.
 
     The replica counts and the trial itself are kept.

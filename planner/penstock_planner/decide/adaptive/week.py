@@ -5,7 +5,7 @@ weekday. At the start of every quarter of an hour each record predicts its deman
 the observed demand. Let x be a predicted jump and y the observed one, both measured from the demand at that start. A
 record is trusted while its squared errors are smaller than those of the prediction "as now",
 
-    sum((y - x)^2) < sum(y^2), that is belief = sum(x y) / sum(x x) > 1/2.
+    sum((y - x)^2) < sum(y^2), that is confidence = sum(x y) / sum(x x) > 1/2.
 
 Half of a jump that did not occur, of the size in question, is added to the sums. So the first predicted jump is not
 trusted, and the second is. A holiday costs only its first quarter of an hour, because demand that recently fell short
@@ -42,7 +42,7 @@ SCORE_KEPT = math.exp(-1.0 / SLOTS)
 """Factor per slot by which the record of right and wrong predictions decays: it is averaged over a week."""
 
 BELIEVED_FROM = 0.5
-"""Value of `WeekRecord.belief` above which a record is trusted: its errors are smaller than those of assuming the
+"""Value of `WeekRecord.confidence` above which a record is trusted: its errors are smaller than those of assuming the
 present demand."""
 
 _LEAST = 1e-4
@@ -72,7 +72,7 @@ class WeekRecord:
     told_squares: float = 0.0
     together: float = 0.0
 
-    def belief(self, scale: float) -> float:
+    def confidence(self, scale: float) -> float:
         """Return the confidence in the record, >= 0: the fraction of the predicted jumps that occurred.
 
         Args:
@@ -115,18 +115,18 @@ class WeekRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Recalled:
+class WeekForecast:
     """Forecast of the weekly record.
 
     Attributes:
         rate: Largest forecast demand in requests/s. 0 if it is not above the present demand, or if the record is not
             trusted.
-        belief: Confidence in the record: the fraction of its predicted jumps that occurred; of the two records, the
+        confidence: Confidence in the record: the fraction of its predicted jumps that occurred; of the two records, the
             more trusted one.
     """
 
     rate: float = 0.0
-    belief: float = 0.0
+    confidence: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class Week:
         )
         return known.part_ended() if known.part_s >= SPAN_S else known
 
-    def recalled(self, ahead_s: float, wall_s: float, time_zone: str) -> Recalled:
+    def recalled(self, ahead_s: float, wall_s: float, time_zone: str) -> WeekForecast:
         """Return the largest demand forecast until ``ahead_s`` seconds from now, by the more trusted of the two records.
 
         Args:
@@ -206,11 +206,11 @@ class Week:
         ]
         now = self.newest or 0.0
         scale = max((due for _, due in told), default=0.0)
-        beliefs = [(record.belief(max(scale, now)), due) for record, due in told]
-        belief, due = max(beliefs, key=lambda each: each[0], default=(0.0, 0.0))
-        return Recalled(due if belief > BELIEVED_FROM and due > now else 0.0, belief)
+        confidences = [(record.confidence(max(scale, now)), due) for record, due in told]
+        confidence, due = max(confidences, key=lambda each: each[0], default=(0.0, 0.0))
+        return WeekForecast(due if confidence > BELIEVED_FROM and due > now else 0.0, confidence)
 
-    def carried(self) -> Week:
+    def for_other_graph(self) -> Week:
         """Return the state with which another graph starts: an empty one, because its traffic differs."""
         return Week()
 

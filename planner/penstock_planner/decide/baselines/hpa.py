@@ -14,7 +14,7 @@ from penstock.api import Role
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import PlannerState, Proposal, Step
 from penstock_planner.decide.drafting import drafted, numbers, of_role, proposed, waiting_requests
-from penstock_planner.decide.observation import Pull, Window, turned_away
+from penstock_planner.decide.observation import Pull, Window, unserved
 from penstock_planner.decide.policy import PlannerPolicy
 
 TOLERANCE = 0.1
@@ -198,7 +198,7 @@ def _metrics(pulls: Sequence[Pull], role: Role, targets: HpaParameters) -> list[
     waiting = waiting_requests(pull, role)
     if waiting is not None:
         # Like the routers' metric penstock_router_unserved_requests; an HPA sees those since its last decision.
-        waiting += turned_away(pulls, role)
+        waiting += unserved(pulls, role)
     if targets.waiting is not None:
         queue = None if waiting is None else external_desired(waiting, targets.waiting, pool.replicas)
         metrics.append(("queue", queue))

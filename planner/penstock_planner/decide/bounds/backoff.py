@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.api import Role
-from penstock_planner.decide.bounds.owner import span
+from penstock_planner.decide.bounds.owner import cede_decisions
 from penstock_planner.decide.config import MAX_BACKOFF_INTERVALS, DecideConfig
 from penstock_planner.decide.decision import Action, Reason, RoleProposal, RoleState, Step, count_of
 from penstock_planner.decide.observation import PoolCounts
@@ -18,7 +18,7 @@ from penstock_planner.decide.rule import Facts, Proposals
 
 def hold_after_failure(proposals: Proposals, facts: Facts) -> Proposals:
     """Hold the scale-up of each role whose last scale-up failed and whose back-off is not over."""
-    return proposals.of([back_off(each, facts.roles[each.role]) for each in proposals.roles])
+    return proposals.with_roles([back_off(each, facts.roles[each.role]) for each in proposals.roles])
 
 
 def back_off(proposal: RoleProposal, state: RoleState) -> RoleProposal:
@@ -33,7 +33,7 @@ def back_off(proposal: RoleProposal, state: RoleState) -> RoleProposal:
     return proposal.held(Reason.WITHDRAWAL_BACKOFF, detail, Step("backoff", inputs, 0, "hold"))
 
 
-def remember(role: Role, pool: PoolCounts, before: RoleState, config: DecideConfig) -> RoleState:
+def with_observed_counts(role: Role, pool: PoolCounts, before: RoleState, config: DecideConfig) -> RoleState:
     """Return the role's state updated with the replica counts of this interval.
 
     A grace period starts if more decode (or aggregated) workers are ready than at the last decision, because each new
@@ -65,16 +65,16 @@ def remember(role: Role, pool: PoolCounts, before: RoleState, config: DecideConf
     )
 
 
-def aged(state: RoleState, config: DecideConfig) -> RoleState:
+def after_decision(state: RoleState, config: DecideConfig) -> RoleState:
     """Return the state after one more decision: grace and back-off are one shorter, and ``since_write`` is one longer.
 
-    Another client's writes are forgotten after `span` plus the longest back-off without a further write.
+    Another client's writes are forgotten after `cede_decisions` plus the longest back-off without a further write.
     """
     state = replace(state, grace=max(0, state.grace - 1), backoff=max(0, state.backoff - 1))
     if not state.foreign_writes:
         return state
     since = state.since_write + 1
-    if since >= span(state, config) + MAX_BACKOFF_INTERVALS * config.decisions_per_adjustment:
+    if since >= cede_decisions(state, config) + MAX_BACKOFF_INTERVALS * config.decisions_per_adjustment:
         return replace(state, writer="", foreign_writes=0, since_write=0)
     return replace(state, since_write=since)
 

@@ -23,7 +23,7 @@ from penstock_planner.decide.rule import Facts, Proposals
 
 def keep_budget(proposals: Proposals, facts: Facts) -> Proposals:
     """Hold or reduce the scale-ups that do not fit into the budget. The result has the roles in order of precedence."""
-    owed, granted, bounded = facts.owed, 0, []
+    owed, granted, bounded = facts.reserved_roles, 0, []
     ordered = sorted(
         proposals.roles,
         key=lambda each: (
@@ -41,7 +41,7 @@ def keep_budget(proposals: Proposals, facts: Facts) -> Proposals:
         if decided.action is Action.UP:
             granted += decided.engine_gpus * decided.amount
         bounded.append(decided)
-    return proposals.of(bounded)
+    return proposals.with_roles(bounded)
 
 
 def _fitting(proposal: RoleProposal, used: int, granted: int, config: DecideConfig) -> RoleProposal:

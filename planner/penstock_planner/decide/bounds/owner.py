@@ -19,8 +19,10 @@ from penstock_planner.decide.rule import Facts, Proposals
 
 def leave_to_writers(proposals: Proposals, facts: Facts) -> Proposals:
     """Hold the roles that other clients scale. If there is one, the other roles do not go to zero either."""
-    left = {each.role for each in proposals.roles if is_left(each.role, facts.roles[each.role], facts.config)}
-    return proposals.of(
+    left = {
+        each.role for each in proposals.roles if is_ceded(each.role, facts.roles[each.role], facts.config)
+    }
+    return proposals.with_roles(
         _held(each, facts.roles[each.role], left)
         if each.role in left or (left and each.reason is Reason.IDLE)
         else each
@@ -36,7 +38,7 @@ def _held(proposal: RoleProposal, state: RoleState, left: Collection[Role]) -> R
     return proposal.held(Reason.SCALED_BY_OTHER, detail, Step("owner", inputs, None, "hold"))
 
 
-UNHEARD_WRITES = 3
+IGNORED_AFTER_WRITES = 3
 """Number of consecutive foreign writes from which on a further write, while the role is left to its writer, changes
 nothing.
 
@@ -44,13 +46,13 @@ Chosen: otherwise a client that writes every few seconds would restart the pause
 would never scale the role again."""
 
 
-def is_left(role: Role, state: RoleState, config: DecideConfig) -> bool:
+def is_ceded(role: Role, state: RoleState, config: DecideConfig) -> bool:
     """Return whether the planner leaves the role alone at this decision.
 
     It does so if the role is managed externally, or if another client has written its replica count recently (see
-    `span`).
+    `cede_decisions`).
     """
-    return role in config.external or state.since_write < span(state, config) - 1
+    return role in config.external or state.since_write < cede_decisions(state, config) - 1
 
 
 def owner(role: Role, state: RoleState, config: DecideConfig, writers: Mapping[Role, str]) -> str:
@@ -65,15 +67,15 @@ def owner(role: Role, state: RoleState, config: DecideConfig, writers: Mapping[R
     """
     if role in config.external:
         return writers.get(role) or "others"
-    return state.writer if state.since_write < span(state, config) else ""
+    return state.writer if state.since_write < cede_decisions(state, config) else ""
 
 
-def is_heard(role: Role, state: RoleState, config: DecideConfig) -> bool:
-    """Return whether one more write by another client would change what the planner does; see `UNHEARD_WRITES`."""
-    return state.foreign_writes < UNHEARD_WRITES or not is_left(role, state, config)
+def write_has_effect(role: Role, state: RoleState, config: DecideConfig) -> bool:
+    """Return whether one more write by another client would change what the planner does; see `IGNORED_AFTER_WRITES`."""
+    return state.foreign_writes < IGNORED_AFTER_WRITES or not is_ceded(role, state, config)
 
 
-def written(state: RoleState, writer: str) -> RoleState:
+def after_foreign_write(state: RoleState, writer: str) -> RoleState:
     """Return the role's state after another client has set its replica count.
 
     Any pending scale-up is cleared, and the time for which the planner leaves the role alone starts again.
@@ -85,7 +87,7 @@ def written(state: RoleState, writer: str) -> RoleState:
     return replace(state, asked=None, writer=writer, foreign_writes=state.foreign_writes + 1, since_write=0)
 
 
-def span(state: RoleState, config: DecideConfig) -> int:
+def cede_decisions(state: RoleState, config: DecideConfig) -> int:
     """Return for how many decisions the planner leaves a role alone after another client's last write; 0 if no client has written."""
     if not state.foreign_writes:
         return 0

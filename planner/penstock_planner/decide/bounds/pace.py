@@ -15,7 +15,7 @@ from penstock_planner.decide.rule import Facts, Proposals
 
 def limit_step(proposals: Proposals, facts: Facts) -> Proposals:
     """Reduce each change to ``maxStep`` replicas."""
-    return proposals.of(_stepped(each, facts.config) for each in proposals.roles)
+    return proposals.with_roles(_stepped(each, facts.config) for each in proposals.roles)
 
 
 def _stepped(proposal: RoleProposal, config: DecideConfig) -> RoleProposal:
@@ -30,8 +30,8 @@ def decide_soon(proposals: Proposals, facts: Facts) -> Proposals:
     """Shorten the time until the next decision to `DecideConfig.again_s` if a role grows."""
     config = facts.config
     is_growing = any(each.action is Action.UP for each in proposals.roles)
-    if config.no_operation or not is_growing or config.again_s >= config.interval_s:
+    if config.no_operation or not is_growing or config.after_growth_s >= config.interval_s:
         return proposals
-    step = Step("again", {"in_s": config.again_s}, None, "decides again: more may be needed")
+    step = Step("again", {"in_s": config.after_growth_s}, None, "decides again: more may be needed")
     roles = (each.passed(step) if each.action is Action.UP else each for each in proposals.roles)
-    return replace(proposals, roles=tuple(roles), again_s=config.again_s)
+    return replace(proposals, roles=tuple(roles), next_decision_s=config.after_growth_s)

@@ -43,8 +43,8 @@ def bids_of(proposals: Sequence[RoleProposal], config: DecideConfig) -> dict[Rol
     for each in proposals:
         floor = 0 if each.reason is Reason.IDLE else config.floor(each.role, each.engine_gpus)
         replicas = max(floor, each.pool.replicas + each.change)
-        if config.grant_note and each.arriving_worth is not None:
-            replicas = min(replicas, max(floor, each.pool.replicas, math.ceil(each.arriving_worth)))
+        if config.grant_note and each.workers_for_arrivals is not None:
+            replicas = min(replicas, max(floor, each.pool.replicas, math.ceil(each.workers_for_arrivals)))
         most = config.max_replicas.get(each.role)
         replicas = replicas if most is None else min(replicas, most)
         found[each.role] = RoleBid(replicas, floor, each.engine_gpus, is_prefill=each.role is Role.PREFILL)
@@ -62,7 +62,7 @@ def keep_grant(proposals: Proposals, facts: Facts) -> Proposals:
     fits = granted(bids, config.grant)
     # Without a note the pool has not refused the bid; the grant has probably just not arrived yet.
     stay = _staying(proposals.roles, bids, fits, config.grant, is_short=bool(config.grant_note))
-    return proposals.of(
+    return proposals.with_roles(
         _fitted(each, bids[each.role], fits[each.role], stay[each.role], config) for each in proposals.roles
     )
 

@@ -16,10 +16,10 @@ from penstock_planner.decide.rule import Facts, Proposals
 _NOT_FREED = frozenset({Reason.GPU_BUDGET, Reason.GPU_BUDGET_YIELDED, Reason.AT_MAX_REPLICAS})
 
 
-def release(proposals: Proposals, facts: Facts) -> Proposals:
+def end_rebalance(proposals: Proposals, facts: Facts) -> Proposals:
     """Note on each role with reserved GPUs that no longer wants to grow that its reservation ends."""
-    owed = facts.owed
-    return proposals.of(
+    owed = facts.reserved_roles
+    return proposals.with_roles(
         _released(each, "it no longer asks for more")
         if each.role in owed and each.action is not Action.UP
         else each
@@ -27,7 +27,7 @@ def release(proposals: Proposals, facts: Facts) -> Proposals:
     )
 
 
-def reserve(proposals: Proposals, facts: Facts) -> Proposals:
+def update_reservations(proposals: Proposals, facts: Facts) -> Proposals:
     """Start, keep and end reservations, note it on the proposals, and set `Proposals.reserved`.
 
     A reservation starts if only the budget holds a role back, another role shrinks in the same decision, and enough
@@ -35,7 +35,7 @@ def reserve(proposals: Proposals, facts: Facts) -> Proposals:
     when the role grows, and also when nothing that could free GPUs is in progress.
     """
     givers = [each.role for each in proposals.roles if each.action is Action.DOWN]
-    freeable, owed = freeable_gpus(proposals, facts), facts.owed
+    freeable, owed = freeable_gpus(proposals, facts), facts.reserved_roles
     is_draining = any(pool.draining for pool in facts.pools.values())
     decisions: list[RoleProposal] = []
     reserved: set[Role] = set()

@@ -11,7 +11,7 @@ from penstock_planner.decide.rule import Facts, Proposals
 
 def keep_floor(proposals: Proposals, facts: Facts) -> Proposals:
     """Hold or reduce each scale-down below the role's minimum. Scale to zero is exempt."""
-    return proposals.of(
+    return proposals.with_roles(
         _above_floor(each, facts.config) if each.action is Action.DOWN else each for each in proposals.roles
     )
 
@@ -31,7 +31,7 @@ def _above_floor(proposal: RoleProposal, config: DecideConfig) -> RoleProposal:
 
 def keep_ceiling(proposals: Proposals, facts: Facts) -> Proposals:
     """Hold or reduce each scale-up above the service's ``maxReplicas``."""
-    return proposals.of(
+    return proposals.with_roles(
         _below_ceiling(each, facts.config) if each.action is Action.UP else each for each in proposals.roles
     )
 

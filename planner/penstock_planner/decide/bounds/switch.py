@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock_planner.decide.bounds.owner import is_left
+from penstock_planner.decide.bounds.owner import is_ceded
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, Reason, RoleProposal, RoleState, Step
 from penstock_planner.decide.rule import Facts, Proposals
@@ -45,9 +45,9 @@ def _headroom(taker: RoleProposal, config: DecideConfig) -> int:
 
 
 def _spare(giver: RoleProposal, state: RoleState, config: DecideConfig) -> int:
-    if giver.action is Action.UP or is_left(giver.role, state, config) or giver.reason in _STAYS_DOWN:
+    if giver.action is Action.UP or is_ceded(giver.role, state, config) or giver.reason in _STAYS_DOWN:
         return 0
-    wanted = giver.amount if giver.action is Action.DOWN else int(bool(giver.gives))
+    wanted = giver.amount if giver.action is Action.DOWN else int(bool(giver.spare_reason))
     floor = config.floor(giver.role, giver.engine_gpus)
     return min(wanted, giver.pool.ready - 1, giver.pool.replicas - floor)
 
@@ -58,7 +58,7 @@ def _grown(taker: RoleProposal, giver: RoleProposal, count: int) -> RoleProposal
 
 
 def _shrunk(giver: RoleProposal, taker: RoleProposal, count: int) -> RoleProposal:
-    why = giver.detail if giver.action is Action.DOWN else giver.gives
+    why = giver.detail if giver.action is Action.DOWN else giver.spare_reason
     detail = f"{count} to {taker.role.value}, which lacks workers: {why}"
     return giver.changed(Action.DOWN, Reason.ROLE_SWITCH, detail, _step(giver, count), amount=count)
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from penstock.api import Role
 from penstock_planner.decide.bounds.backoff import back_off
 from penstock_planner.decide.bounds.gpu_budget import may_grow
-from penstock_planner.decide.bounds.owner import is_left
+from penstock_planner.decide.bounds.owner import is_ceded
 from penstock_planner.decide.bounds.rebalance import freeable_gpus
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, Reason, RoleProposal, RoleState, Step, count_of
@@ -21,7 +21,7 @@ TOTAL_FLOOR = "total_floor"
 """Name of the steps that these rules record."""
 
 
-def raise_total(proposals: Proposals, facts: Facts) -> Proposals:
+def raise_to_total_floor(proposals: Proposals, facts: Facts) -> Proposals:
     """Grow one role by one replica if all roles together are below the minimum number of GPUs.
 
     It is the role with the fewest replicas that has room, decode if both have equally many. GPUs that the proposals
@@ -44,13 +44,13 @@ def raise_total(proposals: Proposals, facts: Facts) -> Proposals:
         if each.action is not Action.UP
         and grown[each.role].action is Action.UP
         and may_grow(each, gpus + added, config)
-        and not is_left(each.role, seen[each.role], config)
+        and not is_ceded(each.role, seen[each.role], config)
     ]
     chosen = min(able, key=lambda each: (each.pool.replicas, each.role is Role.PREFILL), default=None)
     step = Step(TOTAL_FLOOR, {"gpus_staying": staying}, config.total_floor, "no role has room to grow")
     if chosen is None:
-        return proposals.of(each.passed(step) for each in proposals.roles)
-    return proposals.of(grown[each.role] if each is chosen else each for each in proposals.roles)
+        return proposals.with_roles(each.passed(step) for each in proposals.roles)
+    return proposals.with_roles(grown[each.role] if each is chosen else each for each in proposals.roles)
 
 
 def _grown(proposal: RoleProposal, staying: int, state: RoleState, config: DecideConfig) -> RoleProposal:
@@ -60,7 +60,7 @@ def _grown(proposal: RoleProposal, staying: int, state: RoleState, config: Decid
     return back_off(proposal.changed(Action.UP, Reason.BELOW_TOTAL_FLOOR, detail, step), state)
 
 
-def keep_total(proposals: Proposals, facts: Facts) -> Proposals:
+def hold_above_total_floor(proposals: Proposals, facts: Facts) -> Proposals:
     """Hold or reduce the scale-downs that would leave fewer GPUs than the minimum.
 
     A scale-up that the budget holds back counts as if its GPUs existed, provided that enough GPUs can become free for
@@ -76,7 +76,7 @@ def keep_total(proposals: Proposals, facts: Facts) -> Proposals:
         if kept.action is Action.DOWN:
             left -= kept.engine_gpus * kept.amount
         decided.append(kept)
-    return proposals.of(decided)
+    return proposals.with_roles(decided)
 
 
 def _kept(proposal: RoleProposal, left: int, config: DecideConfig) -> RoleProposal:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from penstock_planner.decide.bounds.gpu_budget import may_grow
-from penstock_planner.decide.bounds.owner import is_left
+from penstock_planner.decide.bounds.owner import is_ceded
 from penstock_planner.decide.decision import Action, Reason, Step
 from penstock_planner.decide.rule import Facts, Proposals
 
 
-def yield_trials(proposals: Proposals, facts: Facts) -> Proposals:
+def reclaim_trial_replica(proposals: Proposals, facts: Facts) -> Proposals:
     """Remove one role's replica on trial so that another role can grow.
 
     A replica is on trial if it was added to find out whether it reduces late requests. The other role must want to
@@ -21,13 +21,15 @@ def yield_trials(proposals: Proposals, facts: Facts) -> Proposals:
         if not is_pressed or may_grow(taker, gpus, config) or any(each.pool.draining for each in roles):
             continue
         for giver in roles:
-            is_free = bool(giver.yields) and not is_left(giver.role, facts.roles[giver.role], config)
+            is_free = bool(giver.trial_only_reason) and not is_ceded(
+                giver.role, facts.roles[giver.role], config
+            )
             if is_free and may_grow(taker, gpus - giver.engine_gpus, config):
                 detail = (
-                    f"{giver.yields}; {taker.role.value} lacks GPUs, and one of these replicas is only on "
+                    f"{giver.trial_only_reason}; {taker.role.value} lacks GPUs, and one of these replicas is only on "
                     "trial"
                 )
                 step = Step("yield", {"gpus_existing": gpus}, config.max_gpu_budget, f"to {taker.role.value}")
                 given = giver.changed(Action.DOWN, Reason.SPARE_CAPACITY, detail, step)
-                return proposals.of(given if each is giver else each for each in roles)
+                return proposals.with_roles(given if each is giver else each for each in roles)
     return proposals

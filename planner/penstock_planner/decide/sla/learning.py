@@ -198,7 +198,7 @@ class SlaMemory:
         del by_s, now_s  # all values are durations
         return self
 
-    def carried(self) -> SlaMemory:
+    def for_other_graph(self) -> SlaMemory:
         """Return the state with which another graph of the same model can start: lengths and corrections, without this graph's traffic."""
         return replace(self, running=0.0, steady=SteadyRate())
 

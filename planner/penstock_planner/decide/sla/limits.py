@@ -1,6 +1,6 @@
 """Demand that exceeds the budget and maxReplicas: how the GPUs are divided, which limit binds, and what latency to expect.
 
-The GPUs are divided as by `shared`. A role that has its share leaves free GPUs to the other role. A role above its
+The GPUs are divided as by `divide_budget`. A role that has its share leaves free GPUs to the other role. A role above its
 share gives one replica up for a role below it; the receiving role waits for the drain (`rebalance`). This happens
 only if it can succeed.
 """
@@ -80,7 +80,7 @@ class Projection:
         }
         return (Step("needed", inputs, None, "by profile and targets"),)
 
-    def behind(self, prefill_replicas: int) -> Projection:
+    def limited_by_prefill(self, prefill_replicas: int) -> Projection:
         """Return the projection for decode behind this number of prefill replicas, which limits the prompts that reach decode."""
         return replace(self, tokens_per_s=min(self.tokens_per_s, prefill_replicas * self.speed))
 
@@ -94,7 +94,7 @@ class Projection:
 
     def _test(self, role: Role) -> Callable[[int], bool]:
         """Return a function that tells whether a number of replicas meets the targets and fits the KV."""
-        gaps = None if role is Role.PREFILL else self.workers.gaps(self.tokens_per_s)
+        gaps = None if role is Role.PREFILL else self.workers.itl(self.tokens_per_s)
         decoding = None if role is Role.PREFILL else self.workers.decoding(self.kv, self.tokens_per_s)
 
         def holds(replicas: int) -> bool:
@@ -121,7 +121,7 @@ class Projection:
         servers, load = self._servers(role, replicas)
         if not self.workers.knows_waits:
             return 0.0 if load <= self.workers.busy_most(role, replicas) * servers else 1.0
-        return queueing.late_share(
+        return queueing.late_fraction(
             servers,
             load,
             service_s=self.service_s,
@@ -144,7 +144,7 @@ class Projection:
             quantile=config.attainment,
         )
         ttft_s = wait_s + self.service_s * learnt.ttft.factor
-        in_time = 1.0 - queueing.late_share(
+        in_time = 1.0 - queueing.late_fraction(
             servers,
             load,
             service_s=self.service_s,
@@ -204,7 +204,7 @@ def coverage(needs: Sequence[RoleNeed], counts: Mapping[Role, int]) -> float:
     return min(counts[each.role] / each.needed for each in needs)
 
 
-def shared(needs: Sequence[RoleNeed], budget: int | None) -> dict[Role, int]:
+def divide_budget(needs: Sequence[RoleNeed], budget: int | None) -> dict[Role, int]:
     """Return the replicas of each role within the GPU budget: the wanted ones if all fit, else the split with the largest `coverage`.
 
     Starting with the minimums, which are kept even above the budget, each further replica goes to the role with the
@@ -243,7 +243,7 @@ class Limits:
 
     Attributes:
         needs: Need of each role.
-        allowed: Replicas by role within budget and bounds, as by `shared`.
+        allowed: Replicas by role within budget and bounds, as by `divide_budget`.
         budget: GPUs of all roles; None means no limit.
     """
 
@@ -285,7 +285,7 @@ def limited(
     config: DecideConfig,
     *,
     gpus: int,
-    rested: Collection[Role],
+    out_of_hold_down: Collection[Role],
 ) -> list[RoleProposal]:
     """Return adaptive's proposals limited to each role's share of the budget, and with an explanation if demand exceeds the limits.
 
@@ -297,16 +297,16 @@ def limited(
         projection: Demand at the horizon.
         config: Bounds and budget.
         gpus: GPUs held by existing workers, draining ones included.
-        rested: Roles whose hold-down is over, because they neither grew nor shrank recently. Only they can give up a
+        out_of_hold_down: Roles whose hold-down is over, because they neither grew nor shrank recently. Only they can give up a
             replica.
     """
     is_lowered = any(each.reason is Reason.ABOVE_BUDGET for each in proposals)
     if is_lowered or not any(each.action is Action.UP for each in proposals):
         return list(proposals)
     needs = tuple(_need(each, projection, config) for each in proposals)
-    limits = Limits(needs, shared(needs, config.max_gpu_budget), config.max_gpu_budget)
+    limits = Limits(needs, divide_budget(needs, config.max_gpu_budget), config.max_gpu_budget)
     free = None if config.max_gpu_budget is None else config.max_gpu_budget - gpus
-    giver = _giver(proposals, limits, free, rested)
+    giver = _giver(proposals, limits, free, out_of_hold_down)
     explained = [_explained(each, limits, projection) for each in proposals]
     return [
         _giving(each, limits) if each.role is giver else _within_share(each, limits, free)
@@ -331,7 +331,7 @@ def _explained(proposal: RoleProposal, limits: Limits, projection: Projection) -
         return proposal
     need, allowed = limits.of(role), limits.allowed[role]
     if role is Role.DECODE and Role.PREFILL in limits.allowed:
-        projection = projection.behind(limits.allowed[Role.PREFILL])
+        projection = projection.limited_by_prefill(limits.allowed[Role.PREFILL])
     expected = projection.expected(role, max(1, allowed))
     inputs = {
         "binds": binds,
@@ -361,7 +361,7 @@ def _within_share(proposal: RoleProposal, limits: Limits, free: int | None) -> R
 
 
 def _giver(
-    proposals: Sequence[RoleProposal], limits: Limits, free: int | None, rested: Collection[Role]
+    proposals: Sequence[RoleProposal], limits: Limits, free: int | None, out_of_hold_down: Collection[Role]
 ) -> Role | None:
     """Return the role that gives up a replica for another one. None unless both changes are possible and worth their cost."""
     is_moving = any(each.pool.starting or each.pool.draining for each in proposals)
@@ -383,7 +383,7 @@ def _giver(
         return None
     given = (now[giver.role] - limits.allowed[giver.role]) * giver.engine_gpus
     is_feasible = free < taker.engine_gpus <= free + given
-    return giver.role if is_feasible and giver.role in rested else None
+    return giver.role if is_feasible and giver.role in out_of_hold_down else None
 
 
 def _giving(proposal: RoleProposal, limits: Limits) -> RoleProposal:

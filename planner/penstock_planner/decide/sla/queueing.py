@@ -50,7 +50,7 @@ def mean_wait_s(workers: int, load: float, *, service_s: float, variability: flo
     return wait_probability(workers, load) * service_s * variability / (2.0 * (workers - load))
 
 
-def late_share(
+def late_fraction(
     workers: int, load: float, *, service_s: float, variability: float, may_wait_s: float
 ) -> float:
     """Return the fraction of arrivals that wait longer than ``may_wait_s``; 1 if the load is ``workers`` erlangs or more.
@@ -68,7 +68,7 @@ def late_share(
     return wait_probability(workers, load) * math.exp(-may_wait_s / mean_s)
 
 
-def most_load(workers: int, *, service_s: float, variability: float, may_wait_s: float, late: float) -> float:
+def max_load(workers: int, *, service_s: float, variability: float, may_wait_s: float, late: float) -> float:
     """Return the largest load in erlangs at which at most a fraction ``late`` of the arrivals waits longer than ``may_wait_s``.
 
     Example: 1 s of service, variability 2, a maximum wait of 5 s and 1% give 0.27 for one worker and 1.68 for three,
@@ -84,7 +84,7 @@ def most_load(workers: int, *, service_s: float, variability: float, may_wait_s:
     low, high = 0.0, float(workers)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2.0
-        share = late_share(
+        share = late_fraction(
             workers, middle, service_s=service_s, variability=variability, may_wait_s=may_wait_s
         )
         low, high = (middle, high) if share <= late else (low, middle)

@@ -8,7 +8,7 @@ from statistics import NormalDist
 
 from penstock.api import Predictor, Role
 from penstock.performance.profile import DecodeRow, PerformanceProfile
-from penstock_planner.decide.adaptive.observed import GapsView, ObservedWorkers, Stabilization
+from penstock_planner.decide.adaptive.observed import ItlView, ObservedWorkers, Stabilization
 from penstock_planner.decide.adaptive.signals import LOAD_MOST, Decoding, KvLoad, TrendForecast, Work
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Step
@@ -150,7 +150,7 @@ class ProfiledWorkers(ObservedWorkers):
         return is_known and learnt.variability <= BURSTY
 
     @property
-    def has_shadows(self) -> bool:
+    def uses_learned_floor(self) -> bool:
         """Whether simulated ("shadow") fleets decide how many replicas to keep (see `hindsight`), because the queueing formula is not used."""
         return not self.knows_waits
 
@@ -199,7 +199,7 @@ class ProfiledWorkers(ObservedWorkers):
         """
         return self.answers(tokens_per_s) or super().decoding(kv, tokens_per_s)
 
-    def gaps(self, tokens_per_s: float) -> GapsView | None:
+    def itl(self, tokens_per_s: float) -> ItlView | None:
         """Return the expected ITL of the answers. None if there is no ITL target, or before the first answer was complete.
 
         Args:
@@ -240,7 +240,7 @@ class ProfiledWorkers(ObservedWorkers):
         if own_s is None or workers < 1:
             return 1.0
         servers, _ = queueing.queue_of(role, workers, 0.0)
-        load = queueing.most_load(
+        load = queueing.max_load(
             servers,
             service_s=own_s,
             variability=self.learnt.variability,
