@@ -143,7 +143,7 @@ def _job(job: Job) -> Request:
     return Request(
         ttft_s=None if job.first_token_s is None else job.first_token_s - arrival_s,
         e2e_s=None if job.ended_s is None else job.ended_s - arrival_s,
-        queued_s=(job.handed_s or arrival_s) - arrival_s,
+        queued_s=(job.dispatched_s or arrival_s) - arrival_s,
         cached_tokens=job.cached_tokens,
         prompt_tokens=job.request.input_tokens,
         output_tokens=job.request.output_tokens,

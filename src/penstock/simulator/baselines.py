@@ -12,7 +12,7 @@ from penstock.core.errors import ConfigError
 from penstock.engine import profiles
 from penstock.engine.profiles.performance import EngineSpeed, performance_of
 from penstock.performance.profile import PerformanceProfile
-from penstock.simulator.scenario import PlannerPatience, PoolSpec, ProfiledModel
+from penstock.simulator.scenario import PlannerTimeouts, PoolSpec, ProfiledModel
 from penstock_planner.decide.config import DecideConfig, targets_of
 from penstock_planner.decide.policy import policy_names, policy_of
 from penstock_planner.options import join
@@ -22,7 +22,7 @@ def configured(config: DecideConfig, mode: str, pools: Sequence[PoolSpec]) -> De
     """Return ``config`` with its mode set to ``mode``, and with the mode's parameters and latency profile taken from the pools.
 
     Parameters that ``config`` already has are not changed. The schedule of an oracle mode is not included:
-    `oracle_search.foreseen` adds it for each run.
+    `oracle_search.with_best_schedule` adds it for each run.
 
     Args:
         config: Planner configuration to start from.
@@ -122,10 +122,10 @@ def planner_config(
     return replace(join(given=given, graph=graph).decide_config(graph), **targets_of(slo))
 
 
-def patience_of(graph: GraphDeployment) -> PlannerPatience:
+def timeouts_of(graph: GraphDeployment) -> PlannerTimeouts:
     """Return the timeouts of a graph's planner, which are the same in a live planner and in a simulation."""
     options = join(given={}, graph=graph)
-    return PlannerPatience(options.adjustment_deadline, options.metrics_max_age)
+    return PlannerTimeouts(options.adjustment_deadline, options.metrics_max_age)
 
 
 def chosen_planners(

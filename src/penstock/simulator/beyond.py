@@ -22,7 +22,9 @@ def beyond_every_fleet(scenario: Scenario, summary: Sequence[Mapping[str, Any]])
     """
     if scenario.resizes:
         return []
-    replicas = most_prefilling(scenario.pools, scenario.max_gpus if scenario.planner is not None else None)
+    replicas = max_prefill_workers(
+        scenario.pools, scenario.max_gpus if scenario.planner is not None else None
+    )
     most = replicas * hardware_of(scenario.pools)["prefill_tokens_per_s"]
     entry = next(pool for pool in scenario.pools if pool.role is not Role.DECODE).role.value
     found: dict[float, str] = {}
@@ -40,7 +42,7 @@ def beyond_every_fleet(scenario: Scenario, summary: Sequence[Mapping[str, Any]])
     return list(found.values())
 
 
-def most_prefilling(pools: Sequence[PoolSpec], max_gpus: int | None) -> int:
+def max_prefill_workers(pools: Sequence[PoolSpec], max_gpus: int | None) -> int:
     """Return the maximum number of workers that can compute prompts.
 
     Args:

@@ -25,7 +25,7 @@ from penstock.core.plugins import registered
 from penstock.engine.profiles import load
 from penstock.simulator.output import to_json
 from penstock.simulator.scenario import ProfiledModel
-from penstock.simulator.workload import WorkloadSpec, kept_trace
+from penstock.simulator.workload import WorkloadSpec, cached_trace
 from penstock.workload.synthetic import parse_synthetic
 from penstock.workload.traces import Trace
 from penstock_planner.decide.codec import to_plain
@@ -85,7 +85,7 @@ def with_trace(workload: WorkloadSpec) -> WorkloadSpec:
     """
     if isinstance(workload.source, Trace) or parse_synthetic(workload.source) is not None:
         return workload
-    return replace(workload, source=kept_trace(workload.source, workload.block_tokens))
+    return replace(workload, source=cached_trace(workload.source, workload.block_tokens))
 
 
 def _with_named_trace(workload: WorkloadSpec) -> WorkloadSpec:
@@ -95,7 +95,7 @@ def _with_named_trace(workload: WorkloadSpec) -> WorkloadSpec:
         return replace(workload, source=_named(source))
     synthetic = parse_synthetic(source)
     if synthetic is not None and synthetic.requests:
-        return replace(workload, source=f"{source} {_named(kept_trace(synthetic.requests, None))}")
+        return replace(workload, source=f"{source} {_named(cached_trace(synthetic.requests, None))}")
     return workload
 
 

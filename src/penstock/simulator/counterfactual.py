@@ -20,7 +20,7 @@ from penstock.core.errors import ConfigError
 from penstock.report.counterfactual import Counterfactual, FleetKind, FleetOutcome, outcome, served_outcome
 from penstock.report.findings import RunReport
 from penstock.report.ledger_view import PlannerRun
-from penstock.simulator.baselines import configured, patience_of, performance_profile
+from penstock.simulator.baselines import configured, performance_profile, timeouts_of
 from penstock.simulator.observer import Recording
 from penstock.simulator.oracle import ScheduleTarget, Utilisation, needs, shared_tokens
 from penstock.simulator.oracle_search import scheduled_gpu_s, with_schedule
@@ -168,7 +168,7 @@ def setting_of(report: RunReport, graph: GraphDeployment) -> FleetSetting:
         base=Scenario(
             pools,
             graph.spec.router,
-            patience=patience_of(graph),
+            patience=timeouts_of(graph),
             cold_start_s=start_up_s,
             max_gpus=budget,
             slo=slo,
@@ -243,13 +243,13 @@ _DEADLINES = (2.0, 1.5, 1.0, 0.75, 0.45)
 _KV = 0.95
 """Fraction of the KV cache that the oracle's schedules plan to fill."""
 
-_LITTLE = 0.1
+_MIN_HIT_RATE = 0.1
 """Chosen: below this hit rate, caching changes no pool by a full replica, so no separate schedules are made for it."""
 
 _TRIMS = (1.5, 1.25)
 """Chosen: deadlines, as multiples of the TTFT target, with which spans are cut out of the best run; each costs one more simulation."""
 
-_EQUAL = 1.005
+_COST_TOLERANCE = 1.005
 """A fixed fleet that costs up to half a percent more counts as costing the same, as on the scoreboard."""
 
 OnFleet = Callable[[str], None]
@@ -324,7 +324,9 @@ class _Comparison:
         by_size = setting.fleets(self._traffic)
         if self.reference.gpu_hours is not None and duration_s:
             mean = self.reference.gpu_hours * 3600 / duration_s
-            self.affordable_gpus = max((gpus for gpus in by_size if gpus <= mean * _EQUAL), default=None)
+            self.affordable_gpus = max(
+                (gpus for gpus in by_size if gpus <= mean * _COST_TOLERANCE), default=None
+            )
         is_enough = False
         for gpus, fleets in by_size.items():
             if is_enough and gpus != self.affordable_gpus:
@@ -347,10 +349,10 @@ class _Comparison:
         last_s = self._traffic[-1].arrival_s
         for cached in sorted({0.0, self._cached}, reverse=True):
             for deadline in _DEADLINES:
-                foreseen = with_schedule(oracle, self._traffic, ScheduleTarget(deadline, _KV, cached=cached))
-                if scheduled_gpu_s(foreseen, last_s) / 3600 >= most:
+                scheduled = with_schedule(oracle, self._traffic, ScheduleTarget(deadline, _KV, cached=cached))
+                if scheduled_gpu_s(scheduled, last_s) / 3600 >= most:
                     break
-                found = self._run(Mode.ORACLE.value, FleetKind.ORACLE, foreseen)
+                found = self._run(Mode.ORACLE.value, FleetKind.ORACLE, scheduled)
                 self.scheduled.append(found)
                 if self.is_as_good(found):
                     most = min(most, _hours_of(found))
@@ -454,12 +456,12 @@ def compare(
 def _cached_fraction(load: LoadRun, traffic: Sequence[TraceRequest]) -> float:
     """Return the fraction, 0-1, of repeated prompt tokens that the run found in caches.
 
-    A prompt token is repeated if an earlier prompt had the same prefix. Returns 0 if the hits were less than `_LITTLE` of all prompt
+    A prompt token is repeated if an earlier prompt had the same prefix. Returns 0 if the hits were less than `_MIN_HIT_RATE` of all prompt
     tokens.
     """
     shared, tokens = sum(shared_tokens(traffic)), sum(request.input_tokens for request in traffic)
     found = sum(result.cached_tokens or 0 for result in load.results)
-    return min(1.0, found / shared) if shared and found >= _LITTLE * tokens else 0.0
+    return min(1.0, found / shared) if shared and found >= _MIN_HIT_RATE * tokens else 0.0
 
 
 def _cheapest_equal(tried: _Comparison) -> FleetOutcome | None:

@@ -64,7 +64,7 @@ class DaskCluster:
             ) from exc
         return sum(threads.values())
 
-    def most(self) -> int:
+    def max_in_flight(self) -> int:
         """Return twice the number of worker threads, at least 2: one running and one queued cell for each thread."""
         return 2 * max(1, self._threads)
 

@@ -16,14 +16,14 @@ from penstock.core.errors import ConfigError, PenstockError
 from penstock.simulator.cells import Cell, CellJournal, CellLost, CellOutcome, Figures
 
 SpecT = TypeVar("SpecT")
-MOST_BREAKS: Final = 3
+MAX_POOL_BREAKS: Final = 3
 """Number of times that a process may be killed, without a finished run in between, before the sweep fails. Chosen."""
 
 
 class Executor(Protocol):
     """Runs a sweep's cells concurrently. `submit` returns a task for each cell; `finished` waits for tasks and returns their results."""
 
-    def most(self) -> int:
+    def max_in_flight(self) -> int:
         """Return the maximum number of cells to submit at a time, running and queued together."""
 
     def submit(self, cell: Cell) -> Any:
@@ -36,7 +36,7 @@ class Executor(Protocol):
 class InProcess:
     """Runs each cell in the calling process, during `submit`."""
 
-    def most(self) -> int:
+    def max_in_flight(self) -> int:
         """Return 1: one cell at a time."""
         return 1
 
@@ -67,7 +67,7 @@ class Processes:
         """Wait for the running cells, drop the queued ones, and stop the processes."""
         self._pool.shutdown(cancel_futures=True)
 
-    def most(self) -> int:
+    def max_in_flight(self) -> int:
         """Return twice the number of processes: one running and one queued cell for each."""
         return 2 * self._count
 
@@ -75,13 +75,13 @@ class Processes:
         """Send a cell to the process pool; if one of its processes was killed, start a new pool first.
 
         Raises:
-            PenstockError: processes were killed `MOST_BREAKS` times without a finished run in between.
+            PenstockError: processes were killed `MAX_POOL_BREAKS` times without a finished run in between.
         """
         try:
             return self._pool.submit(cell.run)
         except BrokenProcessPool as exc:
             self._breaks += 1
-            if self._breaks >= MOST_BREAKS:
+            if self._breaks >= MAX_POOL_BREAKS:
                 raise PenstockError(
                     f"--jobs {self._count}: a process was killed {self._breaks} times with no run finished in between,"
                     " maybe for its memory; the same --output-dir continues from the runs that are done; give fewer --jobs"
@@ -140,7 +140,7 @@ def run_all(
     left = deque(place for place in range(len(specs)) if place not in found)
     running = dict[Any, int]()
     while True:
-        while left and len(running) < executor.most():
+        while left and len(running) < executor.max_in_flight():
             place = left.popleft()
             running[executor.submit(cells[place])] = place
         if on_done is not None:

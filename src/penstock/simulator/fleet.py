@@ -53,13 +53,13 @@ class SimulatedWorker:
         jobs: Jobs assigned to it, by index.
         pending_tokens: Number of prompt tokens that it still has to compute.
         prompt_tokens: Sum of the prompt tokens of the jobs assigned to it.
-        ended_outputs: Number of tokens generated for jobs that have ended, since its process started.
-        busy_tokens: Cumulative number of prompt tokens computed.
+        ended_output_tokens: Number of tokens generated for jobs that have ended, since its process started.
+        computed_tokens: Cumulative number of prompt tokens computed.
         kv_usage_fraction: KV cache usage, 0-1, at the last metrics scrape; None before the first one.
         scraped_tokens, scraped_uncomputed_tokens: Tokens in flight at that scrape: all, and those not computed then.
         slots: Admission to its engine: the indices of the jobs that run, and of those that are queued.
         drains_since_s: Time at which its drain began; None if it does not drain.
-        takes: Role that it is switching to, from the decision until it serves in that role; None if it is not switching.
+        switching_to: Role that it is switching to, from the decision until it serves in that role; None if it is not switching.
     """
 
     def __init__(self, spec: PoolSpec, number: int, server: Server, joined_s: float) -> None:
@@ -79,8 +79,8 @@ class SimulatedWorker:
         self.state = State.STARTING
         self.incarnation = 0
         self.version = 0
-        self.busy_tokens = 0
-        self.takes: Role | None = None
+        self.computed_tokens = 0
+        self.switching_to: Role | None = None
         self.drains_since_s: float | None = None
         self.renew(server)
 
@@ -90,7 +90,7 @@ class SimulatedWorker:
         self.jobs: dict[int, Job] = {}
         self.pending_tokens = 0
         self.prompt_tokens = 0
-        self.ended_outputs = 0
+        self.ended_output_tokens = 0
         self.kv_usage_fraction: float | None = None
         self.scraped_tokens = 0
         self.scraped_uncomputed_tokens = 0
@@ -150,7 +150,7 @@ class SimulatedFleet:
     def counts(self, role: Role) -> PoolCounts:
         """Return a pool's replica counts as the planner observes them. A dead worker that will restart counts as starting."""
         spec = self._scenario.pool(role)
-        switching = len(self._taken(role))
+        switching = len(self._switching_to(role))
         return PoolCounts(
             ready=len(self.of(role, State.READY)),
             starting=len(self.of(role, State.STARTING, State.DOWN)) + switching,
@@ -178,14 +178,14 @@ class SimulatedFleet:
         return worker
 
     def switched(self, worker: SimulatedWorker, now_s: float) -> SimulatedWorker:
-        """Replace a worker by one of the role in ``worker.takes``, with the same GPUs, an empty cache and a new name, and return it.
+        """Replace a worker by one of the role in ``worker.switching_to``, with the same GPUs, an empty cache and a new name, and return it.
 
         The new worker is in state SWITCHING until it serves.
         """
-        assert worker.takes is not None  # noqa: S101 - the caller's
-        made = self._named(self._scenario.pool(worker.takes), now_s)
-        made.is_placed, made.state, made.takes = worker.is_placed, State.SWITCHING, made.role
-        worker.state, worker.takes = State.GONE, None
+        assert worker.switching_to is not None  # noqa: S101 - the caller's
+        made = self._named(self._scenario.pool(worker.switching_to), now_s)
+        made.is_placed, made.state, made.switching_to = worker.is_placed, State.SWITCHING, made.role
+        worker.state, worker.switching_to = State.GONE, None
         del self._workers[worker.name]
         return made
 
@@ -208,7 +208,7 @@ class SimulatedFleet:
         """Set the GPU budget. No worker joins above it from now on; existing workers are not removed."""
         self._limit, self._tolerated = gpus, self.gpus
 
-    def victim(self, role: Role) -> SimulatedWorker | None:
+    def next_to_remove(self, role: Role) -> SimulatedWorker | None:
         """Return the worker of a role to remove next when the role is scaled down, or None if the role has none.
 
         It is one without a node, else one that is starting or down, else one that is switching to the role, else the ready worker with the
@@ -217,8 +217,8 @@ class SimulatedFleet:
         unready = self.of(role, State.STARTING, State.DOWN)
         if unready:
             return next((each for each in reversed(unready) if not each.is_placed), unready[-1])
-        if taken := self._taken(role):
-            return taken[-1]
+        if switching := self._switching_to(role):
+            return switching[-1]
         return self.least_busy(role)
 
     def least_busy(self, role: Role) -> SimulatedWorker | None:
@@ -226,8 +226,8 @@ class SimulatedFleet:
         ready = self.of(role, State.READY)
         return min(ready, key=lambda each: (len(each.jobs), -each.number), default=None)
 
-    def _taken(self, role: Role) -> list[SimulatedWorker]:
-        return [each for each in self._workers.values() if each.takes is role]
+    def _switching_to(self, role: Role) -> list[SimulatedWorker]:
+        return [each for each in self._workers.values() if each.switching_to is role]
 
     def remove(self, worker: SimulatedWorker) -> None:
         """Remove a worker from the fleet, and free its GPUs."""

@@ -56,7 +56,7 @@ class GapHistogram:
 
 
 class FrontendCounters:
-    """Counters of one simulation, summed over all routers. `take` returns their increase since the last call.
+    """Counters of one simulation, summed over all routers. `collect` returns their increase since the last call.
 
     In sums of uncached tokens, each request has a fixed weight: the prompt tokens that the router expected to be computed when it arrived.
     """
@@ -75,7 +75,7 @@ class FrontendCounters:
         self._computed: set[int] = set()
         # Arrival times of queued jobs, and the workers of dispatched jobs whose prompt is not computed yet.
         self._waiting: dict[int, float] = {}
-        self._given: dict[int, str] = {}
+        self._dispatched: dict[int, str] = {}
         self._prefilling: dict[str, int] = {}
         self._gap_count, self._gap_late, self._gap_sum_s = 0, 0, 0.0
         self._turned_away: Mapping[Role, float] = {}
@@ -99,7 +99,7 @@ class FrontendCounters:
             self._counts["uncached_tokens"] += self._weights[job.index]
         self._waiting[job.index] = job.request.arrival_s
 
-    def not_taken(self, job: Job, reason: RefusalReason) -> None:
+    def rejected(self, job: Job, reason: RefusalReason) -> None:
         """Count a job that got no worker because it was refused or its wait timed out, and stop tracking it."""
         if reason is RefusalReason.QUEUE_TIMEOUT:
             self._counts["timed_out"] += 1
@@ -113,21 +113,21 @@ class FrontendCounters:
         self._weights.pop(job.index, None)
         self._computed.discard(job.index)
 
-    def given(self, job: Job, worker: str) -> None:
+    def dispatched(self, job: Job, worker: str) -> None:
         """Record that a job was dispatched to a worker."""
         self._waiting.pop(job.index, None)
-        self._given[job.index] = worker
+        self._dispatched[job.index] = worker
         self._prefilling[worker] = self._prefilling.get(worker, 0) + 1
 
     def prefilled(self, job: Job) -> None:
         """Count a computed prompt. Does nothing if it has been counted already."""
-        if self.lost(job):
+        if self.left_worker(job):
             self._counts["prefilled_tokens"] += self._weights.get(job.index, 0)
             self._computed.add(job.index)
 
-    def lost(self, job: Job) -> bool:
+    def left_worker(self, job: Job) -> bool:
         """Record that a job left its worker. Return True if its prompt was still being computed there."""
-        worker = self._given.pop(job.index, None)
+        worker = self._dispatched.pop(job.index, None)
         if worker is None:
             return False
         left = self._prefilling[worker] - 1
@@ -143,7 +143,7 @@ class FrontendCounters:
         ttft_s = now_s - job.request.arrival_s
         self._counts["ttft_sum_s"] += ttft_s
         self._counts["ttft_late"] += ttft_s > self._slo_s
-        self._counts["dispatched_late"] += now_s - (job.handed_s or 0.0) > self._slo_s
+        self._counts["dispatched_late"] += now_s - (job.dispatched_s or 0.0) > self._slo_s
         self._counts["ttft_count"] += 1
 
     def completed(self, job: Job) -> None:
@@ -153,7 +153,7 @@ class FrontendCounters:
         self._weights.pop(job.index, None)
         self._computed.discard(job.index)
 
-    def take(
+    def collect(
         self, now_s: float, in_flight: dict[Role, float], turned_away: Mapping[Role, float]
     ) -> Demand | None:
         """Return the counts since the last call together with the current gauges, and reset the counts.
@@ -180,7 +180,7 @@ class FrontendCounters:
             waiting_tokens=sum(weights[index] for index in self._waiting),
             oldest_wait_s=now_s - min(self._waiting.values()) if self._waiting else None,
             in_flight=in_flight,
-            in_flight_tokens=sum(weights[index] for index in self._given),
+            in_flight_tokens=sum(weights[index] for index in self._dispatched),
             prefilling_workers=len(self._prefilling),
             **{"ttft_late": 0.0, "dispatched_late": 0.0, **self._counts},
         )

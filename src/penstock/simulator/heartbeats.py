@@ -66,7 +66,7 @@ class Heartbeats:
         if source is not None:
             self._settle(source)
 
-    def give_back(self, job: Job) -> None:
+    def release(self, job: Job) -> None:
         """Free a job's KV on its prefill worker, since no decode worker was found for the job."""
         source = self._source(job)
         if source is not None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from penstock.api import Role
 from penstock.simulator.fleet import State
 from penstock.simulator.jobs import Job, JobOutcome
-from penstock.simulator.planning import TakenDecisions
+from penstock.simulator.planning import DecisionSummary
 from penstock.simulator.state import SimulationState
 from penstock_planner.decide.decision import Action
 from penstock_planner.served_shares import ShareWindow, share_windows
@@ -150,13 +150,13 @@ def sample(state: SimulationState) -> RunSample:
     )
 
 
-def recorded(state: SimulationState, samples: Sequence[RunSample], taken: TakenDecisions) -> Recording:
+def recorded(state: SimulationState, samples: Sequence[RunSample], taken: DecisionSummary) -> Recording:
     """Return the recording of a run that has ended.
 
     Args:
         state: State of the run.
         samples: Its periodic samples.
-        taken: The planner's decisions; an empty `TakenDecisions` if there was no planner.
+        taken: The planner's decisions; an empty `DecisionSummary` if there was no planner.
     """
     end_s = max((job.ended_s for job in state.jobs if job.ended_s is not None), default=0.0)
     return Recording(
@@ -165,7 +165,7 @@ def recorded(state: SimulationState, samples: Sequence[RunSample], taken: TakenD
         end_s=end_s,
         events=state.kernel.events,
         computed_tokens={
-            worker.name: worker.busy_tokens
+            worker.name: worker.computed_tokens
             for worker in state.fleet
             if worker.role is state.scenario.entry_role
         },
@@ -204,7 +204,7 @@ def _requests(jobs: Sequence[Job]) -> Requests:
         arrival_s=np.array([job.request.arrival_s for job in jobs], dtype=np.float64),
         ttft_s=np.array([since(job, job.first_token_s) for job in jobs], dtype=np.float64),
         e2e_s=np.array([since(job, job.ended_s) for job in jobs], dtype=np.float64),
-        wait_s=np.array([since(job, job.handed_s) for job in jobs], dtype=np.float64),
+        wait_s=np.array([since(job, job.dispatched_s) for job in jobs], dtype=np.float64),
         prompt_tokens=np.array([job.request.input_tokens for job in jobs], dtype=np.float64),
         output_tokens=np.array([job.request.output_tokens for job in jobs], dtype=np.float64),
         cached_tokens=np.array(

@@ -23,7 +23,7 @@ _KV = (0.95, 0.8, 0.6, 0.4)
 
 
 @dataclass(frozen=True, slots=True)
-class Foresight:
+class ScheduleCandidate:
     """A candidate schedule and the result of its simulation.
 
     Attributes:
@@ -56,7 +56,7 @@ def with_schedule(scenario: Scenario, requests: Sequence[TraceRequest], target: 
     return replace(scenario, planner=replace(planner, parameters=known))
 
 
-def search(scenario: Scenario, requests: Sequence[TraceRequest]) -> Foresight:
+def search(scenario: Scenario, requests: Sequence[TraceRequest]) -> ScheduleCandidate:
     """Return the cheapest schedule that serves `TARGET` on time, or else the one that serves the most.
 
     Candidates that follow the load are sorted by cost, and a binary search for the cheapest one that reaches the target simulates
@@ -66,17 +66,17 @@ def search(scenario: Scenario, requests: Sequence[TraceRequest]) -> Foresight:
     """
     shared = sum(shared_tokens(requests))
 
-    def tried(candidate: Scenario, target: ScheduleTarget) -> Foresight:
+    def tried(candidate: Scenario, target: ScheduleTarget) -> ScheduleCandidate:
         recording = Simulation(candidate, requests).run()
         share = measures(recording, candidate)["in_time"]["both"] or 0.0
         found = int(np.nansum(recording.requests.cached_tokens))
         cached = min(1.0, found / shared) if shared else 0.0
-        return Foresight(target, share, recording.gpu_s, cached)
+        return ScheduleCandidate(target, share, recording.gpu_s, cached)
 
-    def halved(cached: float) -> Foresight:
+    def halved(cached: float) -> ScheduleCandidate:
         targets = [ScheduleTarget(deadline, kv, cached=cached) for deadline in _DEADLINES for kv in _KV]
         ordered = _by_cost(scenario, requests, targets)
-        found: list[Foresight] = []
+        found: list[ScheduleCandidate] = []
         low, high = 0, len(ordered) - 1
         while low <= high:
             middle = (low + high) // 2
@@ -130,7 +130,7 @@ def scheduled_gpu_s(scenario: Scenario, until_s: float) -> float:
     return total
 
 
-def foreseen(scenario: Scenario, requests: Sequence[TraceRequest]) -> Scenario:
+def with_best_schedule(scenario: Scenario, requests: Sequence[TraceRequest]) -> Scenario:
     """Return the scenario with the best schedule for its oracle; unchanged if its planner is not an oracle.
 
     This runs several complete simulations.

@@ -15,7 +15,7 @@ from penstock.core.errors import ConfigError, unwritable
 from penstock.core.flags import attainment_flag, check_bounds, duration_flag, flag
 from penstock.router.policy.busy import check_flags
 from penstock.router.policy.registry import policy_names
-from penstock.simulator.baselines import ALL, DEFAULT_PLANNER, chosen_planners, patience_of, planner_config
+from penstock.simulator.baselines import ALL, DEFAULT_PLANNER, chosen_planners, planner_config, timeouts_of
 from penstock.simulator.beyond import beyond_every_fleet
 from penstock.simulator.cells import CellJournal
 from penstock.simulator.executors import open_executor, run_all
@@ -27,7 +27,7 @@ from penstock.simulator.scenario import (
     MONDAY_S,
     Faults,
     Model,
-    PlannerPatience,
+    PlannerTimeouts,
     PoolSpec,
     ProfiledModel,
     Resize,
@@ -274,7 +274,7 @@ def make_plan(
                 router=router,
                 routers=group,
                 planner=config,
-                patience=PlannerPatience() if graph is None else patience_of(graph),
+                patience=PlannerTimeouts() if graph is None else timeouts_of(graph),
                 resizes=options.resizes,
                 failures=options.failures,
                 faults=options.faults,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from penstock.api import Role
 from penstock.simulator.fleet import State
 from penstock.simulator.kernel import Order
-from penstock.simulator.scenario import Fault, PlannerPatience
+from penstock.simulator.scenario import Fault, PlannerTimeouts
 from penstock.simulator.state import SimulationState
 from penstock_planner.core.effects import (
     Append,
@@ -83,7 +83,7 @@ class SimulatedObservation:
     demand: Demand | None = None
     worker_waiting: Mapping[str, float | None] | None = None
     never_ready: Mapping[Role, str] = field(default_factory=dict)
-    max_age_s: float = PlannerPatience().max_age_s
+    max_age_s: float = PlannerTimeouts().max_age_s
 
     def pull(self, now_s: float) -> Pull:
         """Return the observation as the metrics that the live planner would have scraped at ``now_s``."""
@@ -183,7 +183,7 @@ class VirtualPlanner:
         if not self._settings.config.policy.has_ledger:
             self._start(now_s, first_sequence=self._core.decided.sequence)
 
-    def miss(self, now_s: float) -> None:
+    def skip_tick(self, now_s: float) -> None:
         """Skip a tick because the process is down; a planner without a ledger loses its state."""
         self.restart(now_s)
         self._follow(self._core.answer(None, now_s))
@@ -228,7 +228,7 @@ UNPLACED = "unschedulable: no node has the GPUs"
 
 
 @dataclass(slots=True)
-class TakenDecisions:
+class DecisionSummary:
     """The data of a run's decisions that the evaluation needs. Complete decisions of a simulated week would take a gigabyte.
 
     Attributes:
@@ -287,7 +287,7 @@ class Control:
         deadline_s = self._scenario.patience.deadline_s
         if deadline_s is None:
             deadline_s = max(DEADLINE_S, 2 * self._scenario.cold_start_s)
-        self.taken = TakenDecisions()
+        self.taken = DecisionSummary()
         self.listeners: list[OnDecision] = []
         self.planner = VirtualPlanner(
             config,
@@ -315,7 +315,7 @@ class Control:
     def _tick(self) -> None:
         now_s, kernel, planner = self._state.kernel.now_s, self._state.kernel, self.planner
         if self._scenario.faults.is_on(Fault.PLANNER_DOWN, now_s):
-            planner.miss(now_s)
+            planner.skip_tick(now_s)
         else:
             planner.tick(now_s, self._observation(now_s), self._scale)
         kernel.at(planner.next_s, Order.PLANNER, self._tick)
@@ -366,7 +366,7 @@ class Control:
             kv={each.name: each.server.kv_usage_fraction(now_s) for each in holders},
             waiting=float(state.waiting) if scenario.is_disaggregated else None,
             age_s=scenario.routers.propagation_delay_s,
-            demand=state.frontend.take(now_s, in_flight, state.turned_away()),
+            demand=state.frontend.collect(now_s, in_flight, state.turned_away()),
             worker_waiting={each.name: float(each.server.waiting) for each in holders},
             never_ready=self._never_ready(roles, now_s),
             max_age_s=scenario.patience.max_age_s,

@@ -67,7 +67,7 @@ class RequestPath:
         succession: Succession,
         chains: PrefixChains,
         *,
-        let_go: Callable[[SimulatedWorker], None],
+        on_maybe_idle: Callable[[SimulatedWorker], None],
     ) -> None:
         """Prepare the run's jobs.
 
@@ -75,7 +75,7 @@ class RequestPath:
             state: State of the simulation.
             succession: Decides which router picks workers.
             chains: Source of the prefix keys.
-            let_go: Callback that receives a worker that may have become idle, so that it can be removed if it drains.
+            on_maybe_idle: Callback that receives a worker that may have become idle, so that it can be removed if it drains.
         """
         scenario = state.scenario
         entry, retries = scenario.entry_role, scenario.router.retries
@@ -88,7 +88,7 @@ class RequestPath:
         )
         self._state, self._kernel, self._fleet = state, state.kernel, state.fleet
         self._routers, self._frontend, self._succession = state.routers, state.frontend, succession
-        self._chains, self._let_go = chains, let_go
+        self._chains, self._on_maybe_idle = chains, on_maybe_idle
         self._scrapes = Scrapes(state, self.apply)
         self.heartbeats = Heartbeats(self._kernel, self._fleet, settle=self._settle, lost=self._kv_lost)
         self.open = len(state.jobs)
@@ -122,7 +122,7 @@ class RequestPath:
         """
         assert job.outcome is None  # noqa: S101 - each job ends once
         job.outcome = JobOutcome.FAILED if job.is_orphan else outcome
-        self._succession.left(job)
+        self._succession.ended(job)
         job.ended_s = self._now_s()
         self._router_of(job).ended(job, job.ended_s)
         job.keys = job.machine = None
@@ -132,7 +132,7 @@ class RequestPath:
         return self._kernel.now_s
 
     def _router_of(self, job: Job) -> VirtualRouter:
-        return self._routers[job.router]
+        return self._routers[job.picker_index]
 
     # -- the machine's steps --------------------------------------------------------------------------
 
@@ -188,14 +188,14 @@ class RequestPath:
                 case TurnedAway():
                     router.core.refused_at_capacity(step.worker, now_s)
                 case ReleaseKv() if not job.is_orphan:
-                    self.heartbeats.give_back(job)
+                    self.heartbeats.release(job)
         steps.clear()
         return effects
 
     def _choose(self, job: Job, step: Choose) -> None:
         now_s, is_entry = self._now_s(), step.role is self._plan.entry
         if is_entry:
-            job.router = len(self._routers) - 1
+            job.picker_index = len(self._routers) - 1
         router = self._router_of(job)
         if not is_entry or (router.core.deflection is not None and not step.again):
             self._scrapes.count_decode(router)
@@ -227,15 +227,15 @@ class RequestPath:
             job.decoder = worker.name
             job.is_deflected = job.prefilled_s is None
             if job.is_deflected:
-                job.handed_s = self._now_s()
-                self._frontend.given(job, worker.name)
+                job.dispatched_s = self._now_s()
+                self._frontend.dispatched(job, worker.name)
             else:
                 self.heartbeats.track(worker, job)
         else:
-            job.worker, job.incarnation, job.handed_s = worker.name, worker.incarnation, self._now_s()
+            job.worker, job.incarnation, job.dispatched_s = worker.name, worker.incarnation, self._now_s()
             job.pending_tokens = job.prompt_tokens - worker.server.cached_tokens(job)
             worker.pending_tokens += job.pending_tokens
-            self._frontend.given(job, worker.name)
+            self._frontend.dispatched(job, worker.name)
         worker.jobs[job.index] = job
         worker.prompt_tokens += job.prompt_tokens
         if slot is SlotState.QUEUED:
@@ -259,11 +259,11 @@ class RequestPath:
     def _start_over(self, job: Job) -> None:
         job.attempt += 1
         job.worker = job.decoder = ""
-        job.handed_s = job.prefilled_s = None
+        job.dispatched_s = job.prefilled_s = None
 
     def _rest(self, job: Job) -> Rest:
         """Prepare the continuation of a broken stream: its prompt includes the tokens generated so far."""
-        if job.said_tokens >= job.request.output_tokens:
+        if job.emitted_tokens >= job.request.output_tokens:
             return Rest.NOTHING
         self._chains.extend(job)
         return Rest.READY
@@ -272,16 +272,16 @@ class RequestPath:
         router, now_s = self._router_of(job), self._now_s()
         if end.kind is EndKind.SERVED:
             self.end(job, JobOutcome.OK)
-        elif job.is_rest:
+        elif job.is_continuation:
             # The client has received the first part of the stream.
             self._frontend.forget(job)
             self.end(job, JobOutcome.FAILED)
         elif end.kind is EndKind.ALL_BUSY and end.role is not None:
             router.core.turned_away[end.role].add(now_s)
-            self._frontend.not_taken(job, RefusalReason.ALL_BUSY)
+            self._frontend.rejected(job, RefusalReason.ALL_BUSY)
             self.end(job, JobOutcome.REJECTED)
         elif isinstance(answer, RefusalReason) and end.kind is not EndKind.LEFT:
-            self._frontend.not_taken(job, answer)
+            self._frontend.rejected(job, answer)
             router.rejected(job, answer)
             self.end(job, JobOutcome.REJECTED)
         else:
@@ -303,7 +303,7 @@ class RequestPath:
         for job, stage in worker.server.run(self._now_s()):
             self._hear(worker, job, stage)
         self.rearm(worker)
-        self._let_go(worker)
+        self._on_maybe_idle(worker)
 
     def _hear(self, worker: SimulatedWorker, job: Job, stage: ServiceStage) -> None:
         if stage is ServiceStage.PREFILLED:
@@ -315,18 +315,18 @@ class RequestPath:
         elif stage is ServiceStage.DROPPED:
             self._dropped(worker, job)
         else:
-            worker.ended_outputs += job.outputs_left
+            worker.ended_output_tokens += job.outputs_left
             self._frontend.completed(job)
             self._quit(worker, job)
             self._go_on(job, None)
 
     def _prefilled(self, worker: SimulatedWorker, job: Job) -> None:
         job.prefilled_s = self._now_s()
-        worker.busy_tokens += job.prompt_tokens - job.cached_tokens
+        worker.computed_tokens += job.prompt_tokens - job.cached_tokens
         worker.pending_tokens -= job.pending_tokens
         job.pending_tokens = 0
         self._frontend.prefilled(job)
-        self._succession.computed(job)
+        self._succession.prefilled(job)
         if worker.role is Role.PREFILL:
             self._quit(worker, job)
             self._go_on(job, PromptComputed(job.cached_tokens, has_kv=True))
@@ -349,7 +349,7 @@ class RequestPath:
     def _dropped(self, worker: SimulatedWorker, job: Job) -> None:
         worker.pending_tokens -= job.pending_tokens
         job.pending_tokens = 0
-        self._frontend.lost(job)
+        self._frontend.left_worker(job)
         self._quit(worker, job)
         assignment = job.assignment
         assert assignment is not None  # noqa: S101 - it was dispatched to this worker
@@ -368,7 +368,7 @@ class RequestPath:
 
     def _settle(self, source: SimulatedWorker) -> None:
         self.rearm(source)
-        self._let_go(source)
+        self._on_maybe_idle(source)
 
     def _kv_lost(self, decoder: SimulatedWorker, job: Job) -> None:
         """Retry a job whose KV did not reach its decode worker, if its router allows it."""
@@ -378,13 +378,13 @@ class RequestPath:
 
     # -- deaths ---------------------------------------------------------------------------------------
 
-    def take_from(self, worker: SimulatedWorker) -> list[Job]:
+    def collect_jobs(self, worker: SimulatedWorker) -> list[Job]:
         """Return the jobs of a worker that dies now, after recording the tokens that their clients have received."""
         jobs, server, now_s = list(worker.jobs.values()), worker.server, self._now_s()
         for job in jobs:
             job.pending_tokens, job.broken_s = 0, now_s
             if worker.role is not Role.PREFILL and isinstance(server, SimulatedEngine):
-                job.said_tokens += server.outputs_of(job, now_s)
+                job.emitted_tokens += server.outputs_of(job, now_s)
         self.heartbeats.forget(worker)
         return jobs
 
@@ -394,7 +394,7 @@ class RequestPath:
         Nothing is dispatched until the routers have the new list of workers.
         """
         for job in jobs:
-            self._frontend.lost(job)
+            self._frontend.left_worker(job)
             self._router_of(job).lost(job, self._now_s())
 
     def retry(self, jobs: Iterable[Job]) -> None:

@@ -34,7 +34,7 @@ class VirtualRouter:
         core: The live router's core.
         retries: Rules that decide whether a failed try is repeated.
         reads_usage: Whether the routing policy or the admission thresholds use the scraped KV usage of the prefill (or aggregated) workers.
-        is_away: Whether its process is dead; it then dispatches nothing.
+        is_down: Whether its process is dead; it then dispatches nothing.
     """
 
     def __init__(
@@ -70,15 +70,15 @@ class VirtualRouter:
         self.reads_usage = reads_usage(queue.policy) or busy_thresholds(config.admission).is_set
         self._sizes = sizes
         self._faults = faults
-        self.is_away = False
+        self.is_down = False
 
     # ------------------------------------------------------------------ requests
 
-    def learn(self, job: Job) -> None:
+    def learn_prefix(self, job: Job) -> None:
         """Record that a worker has computed a job's prompt, as another router reports, so that its prefix counts as cached there."""
         self.core.learn(job.worker, self._arrival(job))
 
-    def forget_waiting(self, job: Job, now_s: float) -> bool:
+    def remove_waiting(self, job: Job, now_s: float) -> bool:
         """Remove a job from the queues. Return whether it was waiting."""
         role = self._waits_for(job)
         if role is not None:
@@ -200,7 +200,7 @@ class VirtualRouter:
             role: Role of the worker that it waits for.
         """
         settings = self.core.queues[role].settings
-        own_s, hold_s = settings.longest_wait_s(job.tier, begun=job.is_rest), self.core.hold_s
+        own_s, hold_s = settings.longest_wait_s(job.tier, begun=job.is_continuation), self.core.hold_s
         return (own_s,) if hold_s == inf else (own_s, hold_s, hold_s + own_s)
 
     def release(self, job: Job, now_s: float, *, is_quiet: bool = False) -> Effects[Job]:
@@ -271,8 +271,10 @@ class VirtualRouter:
 
     def _at(self, now_s: float) -> RouterCore[Job]:
         """Return the core, paused as far as the router's process is down at ``now_s``."""
-        is_down = self._faults.is_on(Fault.ROUTER_DOWN, now_s)
-        self.core.paused = tuple(self.core.queues) if self.is_away else (self.core.entry,) if is_down else ()
+        has_outage = self._faults.is_on(Fault.ROUTER_DOWN, now_s)
+        self.core.paused = (
+            tuple(self.core.queues) if self.is_down else (self.core.entry,) if has_outage else ()
+        )
         return self.core
 
     def _arrival_at(self, job: Job, role: Role) -> Arrival:
@@ -282,7 +284,7 @@ class VirtualRouter:
                 job.prompt_tokens,
                 job.tries.avoid,
                 tier=job.tier,
-                is_rest=job.is_rest,
+                is_rest=job.is_continuation,
                 alone_at=_alone_at(job),
             )
         return self._arrival(job)
@@ -296,7 +298,7 @@ class VirtualRouter:
             avoid,
             sub_block_keys=parts,
             tier=job.tier,
-            is_rest=job.is_rest,
+            is_rest=job.is_continuation,
             alone_at=_alone_at(job),
         )
 

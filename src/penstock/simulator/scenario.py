@@ -312,7 +312,7 @@ class SimulatedRouters:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannerPatience:
+class PlannerTimeouts:
     """Timeouts of the planner.
 
     Attributes:
@@ -363,7 +363,7 @@ class Scenario:
     router: RouterConfig = field(default_factory=RouterConfig)
     routers: SimulatedRouters = field(default_factory=SimulatedRouters)
     planner: DecideConfig | None = None
-    patience: PlannerPatience = field(default_factory=PlannerPatience)
+    patience: PlannerTimeouts = field(default_factory=PlannerTimeouts)
     memory: Memory = field(default_factory=dict)
     resizes: Sequence[Resize] = ()
     failures: Sequence[WorkerFailure] = ()
@@ -432,6 +432,7 @@ NOT_SIMULATED: Final = (
     "tokenizer",
     "auth",
     "corsAllowedOrigins",
+    "keepAliveSeconds",
     "limits",
     "health",
     "drain",

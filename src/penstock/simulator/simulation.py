@@ -19,7 +19,7 @@ from penstock.simulator.frontend import FrontendCounters, GapHistogram
 from penstock.simulator.jobs import Job, JobOutcome, PrefixChains, make_jobs
 from penstock.simulator.kernel import Kernel, Order
 from penstock.simulator.observer import Recording, RunSample, recorded, sample
-from penstock.simulator.planning import Control, TakenDecisions
+from penstock.simulator.planning import Control, DecisionSummary
 from penstock.simulator.request_path import RequestPath
 from penstock.simulator.routing import VirtualRouter
 from penstock.simulator.scenario import Fault, PoolSpec, ProfiledModel, Scenario, WorkerFailure
@@ -120,7 +120,7 @@ class Simulation:
             if scenario.planner is None
             else Control(state, scenario.planner, self._scale, self._switch, ledger=ledger)
         )
-        self._path = RequestPath(state, self._succession, self._chains, let_go=self._let_go_if_idle)
+        self._path = RequestPath(state, self._succession, self._chains, on_maybe_idle=self._finish_if_idle)
         self._state = state
         self._samples: list[RunSample] = []
         self._next_job = 0
@@ -155,7 +155,7 @@ class Simulation:
         for job in self.jobs:
             if job.outcome is None:
                 self._path.end(job, JobOutcome.FAILED)
-        taken = TakenDecisions() if self.control is None else self.control.taken
+        taken = DecisionSummary() if self.control is None else self.control.taken
         return recorded(self._state, self._samples, taken)
 
     def set_grant(self, gpus: int, note: str) -> None:
@@ -242,7 +242,7 @@ class Simulation:
 
     def _arrive(self, job: Job) -> None:
         self._schedule_arrival()
-        self._succession.came(job)
+        self._succession.arrived(job)
         if self.scenario.faults.is_on(Fault.ROUTER_DOWN, self.kernel.now_s):
             self._path.end(job, JobOutcome.FAILED)
             return
@@ -261,14 +261,14 @@ class Simulation:
 
     # -- workers --------------------------------------------------------------------------------------
 
-    def _let_go_if_idle(self, worker: SimulatedWorker) -> None:
+    def _finish_if_idle(self, worker: SimulatedWorker) -> None:
         is_leaving = worker.state in {State.DRAINING, State.SWITCHING}
         if not is_leaving or worker.jobs or not worker.server.is_idle(self.kernel.now_s):
             return
         if worker.state is State.DRAINING:
             self._remove(worker)
             self.fleet.check_budget()
-        elif worker.takes is not worker.role:
+        elif worker.switching_to is not worker.role:
             made = self.fleet.switched(worker, self.kernel.now_s)
             self.kernel.at(self.kernel.now_s + SWITCH_S, Order.FLEET, self._ready, made, made.incarnation)
 
@@ -287,7 +287,7 @@ class Simulation:
             if worker is not None and worker.is_placed:
                 self._start(worker)
         for _ in range(max(0, -difference)):
-            worker = self.fleet.victim(role)
+            worker = self.fleet.next_to_remove(role)
             if worker is None:
                 break
             self._drain(worker)
@@ -300,8 +300,8 @@ class Simulation:
             worker = self.fleet.least_busy(giver)
             if worker is None:
                 break
-            worker.state, worker.takes = State.SWITCHING, taker
-            self.kernel.at(self.kernel.now_s, Order.MESSAGE, self._let_go_if_idle, worker)
+            worker.state, worker.switching_to = State.SWITCHING, taker
+            self.kernel.at(self.kernel.now_s, Order.MESSAGE, self._finish_if_idle, worker)
         self._update_router()
 
     def _start(self, worker: SimulatedWorker) -> None:
@@ -324,16 +324,16 @@ class Simulation:
 
     def _drain(self, worker: SimulatedWorker) -> None:
         if worker.state in {State.READY, State.SWITCHING}:
-            worker.state, worker.takes = State.DRAINING, None
+            worker.state, worker.switching_to = State.DRAINING, None
             worker.drains_since_s = self.kernel.now_s
-            self.kernel.at(self.kernel.now_s, Order.MESSAGE, self._let_go_if_idle, worker)
+            self.kernel.at(self.kernel.now_s, Order.MESSAGE, self._finish_if_idle, worker)
         else:
             self._remove(worker)
 
     def _ready(self, worker: SimulatedWorker, incarnation: int) -> None:
-        is_due = worker.state in {State.STARTING, State.DOWN} or worker.takes is worker.role
+        is_due = worker.state in {State.STARTING, State.DOWN} or worker.switching_to is worker.role
         if is_due and worker.incarnation == incarnation:
-            worker.state, worker.takes = State.READY, None
+            worker.state, worker.switching_to = State.READY, None
             self._update_router()
 
     def _fail(self, failure: WorkerFailure) -> None:
@@ -344,15 +344,15 @@ class Simulation:
 
     def _die(self, worker: SimulatedWorker, back_s: float | None) -> list[Job]:
         """Kill a worker, for good or until ``back_s``; return its jobs, which continue on other workers if possible."""
-        jobs = self._path.take_from(worker)
+        jobs = self._path.collect_jobs(worker)
         self.fleet.renew(worker)
         worker.version += 1
         if back_s is None:
             self._remove(worker)
         else:
             # A worker that was switching restarts in its new role.
-            back = worker if worker.takes is None else self.fleet.switched(worker, self.kernel.now_s)
-            back.state, back.takes = State.DOWN, None
+            back = worker if worker.switching_to is None else self.fleet.switched(worker, self.kernel.now_s)
+            back.state, back.switching_to = State.DOWN, None
             self.kernel.at(back_s, Order.FLEET, self._ready, back, back.incarnation)
         self._path.lose(jobs)
         self._update_router()

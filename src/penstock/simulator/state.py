@@ -99,7 +99,9 @@ class Scrapes:
         server = worker.server
         assert isinstance(server, SimulatedEngine)  # noqa: S101 - decode pools are never simple, the scenario says
         server.kv_usage_fraction(self._state.kernel.now_s)
-        return worker.prompt_tokens + max(0, server.engine.counters.generation_tokens - worker.ended_outputs)
+        return worker.prompt_tokens + max(
+            0, server.engine.counters.generation_tokens - worker.ended_output_tokens
+        )
 
     def _scrape(self) -> None:
         """Read the workers' gauges; the router that picks workers receives them ``propagation_delay_s`` later."""

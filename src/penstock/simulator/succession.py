@@ -65,17 +65,17 @@ class Succession:
         for at_s in self._group.picker_deaths_s:
             self._kernel.at(at_s, Order.FLEET, self._die, end, apply)
 
-    def came(self, job: Job) -> None:
+    def arrived(self, job: Job) -> None:
         """Record the arrival of a job at the router whose turn it is."""
         job.relay = self._relays[job.index % len(self._relays)]
-        job.router = len(self.pickers) - 1
+        job.picker_index = len(self.pickers) - 1
         self._open[job.index] = job
 
-    def left(self, job: Job) -> None:
+    def ended(self, job: Job) -> None:
         """Record the end of a job."""
         self._open.pop(job.index, None)
 
-    def computed(self, job: Job) -> None:
+    def prefilled(self, job: Job) -> None:
         """Record that a job's prompt was computed, so that the next router that picks workers learns where its prefix is cached."""
         if self._group.picker_deaths_s:
             self._recent.append(job)
@@ -90,12 +90,12 @@ class Succession:
 
     def _die(self, end: Callable[[Job, JobOutcome], None], apply: Callable[[Effects[Job]], None]) -> None:
         now_s, dead = self._kernel.now_s, min(self._relays)
-        self.pickers[-1].is_away = True
+        self.pickers[-1].is_down = True
         self._relays[self._relays.index(dead)] = self._next_name
         self._next_name += 1
         self._without_until_s = now_s + ELECTION_S
         for job in [job for job in self._open.values() if job.relay == dead]:
-            if self.pickers[-1].forget_waiting(job, now_s):
+            if self.pickers[-1].remove_waiting(job, now_s):
                 end(job, JobOutcome.FAILED)
             else:
                 # Its worker continues although no client receives the answer, at most until the answer ends.
@@ -112,7 +112,7 @@ class Succession:
             first -= 1
             keys += len(self._recent[first].chain)
         for job in self._recent[first:]:
-            after.learn(job)
+            after.learn_prefix(job)
         for job in [job for job in self._open.values() if not job.is_orphan]:
-            job.router = len(self.pickers) - 1
+            job.picker_index = len(self.pickers) - 1
             apply(after.take_over(job, before, now_s))

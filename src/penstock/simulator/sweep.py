@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.core.errors import ConfigError
 from penstock.simulator.observer import Recording
-from penstock.simulator.oracle_search import foreseen
+from penstock.simulator.oracle_search import with_best_schedule
 from penstock.simulator.scenario import Scenario
 from penstock.simulator.scoreboard import goodput, mean, mean_tiers, score
 from penstock.simulator.simulation import Simulation
@@ -48,7 +48,7 @@ class RunSpec:
 def simulate(spec: RunSpec) -> tuple[Recording, Workload, dict[str, Any]]:
     """Simulate one run, and return its recording, its workload and its figures (label, policy, planner, rate and seed first)."""
     workload = prepare(spec.workload, seed=spec.seed, qps=spec.qps)
-    scenario = foreseen(replace(spec.scenario, seed=spec.seed), workload.requests)
+    scenario = with_best_schedule(replace(spec.scenario, seed=spec.seed), workload.requests)
     ledger = None if spec.ledger is None else Ledger(spec.ledger)
     with contextlib.nullcontext() if ledger is None else contextlib.closing(ledger):
         recording = Simulation(scenario, workload.requests, ledger=ledger).run()
@@ -72,7 +72,7 @@ def figures_of(spec: RunSpec) -> dict[str, Any]:
 
 
 _NAMES = ("label", "policy", "planner", "router_count", "qps")
-_SUMMED = (
+_AVERAGED = (
     "on_time",
     "prompt_tokens_mean",
     "hit_rate",
@@ -100,7 +100,7 @@ def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for members in groups.values():
         row: dict[str, Any] = {name: members[0][name] for name in _NAMES}
         row["seeds"] = len(members)
-        row |= {name: mean(run[name] for run in members) for name in _SUMMED}
+        row |= {name: mean(run[name] for run in members) for name in _AVERAGED}
         for name in _RANKED:
             row[name] = {rank: mean(run[name][rank] for run in members) for rank in ("p50", "p90", "p99")}
         row["in_time"] = {

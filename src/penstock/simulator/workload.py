@@ -28,7 +28,7 @@ _IDS_APART = 1 << 48
 _LINES_APART = 10_000_000
 """Offset between the line numbers of two copies; more lines than any trace has."""
 
-KEPT = 32
+CACHED_WORKLOADS = 32
 """Number of prepared workloads cached per process, since a sweep uses each with every policy. Chosen: five rates of five seeds."""
 
 
@@ -101,7 +101,7 @@ def _loaded(source: str, block_tokens: int | None, _version: object) -> Trace:
     return load_trace(source, block_tokens=block_tokens)
 
 
-def kept_trace(source: str, block_tokens: int | None) -> Trace:
+def cached_trace(source: str, block_tokens: int | None) -> Trace:
     """Return the trace of a file or a packaged name; it is cached, and read again if its file has changed.
 
     Args:
@@ -136,7 +136,7 @@ def _version(source: str | Trace) -> tuple[str, int, int] | None:
     return file_version(file) if file else None
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHED_WORKLOADS)
 def _prepared(spec: WorkloadSpec, seed: int, qps: float | None, _version: object) -> Workload:
     rng = np.random.default_rng([seed, 1])
     has_limit = spec.max_input_tokens is not None
@@ -166,7 +166,7 @@ def _draw(spec: WorkloadSpec, rng: np.random.Generator) -> tuple[str, Spread, Se
     synthetic = None if isinstance(spec.source, Trace) else parse_synthetic(spec.source)
     if synthetic is not None:
         return synthetic.name, Spread.NONE, synthesise(synthetic, rng)
-    trace = spec.source if isinstance(spec.source, Trace) else kept_trace(spec.source, spec.block_tokens)
+    trace = spec.source if isinstance(spec.source, Trace) else cached_trace(spec.source, spec.block_tokens)
     default = Spread.POISSON if trace.is_batched else Spread.NONE
     how = default if spec.spread is None else spec.spread
     left_out = f", {len(trace.skipped)} failed requests left out" if trace.skipped else ""

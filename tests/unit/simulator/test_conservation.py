@@ -184,7 +184,7 @@ def test_scaling_loses_nothing_and_repeats_nothing(split_world, arrivals, *, row
         held.append((world.kernel.now_s, world.fleet.placed_gpus))
         present = {worker.name for worker in world.fleet}
         for job in world.jobs:
-            if job.outcome is None and job.handed_s is not None:
+            if job.outcome is None and job.dispatched_s is not None:
                 assert (job.decoder or job.worker) in present
 
     recording = watched(world, look)

@@ -16,7 +16,7 @@ from penstock.core.errors import ConfigError, PenstockError
 from penstock.engine import profiles
 from penstock.simulator import cells
 from penstock.simulator.cells import Cell, CellJournal, CellLost
-from penstock.simulator.executors import MOST_BREAKS, InProcess, Processes, run_all
+from penstock.simulator.executors import MAX_POOL_BREAKS, InProcess, Processes, run_all
 from penstock.simulator.output import to_json
 from penstock.simulator.plan import SimulateOptions, make_plan, run_plan
 from penstock.simulator.sweep import figures_of
@@ -107,7 +107,7 @@ def test_a_cell_that_always_kills_its_process_ends_the_sweep():
     """It is not sent for ever, and the error says what to do."""
     pool = Processes(1)
     try:
-        for _ in range(MOST_BREAKS):
+        for _ in range(MAX_POOL_BREAKS):
             task = pool.submit(Cell(die, None))
             assert pool.finished([task]) == {task: CellLost.LOST}
         with pytest.raises(PenstockError, match=r"killed 3 times with no run finished.*fewer --jobs"):

@@ -6,13 +6,13 @@ import pytest
 
 from penstock.api import Role
 from penstock.simulator.baselines import configured
-from penstock.simulator.oracle_search import foreseen
+from penstock.simulator.oracle_search import with_best_schedule
 from penstock.simulator.scenario import (
     BudgetChange,
     Fault,
     FaultPeriod,
     Faults,
-    PlannerPatience,
+    PlannerTimeouts,
     Resize,
     WorkerFailure,
 )
@@ -135,7 +135,7 @@ def test_a_start_is_awaited_as_long_as_the_graph_says_and_no_longer_than_demand(
         source=f"{source},input_tokens=8000,length_cv=0",
         mode=Mode.ADAPTIVE,
         budget=3,
-        patience=PlannerPatience(700.0),
+        patience=PlannerTimeouts(700.0),
     )
     shrunk = [
         (at_s, role.reason)
@@ -218,6 +218,6 @@ def test_every_mode_lives_through_every_fault(split_world, mode):
     scenario = split_world(1, 1, max_gpus=6, faults=faults)
     config = configured(DecideConfig(max_gpu_budget=6), mode, scenario.pools)
 
-    recording = Simulation(foreseen(replace(scenario, planner=config), requests), requests).run()
+    recording = Simulation(with_best_schedule(replace(scenario, planner=config), requests), requests).run()
 
     assert max(sample.gpus for sample in recording.samples) <= 5

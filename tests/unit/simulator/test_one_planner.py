@@ -244,7 +244,7 @@ def drive_virtual(script, config):
             planner.restart(restarts.pop(0))
         ticks.append(now_s)
         if backend.is_away(now_s):
-            planner.miss(now_s)
+            planner.skip_tick(now_s)
             continue
         seen = SimulatedObservation(
             pools=backend.pools(now_s),

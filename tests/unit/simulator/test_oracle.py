@@ -21,7 +21,7 @@ from penstock.simulator.oracle import (
     shared_tokens,
     worker_changes,
 )
-from penstock.simulator.oracle_search import foreseen, search, with_schedule
+from penstock.simulator.oracle_search import search, with_best_schedule, with_schedule
 from penstock.simulator.scoreboard import measures
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
@@ -157,7 +157,7 @@ def test_a_fleet_can_be_held(oracle_world):
 @pytest.mark.parametrize("mode", [FREE, ONE_STEP])
 def test_an_oracle_serves_a_step_that_it_foresaw(oracle_world, mode):
     """Nearly all in time, through the planner itself, by one replica per decision where that is the rule."""
-    scenario = foreseen(oracle_world(mode, cold_start_s=30.0), tripled())
+    scenario = with_best_schedule(oracle_world(mode, cold_start_s=30.0), tripled())
 
     recording = Simulation(scenario, tripled()).run()
 

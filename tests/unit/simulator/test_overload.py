@@ -182,7 +182,7 @@ def test_shed_requests_are_demand_and_attain_nothing():
     recording = world.run()
 
     shed = sum(each.shed for each in world.routers[0].core.tiers.counts.values())
-    demand = world.frontend.take(world.kernel.now_s, {}, {})
+    demand = world.frontend.collect(world.kernel.now_s, {}, {})
     assert demand.refused == shed > 0
     assert (demand.arrivals, demand.prompt_tokens) == (len(world.jobs), len(world.jobs) * PROMPT_TOKENS)
 

@@ -93,7 +93,7 @@ def test_without_a_picker_arrivals_wait_for_the_next(simple_world, request_at):
     assert [index for index, outcome in ended.items() if outcome is JobOutcome.FAILED] == [0, 2, 4, 6, 8]
     held = [job for job in world.jobs if 0.95 < job.request.arrival_s < 0.95 + ELECTION_S]
     assert held
-    assert all(job.handed_s >= 0.95 + ELECTION_S for job in held)
+    assert all(job.dispatched_s >= 0.95 + ELECTION_S for job in held)
 
 
 def test_without_slots_an_answer_weighs_until_it_ends(request_at):

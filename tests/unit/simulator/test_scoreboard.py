@@ -113,7 +113,7 @@ def test_gaps_above_the_target_are_counted_for_the_planner():
         frontend = FrontendCounters(gaps, 5.0)
         gaps.add(0.05, 4)
         gaps.add(0.06, 5)
-        first, second = (frontend.take(at_s, {}, {}) for at_s in (1.0, 2.0))
+        first, second = (frontend.collect(at_s, {}, {}) for at_s in (1.0, 2.0))
         assert (first.itl_count, first.itl_late) == (9, late)
         assert (second.itl_count, second.itl_late) == (0, 0)
 
@@ -121,11 +121,11 @@ def test_gaps_above_the_target_are_counted_for_the_planner():
 def test_first_tokens_are_late_from_arrival_or_even_from_dispatch():
     """Three come after 6 s, with 5 s in time: two waited two seconds for a worker, which then had time enough; one half a second."""
     frontend = FrontendCounters(GapHistogram(), 5.0)
-    for index, handed_s in enumerate((2.0, 0.5, 2.0)):
+    for index, dispatched_s in enumerate((2.0, 0.5, 2.0)):
         job = Job(index, TraceRequest(0.0, 100, 10, None, index), ())
-        job.handed_s = handed_s
+        job.dispatched_s = dispatched_s
         frontend.first_token(job, 6.0)
-    demand = frontend.take(6.0, {}, {})
+    demand = frontend.collect(6.0, {}, {})
     assert (demand.ttft_count, demand.ttft_late, demand.dispatched_late) == (3, 3, 1)
 
 

@@ -82,7 +82,7 @@ def test_a_join_serves_after_its_cold_start(simple_world, request_at):
 
     world.run()
 
-    first = min(job.handed_s for job in world.jobs if job.worker == "aggregated-1")
+    first = min(job.dispatched_s for job in world.jobs if job.worker == "aggregated-1")
     assert first == 3.0
     assert {job.worker for job in world.jobs} == {"aggregated-0", "aggregated-1"}
 
@@ -118,8 +118,8 @@ def test_a_stream_goes_on_at_another_worker_where_its_own_dies(split_world, requ
     (job,) = world.jobs
     assert job.outcome is JobOutcome.OK
     assert (job.decoder or job.worker) != broken
-    assert 0 < job.said_tokens < 500
-    assert (job.prompt_tokens, job.outputs_left) == (1000 + job.said_tokens, 500 - job.said_tokens)
+    assert 0 < job.emitted_tokens < 500
+    assert (job.prompt_tokens, job.outputs_left) == (1000 + job.emitted_tokens, 500 - job.emitted_tokens)
     last = world.fleet[job.decoder or job.worker].server.engine.counters
     assert last.generation_tokens == job.outputs_left
     assert recording.requests.ttft_s == undisturbed.requests.ttft_s
@@ -186,7 +186,7 @@ def test_a_prompt_that_waits_too_long_for_decode_is_freed_and_computed_again(
     assert counters.lease_expiries.total() == 0
     if outcome is JobOutcome.OK:
         assert job.tries.retries == 1
-        assert job.handed_s == pytest.approx(30.0)
+        assert job.dispatched_s == pytest.approx(30.0)
     else:
         assert job.ended_s == pytest.approx(probe.jobs[0].prefilled_s + 3.0)
 
