@@ -438,6 +438,7 @@ NOT_SIMULATED: Final = (
     "drain",
     "gateway",
     "admission.retryAfterSeconds",
+    "retries.continueBy",
     "tiers.header",
     "tiers.models",
     "tiers.keysSecret",

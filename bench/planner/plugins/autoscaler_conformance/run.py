@@ -113,7 +113,7 @@ def play(mode: str, situation: Situation) -> SituationHistory:
         if now_s in situation.faults.restarts:
             planner.restart(now_s)
         if planner.next_s <= now_s and situation.faults.is_on(Fault.PLANNER_DOWN, now_s):
-            planner.miss(now_s)
+            planner.skip_tick(now_s)
         elif planner.next_s <= now_s:
             _tick(planner, plant, now_s, history)
         _note(history, plant, situation, budget)
