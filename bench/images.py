@@ -3,7 +3,7 @@
     python bench/images.py [--only demo,page,tensorboard,notebook,routing,pool] [--folder DIR]
 
 demo: the report's, of `penstock demo` on this machine; on a busy one their titles say so, and they are not to be committed.
-page: the live page of a sample's graph under load, in chromium. tensorboard: the dashboard of a scripted wave, in chromium.
+page: the live page of a sample's graph under load, in chromium, with a recording of it. tensorboard: the dashboard of a scripted wave, in chromium.
 notebook and pool: of simulations, the same on each machine. routing: of the record in bench/dualmap. Other benches draw with their records.
 """
 
@@ -24,6 +24,7 @@ from typing import Any
 
 import httpx
 import yaml
+from PIL import Image
 
 from penstock.local.ports import unused_port
 from penstock.report.drawing import DPI
@@ -42,6 +43,12 @@ SLO_S = 5.0
 """Of the record's runs."""
 LOAD_S = 500.0
 """Simulated seconds of load before the live page is taken. Chosen: its charts then show a fleet that has grown and shrunk."""
+FRAME_S = 5.0
+"""Real seconds between two frames of the recording, at least. Chosen: about one browser's start."""
+FRAME_SHOWN_MS = 700
+RECORDING_SIZE = (975, 759)
+RECORDING_BYTES = 2_000_000
+"""Maximum size of the recording. Chosen: a README that loads at once."""
 
 
 def run(command: list[str], **more: str) -> None:
@@ -57,7 +64,7 @@ def demo(folder: Path, work: Path) -> None:
 
 
 def page(folder: Path, work: Path) -> None:
-    """Take the live page of the disaggregated sample while it serves a wave of requests."""
+    """Record the live page of the disaggregated sample while it serves a wave of requests, and take its last picture."""
     state = {"PENSTOCK_LOCAL_STATE_DIR": str(work / "state")}
     manifest = "manifests/samples/disaggregated.yaml"
     port = unused_port()
@@ -68,11 +75,36 @@ def page(folder: Path, work: Path) -> None:
     )
     try:
         with _loaded(url):
-            time.sleep(LOAD_S / SPEED)
+            frames = _frames(f"{url}/ui", work, until_s=time.monotonic() + LOAD_S / SPEED)
             httpx.get(f"{url}/ui/state", timeout=30).raise_for_status()
             _screenshot(f"{url}/ui", folder / "live-page.png", work, "1300,1012")
+        _record(frames, folder / "live-page.webp")
     finally:
         run([*PENSTOCK, "down", "--now"], **state)
+
+
+def _frames(url: str, work: Path, *, until_s: float) -> list[Path]:
+    """Take pictures of a page until a time of the monotonic clock."""
+    frames: list[Path] = []
+    while (due_s := time.monotonic() + FRAME_S) < until_s:
+        frames.append(work / f"frame-{len(frames):03}.png")
+        _screenshot(url, frames[-1], work, "1300,1012")
+        time.sleep(max(0.0, due_s - time.monotonic()))
+    return frames
+
+
+def _record(frames: list[Path], recording: Path) -> None:
+    """Make one animated picture of several pictures."""
+    shown = [
+        Image.open(each).convert("RGB").resize(RECORDING_SIZE, Image.Resampling.LANCZOS) for each in frames
+    ]
+    first, *others = shown
+    first.save(
+        recording, save_all=True, append_images=others, duration=FRAME_SHOWN_MS, loop=0, quality=70, method=6
+    )
+    size = recording.stat().st_size
+    if size > RECORDING_BYTES:
+        raise SystemExit(f"{recording}: {size:,} bytes, above {RECORDING_BYTES:,}; take fewer frames")
 
 
 @contextmanager

@@ -290,10 +290,10 @@ def _spared(blank: RoleProposal, case: rules.Case, window: Window, memory: Adapt
     proposal = replace(
         proposal, reason=Reason.SPARE_CAPACITY, detail="; ".join(found.detail for found in findings)
     )
-    if gap := next(filter(None, (_unknown(role, each) for each in window.pulls)), ""):
-        return proposal.held(
-            Reason.METRIC_UNKNOWN, gap, Step("known", {"pulls": len(window.pulls)}, None, "hold")
-        )
+    if gaps := [gap for each in window.pulls if (gap := _unknown(role, each))]:
+        detail = f"{gaps[0]} in {len(gaps)} of {len(window.pulls)} readings"
+        step = Step("known", {"pulls": len(window.pulls)}, None, "hold")
+        return proposal.held(Reason.METRIC_UNKNOWN, detail, step)
     if waiting := _waiting(role, pull):
         step = Step("waiting", {"requests": waiting}, 0, "hold")
         return proposal.held(Reason.REQUESTS_WAITING, f"{waiting:.0f} requests are waiting", step)

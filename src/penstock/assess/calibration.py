@@ -72,7 +72,7 @@ class Calibration:
             if value is not None and abs(value) > bound:
                 unit = "points" if what.startswith("share") else "%"
                 found.append(
-                    f"the simulated {what} is off by {100 * value:+.1f} {unit}; at most {100 * bound:.0f} {unit} are"
+                    f"the simulated {what} is off by {100 * value:+z.1f} {unit}; at most {100 * bound:.0f} {unit} are"
                     " accepted"
                 )
         return tuple(found)

@@ -125,7 +125,7 @@ def fleet_rows(found: Assessment) -> list[tuple[str, ...]]:
             each.name,
             _spread(each.in_time, 100, "%"),
             _spread(each.gpu_hours, 1, ""),
-            UNKNOWN if each is ran else f"{change:+.0%}",
+            UNKNOWN if each is ran else f"{change:+z.0%}",
             _spread(each.lost, 1, "", digits=0),
             _s_spread(each.ttft_p50_s),
             _s_spread(each.ttft_p99_s),
@@ -180,7 +180,7 @@ def _served(name: str, hour: ServedHour) -> tuple[str, ...]:
 def calibration_sentence(calibration: Calibration) -> str:
     """Return by how much the model of the fleet that ran is off, and what is accepted."""
     parts = [
-        f"{what} {100 * value:+.1f} {unit} (accepted: {100 * bound:.0f})"
+        f"{what} {100 * value:+z.1f} {unit} (accepted: {100 * bound:.0f})"
         for what, value, unit, bound in (
             ("share in time", calibration.share_off, "points", MOST_SHARE_OFF),
             ("mean TTFT", calibration.ttft_off, "%", MOST_TTFT_OFF),

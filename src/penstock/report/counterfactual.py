@@ -164,5 +164,7 @@ def _did(each: FleetOutcome, served: FleetOutcome) -> str:
     if each.gpu_hours is not None:
         cost = f"cost {each.gpu_hours:.3f} GPU-hours"
         if served.gpu_hours:
-            cost += f" ({each.gpu_hours / served.gpu_hours - 1:+.0%})"
-    return f"{cost} and kept {each.in_time:.1%} in time ({(each.in_time - served.in_time) * 100:+.1f} points)"
+            cost += f" ({each.gpu_hours / served.gpu_hours - 1:+z.0%})"
+    return (
+        f"{cost} and kept {each.in_time:.1%} in time ({(each.in_time - served.in_time) * 100:+z.1f} points)"
+    )

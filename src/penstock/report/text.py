@@ -76,7 +76,23 @@ def latencies(summary: Mapping[str, Any]) -> FigureTable:
         (name, *(cell(key, rank) for rank in _RANKS), str(latency[key]["count"]))
         for key, name in _LATENCIES.items()
     ]
-    return FigureTable(("", *_RANKS, "samples"), rows, note=f"simulated time; {latency['percentile_method']}")
+    note = f"simulated time; {latency['percentile_method']}{_why_gaps_differ(latency)}"
+    return FigureTable(("", *_RANKS, "samples"), rows, note=note)
+
+
+GAPS_DIFFER: Final = 1.5
+"""Chosen: ratio of the medians of ITL and TPOT from which their difference is explained."""
+
+
+def _why_gaps_differ(latency: Mapping[str, Any]) -> str:
+    """Return what makes the medians of ITL and TPOT differ; empty if they are close."""
+    itl_s, tpot_s = (latency[key].get("p50") for key in ("itl_s", "tpot_s"))
+    if not itl_s or not tpot_s or max(itl_s, tpot_s) < GAPS_DIFFER * min(itl_s, tpot_s):
+        return ""
+    return (
+        f"; ITL counts each gap between tokens, TPOT each request's mean gap, so that p50 differs ({seconds(itl_s)} and"
+        f" {seconds(tpot_s)}): long answers have more gaps, and several tokens in one event are one arrival"
+    )
 
 
 def _tiers(tiers: Mapping[str, Mapping[str, Any]]) -> FigureTable:
