@@ -175,16 +175,14 @@ async def test_the_term_counts_from_before_the_write(lease, election, monkeypatc
     assert left_s[0] > 0.5 * TERM_S
 
 
-async def test_a_leader_waits_as_long_as_the_server_asks(lease):
-    """Retry-After comes before the own pause, which is shorter."""
+async def test_a_leader_does_not_wait_as_long_as_the_server_asks(lease):
+    """A second, the shortest Retry-After, would leave seven tries, all of which a busy server may refuse."""
     election = Election(lease, name="l", namespace="n", identity="me", duration_s=3.0)
 
     async def work():
-        lease.refused, lease.retry_after_s = 1.0, 0.2
+        lease.refused, lease.retry_after_s = 1.0, 60.0
         count = len(lease.calls)
         await until(lambda: len(lease.calls) >= count + 2)
-        first_s, second_s = (at_s for _, at_s in lease.calls[count : count + 2])
-        assert second_s - first_s >= 0.2
         lease.refused = 0.0
 
     await election.lead(work)
@@ -205,7 +203,7 @@ async def test_leadership_survives_a_server_that_refuses_seven_of_ten_calls(leas
 
     async def work():
         starts.append(now_s[0])
-        lease.refused = 0.7
+        lease.refused, lease.retry_after_s = 0.7, 1.0  # as kube-apiserver asks
         while now_s[0] < starts[-1] + 50 * election.duration_s:
             await sleep(0)
 
