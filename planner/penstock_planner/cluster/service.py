@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +35,7 @@ from penstock_planner.cluster.status import (
     Report,
     StatusListener,
     StatusWriter,
+    silent_after_s,
 )
 from penstock_planner.cluster.watch import GraphWatch, Key, Watch
 from penstock_planner.core.planner_settings import PlannerSettings
@@ -49,6 +50,7 @@ from penstock_planner.service import boot_id, made_folder, recording
 from penstock_planner.sources.base import ReadingSource, SourceChain
 from penstock_planner.sources.frontend import FrontendMetrics, sources_of
 from penstock_planner.sources.prometheus import GraphLabels, PrometheusSource
+from penstock_planner.sources.router import RouterSource
 from penstock_planner.sources.scrape import MetricsPages, ScrapeSource
 from penstock_planner.targets.kubernetes import UNSCHEDULABLE_S, KubernetesTarget
 
@@ -293,7 +295,7 @@ class LeaderSession:
                     source=SourceChain(sources, now_s=self._clock.now_s, real_now_s=time.monotonic),
                     ledger=ledger,
                     time=PlannerClock(self._clock),
-                    observers=Observers([stats, ticks, *self._listeners(job), files]),
+                    observers=Observers([stats, ticks, *self._listeners(job, sources), files]),
                 )
                 await loop.run(stop)
         finally:
@@ -330,13 +332,18 @@ class LeaderSession:
             )
         return max((int(each[1:]) for each in ids if each[:1] == "d" and each[1:].isdigit()), default=0)
 
-    def _listeners(self, job: PlannerJob) -> list[Observer]:
+    def _listeners(self, job: PlannerJob, sources: Sequence[ReadingSource]) -> list[Observer]:
+        routers = [each for each in sources if isinstance(each, RouterSource)]
+        limit_s = silent_after_s(job.graph.spec.router.health.interval_seconds)
         status = StatusListener(
             last_report(job.live, PlannerReason.OBSERVING, ""),
             job.plan.config,
             say=lambda report: self._say(job, report),
             paused=job.plan.paused,
             unused=job.plan.unused,
+            silent=lambda: [
+                name for each in routers for name, age_s in each.ages_s.items() if age_s > limit_s
+            ],
         )
         return [status, EventListener(lambda message: self._emit(job.key, message))]
 

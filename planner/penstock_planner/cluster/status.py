@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
@@ -46,7 +46,16 @@ TRUST_S: Final = 30.0
 Chosen: watches lag by milliseconds; if the status still differs after this time, another writer has overwritten it.
 """
 
+SILENT_READINGS: Final = 4
+"""Readings in a row that a worker has to miss at every router to be reported as silent. Chosen: one reading may time out, and
+with the default of one reading a second a frozen worker is reported within five."""
+
 log = get_logger(__name__)
+
+
+def silent_after_s(interval_s: float) -> float:
+    """Return the age of a worker's values above which the worker is silent, for routers that read at an interval; seconds."""
+    return SILENT_READINGS * max(1.0, interval_s)
 
 
 class PlannerReason(StrEnum):
@@ -54,7 +63,7 @@ class PlannerReason(StrEnum):
 
     OBSERVING: decides at its interval. ADJUSTING: waits until replicas have started or drained. BACKING_OFF: a scale-up failed, and is
     retried after a pause. SCALED_BY: another client sets a role's replicas. NO_OPERATION and PAUSED: decides without scaling.
-    METRICS_MISSING: metrics have been unknown for too long. TARGET_UNAVAILABLE: the cluster cannot be watched. DISABLED: the graph has no
+    METRICS_MISSING: metrics have been unknown for too long. WORKER_SILENT: no router gets values from a worker. TARGET_UNAVAILABLE: the cluster cannot be watched. DISABLED: the graph has no
     planner. MISCONFIGURED: its options are invalid. PROFILE_MISSING and PROFILE_INVALID: mode sla has no usable profile. FAILED: the
     planner ended with an error, and is restarted.
     """
@@ -66,6 +75,7 @@ class PlannerReason(StrEnum):
     NO_OPERATION = "NoOperation"
     PAUSED = "Paused"
     METRICS_MISSING = "MetricsMissing"
+    WORKER_SILENT = "WorkerSilent"
     TARGET_UNAVAILABLE = "TargetUnavailable"
     DISABLED = "Disabled"
     MISCONFIGURED = "Misconfigured"
@@ -77,6 +87,7 @@ class PlannerReason(StrEnum):
 _TRUTH = {
     PlannerReason.OBSERVING: "True",
     PlannerReason.ADJUSTING: "True",
+    PlannerReason.WORKER_SILENT: "True",
     PlannerReason.NO_OPERATION: "True",
     PlannerReason.TARGET_UNAVAILABLE: "Unknown",
 }
@@ -186,6 +197,7 @@ class StatusListener:
         say: Callable[[Report], None],
         paused: str = "",
         unused: str = "",
+        silent: Callable[[], Collection[str]] = tuple,
     ) -> None:
         """Start with a report.
 
@@ -195,8 +207,10 @@ class StatusListener:
             say: Callback that receives each new report.
             paused: Reason for which the planner is paused; empty if it is not.
             unused: Sentence about keys of the graph without effect; empty if there are none.
+            silent: Returns the names of the workers that the routers currently get no values from.
         """
         self._unused = unused
+        self._silent = silent
         self._report = first
         self._say = say
         self._signals = UnknownSignals(needs_demand=config.policy.follows_demand)
@@ -317,7 +331,17 @@ class StatusListener:
         return held[0][1], "; ".join(words)
 
     def _acting(self, view: PlannerView, unknown: str) -> tuple[PlannerReason, str]:
-        """Return the reason and message for the roles that the planner is allowed to scale."""
+        """Return the reason and message for the roles that the planner is allowed to scale, and the workers that are silent."""
+        reason, message = self._state(view, unknown)
+        silent = ", ".join(sorted(self._silent()))
+        if not silent:
+            return reason, message
+        words = f"routers get no metrics from {silent}: check its node, and kubectl logs"
+        if reason in {PlannerReason.OBSERVING, PlannerReason.ADJUSTING}:
+            reason = PlannerReason.WORKER_SILENT
+        return reason, f"{words}; {message}"
+
+    def _state(self, view: PlannerView, unknown: str) -> tuple[PlannerReason, str]:
         if view.phase is PlannerPhase.ADJUSTING:
             return PlannerReason.ADJUSTING, "waiting until replicas have started or drained"
         if unknown:

@@ -254,7 +254,11 @@ class _Page:
 
 
 class RouterSource:
-    """Metrics source that reads all routers of one graph; routers can join and leave."""
+    """Metrics source that reads all routers of one graph; routers can join and leave.
+
+    Attributes:
+        ages_s: Age of the newest values that any router has of each worker, simulated seconds, as of the last read.
+    """
 
     name = "router"
     counts_demand = True
@@ -272,6 +276,7 @@ class RouterSource:
         self._now_s = now_s
         self._latency = LatencyTotals()
         self._demand = DemandMeter()
+        self.ages_s: Mapping[str, float] = {}
 
     @classmethod
     def of(cls, frontend: FrontendMetrics) -> RouterSource:
@@ -293,6 +298,8 @@ class RouterSource:
         found, max_age_s = list(pages.values()), query.max_age_s
         frontends = {url: page.frontend for url, page in pages.items() if page.frontend is not None}
         workers = [worker.name for worker in query.kv_workers]
+        known = {name: [p.ages[name] for p in found if name in p.ages] for name in workers}
+        self.ages_s = {name: min(ages_s) for name, ages_s in known.items() if ages_s}
         waiting = {
             name: self._freshest([(p.waiting.get(name), p.ages.get(name)) for p in found], max_age_s)
             for name in workers

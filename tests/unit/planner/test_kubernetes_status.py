@@ -20,6 +20,7 @@ from penstock_planner.cluster.status import (
     StatusListener,
     StatusWriter,
     is_said,
+    silent_after_s,
 )
 from penstock_planner.decide.config import Mode
 from penstock_planner.decide.decision import Action, Decision, Reason, RoleDecision, Step
@@ -391,6 +392,27 @@ async def test_the_condition_names_the_entry_of_the_schedule_that_holds_and_its_
     words = "office: decode at least 2 until 2026-01-05 18:00 Europe/Berlin"
     listener.tick(replace(world.watcher.views[-1], scheduled=(words,)))
     assert said[-1].message == f"decides every 30 s; schedule {words}"
+
+
+async def test_a_worker_that_no_router_hears_from_is_named_while_it_is_silent(world):
+    """A frozen node's pods stay Ready for 40 s; what the planner does is still said."""
+    said, silent = [], []
+    first = Report(PlannerReason.OBSERVING, "", 1)
+    listener = StatusListener(first, world.config, say=said.append, silent=lambda: silent)
+    await world.run_until(2)
+    view = world.watcher.views[-1]
+    for names in ([], ["g-decode-2", "g-decode-1"], []):
+        silent[:] = names
+        listener.tick(view)
+    assert [each.reason.value for each in said[-3:]] == ["Observing", "WorkerSilent", "Observing"]
+    assert said[-2].condition["status"] == "True"
+    assert said[-2].message.startswith("routers get no metrics from g-decode-1, g-decode-2: check")
+    assert said[-2].message.endswith(said[-1].message)
+
+
+def test_a_worker_is_silent_after_four_readings_of_the_routers():
+    """Within five seconds with the default interval; routers that read more often change nothing."""
+    assert [silent_after_s(each) for each in (0.2, 1.0, 10.0)] == [4.0, 4.0, 40.0]
 
 
 def _shared(at_s, served, predicted):

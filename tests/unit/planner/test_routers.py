@@ -111,6 +111,17 @@ async def test_the_freshest_kv_reading_counts(routers, source, one, other, expec
     assert (reading.quality, reading.value) == expected
 
 
+async def test_a_worker_is_as_old_as_the_newest_values_of_any_router(routers, source):
+    """A worker that only one router has lost is not silent."""
+    await routers.put("a", _page(queue=0, kv=0.4, age=9.0))
+    await routers.put("b", _page(queue=0, kv=0.4, age=0.5))
+    await source.read(QUERY)
+    assert source.ages_s == {"llama-decode-a": 0.5}
+    await routers.put("b", _page(queue=0, kv=0.4, age=8.0))
+    await source.read(QUERY)
+    assert source.ages_s == {"llama-decode-a": 8.0}
+
+
 async def test_latencies_of_all_routers_add_up_and_survive_their_restarts(routers, source):
     """10 + 20 samples; then one restarts and counts 5, the other one 5 more: 40, never fewer."""
     await routers.put("a", _page(queue=0, ttft=[(0.1, 10), ("+Inf", 10)]))
