@@ -135,8 +135,8 @@ async def test_stops(client, is_stream):
     assert choices[-1].finish_reason == "stop"
 
 
-async def test_tools_are_left_alone(client):
-    """A simulated model answers in text; a call that must be made is a bad request."""
+async def test_tools_are_called_only_where_they_must_be(client):
+    """A simulated model answers in text; a call that must be made has arguments, complete and streamed."""
     answer = await client.chat.completions.create(
         model="llama", messages=MESSAGES, tools=[TOOL], tool_choice="auto", max_tokens=4
     )
@@ -159,10 +159,14 @@ async def test_tools_are_left_alone(client):
     for each in (answer, followed):
         assert each.choices[0].message.content
         assert each.choices[0].message.tool_calls is None
-    with pytest.raises(openai.BadRequestError, match="tool_choice: a simulated worker answers with text"):
-        await client.chat.completions.create(
-            model="llama", messages=MESSAGES, tools=[TOOL], tool_choice="required"
-        )
+    must = {"model": "llama", "messages": MESSAGES, "tools": [TOOL], "tool_choice": "required"}
+    (choice,) = (await client.chat.completions.create(**must)).choices
+    (call,) = choice.message.tool_calls
+    assert (choice.finish_reason, call.function.name) == ("tool_calls", TOOL["function"]["name"])
+    chunks = [chunk async for chunk in await client.chat.completions.create(**must, stream=True)]
+    parts = [part for chunk in chunks for each in chunk.choices for part in each.delta.tool_calls or ()]
+    assert "".join(part.function.arguments for part in parts) == call.function.arguments
+    assert parts[0].function.name == call.function.name
 
 
 @pytest.mark.parametrize(
@@ -171,7 +175,12 @@ async def test_tools_are_left_alone(client):
         {"temperature": -1},
         {"top_p": 5},
         {"stop": [""]},
-        {"response_format": {"type": "json_object"}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"pattern": "x"}},
+            }
+        },
         {"n": 2},
         {"logprobs": True},
         {"extra_body": {"best_of": []}},

@@ -76,7 +76,8 @@ class CompletionFormat:
             texts: Text of each event.
             reason: Finish reason for the last event; None if the response has not ended.
         """
-        if self._call.usage is Usage.EVERY_EVENT or self._call.returns_ids:
+        call = self._call
+        if call.usage is Usage.EVERY_EVENT or call.returns_ids or call.content is not None:
             return b"".join(self._events_one_by_one(start, texts, reason))
         if reason is None:
             return self._lead + self._seam.join(texts) + self._tail
@@ -89,7 +90,7 @@ class CompletionFormat:
         call = self._call
         for at, text in enumerate(texts):
             stop = min(call.output_tokens, start + (self._interval if start else 1))
-            choice = self._delta(text.decode(), reason if at == len(texts) - 1 else None)
+            choice = self._delta(text.decode(), reason if at == len(texts) - 1 else None, is_first=not start)
             if call.returns_ids:
                 if not start and not self._is_chat:
                     choice["prompt_token_ids"] = self._prompt_ids()
@@ -112,7 +113,10 @@ class CompletionFormat:
     def complete(self, done: Finished) -> bytes:
         """Return the JSON body of a response that is not streamed."""
         text = self._call.text(done.output_tokens)
-        said = {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if self._call.tool is not None:
+            message |= {"content": None, "tool_calls": [self._tool_call(text)]}
+        said: dict[str, Any] = {"message": message} if self._is_chat else {"text": text}
         choice = {"index": 0, **said, **self._end(done.reason)}
         answer = {
             **self._head,
@@ -134,16 +138,30 @@ class CompletionFormat:
         lead, _, tail = self._event([self._delta(_SLOT, reason)]).partition(_ENCODED_SLOT)
         return lead, tail
 
-    def _delta(self, text: str, reason: FinishReason | None) -> dict[str, Any]:
+    def _tool_call(self, arguments: str) -> dict[str, Any]:
+        function = {"name": self._call.tool, "arguments": arguments}
+        return {"id": f"call-{self._head['id']}", "type": "function", "function": function}
+
+    def _said(self, text: str, *, is_first: bool) -> dict[str, Any]:
+        """Return the delta of a chat's chunk: a part of the text, or of the arguments of a call that the first one names."""
+        if self._call.tool is None:
+            return {"content": text}
+        call = self._tool_call(text) if is_first else {"function": {"arguments": text}}
+        return {"tool_calls": [{"index": 0, **call}]}
+
+    def _delta(self, text: str, reason: FinishReason | None, *, is_first: bool = False) -> dict[str, Any]:
         if not self._is_chat:
             return {"index": 0, "text": text, **self._end(reason)}
         # In a chat only the last event has the stop reason.
         end = {"logprobs": None, "finish_reason": None} if reason is None else self._end(reason)
-        return {"index": 0, "delta": {"content": text}, **end}
+        return {"index": 0, "delta": self._said(text, is_first=is_first), **end}
 
     def _end(self, reason: FinishReason | None) -> dict[str, Any]:
         stop_reason = self._call.stop_reason if reason is FinishReason.STOP else None
-        return {"logprobs": None, "finish_reason": reason, "stop_reason": stop_reason}
+        # As in vLLM, a call of a function that the client named ends by stop.
+        is_chosen = reason is FinishReason.STOP and self._call.tool is not None and self._call.must_choose
+        shown = "tool_calls" if is_chosen else reason
+        return {"logprobs": None, "finish_reason": shown, "stop_reason": stop_reason}
 
     def _event(self, choices: list[Any], **more: Any) -> bytes:
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"

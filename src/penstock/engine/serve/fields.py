@@ -96,8 +96,8 @@ def too_small(name: str, value: float, lowest: float = 1) -> RequestError:
 
 
 _UNSUPPORTED: Final = {
-    "tool_choice": "answers with text and calls no tool; send none or auto",
-    "response_format": "answers with text that follows no grammar; send type text",
+    "tool_choice": "calls a tool only where a chat asks for required or for a function of its tools; send none or auto",
+    "response_format": "knows the types text, json_object and json_schema; send one of them",
     "text.format": "answers with text that follows no grammar; send type text",
 }
 """Prefixes of fields of which only some values are supported, each with the rest of the error message."""
@@ -159,6 +159,30 @@ class TextFormat(Fields):
     type: Literal["text"]
 
 
+class _Schema(Fields):
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class ResponseFormat(Fields):
+    """Format of the text: free, any JSON object, or JSON that satisfies a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: _Schema | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> Self:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("json_schema needs a schema")
+        return self
+
+    @property
+    def schema_of_text(self) -> dict[str, Any] | None:
+        """JSON schema of the text; None if it is free."""
+        if self.type == "text":
+            return None
+        return {"type": "object"} if self.json_schema is None else self.json_schema.json_schema
+
+
 class SamplingFields(Fields):
     """Fields that all APIs share. Names and meanings are vLLM's; see the module for those without effect."""
 
@@ -187,7 +211,7 @@ class SamplingFields(Fields):
     frequency_penalty: _Penalty = 0
     repetition_penalty: float = Field(default=1, gt=0)
     logit_bias: dict[Annotated[str, Field(pattern="^[0-9]+$")], _Bias] = Field(default={})
-    response_format: TextFormat | None = None
+    response_format: ResponseFormat | None = None
     cache_salt: str | None = Field(default=None, min_length=1)
     user: str = ""
     metadata: dict[str, str] = Field(default={})
@@ -271,8 +295,17 @@ def _json(name: str, value: Any) -> str:
         raise RequestError(f"{name} cannot be rendered: {exc}.", param=name) from exc
 
 
+class _FunctionName(Fields):
+    name: str
+
+
+class _NamedTool(Fields):
+    type: Literal["function"]
+    function: _FunctionName
+
+
 class ChatFields(SamplingFields):
-    """Fields of a chat request; the response is always plain text, even with tools.
+    """Fields of a chat request; the response is plain text, unless a tool call or JSON is required.
 
     ``max_completion_tokens`` takes precedence over ``max_tokens``.
     """
@@ -282,7 +315,7 @@ class ChatFields(SamplingFields):
     )
     messages: list[_Message] = Field(min_length=1)
     tools: list[dict[str, Any]] = Field(default=[])
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: Literal["none", "auto", "required"] | _NamedTool | None = None
     parallel_tool_calls: bool = True
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -292,6 +325,18 @@ class ChatFields(SamplingFields):
         if self.continue_final_message and self.add_generation_prompt:
             raise ValueError("Cannot set both `continue_final_message` and `add_generation_prompt` to True")
         return self
+
+    @property
+    def called_tool(self) -> dict[str, Any] | None:
+        """Function that must be called; None if none must."""
+        if not isinstance(self.tool_choice, _NamedTool) and self.tool_choice != "required":
+            return None
+        functions = [each.get("function") for each in self.tools]
+        name = self.tool_choice.function.name if isinstance(self.tool_choice, _NamedTool) else None
+        for each in functions:
+            if isinstance(each, dict) and (name is None or each.get("name") == name):
+                return each
+        raise RequestError("tool_choice: names no function of tools; add it to tools.", param="tool_choice")
 
     @property
     def prompt(self) -> bytes:
@@ -396,6 +441,7 @@ class ResponseFields(ChatFields):
     """Fields of a request in OpenAI's Responses API. Clients always request encrypted reasoning, but the response has none."""
 
     max_tokens: int | None = Field(default=None, ge=1, validation_alias="max_output_tokens")
+    tool_choice: Literal["none", "auto"] | None = None
     messages: Annotated[
         list[Annotated[_Message, BeforeValidator(_as_message)]], BeforeValidator(_as_items)
     ] = Field(min_length=1, validation_alias="input")

@@ -32,6 +32,7 @@ from penstock.engine.serve.fields import (
     too_small,
 )
 from penstock.engine.serve.settings import ServeSettings
+from penstock.engine.serve.structured import json_of
 
 DEFAULT_COMPLETION_TOKENS = 16
 """Default of max_tokens for /v1/completions, as in OpenAI's API."""
@@ -162,6 +163,9 @@ class EngineCall:
         remote: KV to fetch; None if there is none.
         fields: The request's JSON, for responses that repeat its fields.
         adapter: LoRA adapter of the request; None for the base model.
+        content: The response's text if it is JSON for a schema; None if it consists of words.
+        tool: Name of the function whose arguments the content is; None if it is text.
+        must_choose: Whether the model chose the function, among those that the request allows.
         returns_ids: Whether the response contains the token IDs of prompt and output.
     """
 
@@ -184,12 +188,18 @@ class EngineCall:
     fields: Mapping[str, Any]
     adapter: str | None = None
     returns_ids: bool = False
+    content: bytes | None = None
+    tool: str | None = None
+    must_choose: bool = False
 
     def texts(self, start: int, stop: int) -> list[bytes]:
         """Return the shown text of each output token from ``start`` (inclusive) to ``stop`` (exclusive).
 
         As in vLLM, text that could become part of a stop string is withheld until the response ends.
         """
+        if self.content is not None:
+            at = range(start * BYTES_PER_TOKEN, stop * BYTES_PER_TOKEN, BYTES_PER_TOKEN)
+            return [self.content[begin : begin + BYTES_PER_TOKEN] for begin in at]
         if not self.held_bytes and self.text_bytes == self.output_tokens * BYTES_PER_TOKEN:
             return words(self.salt, self.said + start, self.said + stop)
         ends = [self._shown_bytes(tokens) for tokens in range(start, stop + 1)]
@@ -205,6 +215,8 @@ class EngineCall:
 
     def ids(self, start: int, stop: int) -> list[int]:
         """Return the IDs of the output tokens from ``start`` (inclusive) to ``stop`` (exclusive)."""
+        if self.content is not None:
+            return list(token_ids(self.content[start * BYTES_PER_TOKEN : stop * BYTES_PER_TOKEN]))
         return list(token_ids(b"".join(words(self.salt, self.said + start, self.said + stop))))
 
     def text(self, tokens: int) -> str:
@@ -242,8 +254,11 @@ def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
     salt_of = partial(_salt, worker_seed=adapter_seed(adapter, settings.flags.seed), seed=fields.seed)
     said = said_before(prompt, salt_of)
     salt = salt_of(prompt[: len(prompt) - said * BYTES_PER_TOKEN])
+    content, tool = _content(fields, salt)
     natural = limit if hands_over or fields.ignore_eos else max(1, _natural_length(salt, settings) - said)
     tokens = min(max(natural, fields.min_tokens), limit)
+    if content is not None:
+        tokens = min(count_tokens(content), limit)
     shown, stop_reason = tokens * BYTES_PER_TOKEN, None
     stop = (
         find_stop(salt, fields.stop, tokens, said=said, min_tokens=fields.min_tokens) if fields.stop else None
@@ -257,7 +272,8 @@ def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
         prompt=prompt,
         prompt_tokens=prompt_tokens,
         output_tokens=tokens,
-        ends_by_stop=stop is not None or tokens < limit,
+        ends_by_stop=stop is not None
+        or (tokens < limit if content is None else tokens == count_tokens(content)),
         salt=salt,
         said=said,
         text_bytes=shown,
@@ -273,7 +289,23 @@ def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
         fields=given,
         adapter=adapter,
         returns_ids=fields.return_token_ids and api in {Api.COMPLETIONS, Api.CHAT},
+        content=content,
+        tool=tool,
+        must_choose=given.get("tool_choice") == "required",
     )
+
+
+def _content(fields: SamplingFields, salt: int) -> tuple[bytes | None, str | None]:
+    """Return the JSON that a request asks for, and the function whose arguments it is; None for what it does not ask for."""
+    tool = fields.called_tool if isinstance(fields, ChatFields) else None
+    schema = None if fields.response_format is None else fields.response_format.schema_of_text
+    if tool is None and schema is None:
+        return None, None
+    if fields.stop:
+        raise RequestError("stop: a simulated worker does not cut JSON; leave it out.", param="stop")
+    if tool is not None:
+        return json_of(tool.get("parameters") or {}, salt, param="tools"), str(tool.get("name"))
+    return json_of(schema, salt, param="response_format"), None
 
 
 def adapter_seed(adapter: str | None, seed: int = 0) -> int:
