@@ -47,3 +47,9 @@ def test_texts_use_plain_phrases(group: str) -> None:
                 ]
 
     assert found == []
+
+
+def test_the_rules_are_read_and_find_a_phrase() -> None:
+    """Without the folder of rules, or of pages, nothing could ever be found."""
+    assert [instead for phrase, instead in RULES if phrase.search("The stream goes on elsewhere.")]
+    assert all(any(ROOT.glob(group)) for group in PAGES)
