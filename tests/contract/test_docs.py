@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 from penstock.api import Role, RouterConfig
 from penstock.cli.main import cli
@@ -129,3 +130,12 @@ def test_the_policy_in_30_lines_is_found_by_the_live_router() -> None:
 def test_the_site_brings_no_fonts_from_elsewhere() -> None:
     """The theme's default loads its fonts from Google in each reader's browser."""
     assert re.search(r"^  font: false\b", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+
+
+def test_the_recording_of_the_live_page_is_animated_and_loads_at_once() -> None:
+    """README shows it on the first screen: several frames in less than 2 MB."""
+    file = ROOT / "docs/images/live-page.webp"
+
+    with Image.open(file) as picture:
+        assert picture.n_frames >= 8
+    assert file.stat().st_size < 2_000_000
