@@ -135,6 +135,30 @@ async def test_stops(client, is_stream):
     assert choices[-1].finish_reason == "stop"
 
 
+async def test_log_probabilities_have_their_form(client):
+    """One for each token, with as many alternatives as asked for; streamed, they are the same."""
+    asked = {"model": "llama", "messages": MESSAGES, "max_tokens": 6, "logprobs": True, "top_logprobs": 2}
+    (choice,) = (await client.chat.completions.create(**asked)).choices
+    content = choice.logprobs.content
+    assert "".join(each.token for each in content).startswith(choice.message.content)
+    assert {len(each.top_logprobs) for each in content} == {2}
+    assert all(each.logprob < 0 for each in content)
+    chunks = [chunk async for chunk in await client.chat.completions.create(**asked, stream=True)]
+    streamed = [
+        part for chunk in chunks for each in chunk.choices if each.logprobs for part in each.logprobs.content
+    ]
+    assert streamed == content
+    whole = await client.completions.create(model="llama", prompt="Hi", max_tokens=6, logprobs=3)
+    found = whole.choices[0].logprobs
+    assert (
+        len(found.tokens)
+        == len(found.token_logprobs)
+        == len(found.text_offset)
+        == whole.usage.completion_tokens
+    )
+    assert {len(each) for each in found.top_logprobs} == {3}
+
+
 async def test_tools_are_called_only_where_they_must_be(client):
     """A simulated model answers in text; a call that must be made has arguments, complete and streamed."""
     answer = await client.chat.completions.create(
@@ -182,7 +206,7 @@ async def test_tools_are_called_only_where_they_must_be(client):
             }
         },
         {"n": 2},
-        {"logprobs": True},
+        {"top_logprobs": 21},
         {"extra_body": {"best_of": []}},
         {"logit_bias": {"x": 1}},
     ],

@@ -196,12 +196,16 @@ def test_streams_continue_by_tokens_as_if_undisturbed(by_tokens):
         seen.clear()
         got = _read(router.stream(path, **body))
         assert got[1:] == expected[1:], serial
-        rests = [rest for _, rest in seen[1:]]
-        continued += bool(
-            rests
-        )  # vLLM joins the tokens of a slow reader, so that a cut may come after the end
+        # A cut before any text is a retry; one after the end, where vLLM has joined the tokens of a slow reader, is none.
+        rests = [
+            rest
+            for _, rest in seen[1:]
+            if rest.get("prompt", rest.get("messages")) != body.get("prompt", body.get("messages"))
+        ]
         assert all("messages" not in rest and isinstance(rest["prompt"], list) for rest in rests)
+        continued += bool(rests)
         if got[0] != expected[0]:
             different.append((serial, path, len(seen)))
 
-    assert (different, continued >= STREAMS * 3 // 4) == ([], True), continued
+    assert different == []
+    assert continued >= STREAMS * 3 // 4, continued

@@ -269,7 +269,7 @@ def test_any_value_of_any_field_is_answered_or_refused(refused, api, role, field
         ("top_p", [0.1, 1], [0, 1.1, -1, "x"]),
         ("top_k", [-1, 0, 50], [-2, 1.5, "1", True]),
         ("n", [1], [0, 2, 1.5, "1", [], {}, True]),
-        ("logprobs", [None, False], [0, 1, True]),
+        ("logprobs", [None, 0, 20], [21, -1, True]),
         ("echo", [False], [True, 1]),
         ("seed", [0, -5, 2**63 - 1], [2**63, 1.5, "x"]),
         ("stop", ["x", [], ["a", "b"]], ["", [""], [1], {}, 5, ["a"] * 65, "x" * 1025]),
@@ -294,7 +294,7 @@ def test_types_and_ranges_are_vllms(refused, name, good, bad):
 @pytest.mark.parametrize(
     ("api", "fields", "words"),
     [
-        (Api.CHAT, {"top_logprobs": 2}, "top_logprobs"),
+        (Api.CHAT, {"top_logprobs": 21}, "top_logprobs"),
         (Api.CHAT, {"tools": {}}, "tools: Input should be a valid list"),
         (
             Api.CHAT,

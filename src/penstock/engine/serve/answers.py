@@ -12,9 +12,9 @@ from typing import Any
 import orjson
 
 from penstock.core.http.sse import DONE
-from penstock.core.simulated_tokens import token_ids
+from penstock.core.simulated_tokens import BYTES_PER_TOKEN, token_ids
 from penstock.engine.core.requests import FinishReason
-from penstock.engine.serve.protocol import Api, EngineCall, Usage
+from penstock.engine.serve.protocol import WORDS, Api, EngineCall, Usage
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 """Content type of streamed responses."""
@@ -77,7 +77,12 @@ class CompletionFormat:
             reason: Finish reason for the last event; None if the response has not ended.
         """
         call = self._call
-        if call.usage is Usage.EVERY_EVENT or call.returns_ids or call.content is not None:
+        if (
+            call.usage is Usage.EVERY_EVENT
+            or call.returns_ids
+            or call.content is not None
+            or call.alternatives is not None
+        ):
             return b"".join(self._events_one_by_one(start, texts, reason))
         if reason is None:
             return self._lead + self._seam.join(texts) + self._tail
@@ -95,6 +100,7 @@ class CompletionFormat:
                 if not start and not self._is_chat:
                     choice["prompt_token_ids"] = self._prompt_ids()
                 choice["token_ids"] = call.ids(start, stop)
+            choice["logprobs"] = self._logprobs(start, stop)
             counts = {}
             if call.usage is Usage.EVERY_EVENT:
                 counts["usage"] = _counts(call.prompt_tokens, stop)
@@ -103,6 +109,31 @@ class CompletionFormat:
 
     def _prompt_ids(self) -> list[int]:
         return list(token_ids(self._call.prompt))
+
+    def _logprobs(self, start: int, stop: int) -> dict[str, Any] | None:
+        """Return made-up log probabilities of output tokens in the API's form; None if they are not requested."""
+        call = self._call
+        if call.alternatives is None:
+            return None
+        tokens = [piece.decode() for piece in call.pieces(start, stop)]
+        values = [-0.01 * (1 + at % 50) for at in range(start, stop)]
+        others = [
+            _alternatives(token, value, call.alternatives)
+            for token, value in zip(tokens, values, strict=True)
+        ]
+        if self._is_chat:
+            content = [
+                {**_shown(token, value), "top_logprobs": [_shown(*each) for each in other]}
+                for token, value, other in zip(tokens, values, others, strict=True)
+            ]
+            return {"content": content, "refusal": None}
+        offsets = [at * BYTES_PER_TOKEN for at in range(start, stop)]
+        return {
+            "text_offset": offsets,
+            "token_logprobs": values,
+            "tokens": tokens,
+            "top_logprobs": [dict(each) for each in others] if call.alternatives else None,
+        }
 
     def closing(self, done: Finished) -> bytes:
         """Return the end of the stream, after a usage event if ``stream_options`` asks for it."""
@@ -125,6 +156,7 @@ class CompletionFormat:
             "usage": self._usage(done),
             "kv_transfer_params": done.kv_transfer_params,
         }
+        choice["logprobs"] = self._logprobs(0, done.output_tokens)
         if self._call.returns_ids:
             choice["token_ids"] = self._call.ids(0, done.output_tokens)
             (answer if self._is_chat else choice)["prompt_token_ids"] = self._prompt_ids()
@@ -167,6 +199,19 @@ class CompletionFormat:
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"
         event = {**self._head, "object": kind, "choices": choices, **more}
         return b"data: " + orjson.dumps(event) + b"\n\n"
+
+
+def _alternatives(token: str, value: float, count: int) -> list[tuple[str, float]]:
+    """Return the most probable tokens with their log probabilities: the one that was chosen, then others of the vocabulary."""
+    others = (word.decode() for word in WORDS if word.decode() != token)
+    return [
+        (token, value),
+        *((other, value - 1 - at) for at, other in zip(range(count - 1), others, strict=False)),
+    ][:count]
+
+
+def _shown(token: str, value: float) -> dict[str, Any]:
+    return {"token": token, "logprob": value, "bytes": list(token.encode())}
 
 
 def _counts(prompt_tokens: int, output_tokens: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Reads a request's JSON as vLLM does: its fields and the prompt that results; invalid requests raise `RequestError`. Pure.
 
 Fields without effect on the simulation (temperature, penalties) are validated and ignored. Fields that would change
-the response and cannot be simulated (several choices, log probabilities, guided decoding) are refused.
+the response and cannot be simulated (several choices, guided decoding by a grammar) are refused.
 """
 
 from __future__ import annotations
@@ -112,7 +112,6 @@ _OMIT: Final = "leave it out."
 _UNGUIDED: Final = "its words follow no grammar; ask for text."
 _UNSTORED: Final = "it stores no responses; send the whole input."
 REFUSED: Final[Mapping[str, str]] = {
-    "logprobs": _OMIT,
     "prompt_logprobs": _OMIT,
     "echo": _OMIT,
     "suffix": _OMIT,
@@ -230,10 +229,20 @@ def _prompt(prompt: Any) -> bytes:
         raise ValueError("token ids must be in [0, 2**32)") from exc
 
 
+_MAX_LOGPROBS: Final = 20
+"""Maximum number of alternatives per token. Source: vLLM's default of ``max_logprobs``, and OpenAI's maximum."""
+
+
 class CompletionFields(SamplingFields):
     """Fields of a completion request; the prompt is converted to bytes of which every 4 are one token."""
 
     prompt: Annotated[bytes, PlainValidator(_prompt)]
+    logprobs: int | None = Field(default=None, ge=0, le=_MAX_LOGPROBS)
+
+    @property
+    def alternatives(self) -> int | None:
+        """Number of alternatives whose log probabilities each token has; None without log probabilities."""
+        return self.logprobs
 
 
 class _Part(Fields):
@@ -313,6 +322,8 @@ class ChatFields(SamplingFields):
     max_tokens: int | None = Field(
         default=None, ge=1, validation_alias=AliasChoices("max_completion_tokens", "max_tokens")
     )
+    logprobs: bool = False
+    top_logprobs: int = Field(default=0, ge=0, le=_MAX_LOGPROBS)
     messages: list[_Message] = Field(min_length=1)
     tools: list[dict[str, Any]] = Field(default=[])
     tool_choice: Literal["none", "auto", "required"] | _NamedTool | None = None
@@ -325,6 +336,11 @@ class ChatFields(SamplingFields):
         if self.continue_final_message and self.add_generation_prompt:
             raise ValueError("Cannot set both `continue_final_message` and `add_generation_prompt` to True")
         return self
+
+    @property
+    def alternatives(self) -> int | None:
+        """Number of alternatives whose log probabilities each token has; None without log probabilities."""
+        return self.top_logprobs if self.logprobs else None
 
     @property
     def called_tool(self) -> dict[str, Any] | None:
@@ -441,6 +457,7 @@ class ResponseFields(ChatFields):
     """Fields of a request in OpenAI's Responses API. Clients always request encrypted reasoning, but the response has none."""
 
     max_tokens: int | None = Field(default=None, ge=1, validation_alias="max_output_tokens")
+    top_logprobs: int = Field(default=0, ge=0, le=0)
     tool_choice: Literal["none", "auto"] | None = None
     messages: Annotated[
         list[Annotated[_Message, BeforeValidator(_as_message)]], BeforeValidator(_as_items)

@@ -163,6 +163,7 @@ class EngineCall:
         remote: KV to fetch; None if there is none.
         fields: The request's JSON, for responses that repeat its fields.
         adapter: LoRA adapter of the request; None for the base model.
+        alternatives: Number of alternatives whose log probabilities each token has; None without log probabilities.
         content: The response's text if it is JSON for a schema; None if it consists of words.
         tool: Name of the function whose arguments the content is; None if it is text.
         must_choose: Whether the model chose the function, among those that the request allows.
@@ -188,6 +189,7 @@ class EngineCall:
     fields: Mapping[str, Any]
     adapter: str | None = None
     returns_ids: bool = False
+    alternatives: int | None = None
     content: bytes | None = None
     tool: str | None = None
     must_choose: bool = False
@@ -198,8 +200,7 @@ class EngineCall:
         As in vLLM, text that could become part of a stop string is withheld until the response ends.
         """
         if self.content is not None:
-            at = range(start * BYTES_PER_TOKEN, stop * BYTES_PER_TOKEN, BYTES_PER_TOKEN)
-            return [self.content[begin : begin + BYTES_PER_TOKEN] for begin in at]
+            return self.pieces(start, stop)
         if not self.held_bytes and self.text_bytes == self.output_tokens * BYTES_PER_TOKEN:
             return words(self.salt, self.said + start, self.said + stop)
         ends = [self._shown_bytes(tokens) for tokens in range(start, stop + 1)]
@@ -213,11 +214,16 @@ class EngineCall:
             return self.text_bytes
         return max(0, tokens * BYTES_PER_TOKEN - self.held_bytes)
 
+    def pieces(self, start: int, stop: int) -> list[bytes]:
+        """Return the bytes of the output tokens from ``start`` (inclusive) to ``stop`` (exclusive), withheld ones included."""
+        if self.content is None:
+            return words(self.salt, self.said + start, self.said + stop)
+        at = range(start * BYTES_PER_TOKEN, stop * BYTES_PER_TOKEN, BYTES_PER_TOKEN)
+        return [self.content[begin : begin + BYTES_PER_TOKEN] for begin in at]
+
     def ids(self, start: int, stop: int) -> list[int]:
         """Return the IDs of the output tokens from ``start`` (inclusive) to ``stop`` (exclusive)."""
-        if self.content is not None:
-            return list(token_ids(self.content[start * BYTES_PER_TOKEN : stop * BYTES_PER_TOKEN]))
-        return list(token_ids(b"".join(words(self.salt, self.said + start, self.said + stop))))
+        return list(token_ids(b"".join(self.pieces(start, stop))))
 
     def text(self, tokens: int) -> str:
         """Return the shown text of the first ``tokens`` output tokens."""
@@ -289,6 +295,7 @@ def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
         fields=given,
         adapter=adapter,
         returns_ids=fields.return_token_ids and api in {Api.COMPLETIONS, Api.CHAT},
+        alternatives=fields.alternatives if isinstance(fields, CompletionFields | ChatFields) else None,
         content=content,
         tool=tool,
         must_choose=given.get("tool_choice") == "required",
