@@ -38,7 +38,7 @@ WRONG = {
     "200 with other JSON": (Answers.status(200, b'{"status":"ok"}'), ""),
     "302": (Answers.status(302, b""), "302"),
     "status 999": (Answers.status(999, HTML, content_type="text/html"), "999"),
-    "404 for the model": (Answers.status(404, NO_MODEL), "404"),
+    "404 for the model": (Answers.status(404, NO_MODEL), "does not serve the model llama"),
     "401 that no client caused": (Answers.status(401, b'{"error":"Unauthorized"}'), "401"),
     "400 with HTML": (Answers.status(400, HTML, content_type="text/html"), "400 without an error object"),
     "500": (Answers.status(500, b'{"error":{"message":"boom","code":500}}'), "500"),
