@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from penstock.api import PlannerMode, Role
 from penstock.core.errors import ConfigError, InvalidSpecError
 from penstock.performance.profile import PerformanceProfile, read_profile
+from penstock_planner.core.older_names import with_present_names
 from penstock_planner.core.records import MALFORMED
 from penstock_planner.decide.codec import from_plain
 from penstock_planner.decide.config import DecideConfig, Mode, config_from
@@ -53,7 +54,7 @@ def parse(
     Raises:
         ConfigError: the input is invalid; the message names ``name`` and the key.
     """
-    data = _loaded(text, name)
+    data = with_present_names(_loaded(text, name))
     try:
         if "window" in data:
             recorded = _checked(from_plain(Window, data["window"]))
@@ -180,7 +181,7 @@ def _demand(data: Mapping[str, Any]) -> Demand:
     """Return the demand at the frontend; every number in it must be finite and at least 0."""
     demand = from_plain(Demand, data)
     numbers = dataclasses.asdict(demand)
-    for key in ("in_flight", "turned_away"):
+    for key in ("in_flight", "unserved"):
         numbers |= {f"{key}.{role.value}": count for role, count in numbers.pop(key).items()}
     for key, value in numbers.items():
         if value is not None and not (math.isfinite(value) and value >= 0):

@@ -19,6 +19,7 @@ from penstock.core.logs import get_logger
 from penstock.core.validation import findings
 from penstock_planner.core.following import restore
 from penstock_planner.core.ledger_history import LearnedStateInfo
+from penstock_planner.core.older_names import learned_with_present_names
 from penstock_planner.core.records import MALFORMED, Record
 from penstock_planner.decide.adaptive import hindsight
 from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight
@@ -31,8 +32,11 @@ from penstock_planner.decide.sla.learning import SlaMemory
 from penstock_planner.ledger import FILE_NAME, Ledger, read_ledger
 from penstock_planner.options import PlannerOptions
 
-VERSION: Final = 3
+VERSION: Final = 4
 """Version of the export's format; raised when a reader of the previous version would misunderstand the file."""
+
+RENAMED_VERSION: Final = 3
+"""Version of exports that have other names for some fields, see `older_names`. It can still be read."""
 
 LEARNING: Final = READ_IN_MODES["memory"]
 """Modes that learn; in other modes, learned state to start from is ignored."""
@@ -60,7 +64,7 @@ class LearnedStateExport(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    version: Literal[3] = VERSION
+    version: Literal[4] = VERSION
     model: str
     profile: str = ""
     gpus: Mapping[Role, Annotated[int, Field(ge=0)]]
@@ -84,7 +88,7 @@ def learnt(folder: Path) -> LearnedStateExport:
     try:
         state, model = from_plain(PlannerState, newest["state"]), header["served_model_name"]
         config = config_from(header["config"])
-        memory = resumed(state, -newest["at_s"], 0.0).memory
+        memory = resumed(state, -newest["at_s"], 0.0).learned
         adaptive = AdaptiveMemory.read(memory)
     except MALFORMED as exc:
         raise LedgerFileError(
@@ -158,7 +162,7 @@ def former_run(folder: Path, learns_from: str) -> LearnedStateInfo | None:
         newest = next((record for record in reversed(records) if "state" in record), None)
         if newest is None:
             return None
-        known = AdaptiveMemory.read(from_plain(PlannerState, newest["state"]).memory)
+        known = AdaptiveMemory.read(from_plain(PlannerState, newest["state"]).learned)
     except (LedgerError, *MALFORMED):
         return None
     if not known.seen_s:
@@ -179,7 +183,7 @@ def former_run_in_words(left: LearnedStateInfo, folder: str | Path, now_s: float
     what = f"what it learnt{age} ({left.seen_s / 3600:.1f} h of demand"
     what += f"; {left.learnt_from})" if left.learnt_from else ")"
     if not left.is_taken:
-        differs = _differing(left.learns_from, left.learnt_from)
+        differs = _differing(left.learning_identity, left.learnt_from)
         return f"the planner does not use {what}: this graph differs" + (f" in {differs}" if differs else "")
     reset_by = f"penstock planner memory reset --log-dir {folder}"
     return f"the planner continues with {what}; to start afresh, stop it and run `{reset_by}`"
@@ -266,6 +270,9 @@ def _parsed(text: str, origin: str) -> LearnedStateExport:
     except orjson.JSONDecodeError as exc:
         raise ConfigError(f"{origin}: not JSON ({exc}); export it again") from exc
     version = plain.get("version") if isinstance(plain, dict) else None
+    if version == RENAMED_VERSION:
+        version = VERSION
+        plain |= {"version": VERSION, "memory": learned_with_present_names(plain.get("memory"))}
     if version != VERSION:
         raise ConfigError(
             f"{origin}: version {str(version)[:40]}, this one reads {VERSION}; export it with `penstock planner memory export`"
@@ -334,7 +341,7 @@ def reset(folder: Path) -> None:
             "origin_s": history.origin_s,
             "start_s": history.schedule.start_s,
             "starts": history.starts,
-            "state": replace(history.state, memory={}),
+            "state": replace(history.state, learned={}),
         }
         ledger.append(forgetting, durable=True)
     except MALFORMED as exc:

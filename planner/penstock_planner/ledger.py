@@ -28,7 +28,8 @@ from penstock.core.errors import ConfigError, LedgerError, LedgerFileError, Pens
 from penstock.core.files import open_file
 from penstock.core.logs import get_logger
 from penstock_planner.core.following import LedgerFollower
-from penstock_planner.core.records import ANCHORS, MALFORMED, SCHEMA, Record
+from penstock_planner.core.older_names import with_present_names
+from penstock_planner.core.records import ANCHORS, MALFORMED, READABLE_SCHEMAS, Record
 from penstock_planner.decide.codec import from_plain
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision
@@ -154,7 +155,7 @@ def _origin_of(line: bytes) -> float | None:
 
 def _pull_of(line: bytes) -> Pull | None:
     try:
-        return from_plain(Pull, orjson.loads(line)["pull"], skips_unknown=True)
+        return from_plain(Pull, with_present_names(orjson.loads(line))["pull"], skips_unknown=True)
     except (*MALFORMED, PenstockError):
         return None
 
@@ -164,7 +165,7 @@ def _change_of(line: bytes) -> FormerChange | None:
     if not line.startswith(_DECISION):
         return None
     try:
-        record = orjson.loads(line)
+        record = with_present_names(orjson.loads(line))
         decision = from_plain(Decision, record["decision"], skips_unknown=True)
         wall_s = record.get("wall_s")
         change = FormerChange(decision, float(record["origin_s"]), None if wall_s is None else float(wall_s))
@@ -289,11 +290,13 @@ def _parse(line: bytes, path: Path, number: int) -> Record:
         raise LedgerFileError(
             f"{path}:{number}: not a ledger record; restore the line from a backup or delete it"
         )
-    if record["type"] == "header" and record.get("schema") != SCHEMA:
+    if record["type"] == "header" and record.get("schema") not in READABLE_SCHEMAS:
+        known = " and ".join(map(str, sorted(READABLE_SCHEMAS)))
         raise LedgerFileError(
-            f"{path}:{number}: schema {record.get('schema')!r}, this version reads {SCHEMA}; use the version that wrote it"
+            f"{path}:{number}: schema {record.get('schema')!r}, this version reads {known}; use the version that wrote it"
         )
-    return record
+    renamed: Record = with_present_names(record)
+    return renamed
 
 
 class Ledger:

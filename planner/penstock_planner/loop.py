@@ -300,7 +300,7 @@ class PlannerLoop:
             failed_sources=self._readings.gone if self._readings is not None else {},
             remembered=current.remembered,
             scheduled=tuple(each.in_words(wall_s) for each in in_force(config.schedule, wall_s)),
-            memory=current.decided.memory,
+            memory=current.decided.learned,
             grant=None if observed is None else observed.grant,
             guaranteed=None if observed is None else observed.guaranteed,
         )

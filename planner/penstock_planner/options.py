@@ -218,7 +218,7 @@ class PlannerOptions(BaseModel):
             external=tuple(each.role for each in services if each.is_external),
             startups_s={each.role: each.startup_seconds for each in services if each.startup_seconds},
             startup_timeout_s=max((each.startup_timeout_seconds for each in services), default=600.0),
-            learns_from=self._learns_from(graph, performance if is_sla else None, speed),
+            learning_identity=self._learns_from(graph, performance if is_sla else None, speed),
             speed=speed,
             decode_grace_intervals=rules.new_decode_worker_grace_intervals,
             queue_buffer_intervals=rules.new_prefill_worker_queue_buffer_intervals,

@@ -64,7 +64,7 @@ def _asked(view: PlannerView) -> str:
     if view.pull is None:
         return ""
     kv, queue = view.pull.kv, view.pull.queue
-    why = f"{kv.why}; {queue.why if queue is not None else ''}"
+    why = f"{kv.unknown_reasons}; {queue.why if queue is not None else ''}"
     found = [each.value for each in MetricsSource if f"{each.value}: " in why]
     asked = f" to {', '.join(found)}" if found else ""
     if NOT_ON_PAGE in why:

@@ -132,7 +132,11 @@ def _decided(decision: Decision) -> Any:
             decision,
             roles=tuple(
                 replace(
-                    role, sentence="", rule="", kept=None, steps=tuple(map(_without_explanation, role.steps))
+                    role,
+                    sentence="",
+                    rule="",
+                    retained_because=None,
+                    steps=tuple(map(_without_explanation, role.steps)),
                 )
                 for role in decision.roles
             ),
@@ -146,8 +150,8 @@ def _without_explanation(step: Step) -> Step:
 
 def _plain(state: PlannerState) -> Any:
     """Return a state as plain data in which the learned state has the keys of this version; missing keys have their defaults."""
-    known = {key: kind.read(state.memory) for key, kind in MEMORIES.items() if key in state.memory}
-    return to_plain(replace(state, memory={**state.memory, **known}))
+    known = {key: kind.read(state.learned) for key, kind in MEMORIES.items() if key in state.learned}
+    return to_plain(replace(state, learned={**state.learned, **known}))
 
 
 def what_if(

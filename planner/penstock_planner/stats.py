@@ -123,7 +123,8 @@ class PlannerStats:
         if self.forecast is not None:
             heapq.heappush(self._expected, (view.at_s + self.forecast.horizon_s, self.forecast.tokens_per_s))
         self.demand_needs = {
-            role.role.value: role.desired if role.kept is None else role.kept.needs for role in decision.roles
+            role.role.value: role.desired if role.retained_because is None else role.retained_because.needs
+            for role in decision.roles
         }
         self.shares = shares_of(decision)
         bid = bid_sizes(decision)

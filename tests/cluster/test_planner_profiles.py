@@ -93,7 +93,7 @@ async def test_a_new_graph_starts_from_what_another_planner_had_learnt(world):
         await keep(world, export.decode(), "learnt", "memory.json")
         await until(lambda: is_now(_is_planned(world), True), "it is planned")
     header = world.ledger().records[0]
-    assert header["state"]["memory"]["adaptive"]["roles"]["prefill"]["startups_s"] == [77.0]
+    assert header["state"]["learned"]["adaptive"]["roles"]["prefill"]["startups_s"] == [77.0]
 
 
 async def test_get_is_all_that_the_planner_needs_of_config_maps(crds, world):

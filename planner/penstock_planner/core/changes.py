@@ -77,4 +77,4 @@ def recorded_changes(decision: Mapping[str, Any]) -> tuple[ReplicaChange, ...]:
 
 def without_pending_scale_up(state: PlannerState, role: Role) -> PlannerState:
     """Return the state without the role's pending scale-up, because the backend refused it or it was dropped."""
-    return replace(state, roles={**state.roles, role: replace(state.of(role), asked=None)})
+    return replace(state, roles={**state.roles, role: replace(state.of(role), pending_replicas=None)})

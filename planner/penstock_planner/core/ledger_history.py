@@ -47,11 +47,11 @@ class LearnedStateInfo:
             unknown.
         seen_s: Simulated seconds of demand from which it was learned.
         is_taken: Whether this run continues with it, because the identity is that of the present run.
-        learns_from: Identity of the present run, in the form of ``learnt_from``; empty if unknown.
+        learning_identity: Identity of the present run, in the form of ``learnt_from``; empty if unknown.
     """
 
     until_wall_s: float | None
     learnt_from: str
     seen_s: float
     is_taken: bool
-    learns_from: str = ""
+    learning_identity: str = ""

@@ -154,9 +154,9 @@ class PlannerCore:
         """Resume from the ledger, and return the time of the first tick."""
         is_resumed = history is not None and self._resume(history, gone_s)
         said = [] if history is None else self._remember(history)
-        remembered = self.decided.memory
+        remembered = self.decided.learned
         sequence = max(self.decided.sequence, first_sequence)
-        self.decided = replace(self.decided, sequence=sequence, memory=remembered or self.settings.memory)
+        self.decided = replace(self.decided, sequence=sequence, learned=remembered or self.settings.memory)
         self._emit(BeginLedger(self._header(self._now_s, is_resumed=is_resumed)))
         self._effects += said
         self._emit(Log("planner started", {"resumed": is_resumed, "decisions": sequence}))
@@ -170,15 +170,15 @@ class PlannerCore:
 
     def _remember(self, history: LedgerHistory) -> list[Effect]:
         """Note the learned state of an earlier run, drop it if its identity differs, and return the messages to log."""
-        known = AdaptiveMemory.read(self.decided.memory)
+        known = AdaptiveMemory.read(self.decided.learned)
         if not known.seen_s:
             return []
-        this = self._config.learns_from
+        this = self._config.learning_identity
         is_taken = known.is_of(this)
         self.remembered = LearnedStateInfo(history.wall_s, known.learnt_from, known.seen_s, is_taken, this)
         if is_taken:
             return [Log("continuing with what was learnt", {"seen_s": round(known.seen_s)})]
-        self.decided = replace(self.decided, memory={})
+        self.decided = replace(self.decided, learned={})
         origins = {"learnt_from": known.learnt_from, "this": this}
         return [Log("what was learnt does not match this graph: not used", origins, is_warning=True)]
 
@@ -270,7 +270,7 @@ class PlannerCore:
     def _follow_starts(self, seen: TargetState) -> None:
         """Record the replicas that have become ready. Replicas that have disappeared remain, to be rolled back."""
         for role, pool in seen.pools.items():
-            asked = self.decided.of(role).asked
+            asked = self.decided.of(role).pending_replicas
             gone = max(0, asked - pool.replicas) if asked is not None else 0
             if asked is not None and not self._starts.get(role) and asked > pool.ready:
                 # The replica was requested on another timeline, so its deadline is counted from now.
@@ -346,7 +346,7 @@ class PlannerCore:
         return {
             role: seen.failures.get(role, "the backend removed it")
             for role, pool in seen.pools.items()
-            if pool.replicas < (self.decided.of(role).asked or 0)
+            if pool.replicas < (self.decided.of(role).pending_replicas or 0)
         }
 
     def _late(self, seen: TargetState) -> dict[Role, str]:
@@ -361,7 +361,7 @@ class PlannerCore:
         return {role: seen.failures.get(role, why) for role in seen.pools if self._is_unready(role, seen)}
 
     def _is_unready(self, role: Role, seen: TargetState) -> bool:
-        asked = self.decided.of(role).asked
+        asked = self.decided.of(role).pending_replicas
         return asked is not None and seen.pools[role].ready < asked
 
     def _own(self, found: Mapping[Role, str]) -> Mapping[Role, str]:

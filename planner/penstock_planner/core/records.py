@@ -23,8 +23,11 @@ from penstock_planner.decide.observation import Pull
 Record = dict[str, Any]
 """One record of the ledger: values by key."""
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 """Version of the records. It is raised if a reader of the old version would misunderstand a record."""
+
+READABLE_SCHEMAS: Final = frozenset({1, SCHEMA})
+"""Versions of the records that can be read. Schema 1 has other names for some fields, see `older_names`."""
 
 MALFORMED: Final = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """Exceptions that reading a record can raise if a value is missing or has another type."""

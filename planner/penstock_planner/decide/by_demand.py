@@ -67,11 +67,11 @@ def by_demand(window: Window, state: PlannerState, config: DecideConfig) -> Prop
         state: State left by the last decision.
         config: Targets, bounds, budget and, for mode sla, the profile.
     """
-    known = remembered(state.memory, config)
+    known = remembered(state.learned, config)
     profile = config.performance
     shared = replace(
         AdaptiveMemory.read(known),
-        learnt_from=config.learns_from,
+        learnt_from=config.learning_identity,
         stated_s=config.startups_s,
         startup_timeout_s=config.startup_timeout_s,
     )
@@ -99,13 +99,13 @@ def by_demand(window: Window, state: PlannerState, config: DecideConfig) -> Prop
         proposals=[
             replace(each, steps=(profiled, *needed.get(each.role, ()), *each.steps)) for each in proposals
         ],
-        memory={**made.memory, "sla": learnt},
+        learned={**made.learned, "sla": learnt},
     )
 
 
 def remembered(known: Memory, config: DecideConfig) -> Memory:
     """Return the learned state, or an empty one if it was learned from another model, engine, profile or time scale."""
-    return known if AdaptiveMemory.read(known).is_of(config.learns_from) else {}
+    return known if AdaptiveMemory.read(known).is_of(config.learning_identity) else {}
 
 
 def by_targets(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
@@ -419,9 +419,13 @@ def _unknown(role: Role, pull: Pull) -> str:
     if role is Role.PREFILL:
         return ""
     if pull.kv.unknown or not pull.kv.fresh:
-        return f"KV unknown ({pull.kv.why or 'no ready worker'})"
+        return f"KV unknown ({pull.kv.unknown_reasons or 'no ready worker'})"
     inside = pull.worker_waiting
-    return f"waiting requests unknown ({inside.why})" if inside is not None and inside.unknown else ""
+    return (
+        f"waiting requests unknown ({inside.unknown_reasons})"
+        if inside is not None and inside.unknown
+        else ""
+    )
 
 
 def _within_budget(
@@ -458,7 +462,7 @@ MEMORIES: Final[Mapping[str, type[AdaptiveMemory | SlaMemory]]] = {
     "adaptive": AdaptiveMemory,
     "sla": SlaMemory,
 }
-"""Classes of the learned state, by the key under which `PlannerState.memory` has them."""
+"""Classes of the learned state, by the key under which `PlannerState.learned` has them."""
 
 
 def for_other_graph(known: Memory) -> Memory:
@@ -475,6 +479,6 @@ def resumed(state: PlannerState, by_s: float, now_s: float) -> PlannerState:
             learned state of other policies is dropped, because it is unknown which of their values are times.
         now_s: Current time. No converted time is later than this.
     """
-    memory = state.memory
+    memory = state.learned
     moved = {key: kind.read(memory).resumed(by_s, now_s) for key, kind in MEMORIES.items() if key in memory}
-    return replace(state, memory=moved if by_s else {**memory, **moved})
+    return replace(state, learned=moved if by_s else {**memory, **moved})

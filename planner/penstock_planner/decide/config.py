@@ -98,7 +98,7 @@ class DecideConfig:
         time_zone: IANA name of the time zone for days and weeks of learned demand.
         external: Roles whose replicas another client sets. They count against the budget, and the planner never
             changes them.
-        learns_from: Identity of the model, engine, profile and time scale. Learned state with another identity is
+        learning_identity: Identity of the model, engine, profile and time scale. Learned state with another identity is
             discarded. Empty accepts any.
         startups_s: Start-up time of a role's replicas in seconds as stated in the manifest, > 0. A role is absent if
             nothing is stated.
@@ -142,7 +142,7 @@ class DecideConfig:
     schedule: tuple[ScheduledBounds, ...] = ()
     time_zone: str = "UTC"
     external: tuple[Role, ...] = ()
-    learns_from: str = ""
+    learning_identity: str = ""
     startups_s: Mapping[Role, float] = field(default_factory=dict)
     startup_timeout_s: float = 600.0
     switches_roles: bool = False

@@ -30,16 +30,16 @@ class RoleState:
     """State of one role that the planner carries from one decision to the next.
 
     Attributes:
-        seen: Number of ready replicas at the last decision; None before the first one.
+        last_ready: Number of ready replicas at the last decision; None before the first one.
         grace: Number of decisions during which decode (or aggregated) must not scale down yet, because a new worker's
             KV cache is still filling; >= 0.
-        asked: Total replicas that the pending scale-up requested. None if no scale-up is pending, that is, all
+        pending_replicas: Total replicas that the pending scale-up requested. None if no scale-up is pending, that is, all
             requested replicas are ready or the request was dropped.
-        withdrawals: Number of consecutive scale-ups that were rolled back because a replica never became ready.
-        failed: Total replicas that the last of those failed scale-ups requested. None if that many replicas have been
+        failed_scale_ups: Number of consecutive scale-ups that were rolled back because a replica never became ready.
+        failed_replicas: Total replicas that the last of those failed scale-ups requested. None if that many replicas have been
             ready since.
         backoff: Number of decisions during which the role must not scale up, after a scale-up was rolled back; >= 0.
-        owed: Whether GPUs that another role gives up are reserved for this role. It grows as soon as they are free.
+        reserved: Whether GPUs that another role gives up are reserved for this role. It grows as soon as they are free.
         writer: Name of the other client that set the role's replica count last. Empty if there was none, or if its
             last write was long ago.
         foreign_writes: Number of consecutive writes of the role's replica count by other clients; 0 if there was none
@@ -47,13 +47,13 @@ class RoleState:
         since_write: Number of decisions since the last of those writes.
     """
 
-    seen: int | None = None
+    last_ready: int | None = None
     grace: int = 0
-    asked: int | None = None
-    withdrawals: int = 0
-    failed: int | None = None
+    pending_replicas: int | None = None
+    failed_scale_ups: int = 0
+    failed_replicas: int | None = None
     backoff: int = 0
-    owed: bool = False
+    reserved: bool = False
     writer: str = ""
     foreign_writes: int = 0
     since_write: int = 0
@@ -66,13 +66,13 @@ class PlannerState:
     Attributes:
         sequence: Number of decisions and roll-backs so far. The id of the next decision is made from it.
         roles: State of each role; a role without an entry has the default `RoleState`.
-        memory: Learned state of the policy; each policy reads and writes its own keys.
+        learned: Learned state of the policy; each policy reads and writes its own keys.
         interval_s: Simulated seconds until the next decision. None means the interval of the mode.
     """
 
     sequence: int = 0
     roles: Mapping[Role, RoleState] = field(default_factory=dict)
-    memory: Memory = field(default_factory=dict)
+    learned: Memory = field(default_factory=dict)
     interval_s: float | None = None
 
     def of(self, role: Role) -> RoleState:
@@ -216,7 +216,7 @@ class RoleDecision:
         sentence: The decision in words: "decode 2 -> 3: KV 0.93 > 0.90".
         steps: Rules that were applied, in order.
         rule: Name of the rule that decided. Empty if no rule requested a change or held one back.
-        kept: Explanation of the replicas beyond those that demand needs. None if ``rule`` keeps no more than demand
+        retained_because: Explanation of the replicas beyond those that demand needs. None if ``rule`` keeps no more than demand
             needs.
     """
 
@@ -228,7 +228,7 @@ class RoleDecision:
     sentence: str
     steps: tuple[Step, ...]
     rule: str = ""
-    kept: Retention | None = None
+    retained_because: Retention | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,9 +358,9 @@ class Proposal:
         proposals: One proposal per role of the newest scrape.
         roles: State of each role updated with the replica counts of this interval; the decision itself is not counted
             in yet.
-        memory: Learned state of the policy after this interval.
+        learned: Learned state of the policy after this interval.
     """
 
     proposals: Sequence[RoleProposal]
     roles: Mapping[Role, RoleState]
-    memory: Memory = field(default_factory=dict)
+    learned: Memory = field(default_factory=dict)

@@ -111,7 +111,7 @@ def kv_signal(pulls: Sequence[Pull]) -> Signal:
             source = kv.source
         if kv.unknown or not kv.fresh:
             unknown += 1
-            why = kv.why or "no ready worker"
+            why = kv.unknown_reasons or "no ready worker"
     mean, low = (sum(means) / len(means), low_sum / len(pulls)) if means else (None, None)
     return Signal(mean, low, len(pulls), unknown, source, why)
 
@@ -347,7 +347,7 @@ def _carry_on(proposal: RoleProposal, window: Window, config: DecideConfig) -> R
     """
     if not _sees_frontend(window):
         step = Step(
-            "door",
+            "frontend_queue_unknown",
             {"pulls": len(window.pulls)},
             None,
             "hold: idle workers may be disconnected from the routers",

@@ -65,7 +65,7 @@ class Demand:
             far as the router knows. Equals ``prompt_tokens`` if it knows of no cache.
         refused: Number of requests rejected at the frontend (429 or 503: queue full, workers busy).
         timed_out: Number of requests that left the queue because they waited longer than its time limit.
-        turned_away: ``refused`` plus ``timed_out``, by the role that had no worker for them. Empty if the role is
+        unserved: ``refused`` plus ``timed_out``, by the role that had no worker for them. Empty if the role is
             unknown.
         completed: Number of requests whose response was completed.
         output_tokens: Number of tokens of those responses.
@@ -95,7 +95,7 @@ class Demand:
     uncached_tokens: float = 0.0
     refused: float = 0.0
     timed_out: float = 0.0
-    turned_away: Mapping[Role, float] = field(default_factory=dict)
+    unserved: Mapping[Role, float] = field(default_factory=dict)
     completed: float = 0.0
     output_tokens: float = 0.0
     prefilled_tokens: float = 0.0
@@ -124,7 +124,7 @@ class WorkerSummary:
         unknown: Number of ready workers without one.
         age_s: Age of the oldest fresh value, in simulated seconds; None if there is none.
         source: Names of the sources of the fresh values, joined by "+".
-        why: Reasons of the unknown values, for the first few workers (`SHOWN_REASONS`).
+        unknown_reasons: Reasons of the unknown values, for the first few workers (`SHOWN_REASONS`).
     """
 
     total: float
@@ -132,7 +132,7 @@ class WorkerSummary:
     unknown: int
     age_s: float | None
     source: str
-    why: str = ""
+    unknown_reasons: str = ""
 
     @property
     def mean(self) -> float | None:
@@ -210,8 +210,8 @@ def unserved(pulls: Sequence[Pull], role: Role) -> float:
     total = 0.0
     for pull in pulls:
         demand = pull.demand
-        if demand is not None and demand.turned_away:
-            total += demand.turned_away.get(role, 0.0)
+        if demand is not None and demand.unserved:
+            total += demand.unserved.get(role, 0.0)
         elif demand is not None and role is entry_role(pull.pools):
             total += demand.refused + demand.timed_out
     return total

@@ -131,13 +131,13 @@ def _next_state(proposals: Proposals, proposed: Proposal, facts: Facts, state: P
         seen, role = facts.roles[each.role], each.role
         # Back-off and grace are counted in full intervals, so an early decision does not count.
         older = backoff.after_decision(seen, config) if state.interval_s is None else seen
-        roles[role] = replace(older, owed=role in proposals.reserved)
+        roles[role] = replace(older, reserved=role in proposals.reserved)
         if each.action is not Action.HOLD and not config.no_operation:
             # After a scale-down, replicas that are still starting and remain are awaited too.
             desired = each.pool.replicas + each.change
             is_awaited = each.action is Action.UP or desired > facts.pools[role].ready
-            roles[role] = replace(roles[role], asked=desired if is_awaited else None)
-    return PlannerState(state.sequence + 1, roles, proposed.memory, proposals.next_decision_s)
+            roles[role] = replace(roles[role], pending_replicas=desired if is_awaited else None)
+    return PlannerState(state.sequence + 1, roles, proposed.learned, proposals.next_decision_s)
 
 
 def roll_back(
@@ -158,7 +158,7 @@ def roll_back(
     Raises:
         ValueError: The role has no pending scale-up.
     """
-    asked = state.of(role).asked
+    asked = state.of(role).pending_replicas
     if asked is None:
         raise ValueError(f"no scale-up of {role.value} is outstanding")
     sequence = state.sequence + 1
@@ -169,8 +169,13 @@ def roll_back(
     is_at_floor = asked <= floor
     if not (is_at_floor or config.policy.waits_for_adjustments) and asked - 1 > pool.ready:
         # Replicas that were requested later are still starting; each of them can be rolled back as well.
-        after = replace(after, asked=asked - 1)
-    inputs = {"asked": asked, "ready": pool.ready, "starting": pool.starting, "failures": after.withdrawals}
+        after = replace(after, pending_replicas=asked - 1)
+    inputs = {
+        "asked": asked,
+        "ready": pool.ready,
+        "starting": pool.starting,
+        "failures": after.failed_scale_ups,
+    }
     step = Step("withdraw", inputs, floor, f"no scale-up for {after.backoff} intervals")
     desired, action, words = asked - 1, Action.DOWN, f"{asked} -> {asked - 1}: withdrawn"
     if is_at_floor:

@@ -42,7 +42,7 @@ class Facts:
     @property
     def reserved_roles(self) -> frozenset[Role]:
         """Return the roles for which an earlier decision reserved GPUs (see `bounds.rebalance`)."""
-        return frozenset(role for role in self.pools if self.roles[role].owed)
+        return frozenset(role for role in self.pools if self.roles[role].reserved)
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,7 +213,7 @@ class DemandMeter:
         pending = [each for frontend in newest.values() for each in frontend.pending.items()]
         return Demand(
             period_s=period_s,
-            turned_away=dict(turned_away),
+            unserved=dict(turned_away),
             uncached_tokens=uncached + unrouted * (uncached / routed if routed else 1.0),
             waiting=now["waiting"],
             waiting_tokens=now["waiting_tokens"],

@@ -129,7 +129,7 @@ def _former_run(state: StateFile, file: Path, options: UpOptions) -> Iterator[st
     planner = join(given=dict(options.planner), graph=graph)
     profile = planning_profile(graph.spec, planner.profile) if planner.mode == PlannerMode.SLA else None
     config = planner.decide_config(graph, profile, speed=options.speed)
-    left = former_run(Path(folder), config.learns_from)
+    left = former_run(Path(folder), config.learning_identity)
     if left is not None and planner.mode in LEARNING:
         yield former_run_in_words(left, folder, time.time())
 

@@ -172,7 +172,7 @@ class FrontendCounters:
         weights, gaps = self._weights, self._gaps
         demand = Demand(
             period_s=period_s,
-            turned_away={role: n - self._turned_away.get(role, 0) for role, n in turned_away.items()},
+            unserved={role: n - self._turned_away.get(role, 0) for role, n in turned_away.items()},
             itl_sum_s=gaps.sum_s - self._gap_sum_s,
             itl_count=gaps.total - self._gap_count,
             itl_late=gaps.late - self._gap_late,

@@ -145,7 +145,7 @@ class VirtualPlanner:
 
     def learnt(self, now_s: float) -> Memory:
         """Return the learned state at ``now_s`` from which another graph's planner can start."""
-        return for_other_graph(resumed(self._core.decided, -now_s, 0.0).memory)
+        return for_other_graph(resumed(self._core.decided, -now_s, 0.0).learned)
 
     def tick(self, now_s: float, seen: SimulatedObservation, scale: ScalePool) -> None:
         """Run one tick of the planner: observe, decide and scale.

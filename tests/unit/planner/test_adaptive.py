@@ -57,7 +57,7 @@ _after = partial(decided_after, pull=_pull, config=CONFIG)
 
 _STARTUP_SEEN = RoleMemory(startups_s=(30.0,))
 LATER = PlannerState(
-    memory={
+    learned={
         "adaptive": AdaptiveMemory(
             roles={Role.PREFILL: _STARTUP_SEEN, Role.DECODE: _STARTUP_SEEN},
             hindsight={
@@ -137,9 +137,9 @@ def test_growing_by_demand_says_the_share_that_it_compares_with():
 def _slow_to_start(**roles):
     """Return the state of a planner that has learnt starts of 380 s, and has seen nothing arrive for ten minutes."""
     _, state = _after(600, rate=0.0, **roles)
-    memory = AdaptiveMemory.read(state.memory)
+    memory = AdaptiveMemory.read(state.learned)
     learnt = {role: replace(each, startups_s=(380.0,)) for role, each in memory.roles.items()}
-    return replace(state, memory={"adaptive": replace(memory, roles=learnt)})
+    return replace(state, learned={"adaptive": replace(memory, roles=learnt)})
 
 
 def test_a_clients_first_minutes_are_no_slope_for_a_slow_start():
@@ -240,12 +240,12 @@ def test_a_start_that_stays_after_a_smaller_one_was_asked_for_can_still_be_rolle
     """Of two that hang one is withdrawn: the other is still awaited; where none starts nothing is."""
     config = replace(CONFIG, max_gpu_budget=3)
     for starting, asked in ((2, 2), (0, None)):
-        before = PlannerState(0, {Role.PREFILL: RoleState(seen=1, asked=3)})
+        before = PlannerState(0, {Role.PREFILL: RoleState(last_ready=1, pending_replicas=3)})
         prefill = 3 - starting
         window = Window(0.0, 5.0, (_pull(5.0, prefill=prefill, starting=starting),))
         decision, after = decide(window, before, config)
         assert decision.changes[0].reason is Reason.ABOVE_BUDGET
-        assert after.of(Role.PREFILL).asked == asked
+        assert after.of(Role.PREFILL).pending_replicas == asked
 
 
 def test_a_lowered_budget_is_kept_by_draining_and_says_so():
@@ -268,7 +268,7 @@ def test_it_decides_every_two_seconds_and_backs_off_as_long_as_other_modes():
     assert DecideConfig(mode=Mode.ADAPTIVE).interval_s == 2.0
     assert DecideConfig(mode=Mode.ADAPTIVE, adjustment_interval_s=1.0).interval_s == 1.0
     assert DecideConfig(mode=Mode.LOAD).interval_s == 30.0
-    state = PlannerState(0, {Role.PREFILL: RoleState(seen=1, asked=2)})
+    state = PlannerState(0, {Role.PREFILL: RoleState(last_ready=1, pending_replicas=2)})
     config = DecideConfig(mode=Mode.ADAPTIVE)
     _, after = roll_back(Role.PREFILL, "no GPU", pull=_pull(1.0, starting=1), state=state, config=config)
     assert after.of(Role.PREFILL).backoff == 30
@@ -293,7 +293,7 @@ def test_growing_brings_the_next_decision_forward_and_says_so(load, changes, aga
 
 def test_an_early_decision_shortens_no_back_off():
     """Back-off counts whole intervals: the decision a second after a growing one takes nothing from it."""
-    role = RoleState(seen=2, withdrawals=1, backoff=20)
+    role = RoleState(last_ready=2, failed_scale_ups=1, backoff=20)
     window = Window(0.0, 1.0, (_pull(1.0),))
     for interval_s, left in ((None, 19), (1.0, 20)):
         state = PlannerState(0, {Role.DECODE: role}, interval_s=interval_s)
@@ -365,7 +365,7 @@ def test_a_start_that_takes_longer_than_ever_raises_the_expectation():
 
 def test_a_replica_taken_back_was_the_newest_start():
     """Two start, one is withdrawn: the older one continues being awaited."""
-    assert _counted((0, 1, 0), (10, 1, 1), (20, 1, 2), (30, 1, 1)).begun_s == (10.0,)
+    assert _counted((0, 1, 0), (10, 1, 1), (20, 1, 2), (30, 1, 1)).start_times_s == (10.0,)
 
 
 def test_a_steady_slope_is_followed_without_lag():
@@ -472,10 +472,13 @@ def test_a_recorded_history_replays_bit_for_bit(steps, config):
 def test_memory_of_another_version_is_read_as_far_as_it_is_known():
     """A key that this version does not know is dropped, one that is missing is blank; the rest stays."""
     _, state = _after(30, rate=18_000.0)
-    plain = orjson.loads(orjson.dumps(to_plain(state)))["memory"]
+    plain = orjson.loads(orjson.dumps(to_plain(state)))["learned"]
     plain["adaptive"]["kv"]["load_s"] = plain["adaptive"]["kv"].pop("light_s")
     after = AdaptiveMemory.read(plain)
-    assert (after.kv.light_s, after.kv.done_tokens) == (0.0, AdaptiveMemory.read(state.memory).kv.done_tokens)
+    assert (after.kv.light_s, after.kv.done_tokens) == (
+        0.0,
+        AdaptiveMemory.read(state.learned).kv.done_tokens,
+    )
 
 
 def test_a_start_up_that_the_manifest_states_counts_until_one_is_seen():
@@ -496,7 +499,7 @@ def _starting(age_s, *, stated_s=None, seen_s=None):
     """Return the memory at second 1,000 of a graph whose one prefill replica has been starting for that long."""
     seen = () if seen_s is None else (seen_s,)
     roles = {
-        Role.PREFILL: RoleMemory(1, begun_s=(1000.0 - age_s,), grown_s=1000.0 - age_s),
+        Role.PREFILL: RoleMemory(1, start_times_s=(1000.0 - age_s,), grown_s=1000.0 - age_s),
         Role.DECODE: RoleMemory(1, startups_s=seen),
     }
     return AdaptiveMemory(roles=roles, stated_s={} if stated_s is None else {Role.PREFILL: stated_s})
@@ -534,7 +537,7 @@ def test_a_role_does_not_shrink_while_its_first_replica_is_still_starting():
 def test_starts_under_way_never_shorten_the_start_up(ages_s, stated_s, seen_s, older_s):
     """Never below what is known, equal to it without a start or once one was seen, and no shorter as starts grow older."""
     stated = {} if stated_s is None else {Role.PREFILL: stated_s}
-    prefill = RoleMemory(begun_s=tuple(1000.0 - each for each in ages_s))
+    prefill = RoleMemory(start_times_s=tuple(1000.0 - each for each in ages_s))
     decode = RoleMemory(startups_s=() if seen_s is None else (seen_s,))
     memory = AdaptiveMemory(roles={Role.PREFILL: prefill, Role.DECODE: decode}, stated_s=stated)
 

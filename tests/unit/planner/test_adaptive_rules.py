@@ -128,7 +128,7 @@ def test_a_rule_names_the_unit_of_each_number(finding, words):
     assert finding().detail == words
 
 
-LATE = Trial(first=100.0, late=30.0, seen_s=100.0, lately=100.0, replicas=2, late_ago_s=5.0)
+LATE = Trial(requests=100.0, late=30.0, seen_s=100.0, lately=100.0, replicas=2, late_ago_s=5.0)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ LATE = Trial(first=100.0, late=30.0, seen_s=100.0, lately=100.0, replicas=2, lat
         (
             partial(_lack, _case(2, hindsight=Hindsight()), "hindsight"),
             "hindsight",
-            {"workers": 2, "floor": 0, "growth": "prompt"},
+            {"workers": 2, "floor": 0, "growth": "immediate"},
             0,
             "pass",
         ),
@@ -255,7 +255,7 @@ def test_a_ledger_has_each_rules_name_numbers_threshold_and_outcome(
 @pytest.mark.parametrize(("helped", "word"), [(None, "unknown"), (True, "yes"), (False, "no")])
 def test_a_trial_says_whether_it_helped(helped, word):
     """In words of the record, and in the outcome where it was in vain."""
-    step = _lack(_case(2, trial=replace(LATE, helped=helped, tried=2), price_gpu_s=100.0), "served").step
+    step = _lack(_case(2, trial=replace(LATE, outcome=helped, tried=2), price_gpu_s=100.0), "served").step
     assert step.inputs["helped"] == word
     assert ("did not help" in step.outcome) is (helped is False)
 

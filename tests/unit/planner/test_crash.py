@@ -236,7 +236,7 @@ async def test_a_recorded_decision_of_another_clock_is_not_carried_out(world, ki
     await world.run_until(45)
     assert world.backend.calls == []
     header = [r for r in read_ledger(world.folder).records if r["type"] == "header"][-1]
-    assert (header["resumed"], header["state"]["roles"]["decode"]["asked"]) == (False, None)
+    assert (header["resumed"], header["state"]["roles"]["decode"]["pending_replicas"]) == (False, None)
 
 
 async def test_a_recorded_scale_up_by_several_needs_room_for_all_of_them(world, kill_type):

@@ -26,12 +26,12 @@ values = st.one_of(
 )
 role_states = st.builds(
     RoleState,
-    seen=st.one_of(st.none(), counts),
+    last_ready=st.one_of(st.none(), counts),
     grace=st.integers(0, 3),
-    asked=st.one_of(st.none(), st.integers(1, 8)),
-    withdrawals=st.integers(0, 3),
+    pending_replicas=st.one_of(st.none(), st.integers(1, 8)),
+    failed_scale_ups=st.integers(0, 3),
     backoff=st.integers(0, 4),
-    owed=st.booleans(),
+    reserved=st.booleans(),
 )
 states = st.builds(
     PlannerState,

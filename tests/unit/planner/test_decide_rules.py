@@ -28,7 +28,7 @@ def _outcome(decision, role):
 
 def _run(window, *, state=None, config=CONFIG):
     """Decide; without a state, for a planner that has seen its workers before and remembers nothing else."""
-    seen = {role: RoleState(seen=99) for role in (Role.DECODE, Role.AGGREGATED)}
+    seen = {role: RoleState(last_ready=99) for role in (Role.DECODE, Role.AGGREGATED)}
     return decide(window, state or PlannerState(roles=seen), config)
 
 
@@ -82,7 +82,7 @@ UP, HOLD, DOWN = Action.UP, Action.HOLD, Action.DOWN
 D, P = Role.DECODE, Role.PREFILL
 OVER, UNDER = (UP, Reason.ABOVE_THRESHOLD), (DOWN, Reason.BELOW_THRESHOLD)
 UNKNOWN, FULL, AT_FLOOR = (HOLD, Reason.METRIC_UNKNOWN), (HOLD, Reason.GPU_BUDGET), (HOLD, Reason.AT_FLOOR)
-RETRIED = RoleState(seen=0, withdrawals=4, backoff=16)
+RETRIED = RoleState(last_ready=0, failed_scale_ups=4, backoff=16)
 
 
 def _floor(replicas, gpus):
@@ -104,15 +104,15 @@ INTERVALS = {
     "a restarting worker's share is on the others": (
         {"kv": [0.2], "decode": _pool(1, starting=1)}, {}, {}, {D: (HOLD, Reason.REPLICA_NOT_READY)}
     ),
-    "grace withholds no worker": ({"kv": [0.95] * 2}, {}, {D: RoleState(seen=1)}, {D: OVER}),
+    "grace withholds no worker": ({"kv": [0.95] * 2}, {}, {D: RoleState(last_ready=1)}, {D: OVER}),
     "an empty cache has its grace, whoever added the worker": (
-        {"kv": [0.1] * 3}, {}, {D: RoleState(seen=2)}, {D: (HOLD, Reason.DECODE_GRACE_PERIOD)}
+        {"kv": [0.1] * 3}, {}, {D: RoleState(last_ready=2)}, {D: (HOLD, Reason.DECODE_GRACE_PERIOD)}
     ),
     "aggregated workers go by KV and decode's GPUs": (
         {"kv": [0.95], "aggregated": _pool(1)}, {"decode_gpus": 4, "max_gpu_budget": 8}, {},
         {Role.AGGREGATED: OVER},
     ),
-    "prefill has no grace": ({"queue": 0.0, "prefill": _pool(2)}, {}, {P: RoleState(seen=1)}, {P: UNDER}),
+    "prefill has no grace": ({"queue": 0.0, "prefill": _pool(2)}, {}, {P: RoleState(last_ready=1)}, {P: UNDER}),
     **{
         f"one worker would be at {load}": (
             {"kv": [load / 2] * 2}, {}, {}, {D: (HOLD, Reason.ONE_FEWER_TOO_FEW)}
@@ -256,7 +256,7 @@ def test_a_queue_that_falls_because_requests_are_refused_is_not_draining(make):
 )
 def test_what_is_rejected_is_demand_for_the_role_that_had_no_room(make, refused, by_role, changes):
     """Of 80 requests a second, nothing waits, KV within its thresholds: grow, where queue and KV ask for less."""
-    demand = Demand(1.0, arrivals=80.0, refused=refused, turned_away=dict.fromkeys(by_role, refused))
+    demand = Demand(1.0, arrivals=80.0, refused=refused, unserved=dict.fromkeys(by_role, refused))
     pulls = [
         replace(make.pull(float(at), queue=0.0, kv=[0.7], prefill=PoolCounts(2, gpus=1)), demand=demand)
         for at in range(1, 31)
@@ -324,28 +324,32 @@ def test_the_ceiling_counts_every_existing_worker(make, budget, draining, action
 @pytest.mark.parametrize(("before", "backoff"), [(0, 2), (1, 4), (2, 8), (3, 16), (9, 16)])
 def test_a_withdrawn_scale_up_is_not_repeated_for_a_doubling_time(make, before, backoff):
     """2, 4, 8, then 16 intervals."""
-    state = PlannerState(7, {Role.DECODE: RoleState(seen=2, asked=3, withdrawals=before)})
+    state = PlannerState(
+        7, {Role.DECODE: RoleState(last_ready=2, pending_replicas=3, failed_scale_ups=before)}
+    )
     pull = make.pull(kv=[0.9, 0.9], decode=_pool(2, starting=1))
     decision, after = roll_back(Role.DECODE, "no CUDA device", pull=pull, state=state, config=CONFIG)
     assert decision.id == "d000008"
     assert [r.sentence for r in decision.roles] == [
         "decode 3 -> 2: withdrawn, never became ready: no CUDA device"
     ]
-    assert after.of(Role.DECODE) == RoleState(seen=2, withdrawals=before + 1, failed=3, backoff=backoff)
+    assert after.of(Role.DECODE) == RoleState(
+        last_ready=2, failed_scale_ups=before + 1, failed_replicas=3, backoff=backoff
+    )
     held, _ = _run(make.steady(kv=[0.95, 0.95]), state=after)
     assert _outcome(held, Role.DECODE)[1] is Reason.WITHDRAWAL_BACKOFF
 
 
 def test_backoff_ends_and_success_forgets_it(make):
     """After the backoff it tries again; once the replica is ready the count starts again."""
-    state = PlannerState(0, {Role.DECODE: RoleState(seen=1, withdrawals=1, backoff=1)})
+    state = PlannerState(0, {Role.DECODE: RoleState(last_ready=1, failed_scale_ups=1, backoff=1)})
     held, state = _run(make.steady(kv=[0.95]), state=state)
     retried, state = _run(make.steady(kv=[0.95]), state=state)
     assert _outcome(held, Role.DECODE)[0] is Action.HOLD
     assert _outcome(retried, Role.DECODE)[0] is Action.UP
-    assert state.of(Role.DECODE).withdrawals == 1
+    assert state.of(Role.DECODE).failed_scale_ups == 1
     _, state = _run(make.steady(kv=[0.7, 0.7]), state=state)
-    assert (state.of(Role.DECODE).withdrawals, state.of(Role.DECODE).asked) == (0, None)
+    assert (state.of(Role.DECODE).failed_scale_ups, state.of(Role.DECODE).pending_replicas) == (0, None)
 
 
 def test_withdrawing_what_was_never_asked_is_a_mistake(make):
@@ -407,7 +411,7 @@ def test_a_larger_step_is_cut_to_step_budget_and_floor(  # noqa: PLR0917 - one t
     decision, state = decide(window, PlannerState(), replace(CONFIG, **bounds))
     assert _outcome(decision, Role.DECODE)[2] == expected
     assert decision.gpus_after == decision.gpus + max(0, expected)
-    assert state.of(Role.DECODE).asked == (5 + expected if expected > 0 else None)
+    assert state.of(Role.DECODE).pending_replicas == (5 + expected if expected > 0 else None)
 
 
 def _asking(window, asks):

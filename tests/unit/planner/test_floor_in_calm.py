@@ -32,7 +32,7 @@ def _overloaded():
     _, state = decided_after(600, config=FULL, **STEADY)
     found, state = decided_after(600, state, start_s=600, config=FULL, **OVERLOAD)
     assert found[P].reason is Reason.GPU_BUDGET
-    assert AdaptiveMemory.read(state.memory).hindsight[P].floor == 3
+    assert AdaptiveMemory.read(state.learned).hindsight[P].floor == 3
     return state
 
 

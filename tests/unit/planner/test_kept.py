@@ -36,9 +36,9 @@ def _known(*, floor=1, idle_s=1200.0, since_s=9000.0, **changes):
 
 
 HELPED = Trial(
-    tried=7, helped=True, helped_per_s=20.0, first=6000.0, seen_s=300.0, age_s=1200.0, lately=6000.0
+    tried=7, outcome=True, helped_per_s=20.0, requests=6000.0, seen_s=300.0, age_s=1200.0, lately=6000.0
 )
-JUDGED = replace(HELPED, helped=None)
+JUDGED = replace(HELPED, outcome=None)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_the_rule_that_keeps_replicas_is_named_with_its_times(case, clock, expec
 
 def test_nothing_is_named_where_no_such_rule_keeps_a_replica():
     """The trial was of more replicas than the load needs now, and the seventh has been idle for long."""
-    less = replace(HELPED, first=300.0)
+    less = replace(HELPED, requests=300.0)
     assert less.floor < 7
     assert kept_by(_case(trial=less, hindsight=_known()), CLOCK) is None
 

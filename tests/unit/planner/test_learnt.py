@@ -74,7 +74,7 @@ def _options(file, **given):
 
 
 def _memory(record):
-    return AdaptiveMemory.read(record["state"]["memory"])
+    return AdaptiveMemory.read(record["state"]["learned"])
 
 
 def test_show_tells_what_was_learnt_by_role(busy):
@@ -88,7 +88,7 @@ def test_show_tells_what_was_learnt_by_role(busy):
     assert lines["decode"].startswith("start-up time 11 s; floor")
     assert lines["decode"].split("11 s; ")[1] in in_words(newest)
     plain = orjson.loads(_invoke("show", "--log-dir", busy.folder, "--json").stdout)
-    assert (plain["version"], plain["model"], plain["gpus"]) == (3, "llama", {"prefill": 1, "decode": 1})
+    assert (plain["version"], plain["model"], plain["gpus"]) == (4, "llama", {"prefill": 1, "decode": 1})
     assert -2 <= plain["memory"]["adaptive"]["pulled_s"] <= 0
 
 
@@ -122,7 +122,8 @@ async def test_mode_sla_carries_its_corrections_too(world, new_world, tmp_path):
     memory = start_from(_options(_exported(world, tmp_path), mode="sla"), None)
     await other.run_until(10, other.planner(memory=memory))
     learnt, begun = (
-        each["state"]["memory"]["sla"] for each in (world.records("decision")[-1], other.records("header")[0])
+        each["state"]["learned"]["sla"]
+        for each in (world.records("decision")[-1], other.records("header")[0])
     )
     assert (begun["prefill"], begun["variability"]) == (learnt["prefill"], learnt["variability"])
     assert begun["steady"]["seen_s"] == 0
@@ -182,7 +183,7 @@ HINDSIGHT = ("memory", "adaptive", "hindsight", "prefill")
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("version",), 1, "version 1, this one reads 3"),
+        (("version",), 1, "version 1, this one reads 4"),
         (("model",), "other", "learnt from model other, this planner's is llama"),
         (("memory", "adaptive"), {"work": 3}, "work"),
         (("memory",), {}, "adaptive: Field required"),
@@ -297,7 +298,7 @@ async def test_a_config_map_that_cannot_be_used_keeps_a_new_graph_waiting(data, 
 
 
 def _as(world, learns_from):
-    world.config = replace(world.config, learns_from=learns_from)
+    world.config = replace(world.config, learning_identity=learns_from)
     return world
 
 
@@ -324,7 +325,7 @@ async def test_what_was_learnt_at_another_speed_is_not_taken(new_world):
     await _as(world, "model llama, speed 20").run_until(150)
     header = world.records("header")[-1]
     assert not header["remembered"]["is_taken"]
-    assert header["state"]["memory"] == {}
+    assert header["state"]["learned"] == {}
     assert _memory(world.records("decision")[-1]).seen_s < 40
     words = former_run_in_words(LearnedStateInfo(**header["remembered"]), world.folder, 0.0)
     assert "does not use what it learnt" in words
@@ -346,7 +347,9 @@ async def test_what_was_learnt_at_another_speed_is_not_taken(new_world):
 )
 def test_what_differs_is_named_with_both_values(now, words):
     """Speed, engine, model and profile, and no part that is the same."""
-    left = LearnedStateInfo(None, "model b, runtime vllm, speed 1", 60.0, is_taken=False, learns_from=now)
+    left = LearnedStateInfo(
+        None, "model b, runtime vllm, speed 1", 60.0, is_taken=False, learning_identity=now
+    )
     assert former_run_in_words(left, "/log", 0.0).endswith(f": this graph differs in {words}")
 
 

@@ -74,7 +74,7 @@ def _demand(now_s):
         period_s=1.0,
         arrivals=4,
         refused=1,
-        turned_away={Role.DECODE: 1},
+        unserved={Role.DECODE: 1},
         completed=3,
         uncached_tokens=4000,
         prefilled_tokens=3000,

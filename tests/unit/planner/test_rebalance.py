@@ -18,8 +18,8 @@ from penstock_planner.replay import replay
 
 D, P = Role.DECODE, Role.PREFILL
 FULL = DecideConfig(max_gpu_budget=4)
-OWED = PlannerState(4, {D: RoleState(seen=2, owed=True)})
-CLAIM = PlannerState(4, {P: RoleState(seen=2, owed=True)})
+OWED = PlannerState(4, {D: RoleState(last_ready=2, reserved=True)})
+CLAIM = PlannerState(4, {P: RoleState(last_ready=2, reserved=True)})
 
 
 def _pool(ready, **other):
@@ -49,7 +49,7 @@ def test_the_idle_role_gives_up_a_worker_and_the_pressed_one_is_remembered(make)
     assert _role(decision, D).sentence == (
         "decode 2: KV 0.95 > 0.90, but 4 + 1 GPUs exceed the budget of 4; prefill releases one replica for it"
     )
-    assert (state.of(D).owed, state.of(P).owed) == (True, False)
+    assert (state.of(D).reserved, state.of(P).reserved) == (True, False)
 
 
 def test_the_claim_waits_until_the_worker_has_drained(make):
@@ -58,7 +58,7 @@ def test_the_claim_waits_until_the_worker_has_drained(make):
     decision, state = decide(window, OWED, FULL)
     assert _role(decision, D).action is Action.HOLD
     assert _steps(decision, D) == [("rebalance", "waits: the replica released for it is still draining")]
-    assert state.of(D).owed
+    assert state.of(D).reserved
 
 
 def test_the_pressed_role_grows_once_the_gpus_are_free(make):
@@ -68,7 +68,7 @@ def test_the_pressed_role_grows_once_the_gpus_are_free(make):
     assert _role(decision, D).action is Action.UP
     assert decision.gpus_after == 4
     assert _steps(decision, D) == [("rebalance", "freed: it grows")]
-    assert not state.of(D).owed
+    assert not state.of(D).reserved
 
 
 def test_gpus_given_up_for_prefill_go_to_prefill_though_decode_asks_too(make):
@@ -85,7 +85,7 @@ def test_a_claim_whose_pressure_is_gone_is_abandoned_with_a_reason(make):
     decision, state = decide(make.steady(kv=[0.7, 0.7], prefill=_pool(1)), OWED, FULL)
     assert _role(decision, D).reason is Reason.WITHIN_THRESHOLDS
     assert _role(decision, D).sentence.endswith("; rebalance abandoned: it no longer asks for more")
-    assert not state.of(D).owed
+    assert not state.of(D).reserved
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_claim_that_nothing_can_fulfil_any_more_is_abandoned(make, config, rea
     decision, state = decide(window, OWED, config)
     assert _role(decision, D).reason is reason
     assert _steps(decision, D) == [("rebalance", "abandoned: no GPUs were freed for it")]
-    assert not state.of(D).owed
+    assert not state.of(D).reserved
 
 
 def test_an_engine_of_several_gpus_is_paid_for_by_several_workers(make):
@@ -113,7 +113,7 @@ def test_an_engine_of_several_gpus_is_paid_for_by_several_workers(make):
     for ready in (4, 3, 2):
         window = make.steady(kv=[0.95], queue=0.0, prefill=_pool(ready), decode=decode)
         decision, state = decide(window, state, config)
-        seen.append((_role(decision, D).action, state.of(D).owed))
+        seen.append((_role(decision, D).action, state.of(D).reserved))
         assert decision.gpus_after <= 6
     assert seen == [(Action.HOLD, True), (Action.HOLD, True), (Action.UP, False)]
 
@@ -127,7 +127,7 @@ def test_a_move_that_the_giver_can_never_pay_for_is_not_begun(make):
     assert _steps(decision, D) == [
         ("rebalance", "not begun: only 1 of the 4 GPUs that it needs can be freed")
     ]
-    assert not state.of(D).owed
+    assert not state.of(D).reserved
 
 
 async def test_rebalancing_never_exceeds_the_budget_and_survives_a_kill_at_every_step(new_world, kill_type):

@@ -355,11 +355,11 @@ def test_memories_of_an_older_version_have_other_keys_and_replay_all_the_same(sl
 
     def change(record):
         for state in (record.get("state"), record.get("before")):
-            if state is not None and state["memory"]:
-                del state["memory"]["adaptive"]["quiet_since_s"]
-        if record.get("before", {}).get("memory"):
+            if state is not None and state["learned"]:
+                del state["learned"]["adaptive"]["quiet_since_s"]
+        if record.get("before", {}).get("learned"):
             # Decisions that are only counted are made again without the key.
-            record["before"]["memory"]["sla"]["forecast"] = None
+            record["before"]["learned"]["sla"]["forecast"] = None
 
     _rewrite(sla_folder, change)
     result = replay(read_ledger(sla_folder))

@@ -90,7 +90,7 @@ def _times(memory):
     """Return every remembered time of mode adaptive."""
     found = [memory.pulled_s, memory.quiet_since_s, memory.unserved_s]
     for role in memory.roles.values():
-        found += [role.grown_s, role.shrunk_s, *role.begun_s]
+        found += [role.grown_s, role.shrunk_s, *role.start_times_s]
     return [at_s for at_s in found if at_s is not None]
 
 
@@ -118,10 +118,10 @@ def test_no_remembered_time_lies_ahead_after_a_resume(*, before, starting, first
     core = PlannerCore(settings, now_s)
     effects = core.start(now_s, history, gone_s=gone_s)
     assert isinstance(effects[0], BeginLedger)
-    memory = AdaptiveMemory.read(core.decided.memory)
+    memory = AdaptiveMemory.read(core.decided.learned)
     assert all(at_s <= now_s for at_s in _times(memory))
     learnt, was = (
-        [(each.ready, len(each.begun_s), each.startup_s) for each in of.roles.values()]
-        for of in (memory, AdaptiveMemory.read(state.memory))
+        [(each.ready, len(each.start_times_s), each.startup_s) for each in of.roles.values()]
+        for of in (memory, AdaptiveMemory.read(state.learned))
     )
     assert learnt == was

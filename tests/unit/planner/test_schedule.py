@@ -176,7 +176,7 @@ def test_below_a_scheduled_floor_nothing_goes_to_zero():
 
 def test_a_start_of_a_scheduled_floor_that_failed_stays_wanted():
     """At its floor a role keeps what it asked for, while the entry holds and not after it."""
-    state = PlannerState(0, {P: RoleState(seen=1, asked=3)})
+    state = PlannerState(0, {P: RoleState(last_ready=1, pending_replicas=3)})
     for wall_s, action in ((NOON, Action.HOLD), (_s(2026, 1, 5, 18), Action.DOWN)):
         pull = _pull(30.0, wall_s, prefill=1, starting=2)
         decision, _ = roll_back(P, "no GPU", pull=pull, state=state, config=_config())

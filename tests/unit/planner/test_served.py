@@ -208,7 +208,7 @@ async def test_the_live_planner_counts_late_first_tokens_from_the_routers_histog
         assert lates[0] is None
         assert set(lates[1:]) == {late}
     newest = world.records("decision")[-1]
-    served = AdaptiveMemory.read(newest["state"]["memory"]).served
+    served = AdaptiveMemory.read(newest["state"]["learned"]).served
     assert served.in_time == pytest.approx(0.8)
     assert replay(read_ledger(world.folder)).differences == ()
 

@@ -99,7 +99,7 @@ def test_unknown_demand_holds_every_role():
     pulls = tuple(replace(pull_of(float(s)), demand=None) for s in range(61, 66))
     decision, after = decide(Window(60.0, 65.0, pulls), state, CONFIG)
     assert {role.action for role in decision.roles} == {Action.HOLD}
-    assert after.memory["sla"] == state.memory["sla"]
+    assert after.learned["sla"] == state.learned["sla"]
 
 
 @pytest.mark.parametrize(("rate", "needed"), [(2.0, 1), (18.0, 3), (45.0, 5)])

@@ -86,9 +86,9 @@ def test_a_full_budget_that_is_split_badly_moves_a_replica_and_keeps_its_promise
     assert (found[D].desired, found[D].reason) == (4, Reason.BUDGET_SHARE)
     assert found[P].action is Action.HOLD
     assert found[P].sentence.endswith("decode releases one replica for it")
-    assert state.of(P).owed
+    assert state.of(P).reserved
     found, state = decided_after(5, state, start_s=120, prefill=1, decode=4, config=config, **OVERLOAD)
-    assert (found[P].desired, found[D].desired, state.of(P).owed) == (2, 4, False)
+    assert (found[P].desired, found[D].desired, state.of(P).reserved) == (2, 4, False)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_a_move_that_cannot_succeed_or_is_not_worth_it_is_not_begun(changes, fle
             seconds, config=config, **{"prefill": 1, "decode": 5, **fleet, **OVERLOAD}
         )
         assert {role.action for role in found.values()} == {Action.HOLD}
-        assert not state.of(P).owed
-        assert not state.of(D).owed
+        assert not state.of(P).reserved
+        assert not state.of(D).reserved
 
 
 @pytest.mark.parametrize("fleet", [(1, 5), (5, 1), (2, 4), (3, 3), (2, 3), (1, 1)])

@@ -45,12 +45,12 @@ def test_an_idle_role_gives_a_worker_to_a_pressed_one_in_the_same_decision(make)
         "prefill 2 -> 1: 1 to decode, which lacks workers: queue 0.00 < 0.20",
     ]
     assert decision.roles[1].reason is Reason.ROLE_SWITCH
-    assert (state.of(D).asked, state.of(D).owed) == (3, False)
+    assert (state.of(D).pending_replicas, state.of(D).reserved) == (3, False)
 
 
 def test_it_works_the_other_way_too(make):
     """Prefill takes from decode."""
-    state = PlannerState(4, {D: RoleState(seen=2), P: RoleState(seen=2)})
+    state = PlannerState(4, {D: RoleState(last_ready=2), P: RoleState(last_ready=2)})
     decision, _ = decide(_window(make, _pool(2), _pool(2), kv=0.1, queue=9.0), state, SWITCHES)
     assert (_changes(decision), decision.switched) == ({D: -1, P: 1}, 1)
 
@@ -129,7 +129,9 @@ def test_a_switch_empties_no_role_and_changes_no_sum(make, counts, kv, queue, mo
     pools = [_pool(count, starting=coming) for count, coming in zip(ready, counts[2:], strict=True)]
     window = make.steady(kv=[kv] * pools[1].ready, queue=queue, prefill=pools[0], decode=pools[1])
     config = replace(SWITCHES, max_gpu_budget=20, max_step=most)
-    state = PlannerState(4, {D: RoleState(seen=pools[1].ready), P: RoleState(seen=pools[0].ready)})
+    state = PlannerState(
+        4, {D: RoleState(last_ready=pools[1].ready), P: RoleState(last_ready=pools[0].ready)}
+    )
     decision, _ = decide(window, state, config)
     if decision.switched:
         moved = _changes(decision)

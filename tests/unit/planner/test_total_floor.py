@@ -59,7 +59,7 @@ def test_below_the_total_floor_a_role_grows_in_every_mode(make, mode):
     ("config", "state", "grown"),
     [
         (replace(CALM, max_replicas={D: 1}), PlannerState(), P),
-        (CALM, PlannerState(4, {D: RoleState(seen=1, backoff=3)}), P),
+        (CALM, PlannerState(4, {D: RoleState(last_ready=1, backoff=3)}), P),
         (replace(CALM, max_replicas={D: 1, P: 1}), PlannerState(), None),
     ],
 )
@@ -77,10 +77,10 @@ def test_gpus_on_their_way_to_another_role_count_as_staying(make):
     config, state = replace(CALM, max_gpu_budget=4), PlannerState()
     window = make.steady(kv=[0.95, 0.95], queue=0.0, prefill=_pool(2))
     decision, state = decide(window, state, config)
-    assert (_role(decision, P).desired, _role(decision, D).desired, state.of(D).owed) == (1, 2, True)
+    assert (_role(decision, P).desired, _role(decision, D).desired, state.of(D).reserved) == (1, 2, True)
     draining = make.steady(kv=[0.95, 0.95], queue=0.0, prefill=_pool(1, draining=1))
     decision, state = decide(draining, state, config)
-    assert (_role(decision, P).desired, _role(decision, D).desired, state.of(D).owed) == (1, 2, True)
+    assert (_role(decision, P).desired, _role(decision, D).desired, state.of(D).reserved) == (1, 2, True)
     decision, _ = decide(make.steady(kv=[0.95, 0.95], queue=0.0, prefill=_pool(1)), state, config)
     assert (_role(decision, D).desired, decision.gpus_after) == (3, 4)
 
@@ -130,7 +130,7 @@ def test_all_gpus_stay_between_floor_and_budget_whenever_that_can_be(
         )
         decision, state = decide(window, state, config)
         held = [_role(decision, role).desired for role in (P, D)]
-        promised = sum(size for role, size in zip((P, D), sizes, strict=True) if state.of(role).owed)
+        promised = sum(size for role, size in zip((P, D), sizes, strict=True) if state.of(role).reserved)
         assert _total(held, sizes) + promised >= min(before, config.total_floor)
         assert budget is None or _total(held, sizes) <= max(before, budget)
     total = _total(held, sizes)

@@ -129,7 +129,7 @@ def test_gaps_between_tokens_that_are_late_are_tried_with_decode():
     more = {**slow, "decode": 2}
     found, state, _ = _grown(int(HOLDS_S) - 60, state, start_s=at_s, config=config, **more)
     assert found is None, "a third does not help where the second did not"
-    assert AdaptiveMemory.read(state.memory).trials[D].helped is False
+    assert AdaptiveMemory.read(state.learned).trials[D].outcome is False
 
 
 def test_gaps_whose_lateness_is_not_known_are_no_reason():
@@ -145,7 +145,7 @@ def test_a_replica_that_does_not_help_is_not_asked_for_again_within_the_hour():
     more = {**LATE, "prefill": 3}
     found, state, _ = _grown(int(HOLDS_S) - 60, state, start_s=at_s, **more)
     assert found is None
-    assert AdaptiveMemory.read(state.memory).trials[P].helped is False
+    assert AdaptiveMemory.read(state.learned).trials[P].outcome is False
 
 
 def test_a_replica_that_helps_is_kept_for_an_hour_though_the_model_has_no_use_for_it():
@@ -166,7 +166,7 @@ def test_a_tried_replica_goes_to_a_role_that_the_budget_holds_back():
     _, state, at_s = _grown(24 * 60, _warm(), start_s=120, config=full, **LATE)
     good = {**GOOD, "prefill": 3}
     calm, state = decided_after(600, state, start_s=at_s, config=full, **good)
-    assert (calm[P].desired, AdaptiveMemory.read(state.memory).trials[P].helped) == (3, True)
+    assert (calm[P].desired, AdaptiveMemory.read(state.learned).trials[P].outcome) == (3, True)
     for start_s in range(at_s + 600, at_s + 700, 5):
         found, state = decided_after(5, state, start_s=start_s, config=full, **good, kv=0.95)
         if found[P].action is Action.DOWN:
@@ -198,7 +198,7 @@ def test_requests_that_waited_before_a_worker_was_ready_say_nothing_of_it():
     """One has waited for 60 s half a minute after the second worker is ready: what is late by then came to the first alone."""
     late = _watched(Trial(), 300, ready=1, starting=1, late=5.0)
     behind = _watched(late, 120, ready=2, late=5.0, waits_s=150.0)
-    assert behind.first == 0.0
+    assert behind.requests == 0.0
     assert _watched(behind, 150, ready=2, late=5.0, waits_s=60.0).is_late(0.01)
 
 
@@ -207,9 +207,9 @@ def test_calm_after_a_burst_does_not_show_that_a_replica_helps():
     late = _watched(Trial(), 300, ready=2, late=5.0)
     begun = _watched(late, 10, ready=2, starting=1, late=5.0)
     calm = _watched(begun, 600, ready=3, first=4.0)
-    assert (calm.tried, calm.helped, calm.floor, calm.vain) == (0, None, 0, 0)
+    assert (calm.tried, calm.outcome, calm.floor, calm.failed_trials) == (0, None, 0, 0)
     as_before = _watched(begun, 600, ready=3)
-    assert (as_before.tried, as_before.helped, as_before.floor) == (3, True, 3)
+    assert (as_before.tried, as_before.outcome, as_before.floor) == (3, True, 3)
 
 
 @pytest.mark.parametrize(("per_s", "floor"), [(30.0, 7), (20.0, 7), (18.0, 7), (10.0, 4), (1.0, 1)])
@@ -218,7 +218,7 @@ def test_what_a_trial_found_scales_with_the_load_that_it_was_found_at(per_s, flo
     late = _watched(Trial(), 60, ready=6, late=8.0, first=200.0)
     begun = _watched(late, 120, ready=6, starting=1, late=8.0, first=200.0)
     helped = _watched(begun, 60, ready=7, first=200.0)
-    assert (helped.helped, helped.floor) == (True, 7)
+    assert (helped.outcome, helped.floor) == (True, 7)
 
     later = _watched(helped, 1800, ready=7, first=10.0 * per_s)
 
@@ -241,7 +241,7 @@ def test_each_trial_in_vain_doubles_the_pause():
     for _ in range(2):
         late = _watched(trial, 900, ready=2, late=5.0)
         trial = _watched(late, 900, ready=3, late=5.0)
-        assert trial.helped is False
+        assert trial.outcome is False
         waited = 0
         while not trial.is_over:
             trial, waited = _watched(trial, 10, ready=2, late=5.0), waited + 10
@@ -265,5 +265,5 @@ def test_whatever_is_seen_one_trial_goes_on_at_a_time(windows):
         if not before.is_over and trial.tried > before.tried:
             raise AssertionError("a second trial began")
         assert 0 <= trial.floor <= trial.tried
-        assert 0.0 <= trial.share <= 1.0 or trial.first == 0.0
-        assert replace(trial, first=min(trial.first, ENOUGH - 1)).is_late(0.01) is False
+        assert 0.0 <= trial.share <= 1.0 or trial.requests == 0.0
+        assert replace(trial, requests=min(trial.requests, ENOUGH - 1)).is_late(0.01) is False

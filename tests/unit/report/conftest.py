@@ -95,7 +95,7 @@ def _pull(at_s, ready, draining):
             period_s=1.0,
             arrivals=4 * load,
             refused=load if queue > 4 else 0.0,
-            turned_away={Role.PREFILL: load if queue > 4 else 0.0},
+            unserved={Role.PREFILL: load if queue > 4 else 0.0},
             prompt_tokens=1200 * load,
             uncached_tokens=900 * load,
             waiting=queue,

@@ -76,7 +76,7 @@ def dynamo_load(window: Window, state: PlannerState, config: DecideConfig) -> Pr
     proposals, memory = [], {}
     for role, pool in pull.pools.items():
         change, inputs = _change(pull, role, window, config)
-        agreeing = int((numbers(of_role(state.memory, role).get("down")) or [0.0])[0])
+        agreeing = int((numbers(of_role(state.learned, role).get("down")) or [0.0])[0])
         agreeing = agreeing + 1 if change is not None and change < 0 else 0
         desired, words = pool.replicas, "within"
         if change is None:

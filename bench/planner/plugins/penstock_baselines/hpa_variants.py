@@ -67,7 +67,7 @@ def scaled_by(metric: Metric, window: Window, state: PlannerState, config: Decid
     pull = window.pulls[-1]
     proposals, memory = [], {}
     for role, pool in pull.pools.items():
-        kept = of_role(state.memory, role)
+        kept = of_role(state.learned, role)
         recent = tuple(numbers(kept.get("recent")))
         asked: list[int | None] = []
         if role is not Role.PREFILL:

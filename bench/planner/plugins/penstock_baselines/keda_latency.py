@@ -69,7 +69,7 @@ def keda_latency(window: Window, state: PlannerState, config: DecideConfig) -> P
     pull = window.pulls[-1]
     proposals, memory = [], {}
     for role, pool in pull.pools.items():
-        kept = of_role(state.memory, role)
+        kept = of_role(state.learned, role)
         ttft = latencies(window, numbers(kept.get("ttft")), is_ttft=True)
         itl = latencies(window, numbers(kept.get("itl")), is_ttft=False)
         ratios = {}

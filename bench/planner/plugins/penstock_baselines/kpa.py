@@ -85,7 +85,7 @@ def kpa(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
     pull = window.pulls[-1]
     proposals, memory = [], {}
     for role, pool in pull.pools.items():
-        kept = of_role(state.memory, role)
+        kept = of_role(state.learned, role)
         seen = numbers(kept.get("seen"))
         points = [(at_s, value) for at_s, value in zip(seen[::2], seen[1::2], strict=True)]
         points += [(each.at_s, load) for each in window.pulls if (load := _load(each, role)) is not None]

@@ -1,9 +1,9 @@
 """The number of replicas that would have been best to keep (the "floor"): simulated fleets with every floor serve the same arrivals.
 
 For each floor n, three simulated ("shadow") fleets are followed. They differ in when they start replicas above the
-floor. An immediate one (`Growth.PROMPT`) starts a replica as soon as demand needs it. A delayed one
-(`Growth.PATIENT`) starts it after demand has needed it for as long as a start-up takes, so a burst that ends before a
-replica would be ready starts none. A scheduled one (`Growth.RECURRING`) never starts any; after it is known when
+floor. An immediate one (`Growth.IMMEDIATE`) starts a replica as soon as demand needs it. A delayed one
+(`Growth.DELAYED`) starts it after demand has needed it for as long as a start-up takes, so a burst that ends before a
+replica would be ready starts none. A scheduled one (`Growth.SCHEDULED`) never starts any; after it is known when
 demand returns (`Recurrence`), it keeps its floor only while demand above the smallest floor is expected.
 
 Each pull adds to each fleet the replica-seconds that it would have held and the requests that it would have served
@@ -63,9 +63,9 @@ class Growth(StrEnum):
         SCHEDULED: Never; the floor itself is kept only while demand is expected to recur.
     """
 
-    IMMEDIATE = "prompt"
-    DELAYED = "patient"
-    SCHEDULED = "recurring"
+    IMMEDIATE = "immediate"
+    DELAYED = "delayed"
+    SCHEDULED = "scheduled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +179,8 @@ class Hindsight:
     def is_idle(self, replica: int, hold_s: float) -> bool:
         """Return whether the n-th replica, which is above the floor, is no longer needed.
 
-        It depends on the chosen `growth`. PROMPT keeps the replica until it has been idle for ``hold_s``, PATIENT
-        until it has been idle for as long as it was needed, and RECURRING does not keep it. A replica above all
+        It depends on the chosen `growth`. IMMEDIATE keeps the replica until it has been idle for ``hold_s``, DELAYED
+        until it has been idle for as long as it was needed, and SCHEDULED does not keep it. A replica above all
         simulated floors is treated like the largest one.
 
         Args:

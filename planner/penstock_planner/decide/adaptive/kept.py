@@ -94,7 +94,7 @@ def kept_by(case: Case, clock: Clock) -> KeptBy | None:
 def _by_trial(trial: Trial, clock: Clock) -> KeptBy:
     since_s = clock.now_s - trial.age_s
     until_s = since_s + trial.holds_s
-    if trial.helped:
+    if trial.outcome:
         return KeptBy("tried", f"a trial {clock.past(since_s)} helped", " or less load", since_s, until_s)
     why = f"a trial that began {clock.past(since_s)} is still being judged"
     return KeptBy("tried", why, " at most", since_s, until_s)

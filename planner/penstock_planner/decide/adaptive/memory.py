@@ -46,14 +46,14 @@ class RoleMemory:
 
     Attributes:
         ready: Number of ready replicas at the newest pull; None before the first one.
-        begun_s: Time at which each replica that is now starting was first observed, oldest first.
+        start_times_s: Time at which each replica that is now starting was first observed, oldest first.
         startups_s: Durations of the newest start-ups from request to ready, newest last; at most `STARTUPS_KEPT`.
         grown_s: Time at which replicas were last added; None if never. The first pull counts as adding.
         shrunk_s: Time at which replicas were last removed; None if never.
     """
 
     ready: int | None = None
-    begun_s: tuple[float, ...] = ()
+    start_times_s: tuple[float, ...] = ()
     startups_s: tuple[float, ...] = ()
     grown_s: float | None = None
     shrunk_s: float | None = None
@@ -74,15 +74,15 @@ class RoleMemory:
         if pool.switching:
             pool = replace(pool, ready=pool.ready + pool.switching, starting=pool.loading, switching=0)
         if self.ready is None:
-            return replace(self, ready=pool.ready, begun_s=(at_s,) * pool.starting, grown_s=at_s)
-        before = self.ready + len(self.begun_s)
-        begun = self.begun_s
+            return replace(self, ready=pool.ready, start_times_s=(at_s,) * pool.starting, grown_s=at_s)
+        before = self.ready + len(self.start_times_s)
+        begun = self.start_times_s
         finished = max(0, min(pool.ready - self.ready, len(begun)))
         startups_s = (*self.startups_s, *(at_s - begun_s for begun_s in begun[:finished]))[-STARTUPS_KEPT:]
         # Starts that were cancelled are the newest ones.
         begun = begun[finished:][: pool.starting]
         begun += (at_s,) * (pool.starting - len(begun))
-        after = replace(self, ready=pool.ready, begun_s=begun, startups_s=startups_s)
+        after = replace(self, ready=pool.ready, start_times_s=begun, startups_s=startups_s)
         if pool.replicas > before:
             return replace(after, grown_s=at_s)
         return replace(after, shrunk_s=at_s) if pool.replicas < before else after
@@ -108,7 +108,7 @@ class RoleMemory:
             expected_s: Expected start-up time, in seconds.
             at_s: Present time, in simulated seconds.
         """
-        return tuple(max(0.0, begun_s + expected_s - at_s) for begun_s in self.begun_s)
+        return tuple(max(0.0, begun_s + expected_s - at_s) for begun_s in self.start_times_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,9 @@ class AdaptiveMemory:
 
     def startup_s(self, role: Role, at_s: float) -> float:
         """Return the expected start-up time of a role in seconds. It is at least the age of each start in progress."""
-        return max(self.known_startup_s(role), *(at_s - begun_s for begun_s in self.of(role).begun_s), 0.0)
+        return max(
+            self.known_startup_s(role), *(at_s - begun_s for begun_s in self.of(role).start_times_s), 0.0
+        )
 
     @property
     def half_timeout_s(self) -> float:
@@ -222,7 +224,7 @@ class AdaptiveMemory:
         known_s = self.known_startup_s(role)
         if any(each.startup_s is not None for each in self.roles.values()):
             return known_s
-        ages_s = [at_s - begun_s for each in self.roles.values() for begun_s in each.begun_s]
+        ages_s = [at_s - begun_s for each in self.roles.values() for begun_s in each.start_times_s]
         return max(known_s, min(max(ages_s, default=0.0), self.half_timeout_s))
 
     def hold_down_s(self, role: Role, now_s: float) -> float:
@@ -245,7 +247,7 @@ class AdaptiveMemory:
         roles = {
             role: replace(
                 each,
-                begun_s=(now_s,) * len(each.begun_s),
+                start_times_s=(now_s,) * len(each.start_times_s),
                 grown_s=moved(each.grown_s),
                 shrunk_s=moved(each.shrunk_s),
             )

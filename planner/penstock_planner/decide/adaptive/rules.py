@@ -251,18 +251,18 @@ def _served_late(case: Case, trial: Trial) -> RoleFinding:
     is_dear = trial.late * case.price_gpu_s > gpus * trial.seen_s
     is_late = trial.is_late(case.allowed) and is_dear and trial.late_ago_s <= case.hold_s
     inputs: dict[str, float | int | str | None] = {
-        "requests": trial.first,
+        "requests": trial.requests,
         "late_unexplained": trial.share,
         "late_price_gpu_s": case.price_gpu_s,
         "late_ago_s": trial.late_ago_s,
         "tried": trial.tried,
-        "helped": {None: "unknown", True: "yes", False: "no"}[trial.helped],
+        "helped": {None: "unknown", True: "yes", False: "no"}[trial.outcome],
     }
     applies = is_late and trial.is_over and not case.pool.starting
-    in_vain = "one more replica was tried and did not help" if is_late and trial.helped is False else ""
+    in_vain = "one more replica was tried and did not help" if is_late and trial.outcome is False else ""
     step = Step("served", inputs, case.allowed, grows(applies) + (in_vain and f"; {in_vain}"))
     detail = (
-        f"{trial.share:.1%} of the last {trial.first:.0f} requests missed TTFT or ITL for reasons the "
+        f"{trial.share:.1%} of the last {trial.requests:.0f} requests missed TTFT or ITL for reasons the "
         f"model does not explain (allowed {case.allowed:.1%})"
     ) + ("; adding one replica on trial" if applies else "")
     return RoleFinding(Reason.SERVED_LATE, detail, step, in_vain)

@@ -57,14 +57,14 @@ class ModelComparison:
     Attributes:
         share: Fraction of its throughput that a shadow worker does; None if it has not been corrected yet.
         backlog_s: Work that the model of the real fleet has left, in seconds of one worker.
-        first: Number of first tokens plus requests rejected or timed out, decayed over `WAIT_S`.
+        requests: Number of first tokens plus requests rejected or timed out, decayed over `WAIT_S`.
         late: Number of those that were late, decayed alike.
         arrived: Number of arrivals, decayed alike.
         predicted_late: Number of those that the model of the real fleet served late, including those that are late
             with any number of workers; decayed alike.
         calm_s: Seconds for which the system has been calm: no request waited in routers or workers, and at each pull
             a worker was idle.
-        calm: Number of first tokens sent after the system had been calm for longer than the TTFT target, decayed over
+        calm_requests: Number of first tokens sent after the system had been calm for longer than the TTFT target, decayed over
             `MEMORY_S`.
         calm_late: Number of those that were late nevertheless, and so would be late with any number of workers.
         unexplained: Number of requests of the newest window that were late beyond those that the model explains;
@@ -74,12 +74,12 @@ class ModelComparison:
 
     share: float | None = None
     backlog_s: float = 0.0
-    first: float = 0.0
+    requests: float = 0.0
     late: float = 0.0
     arrived: float = 0.0
     predicted_late: float = 0.0
     calm_s: float = 0.0
-    calm: float = 0.0
+    calm_requests: float = 0.0
     calm_late: float = 0.0
     unexplained: float = 0.0
     newest: WindowComparison = WindowComparison()
@@ -94,7 +94,7 @@ class ModelComparison:
     @property
     def in_time(self) -> float | None:
         """Return the observed fraction of the last half hour's requests that were on time; None if there were none."""
-        return 1.0 - self.late / self.first if self.first > 0 else None
+        return 1.0 - self.late / self.requests if self.requests > 0 else None
 
     @property
     def predicted_in_time(self) -> float | None:
@@ -106,7 +106,7 @@ class ModelComparison:
 
     @property
     def _always(self) -> float:
-        return self.calm_late / (self.calm + ASSUMED_REQUESTS)
+        return self.calm_late / (self.calm_requests + ASSUMED_REQUESTS)
 
     def followed(
         self,
@@ -157,12 +157,12 @@ class ModelComparison:
             self,
             share=share,
             backlog_s=left_s,
-            first=self.first * kept + first,
+            requests=self.requests * kept + first,
             late=self.late * kept + late,
             arrived=self.arrived * kept + load.arrivals,
             predicted_late=self.predicted_late * kept + predicted_late,
             calm_s=calm_s,
-            calm=self.calm * calm_kept + (first if is_calm else 0.0),
+            calm_requests=self.calm_requests * calm_kept + (first if is_calm else 0.0),
             calm_late=self.calm_late * calm_kept + (late if is_calm else 0.0),
             unexplained=wrong,
             newest=WindowComparison(first, late, load.arrivals, predicted_late),
@@ -173,9 +173,7 @@ class ModelComparison:
         served, predicted = self.in_time, self.predicted_in_time
         if served is None or predicted is None:
             return ""
-        return (
-            f"; observed: {served:.1%} of the last {self.first:.0f} requests on time (model {predicted:.1%})"
-        )
+        return f"; observed: {served:.1%} of the last {self.requests:.0f} requests on time (model {predicted:.1%})"
 
     def for_other_graph(self) -> ModelComparison:
         """Return the state with which another graph of the same model starts: only ``share`` is kept, all counts are reset."""

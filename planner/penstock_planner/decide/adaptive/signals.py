@@ -213,7 +213,7 @@ class Work:
             expected from the mean, decayed alike.
         done_tokens: Tokens whose prefill ended, decayed over computing time.
         busy_s: Worker-seconds in which a prompt was being computed, decayed alike.
-        shared: Fraction of computing time in which requests overlapped, that is, there were more requests than
+        contended_fraction: Fraction of computing time in which requests overlapped, that is, there were more requests than
             workers with a prompt. Averaged over computing time.
         unfinished_s: Worker-seconds of computing since the last prompt was finished.
         overdue: Number of first tokens that were sent while a request had waited longer than the SLO, decayed over
@@ -229,7 +229,7 @@ class Work:
     sized_squares: float = 0.0
     done_tokens: float = 0.0
     busy_s: float = 0.0
-    shared: float = 0.0
+    contended_fraction: float = 0.0
     unfinished_s: float = 0.0
     overdue: float = 0.0
     overdue_in_time: float = 0.0
@@ -244,7 +244,7 @@ class Work:
     @property
     def is_uncontended(self) -> bool:
         """Whether hardly any requests overlapped recently. Then the observed throughput shows the demand, not what workers can do."""
-        return self.shared < SHARED_LEAST
+        return self.contended_fraction < SHARED_LEAST
 
     @property
     def serves_in_time_first(self) -> bool:
@@ -315,7 +315,8 @@ class Work:
             sized_squares=self.sized_squares * sized_kept + beyond * beyond,
             done_tokens=self.done_tokens * kept + demand.prefilled_tokens,
             busy_s=self.busy_s * kept + computing_s,
-            shared=self.shared + (1.0 - math.exp(-met_s / RATE_TAU_S)) * (is_shared - self.shared),
+            contended_fraction=self.contended_fraction
+            + (1.0 - math.exp(-met_s / RATE_TAU_S)) * (is_shared - self.contended_fraction),
             unfinished_s=unfinished_s,
             overdue=self.overdue * order_kept + overdue,
             overdue_in_time=self.overdue_in_time * order_kept + in_time,

@@ -47,7 +47,7 @@ class Trial:
     It shows whether such late requests occur, whether a trial is running, and whether the replica helped.
 
     Attributes:
-        first: Number of requests, decayed over `SPAN_S`. During a trial only those since its replica became ready.
+        requests: Number of requests, decayed over `SPAN_S`. During a trial only those since its replica became ready.
         late: Number of late requests that the model does not explain, decayed alike.
         seen_s: Seconds in which those requests were served, decayed alike.
         lately: Number of requests, decayed alike, regardless of any trial.
@@ -57,14 +57,14 @@ class Trial:
         tried: Number of replicas including the one on trial; 0 if there is no trial.
         before: Fraction of requests that were late without explanation before the trial.
         before_per_s: Arriving requests/s before the trial.
-        helped: Result of the trial; None if there is no result yet.
+        outcome: Result of the trial; None if there is no result yet.
         helped_per_s: Arriving requests/s when the trial was found to help; 0 if unknown.
-        vain: Number of consecutive trials that did not help.
+        failed_trials: Number of consecutive trials that did not help.
         age_s: Seconds since the trial began, or since its result.
         late_ago_s: Seconds since the last window with a late request that the model does not explain.
     """
 
-    first: float = 0.0
+    requests: float = 0.0
     late: float = 0.0
     seen_s: float = 0.0
     lately: float = 0.0
@@ -74,16 +74,16 @@ class Trial:
     tried: int = 0
     before: float = 0.0
     before_per_s: float = 0.0
-    helped: bool | None = None
+    outcome: bool | None = None
     helped_per_s: float = 0.0
-    vain: int = 0
+    failed_trials: int = 0
     age_s: float = 0.0
     late_ago_s: float = 0.0
 
     @property
     def share(self) -> float:
         """Return the fraction of requests that are late for reasons that the model does not explain."""
-        return max(0.0, self.late / self.first) if self.first > 0 else 0.0
+        return max(0.0, self.late / self.requests) if self.requests > 0 else 0.0
 
     @property
     def floor(self) -> int:
@@ -92,21 +92,21 @@ class Trial:
         While a trial runs these are all its replicas. After it helped, they are those that the present load still
         needs.
         """
-        if self.helped is False:
+        if self.outcome is False:
             return 0
-        if self.helped is None or self.helped_per_s <= 0 or self.seen_s <= 0:
+        if self.outcome is None or self.helped_per_s <= 0 or self.seen_s <= 0:
             return self.tried
-        return math.ceil(self.tried * min(1.0, self.first / self.seen_s / self.helped_per_s))
+        return math.ceil(self.tried * min(1.0, self.requests / self.seen_s / self.helped_per_s))
 
     @property
     def is_over(self) -> bool:
         """Whether the role can try another replica: no replica is on trial, and no trial failed recently."""
-        return not self.tried or self.helped is True
+        return not self.tried or self.outcome is True
 
     @property
     def holds_s(self) -> float:
         """Return the seconds for which a trial runs at most, and for which its result is valid."""
-        return float(HOLDS_S * 2 ** max(0, min(self.vain, MAX_FAILED_TRIALS) - 1))
+        return float(HOLDS_S * 2 ** max(0, min(self.failed_trials, MAX_FAILED_TRIALS) - 1))
 
     def is_late(self, allowed: float) -> bool:
         """Return whether so large a number of requests is late without explanation that chance is not the cause.
@@ -116,8 +116,8 @@ class Trial:
         Args:
             allowed: Fraction of requests that are allowed to be late.
         """
-        expected = allowed * self.first
-        return self.first >= ENOUGH and self.late > expected + CHANCE_SIGMAS * math.sqrt(expected)
+        expected = allowed * self.requests
+        return self.requests >= ENOUGH and self.late > expected + CHANCE_SIGMAS * math.sqrt(expected)
 
     def followed(self, pool: PoolCounts, seen: Lateness, allowed: float) -> Trial:
         """Return the record after one window.
@@ -130,10 +130,10 @@ class Trial:
         known = self._aged(seen.dt_s)
         begins = self.replicas is not None and pool.replicas > self.replicas and known.is_over
         if begins and known.is_late(allowed):
-            begun = replace(known, before=known.share, before_per_s=known.first / known.seen_s)
-            known = replace(with_reset_counts(begun), tried=pool.replicas, helped=None, age_s=0.0)
-        if known.helped is not False and pool.replicas < known.floor:
-            known = replace(known, tried=0, helped=None)  # another rule or client removed the replica
+            begun = replace(known, before=known.share, before_per_s=known.requests / known.seen_s)
+            known = replace(with_reset_counts(begun), tried=pool.replicas, outcome=None, age_s=0.0)
+        if known.outcome is not False and pool.replicas < known.floor:
+            known = replace(known, tried=0, outcome=None)  # another rule or client removed the replica
         kept = math.exp(-seen.dt_s / SPAN_S)
         late_ago_s = 0.0 if seen.late > 0 else known.late_ago_s + seen.dt_s
         lately = known.lately * kept + seen.requests
@@ -146,14 +146,14 @@ class Trial:
             lately=lately,
             late_ago_s=late_ago_s,
         )
-        if known.helped is not False and known.lately < ENOUGH:
-            known = replace(known, tried=0, helped=None)  # too few requests arrive for a result
-        is_starting = known.tried and known.helped is None and pool.ready < known.tried
+        if known.outcome is not False and known.lately < ENOUGH:
+            known = replace(known, tried=0, outcome=None)  # too few requests arrive for a result
+        is_starting = known.tried and known.outcome is None and pool.ready < known.tried
         if is_starting or seen.waits_s >= ready_s:
             return with_reset_counts(known)
         known = replace(
             known,
-            first=known.first * kept + seen.requests,
+            requests=known.requests * kept + seen.requests,
             late=known.late * kept + seen.late,
             seen_s=known.seen_s * kept + seen.dt_s,
         )
@@ -163,7 +163,7 @@ class Trial:
         """Return the record ``dt_s`` seconds later. After `holds_s`, a result is dropped, and so is a trial without one."""
         age_s = self.age_s + dt_s
         if self.tried and age_s > self.holds_s:
-            return replace(self, tried=0, helped=None, age_s=0.0)
+            return replace(self, tried=0, outcome=None, age_s=0.0)
         return replace(self, age_s=age_s)
 
     def judged(self) -> Trial:
@@ -172,14 +172,18 @@ class Trial:
         The replica helped if the unexplained late fraction has at least halved. If also the load has at least halved,
         there is no result, because the calm may be the reason: the trial ends as if it had not happened.
         """
-        if not self.tried or self.helped is not None or self.first < ENOUGH:
+        if not self.tried or self.outcome is not None or self.requests < ENOUGH:
             return self
         helped = 2.0 * self.share <= self.before
-        if helped and 2.0 * self.first < self.before_per_s * self.seen_s:
+        if helped and 2.0 * self.requests < self.before_per_s * self.seen_s:
             return replace(self, tried=0, age_s=0.0)
-        per_s = self.first / self.seen_s if helped else 0.0
+        per_s = self.requests / self.seen_s if helped else 0.0
         return replace(
-            self, helped=helped, helped_per_s=per_s, vain=0 if helped else self.vain + 1, age_s=0.0
+            self,
+            outcome=helped,
+            helped_per_s=per_s,
+            failed_trials=0 if helped else self.failed_trials + 1,
+            age_s=0.0,
         )
 
 
@@ -188,4 +192,4 @@ def with_reset_counts(known: Trial) -> Trial:
 
     The replica counts and the trial itself are kept.
     """
-    return replace(known, first=0.0, late=0.0, seen_s=0.0)
+    return replace(known, requests=0.0, late=0.0, seen_s=0.0)

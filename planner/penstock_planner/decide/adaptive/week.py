@@ -61,16 +61,16 @@ class WeekRecord:
     Sums are over slots, decayed over a week, of values in requests/s.
 
     Attributes:
-        told: Predicted demand of the present slot; None if unknown.
+        predicted: Predicted demand of the present slot; None if unknown.
         expected: Sum of the recorded demand of the last slots, decayed within an hour.
-        told_squares: Sum of the squared predicted jumps.
-        together: Sum of the predicted jumps times the observed ones.
+        sum_xx: Sum of the squared predicted jumps.
+        sum_xy: Sum of the predicted jumps times the observed ones.
     """
 
-    told: float | None = None
+    predicted: float | None = None
     expected: float = 0.0
-    told_squares: float = 0.0
-    together: float = 0.0
+    sum_xx: float = 0.0
+    sum_xy: float = 0.0
 
     def confidence(self, scale: float) -> float:
         """Return the confidence in the record, >= 0: the fraction of the predicted jumps that occurred.
@@ -79,39 +79,39 @@ class WeekRecord:
             scale: Size of the jump in question, in requests/s, which sets the size of the assumed jump that did not
                 occur.
         """
-        against = self.told_squares + HALF * scale * scale
-        return max(0.0, self.together / against) if against else 0.0
+        against = self.sum_xx + HALF * scale * scale
+        return max(0.0, self.sum_xy / against) if against else 0.0
 
-    def ended(self, said: float | None, before: float | None, came: float) -> WeekRecord:
+    def ended(self, said: float | None, before: float | None, observed: float) -> WeekRecord:
         """Return the record after a slot has ended.
 
         Args:
             said: Demand on record for this slot, in requests/s; None if unknown.
             before: Demand when the slot began, in requests/s; None if unknown.
-            came: Observed demand of the slot, in requests/s.
+            observed: Observed demand of the slot, in requests/s.
         """
         after = replace(self, expected=HALF * self.expected + (said or 0.0))
-        if self.told is None or before is None:
+        if self.predicted is None or before is None:
             return after
-        told = self.told - before
+        jump = self.predicted - before
         return replace(
             after,
-            told_squares=self.told_squares * SCORE_KEPT + told * told,
-            together=self.together * SCORE_KEPT + told * (came - before),
+            sum_xx=self.sum_xx * SCORE_KEPT + jump * jump,
+            sum_xy=self.sum_xy * SCORE_KEPT + jump * (observed - before),
         )
 
-    def due(self, known: float | None, came: float) -> float | None:
+    def due(self, known: float | None, observed: float) -> float | None:
         """Return the predicted demand of a slot in requests/s, reduced if recent slots had less demand than on record.
 
         Args:
             known: Demand on record for the slot, in requests/s. If it is None (unknown), the result is None.
-            came: Sum of the observed demand of the last slots, decayed as in ``expected``.
+            observed: Sum of the observed demand of the last slots, decayed as in ``expected``.
         """
         if known is None:
             return None
         assumed = HALF * known
         against = self.expected + assumed
-        return known * min(1.0, (came + assumed) / against) if against else known
+        return known * min(1.0, (observed + assumed) / against) if against else known
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Week:
     Attributes:
         slots: Recorded requests/s of all slots, two hexadecimal digits each; empty before the first slot was
             recorded.
-        place: Index of the present slot in the week; None before the first pull with a known wall clock time.
+        slot: Index of the present slot in the week; None before the first pull with a known wall clock time.
         seen_s: Seconds of the present slot that were observed.
         peak: Largest requests/s of the present slot's parts of `SPAN_S` each. The peak is used because demand that
             begins within a slot needs as many workers as demand that fills it.
@@ -144,30 +144,30 @@ class Week:
         arrivals: Number of requests of the present part so far.
         newest: Requests/s of the previous part; None if unknown.
         before: Requests/s of the last part before the present slot; None if unknown.
-        came: Sum of the observed demand of the last slots, decayed within an hour.
+        observed: Sum of the observed demand of the last slots, decayed within an hour.
         day: Record that predicts from the same time yesterday.
         week: Record that predicts from the same time of the same weekday.
     """
 
     slots: str = ""
-    place: int | None = None
+    slot: int | None = None
     seen_s: float = 0.0
     peak: float = 0.0
     part_s: float = 0.0
     arrivals: float = 0.0
     newest: float | None = None
     before: float | None = None
-    came: float = 0.0
+    observed: float = 0.0
     day: WeekRecord = WeekRecord()
     week: WeekRecord = WeekRecord()
 
-    def at(self, place: int) -> float | None:
+    def at(self, slot: int) -> float | None:
         """Return the recorded demand of a quarter of an hour in requests/s; None if unknown.
 
         Args:
-            place: Index of the quarter of an hour in the week, from 0 (Monday 0:00) to 671.
+            slot: Index of the quarter of an hour in the week, from 0 (Monday 0:00) to 671.
         """
-        digits = self.slots[2 * place : 2 * place + 2]
+        digits = self.slots[2 * slot : 2 * slot + 2]
         return None if digits in {"", _UNKNOWN} else _rate(int(digits, 16))
 
     def followed(self, arrivals: float, dt_s: float, wall_s: float, time_zone: str) -> Week:
@@ -179,8 +179,8 @@ class Week:
             wall_s: Unix time at the end of the pull.
             time_zone: IANA name of the time zone whose weeks are recorded.
         """
-        place = quarter_of_week(wall_s, time_zone)
-        known = self if place == self.place else self._begun(place)
+        slot = quarter_of_week(wall_s, time_zone)
+        known = self if slot == self.slot else self._begun(slot)
         known = replace(
             known,
             seen_s=known.seen_s + dt_s,
@@ -199,14 +199,14 @@ class Week:
         """
         first, last = quarter_of_week(wall_s, time_zone), quarter_of_week(wall_s + ahead_s, time_zone)
         places = [(first + number) % SLOTS for number in range((last - first) % SLOTS + 1)]
-        told = [
+        predicted = [
             (record, due)
             for record, back in ((self.week, 0), (self.day, DAY_SLOTS))
             if (due := self.due(record, back, places)) is not None
         ]
         now = self.newest or 0.0
-        scale = max((due for _, due in told), default=0.0)
-        confidences = [(record.confidence(max(scale, now)), due) for record, due in told]
+        scale = max((due for _, due in predicted), default=0.0)
+        confidences = [(record.confidence(max(scale, now)), due) for record, due in predicted]
         confidence, due = max(confidences, key=lambda each: each[0], default=(0.0, 0.0))
         return WeekForecast(due if confidence > BELIEVED_FROM and due > now else 0.0, confidence)
 
@@ -222,7 +222,7 @@ class Week:
             back: Number of slots that the record looks back: 0 for the weekday record, a day for the other.
             places: Indexes of the slots in the week.
         """
-        found = (record.due(self.at((place - back) % SLOTS), self.came) for place in places)
+        found = (record.due(self.at((slot - back) % SLOTS), self.observed) for slot in places)
         return max((each for each in found if each is not None), default=None)
 
     def part_ended(self) -> Week:
@@ -230,21 +230,21 @@ class Week:
         rate = self.arrivals / self.part_s
         return replace(self, part_s=0.0, arrivals=0.0, newest=rate, peak=max(self.peak, rate))
 
-    def _begun(self, place: int) -> Week:
-        """Return the state at the start of slot ``place``. The previous slot is recorded if at least half of it was observed."""
+    def _begun(self, slot: int) -> Week:
+        """Return the state at the start of slot ``slot``. The previous slot is recorded if at least half of it was observed."""
         known = self.part_ended() if self.part_s >= SPAN_S / 2 else self
-        if known.place is None or known.seen_s < SLOT_S / 2 or place != (known.place + 1) % SLOTS:
+        if known.slot is None or known.seen_s < SLOT_S / 2 or slot != (known.slot + 1) % SLOTS:
             day, week = replace(known.day, expected=0.0), replace(known.week, expected=0.0)
-            known = replace(known, newest=None, came=0.0, day=day, week=week)
+            known = replace(known, newest=None, observed=0.0, day=day, week=week)
         else:
-            known = known.recorded(known.place)
+            known = known.recorded(known.slot)
         day, week = (
-            replace(record, told=known.due(record, back, (place,)))
+            replace(record, predicted=known.due(record, back, (slot,)))
             for record, back in ((known.day, DAY_SLOTS), (known.week, 0))
         )
         return replace(
             known,
-            place=place,
+            slot=slot,
             seen_s=0.0,
             peak=0.0,
             part_s=0.0,
@@ -254,21 +254,21 @@ class Week:
             week=week,
         )
 
-    def recorded(self, place: int) -> Week:
+    def recorded(self, slot: int) -> Week:
         """Return the state with the present slot's demand recorded, and compared with the predictions.
 
         Args:
-            place: Index of the present slot in the week.
+            slot: Index of the present slot in the week.
         """
-        came, old = self.peak, self.at(place)
+        observed, old = self.peak, self.at(slot)
         slots = self.slots or _UNKNOWN * SLOTS
-        digits = _digits(came if old is None else old + HALF * (came - old))
+        digits = _digits(observed if old is None else old + HALF * (observed - old))
         return replace(
             self,
-            slots=slots[: 2 * place] + digits + slots[2 * place + 2 :],
-            came=HALF * self.came + came,
-            day=self.day.ended(self.at((place - DAY_SLOTS) % SLOTS), self.before, came),
-            week=self.week.ended(old, self.before, came),
+            slots=slots[: 2 * slot] + digits + slots[2 * slot + 2 :],
+            observed=HALF * self.observed + observed,
+            day=self.day.ended(self.at((slot - DAY_SLOTS) % SLOTS), self.before, observed),
+            week=self.week.ended(old, self.before, observed),
         )
 
 

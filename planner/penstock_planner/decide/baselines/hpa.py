@@ -174,7 +174,7 @@ def hpa(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
     for role, pool in pull.pools.items():
         metrics = _metrics(window.pulls, role, config.parameters_as(HpaParameters))
         desired = combined([number for _, number in metrics], pool.replicas)
-        before = numbers(of_role(state.memory, role).get("recommended"))
+        before = numbers(of_role(state.learned, role).get("recommended"))
         kept: tuple[float, ...] = tuple(before)
         if desired is not None:
             desired, kept = recommend(desired, pool.replicas, pull.at_s, before)

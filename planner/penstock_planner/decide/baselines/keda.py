@@ -50,7 +50,7 @@ def keda(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
     tokens = sum(demand.uncached_tokens for demand in demands)
     proposals, memory = [], {}
     for role, pool in pull.pools.items():
-        kept = of_role(state.memory, role)
+        kept = of_role(state.learned, role)
         prompt = tokens / arrivals if arrivals else (numbers(kept.get("prompt_tokens")) or [0.0])[0]
         asked: dict[str, int] = {}
         if role is not Role.DECODE:

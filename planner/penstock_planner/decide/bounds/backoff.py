@@ -28,7 +28,7 @@ def back_off(proposal: RoleProposal, state: RoleState) -> RoleProposal:
     """
     if not state.backoff or proposal.action is not Action.UP:
         return proposal
-    inputs = {"intervals_left": state.backoff, "withdrawals": state.withdrawals}
+    inputs = {"intervals_left": state.backoff, "withdrawals": state.failed_scale_ups}
     detail = f"{count_of(state.backoff, 'interval')} of backoff left after a replica that never became ready"
     return proposal.held(Reason.WITHDRAWAL_BACKOFF, detail, Step("backoff", inputs, 0, "hold"))
 
@@ -50,18 +50,18 @@ def with_observed_counts(role: Role, pool: PoolCounts, before: RoleState, config
         config: Configuration with the length of the grace period.
     """
     is_kv = role is not Role.PREFILL
-    is_new = is_kv and pool.ready > (before.seen or 0)
-    is_kept = before.asked is not None and pool.ready >= before.asked
-    is_gone = before.asked is not None and pool.replicas < before.asked
-    if before.failed is not None and pool.ready >= before.failed:
-        before = replace(before, withdrawals=0, failed=None, backoff=0)
+    is_new = is_kv and pool.ready > (before.last_ready or 0)
+    is_kept = before.pending_replicas is not None and pool.ready >= before.pending_replicas
+    is_gone = before.pending_replicas is not None and pool.replicas < before.pending_replicas
+    if before.failed_replicas is not None and pool.ready >= before.failed_replicas:
+        before = replace(before, failed_scale_ups=0, failed_replicas=None, backoff=0)
     return replace(
         before,
-        seen=pool.ready,
+        last_ready=pool.ready,
         grace=config.decode_grace_intervals if is_new else before.grace,
-        asked=None if is_kept or is_gone else before.asked,
-        withdrawals=0 if is_kept else before.withdrawals,
-        failed=None if is_kept else before.failed,
+        pending_replicas=None if is_kept or is_gone else before.pending_replicas,
+        failed_scale_ups=0 if is_kept else before.failed_scale_ups,
+        failed_replicas=None if is_kept else before.failed_replicas,
     )
 
 
@@ -85,8 +85,13 @@ def rolled_back(state: RoleState, config: DecideConfig) -> RoleState:
     These are adjustment intervals. A mode that decides several times per adjustment interval counts correspondingly
     more decisions.
     """
-    withdrawals = state.withdrawals + 1
+    withdrawals = state.failed_scale_ups + 1
     backoff = min(2 ** min(withdrawals, 8), MAX_BACKOFF_INTERVALS) * config.decisions_per_adjustment
     return replace(
-        state, asked=None, withdrawals=withdrawals, failed=state.asked, backoff=backoff, owed=False
+        state,
+        pending_replicas=None,
+        failed_scale_ups=withdrawals,
+        failed_replicas=state.pending_replicas,
+        backoff=backoff,
+        reserved=False,
     )

@@ -84,7 +84,9 @@ def after_foreign_write(state: RoleState, writer: str) -> RoleState:
         state: State of the role before.
         writer: Name of the client.
     """
-    return replace(state, asked=None, writer=writer, foreign_writes=state.foreign_writes + 1, since_write=0)
+    return replace(
+        state, pending_replicas=None, writer=writer, foreign_writes=state.foreign_writes + 1, since_write=0
+    )
 
 
 def cede_decisions(state: RoleState, config: DecideConfig) -> int:
