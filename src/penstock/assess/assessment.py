@@ -29,6 +29,7 @@ from penstock.assess.proposal import proposed
 from penstock.core.errors import ConfigError
 from penstock.engine import profiles
 from penstock.simulator.baselines import hardware_of
+from penstock.simulator.observer import Recording
 from penstock.simulator.plan import DEFAULT_PROFILE
 from penstock.simulator.sweep import simulate
 from penstock.simulator.warm_start import learnt_from_trace
@@ -42,6 +43,9 @@ FIT_REQUESTS: Final = 2000
 
 LEAST_SAVING: Final = 0.01
 """Fraction of the GPU-hours below which nothing is saved. Chosen: two runs of one fleet differ by as much."""
+
+OTHERS: Final = frozenset({FleetKind.HPA, FleetKind.HPA_TUNED, FleetKind.KEDA})
+"""Autoscalers of others: the cheapest is named in the sentence if it reaches the target for less than Penstock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,8 @@ class Assessment:
         calibration: None: of a trace, alongside which nothing was observed.
         trace: Of the first seed.
         profile: Of the simulated engines, by name or path.
+        ran_run: First run of the fleet that ran; None: its latencies were not observed, and it was not kept.
+        recommended_run: First run of the recommended graph; None: nothing is recommended.
         memory: What the recommended planner would have learnt of the load, as JSON; None: nothing is recommended.
     """
 
@@ -102,6 +108,8 @@ class Assessment:
     fleets: tuple[Fleet, ...]
     recommendation: Recommendation
     memory: bytes | None = None
+    ran_run: Recording | None = None
+    recommended_run: Recording | None = None
 
 
 Say = Callable[[str], None]
@@ -137,12 +145,14 @@ def assess(
     profile = fit.written_to(folder)
     setting = _setting(window, traces, profile, options)
     calibration: Calibration | None = None
+    ran_run: Recording | None = None
+    own_run: Recording | None = None
     done: KnownRuns = {}
     if trace is None or has_latencies:
         say("simulating the fleet that ran")
         first = setting.ran()[0]
-        recording, _, done[first.label, first.seed] = simulate(first)
-        calibration = calibrate(window, recording, options.slo)
+        ran_run, _, done[first.label, first.seed] = simulate(first)
+        calibration = calibrate(window, ran_run, options.slo)
     fleets = compare_fleets(
         setting,
         processes=options.processes,
@@ -154,7 +164,7 @@ def assess(
     if recommendation.plan is not None:
         say("setting bounds")
         plan = _proposed(recommendation.plan, observed, setting)
-        bounded = run_own(setting, plan, processes=options.processes)
+        bounded, own_run = run_own(setting, plan, processes=options.processes)
         fleets.append(bounded)
         recommendation = recommend(fleets, calibration, options, bounded=bounded)
     return Assessment(
@@ -168,6 +178,8 @@ def assess(
         tuple(fleets),
         recommendation,
         _memory(recommendation, setting, say),
+        ran_run,
+        own_run,
     )
 
 
@@ -278,6 +290,10 @@ def recommend(
     )
     if fixed is not None:
         sentence += f"; {_served(fixed)}"
+    scaled = [each for each in fleets if each.kind in OTHERS and each.in_time.mean >= needed]
+    cheapest = min(scaled, key=lambda each: each.gpu_hours.mean, default=None)
+    if cheapest is not None and cheapest.gpu_hours.mean < best.gpu_hours.mean:
+        sentence += f"; {_served(cheapest)}"
     if options.gpu_price is not None:
         money = (ran.gpu_hours.mean - best.gpu_hours.mean) * options.gpu_price
         sentence += f"; saved by Penstock: {money:,.2f}"

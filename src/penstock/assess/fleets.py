@@ -250,11 +250,13 @@ def compare_fleets(
     return found
 
 
-def run_own(setting: Setting, plan: GraphPlan, *, processes: int | None) -> Fleet:
-    """Return what Penstock's fleet of a graph would have served."""
+def run_own(setting: Setting, plan: GraphPlan, *, processes: int | None) -> tuple[Fleet, Recording]:
+    """Return what Penstock's fleet of a graph would have served, and its run with the first seed."""
     specs = setting.own(plan)
+    recording, _, first = simulate(specs[0])
     with open_executor(processes=processes, cells=len(specs), on=None) as executor:
-        return _fleet(specs[0].label, FleetKind.PENSTOCK, run_all(figures_of, specs, executor), plan=plan)
+        rest = run_all(figures_of, specs[1:], executor)
+    return _fleet(specs[0].label, FleetKind.PENSTOCK, [first, *rest], plan=plan), recording
 
 
 def _autoscaled(setting: Setting) -> list[tuple[str, FleetKind, list[RunSpec]]]:

@@ -24,6 +24,7 @@ class GraphPlan:
         max_gpus: Budget.
         bounds: Fewest and most replicas of each role; of a role that has none 1 and what the budget allows.
         schedule: Entries of ``planner.schedule``.
+        startup_s: From the request for a replica until it serves, seconds; None: the manifest does not say it.
         prefill_threshold: Prompt tokens to compute above which a worker is busy; None: the default.
     """
 
@@ -35,6 +36,7 @@ class GraphPlan:
     max_gpus: int
     bounds: Mapping[Role, tuple[int, int]] = field(default_factory=dict, hash=False)
     schedule: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)
+    startup_s: float | None = None
     prefill_threshold: int | None = None
 
     def graph(self) -> GraphDeployment:
@@ -68,10 +70,12 @@ class GraphPlan:
     def _workers(self, largest: int) -> dict[str, Any]:
         def service(role: Role, replicas: int, most: int) -> dict[str, Any]:
             low, high = self.bounds.get(role, (1, most))
+            startup = {} if self.startup_s is None else {"startupSeconds": self.startup_s}
             return {
                 "role": role.value,
                 "replicas": min(max(replicas, low), high),
                 "gpusPerReplica": self.gpus,
+                **startup,
                 "scaling": {"minReplicas": low, "maxReplicas": high},
             }
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from penstock.api.manifests.yaml_text import as_yaml
 from penstock.assess.assessment import Assessment
+from penstock.assess.charts import charts
 from penstock.assess.manifest import GRAPH_FILE
 from penstock.assess.text import (
     CALIBRATION_HEADS,
@@ -27,6 +28,7 @@ _FLEETS_NOTE: Final = (
     " is given the mean time between a request's tokens. GPU-hours count from the request for a replica. The fixed fleet is the"
     " smallest that reaches the target; the tuned HPA the cheapest of six that does."
 )
+_CHARTS_NOTE: Final = "The simulated window, in UTC. In time counts the first token; the dashed line is the target. The recommended fleet is drawn if there is one."
 _ROUTER_STEP: Final = (
     "Put the router alone in front of the workers that run today: {router}, with one --worker for each. It changes nothing on"
     " them. To go back, point the clients at the workers again."
@@ -68,6 +70,9 @@ def render_page(found: Assessment) -> str:
         "<h2>The same load on other fleets</h2>",
         table(fleet_heads(found), fleet_rows(found)),
         f"<p>{text(_FLEETS_NOTE)}</p>",
+        "<h2>Over time</h2>",
+        f"<p>{text(_CHARTS_NOTE)}</p>",
+        *charts(found.window, found.options.slo, found.recommended_run, found.ran_run),
     ]
     if found.calibration is not None:
         parts += [

@@ -145,7 +145,13 @@ def proposed(
         threshold = math.ceil(_TARGETS * plan.slo.ttft_seconds * prefill_tokens_per_s / 1000) * 1000
     shape = daily_shape(observed)
     schedule = () if shape is None else _schedule(shape, bounds, needed, cold_start_s)
-    return replace(plan, bounds=bounds, schedule=schedule, prefill_threshold=threshold)
+    return replace(
+        plan,
+        bounds=bounds,
+        schedule=schedule,
+        startup_s=max(1, round(cold_start_s)),
+        prefill_threshold=threshold,
+    )
 
 
 def _per_rate(counts: Floats, at_s: Sequence[float], rates: Floats, step_s: float) -> float:

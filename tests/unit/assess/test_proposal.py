@@ -85,6 +85,7 @@ def test_bounds_come_from_the_simulation_and_the_schedule_from_the_history():
     _, problems = parse_manifests(yaml.safe_dump(manifest))
     assert problems == []
     assert manifest["spec"]["services"]["worker"]["scaling"] == {"minReplicas": 2, "maxReplicas": 10}
+    assert manifest["spec"]["services"]["worker"]["startupSeconds"] == 120
     assert manifest["spec"]["router"] == {"admission": {"activePrefillTokensThreshold": 42_000}}
 
 

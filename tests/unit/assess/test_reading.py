@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -120,6 +121,26 @@ def test_what_is_not_exported_is_named_with_what_follows():
     assert found.hit_rate is None
     assert any(note.startswith("no time between tokens") for note in found.notes)
     assert any(note.startswith("no prefix-cache hits") for note in found.notes)
+
+
+REAL = [line for line in Path(__file__).with_name("vllm-0.32.txt").read_text().splitlines() if line[0] != "#"]
+_CACHE = ("prefix_cache", "kv_cache_usage", "cache_config")
+
+
+@pytest.mark.parametrize("has_cache", [True, False])
+def test_the_names_of_a_real_vllm_are_known(has_cache):
+    """Load, latencies and cache are read of what vLLM 0.32 exports; without its cache's metrics the rest is."""
+    known = [name for name in REAL if has_cache or not any(part in name for part in _CACHE)]
+    server = Server(known)
+    found = read(server)
+    assert found.runtime == "vllm"
+    assert found.ttft is not None
+    assert found.gaps is not None
+    assert found.waiting is not None
+    assert found.running is not None
+    assert (found.hit_rate is not None) is has_cache
+    assert any("vllm:inter_token_latency_seconds_bucket" in query for query in server.asked)
+    assert any(note.startswith("no prefix-cache hits") for note in found.notes) is not has_cache
 
 
 def test_an_unknown_model_is_refused_with_the_known_ones():

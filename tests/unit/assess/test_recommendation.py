@@ -56,6 +56,26 @@ def test_a_cheaper_fleet_that_serves_as_well_is_recommended_with_what_a_fixed_on
 
 
 @pytest.mark.parametrize(
+    ("in_time", "hours", "is_named"), [(0.99, 50.0, True), (0.99, 61.0, False), (0.97, 50.0, False)]
+)
+def test_an_autoscaler_of_others_that_does_it_for_less_is_named(in_time, hours, is_named):
+    """A reader decides between all of them; one that misses the target is no alternative."""
+    others = [*fleets((0.99, 100.0), (0.992, 60.0)), fleet(FleetKind.HPA_TUNED, in_time, hours)]
+    found = recommend(others, calibration(), AssessOptions(SloConfig()))
+    assert found.plan is PLAN
+    assert (f"hpa tuned: 99.0% in time with {hours} GPU-hours" in found.sentence) is is_named
+
+
+def test_the_graph_with_bounds_is_recommended_where_it_serves_as_well():
+    """Its figures are those of the sentence; where it serves worse, the graph without bounds is."""
+    given = fleets((0.99, 100.0), (0.992, 60.0))
+    for in_time, hours in ((0.991, 63.0), (0.97, 55.0)):
+        bounded = fleet(FleetKind.PENSTOCK, in_time, hours)
+        found = recommend([*given, bounded], calibration(), AssessOptions(SloConfig()), bounded=bounded)
+        assert (found.fleet is bounded) is (in_time > 0.99)
+
+
+@pytest.mark.parametrize(
     ("ran", "own", "said"),
     [
         ((0.99, 100.0), (0.97, 60.0), "Penstock would not have helped: at best 97.0%"),
