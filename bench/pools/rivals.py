@@ -30,7 +30,7 @@ def _whole(bid: GraphBid, gpus: int) -> int:
     """Return the GPUs of the first replicas of a bid that fit together."""
     total = 0
     for size in bid.replicas:
-        if total + size > min(gpus, bid.most):
+        if total + size > min(gpus, bid.max_gpus):
             break
         total += size
     return total

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.api import GraphDeployment, Role
 from penstock.core.stamps import seconds
-from penstock.gpu_pool.bid import WANTS_VALID_S, RoleBid, granted
+from penstock.gpu_pool.bid import WANTS_VALID_S, RoleBid, replicas_within
 from penstock_operator.plan.drain import Bounded, bounded
 
 
@@ -155,7 +155,7 @@ def within_grant(
         gpus: Number of GPUs that the pool grants.
         pool: Kind and name of the pool, for messages.
     """
-    fits = granted(bids, gpus)
+    fits = replicas_within(bids, gpus)
     found = dict(wanted)
     for name, bid in bids.items():
         number = max(fits[name], bid.floor)

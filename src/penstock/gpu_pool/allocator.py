@@ -33,7 +33,7 @@ class GraphBid:
     Attributes:
         guaranteed: GPUs that the graph receives whenever it wants them, >= 0.
         priority: Rank for borrowing GPUs above the guarantees; the highest borrows first.
-        most: Maximum GPUs that the graph may hold.
+        max_gpus: Maximum GPUs that the graph may hold.
         replicas: GPU count of each replica that its planner wants, the most urgent first, each >= 1. If the planner does not answer, of
             each existing replica.
         held: GPUs of its existing workers, starting and draining ones included.
@@ -42,7 +42,7 @@ class GraphBid:
 
     guaranteed: int
     priority: int
-    most: int
+    max_gpus: int
     replicas: tuple[int, ...]
     held: int
     serial: int
@@ -163,7 +163,7 @@ def granted(
 
 def wanted_gpus(bid: GraphBid) -> int:
     """Return the GPUs that a graph bids for, as whole replicas within its maximum."""
-    return _within(bid.replicas, bid.most)
+    return _within(bid.replicas, bid.max_gpus)
 
 
 def _lowered(share: Share, bid: GraphBid, target: int, now_s: float) -> Share:
@@ -183,7 +183,7 @@ def _turn(bid: GraphBid, share: Share, name: str) -> tuple[bool, int, str]:
 
 
 def _floor(bid: GraphBid) -> int:
-    return min(bid.guaranteed, bid.most)
+    return min(bid.guaranteed, bid.max_gpus)
 
 
 def _within(replicas: Sequence[int], gpus: int) -> int:
@@ -209,20 +209,20 @@ def _targets(
     filling.fill(floors)
     filling.fill(
         {
-            name: min(share.gpus, graphs[name].most)
+            name: min(share.gpus, graphs[name].max_gpus)
             for name, share in shares.items()
             if is_recent(share.gained_s)
         }
     )
     filling.fill(
         {
-            name: min(bid.most, max(floors[name], shares[name].gpus))
+            name: min(bid.max_gpus, max(floors[name], shares[name].gpus))
             if is_recent(shares[name].lost_s)
-            else bid.most
+            else bid.max_gpus
             for name, bid in graphs.items()
         }
     )
-    filling.fill({name: bid.most for name, bid in graphs.items()})
+    filling.fill({name: bid.max_gpus for name, bid in graphs.items()})
     return filling.given
 
 

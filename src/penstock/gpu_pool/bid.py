@@ -55,7 +55,7 @@ def by_need(bids: Mapping[K, RoleBid]) -> tuple[K, ...]:
     return tuple(order)
 
 
-def granted(bids: Mapping[K, RoleBid], gpus: int) -> dict[K, int]:
+def replicas_within(bids: Mapping[K, RoleBid], gpus: int) -> dict[K, int]:
     """Return the number of replicas of each role or service that a grant covers: the first ones in order of need that fit.
 
     Args:

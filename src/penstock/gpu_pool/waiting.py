@@ -66,7 +66,7 @@ class Holding:
     returns_s: float | None = None
 
     @property
-    def gives_back(self) -> int:
+    def excess_gpus(self) -> int:
         """Number of GPUs that the graph holds above its target, which it has to return."""
         return max(0, self.held - self.grant.target)
 
@@ -131,7 +131,7 @@ def waits_for(graph: str, holdings: Mapping[str, Holding]) -> tuple[str, ...]:
     grant = holdings[graph].grant
     if grant.target <= grant.gpus:
         return ()
-    return tuple(name for name, each in sorted(holdings.items()) if name != graph and each.gives_back)
+    return tuple(name for name, each in sorted(holdings.items()) if name != graph and each.excess_gpus)
 
 
 def lacking(graph: str, holdings: Mapping[str, Holding], when: Callable[[float], str]) -> str:
@@ -166,4 +166,4 @@ def _keeping(name: str, holding: Holding) -> str:
 
 def _giving(name: str, holding: Holding, when: Callable[[float], str]) -> str:
     expected = "" if holding.returns_s is None else f", expected {when(holding.returns_s)}"
-    return f"{name} gives back {holding.gives_back}{expected}"
+    return f"{name} gives back {holding.excess_gpus}{expected}"

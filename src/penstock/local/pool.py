@@ -38,7 +38,7 @@ class PoolMember:
     """One graph of a pool.
 
     Attributes:
-        guaranteed, most, priority: As of `GraphBid`.
+        guaranteed, most, priority: As of `GraphBid` (``most`` is its ``max_gpus``).
         bid: GPUs of each replica that its planner wants, in order of need.
         starts_on: GPU ids that it holds until its statefile is there.
         is_arriving: Its statefile has not been seen yet.

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.api import Role
 from penstock.report.ledger_view import PlannerRun
-from penstock.report.series import COMPARED_S, kept, tokens_around
+from penstock.report.series import COMPARED_S, tokens_around, within_targets
 from penstock.workload.record import RequestResult
 from penstock.workload.statistics import pooled_gaps
 from penstock_planner.decide.config import Mode
@@ -155,7 +155,7 @@ def violations(
         ttft_target_s: TTFT target, seconds; None for no target.
         itl_target_s: Target for the gaps between tokens, seconds; None for no target.
     """
-    in_time, is_fast = kept(results, ttft_s=ttft_target_s, itl_s=itl_target_s)
+    in_time, is_fast = within_targets(results, ttft_s=ttft_target_s, itl_s=itl_target_s)
     gaps = pooled_gaps(results)
     return Violations(
         ttft_target_s=ttft_target_s,

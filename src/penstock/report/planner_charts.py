@@ -246,7 +246,7 @@ def _draw_in_time(run: PlannerRun, _results: Sequence[RequestResult], panels: Se
 
 def _draw_attainment(run: PlannerRun, results: Sequence[RequestResult], axes: Axes) -> None:
     config = run.config
-    in_time, is_fast = series.kept(results, ttft_s=config.ttft_slo_s, itl_s=config.itl_slo_s)
+    in_time, is_fast = series.within_targets(results, ttft_s=config.ttft_slo_s, itl_s=config.itl_slo_s)
     lines = [(in_time, BLUE, f"TTFT <= {config.ttft_slo_s:g} s")]
     if config.itl_slo_s is not None:
         lines.append((is_fast, VERMILION, f"mean ITL <= {config.itl_slo_s:g} s"))

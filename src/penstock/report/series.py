@@ -87,7 +87,7 @@ def in_flight(results: Sequence[RequestResult]) -> tuple[Floats, Floats]:
     return times[order], np.cumsum(steps[order])
 
 
-def kept(
+def within_targets(
     results: Sequence[RequestResult], *, ttft_s: float | None, itl_s: float | None
 ) -> tuple[Floats, Floats]:
     """Return two arrays with 1 or 0 per request: TTFT within its target, and mean gap between tokens within its target.

@@ -32,14 +32,14 @@ class PooledGraph:
         scenario: Scenario of the graph, with a planner and without a GPU budget.
         requests: Requests in order of arrival.
         guaranteed: Number of GPUs that the pool guarantees to the graph.
-        most: Maximum number of GPUs that the graph may hold.
+        max_gpus: Maximum number of GPUs that the graph may hold.
         priority: Priority for GPUs above the guarantee; the highest borrows first.
     """
 
     scenario: Scenario
     requests: Sequence[TraceRequest]
     guaranteed: int = 0
-    most: int = 100_000
+    max_gpus: int = 100_000
     priority: int = 0
 
     @property
@@ -100,7 +100,12 @@ class _Member:
         self.bid = self.simulation.control.taken.bid or self.bid
         held = self.simulation.fleet.gpus
         return GraphBid(
-            self.graph.guaranteed, self.graph.priority, self.graph.most, self.bid, held, self.acts_under[0]
+            self.graph.guaranteed,
+            self.graph.priority,
+            self.graph.max_gpus,
+            self.bid,
+            held,
+            self.acts_under[0],
         )
 
     def act_under(self, grant: Grant, note: str) -> None:

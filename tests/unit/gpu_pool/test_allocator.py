@@ -33,7 +33,14 @@ orders = st.permutations(list(ReclaimBy)).flatmap(
 
 def bid(wanted: int = 0, **changes) -> GraphBid:
     """Return the bid of a graph that wants this many replicas of one GPU, holds none and may hold 1,000."""
-    fields = {"guaranteed": 0, "priority": 0, "most": 1000, "replicas": (1,) * wanted, "held": 0, "serial": 0}
+    fields = {
+        "guaranteed": 0,
+        "priority": 0,
+        "max_gpus": 1000,
+        "replicas": (1,) * wanted,
+        "held": 0,
+        "serial": 0,
+    }
     return GraphBid(**{**fields, **changes})
 
 
@@ -47,7 +54,7 @@ def settled(
         grants, after = allocate(pool, graphs, state, now_s)
         graphs = {
             name: GraphBid(
-                b.guaranteed, b.priority, b.most, b.replicas, grants[name].gpus, grants[name].serial
+                b.guaranteed, b.priority, b.max_gpus, b.replicas, grants[name].gpus, grants[name].serial
             )
             for name, b in graphs.items()
         }
@@ -72,7 +79,7 @@ def pools(draw, *, size=sizes):
         graphs[name] = bid(
             guaranteed=guaranteed,
             priority=draw(st.integers(0, 2)),
-            most=draw(st.integers(0, 64)),
+            max_gpus=draw(st.integers(0, 64)),
             replicas=tuple(draw(st.lists(size, max_size=12))),
         )
     return PoolTerms(total, STARTUP_S, draw(orders)), graphs
@@ -94,7 +101,7 @@ def pools(draw, *, size=sizes):
         # What is left goes to the highest priority.
         ({"a": bid(9), "b": bid(6, priority=1)}, {"a": 2, "b": 6}),
         # No graph gets more than its most.
-        ({"a": bid(9, most=2), "b": bid(9, most=3, guaranteed=5)}, {"a": 2, "b": 3}),
+        ({"a": bid(9, max_gpus=2), "b": bid(9, max_gpus=3, guaranteed=5)}, {"a": 2, "b": 3}),
         # Replicas are whole: the third of three GPUs does not fit, and a smaller one takes the rest.
         ({"a": bid(replicas=(3, 3, 3), priority=1), "b": bid(9)}, {"a": 6, "b": 2}),
         # What borrows counts, not what is held: a with a guarantee of 2 borrows as much as b.
@@ -204,8 +211,8 @@ def test_every_graph_gets_its_guarantee_and_the_pool_holds_them(drawn):
     grants, _, _ = settled(pool, graphs)
     assert sum(gpus(grants).values()) <= pool.gpus
     for name, each in graphs.items():
-        whole = bid(replicas=each.replicas, most=min(each.most, each.guaranteed))
-        assert wanted_gpus(whole) <= grants[name].gpus <= min(each.most, sum(each.replicas))
+        whole = bid(replicas=each.replicas, max_gpus=min(each.max_gpus, each.guaranteed))
+        assert wanted_gpus(whole) <= grants[name].gpus <= min(each.max_gpus, sum(each.replicas))
 
 
 @given(pools())
@@ -215,7 +222,7 @@ def test_no_gpu_is_free_while_a_graph_wants_it_and_may(drawn):
     grants, _, _ = settled(pool, graphs)
     free = pool.gpus - sum(gpus(grants).values())
     for name, each in graphs.items():
-        larger = bid(replicas=each.replicas, most=min(each.most, grants[name].gpus + free))
+        larger = bid(replicas=each.replicas, max_gpus=min(each.max_gpus, grants[name].gpus + free))
         assert wanted_gpus(larger) == grants[name].gpus
 
 
@@ -355,7 +362,7 @@ def test_within_one_start_up_a_graph_regains_only_what_nobody_else_wants(total, 
 
 def _takes(each: GraphBid, gpus: int, more: int) -> bool:
     """Return whether a graph with this many GPUs wants a replica that fits into ``more``."""
-    return wanted_gpus(bid(replicas=each.replicas, most=gpus + more)) > gpus
+    return wanted_gpus(bid(replicas=each.replicas, max_gpus=gpus + more)) > gpus
 
 
 def test_a_graph_that_lost_takes_a_gpu_again_that_stands_free():
@@ -376,4 +383,4 @@ def test_a_graph_that_lost_takes_a_gpu_again_that_stands_free():
 
 def _own(each: GraphBid, gpus: int) -> int:
     """Return what a graph would keep of its GPUs by its own bid."""
-    return wanted_gpus(bid(replicas=each.replicas, most=gpus))
+    return wanted_gpus(bid(replicas=each.replicas, max_gpus=gpus))

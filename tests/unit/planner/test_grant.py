@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api import Role
-from penstock.gpu_pool.bid import RoleBid, by_need, granted
+from penstock.gpu_pool.bid import RoleBid, by_need, replicas_within
 from penstock_planner.decide.bounds.pool import bid_sizes
 from penstock_planner.decide.codec import to_plain
 from penstock_planner.decide.config import DecideConfig
@@ -45,10 +45,10 @@ def test_replicas_are_needed_floors_first_then_in_the_ratio_that_is_asked_for(pr
 def test_a_grant_is_for_whole_replicas_that_fit(prefill, decode, gpus):
     """No more than is granted or wanted; a larger grant takes from no role."""
     both = {P: prefill, D: decode}
-    fits = granted(both, gpus)
+    fits = replicas_within(both, gpus)
     assert sum(fits[role] * both[role].gpus for role in both) <= gpus
     assert all(fits[role] <= both[role].replicas for role in both)
-    assert all(granted(both, gpus + 1)[role] >= fits[role] for role in both)
+    assert all(replicas_within(both, gpus + 1)[role] >= fits[role] for role in both)
 
 
 def decided(monkeypatch, changes, *, counts, grant, starting=None, worth=None, max_step=1, **config):

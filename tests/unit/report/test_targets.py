@@ -15,7 +15,7 @@ from penstock.report.analysis import demand_summary, prediction_summary, targets
 from penstock.report.findings import analyse
 from penstock.report.ledger_view import DecisionMark, PlannerRun, RoleChange
 from penstock.report.planner_charts import planner_pictures
-from penstock.report.series import demand_bins, kept
+from penstock.report.series import demand_bins, within_targets
 from penstock.report.text import report_text
 from penstock.workload.record import RequestStatus
 from penstock_planner.decide.config import DecideConfig, Mode
@@ -101,7 +101,7 @@ def test_a_request_keeps_its_targets_one_by_one(result_of):
         result_of(arrival_s=4.0, tpot_s=0.06),
         result_of(arrival_s=5.0, status=RequestStatus.REJECTED, ttft_s=None),
     ]
-    in_time, is_fast = kept(results, ttft_s=2.0, itl_s=0.05)
+    in_time, is_fast = within_targets(results, ttft_s=2.0, itl_s=0.05)
     assert (in_time.tolist(), is_fast.tolist()) == ([1, 1, 0, 1, 0], [1, 1, 1, 0, 0])
 
 

@@ -134,7 +134,7 @@ def test_streams_that_may_not_go_on_are_lost_with_a_cut_drain_and_with_nothing_e
 
 def test_a_graph_alone_in_a_pool_holds_no_more_than_its_most():
     """Five, though eight are there."""
-    run = PoolSimulation(TERMS, {"a": graph(crowd(0.0, 14.0), most=5)}).run()
+    run = PoolSimulation(TERMS, {"a": graph(crowd(0.0, 14.0), max_gpus=5)}).run()
     assert max(sample.held["a"] for sample in run.samples) == 5
 
 

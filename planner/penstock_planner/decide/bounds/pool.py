@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from penstock.api import Role
-from penstock.gpu_pool.bid import RoleBid, by_need, granted
+from penstock.gpu_pool.bid import RoleBid, by_need, replicas_within
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, Decision, Reason, RoleProposal, Step, count_of
 from penstock_planner.decide.rule import Facts, Proposals
@@ -59,7 +59,7 @@ def keep_grant(proposals: Proposals, facts: Facts) -> Proposals:
     config, bids = facts.config, proposals.bids
     if config.grant is None:
         return proposals
-    fits = granted(bids, config.grant)
+    fits = replicas_within(bids, config.grant)
     # Without a note the pool has not refused the bid; the grant has probably just not arrived yet.
     stay = _staying(proposals.roles, bids, fits, config.grant, is_short=bool(config.grant_note))
     return proposals.with_roles(
