@@ -80,7 +80,7 @@ class Setting:
         traces: One for each seed.
         profile: Latency profile, by name or path.
         gpus: Of one replica.
-        cold_start_s: From asking for a replica until it serves.
+        cold_start_s: Seconds from requesting a replica until it is ready.
         max_gpus: What the scaled fleets may hold.
     """
 

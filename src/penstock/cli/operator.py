@@ -66,12 +66,12 @@ class FinishOptions:
     """Which drains are waited for, and for how long."""
 
     namespace: tuple[str, ...] = flag("Namespace with graphs.", short=("-n",), metavar="NAME", default=())
-    all_namespaces: bool = flag("Look at the graphs of every namespace.", short=("-A",), default=False)
+    all_namespaces: bool = flag("Include the graphs of every namespace.", short=("-A",), default=False)
     operator_class: str = flag(
-        "Look at the graphs with this spec.operatorClass.", metavar="NAME", default=OPERATOR_CLASS
+        "Include only graphs with this spec.operatorClass.", metavar="NAME", default=OPERATOR_CLASS
     )
     timeout: float = flag(
-        "Longest wait, in seconds; the drains that are pending then are given up.", default=240.0, ge=0
+        "Maximum wait, in seconds; drains that are still pending then are abandoned.", default=240.0, ge=0
     )
     connection: Connection = field(default_factory=Connection)
 

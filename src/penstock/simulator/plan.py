@@ -92,7 +92,7 @@ class SimulateOptions:
         metavar="RPS[,RPS…]",
         unset="the trace's",
     )
-    seeds: int = flag("Runs of each, with seeds 0, 1, …", default=1, ge=1)
+    seeds: int = flag("Number of runs of each combination, with seeds 0, 1, …", default=1, ge=1)
     prefill: int | None = flag("Prefill workers at time 0.", ge=1, unset="4, or the manifest's")
     decode: int | None = flag("Decode workers at time 0.", ge=1, unset="4, or the manifest's")
     aggregated: int | None = flag("Aggregated workers instead.", ge=1, unset="prefill and decode workers")
@@ -122,7 +122,9 @@ class SimulateOptions:
         path="folder",
         unset="no ledger is written",
     )
-    max_gpus: int | None = flag("GPU budget, never exceeded.", ge=1, unset="the planner's, else none")
+    max_gpus: int | None = flag(
+        "Maximum GPUs that all workers hold together.", ge=1, unset="the planner's, else none"
+    )
     calendar_start: datetime | None = flag(
         "Date and time of second 0, for planner.schedule, as 2026-01-05T08:00+01:00.",
         convert=_moment,
@@ -130,7 +132,9 @@ class SimulateOptions:
         form="an ISO date and time, as 2026-01-05T08:00+01:00",
         unset="2024-01-01T00:00Z, a Monday",
     )
-    cold_start_s: float = flag("From asking for a replica until it serves, virtual seconds.", default=30.0)
+    cold_start_s: float = flag(
+        "Time from requesting a replica until it is ready, virtual seconds.", default=30.0
+    )
     resizes: tuple[Resize, ...] = flag(
         "Set a pool's size at a time; repeatable.",
         name="--resize",
@@ -158,7 +162,7 @@ class SimulateOptions:
         unset="any, or the manifest's",
     )
     attainment: float | None = attainment_flag(
-        "Fraction of the requests that the planner keeps on time.", unset="0.99, or the manifest's"
+        "Fraction of the requests that the planner aims to serve on time.", unset="0.99, or the manifest's"
     )
     tiers: str | None = flag(
         "Let requests ask for priority tiers in these proportions, as premium=20,standard=50,background=30; the "
@@ -167,10 +171,11 @@ class SimulateOptions:
         unset="they ask for none",
     )
     propagation_delay_s: float = flag(
-        "Age of what routers know beyond what they sent themselves, virtual seconds.", default=0.0
+        "Age of what the picker knows of caches and loads, apart from its own dispatches, virtual seconds.",
+        default=0.0,
     )
     routers: tuple[int, ...] = flag(
-        "Routers side by side, of which one picks the workers for all. Several numbers are compared.",
+        "Number of routers, one of which picks workers for all. Give several numbers to compare them.",
         default=(1,),
         is_separated=True,
         metavar="N[,N…]",
@@ -179,7 +184,7 @@ class SimulateOptions:
         "Time that a request of another router takes to the picker and back, virtual seconds.", default=0.0005
     )
     picker_death: tuple[float, ...] = flag(
-        "Let the router that picks die at this time, seconds; repeatable, and for two routers or more.",
+        "Time at which the router that picks workers dies, seconds; repeatable; needs two routers or more.",
         default=(),
         metavar="S",
         unset="never",
@@ -189,18 +194,18 @@ class SimulateOptions:
     )
     no_rebalance: bool = flag("Turn off moving queued requests (dualmap).", default=False)
     slot_tokens: int | None = flag(
-        "Prompt tokens handed to one worker at a time; a longer prompt goes alone.",
+        "Maximum prompt tokens dispatched to one worker at a time; a longer prompt is dispatched alone.",
         ge=1,
         unset="8192, or the manifest's",
     )
     max_waiting: int | None = flag(
-        "Requests that may wait in the router; more are rejected.", ge=1, unset="no bound"
+        "Maximum number of requests that wait in the router; more are rejected.", ge=1, unset="no bound"
     )
-    max_wait_s: float | None = flag("Longest wait in the router, virtual seconds.", unset="no bound")
+    max_wait_s: float | None = flag("Maximum wait in the router, virtual seconds.", unset="no bound")
     admission: Mapping[str, Any] = field(default_factory=dict)
-    warmup: int = flag("Requests at the beginning that are served but not measured.", default=0, ge=0)
+    warmup: int = flag("Number of requests at the start that are served but not measured.", default=0, ge=0)
     limit: int | None = flag("Maximum number of requests.", ge=1, unset="all")
-    max_input_tokens: int | None = flag("Longest prompt, tokens.", ge=1, unset="no limit")
+    max_input_tokens: int | None = flag("Maximum prompt length, tokens.", ge=1, unset="no limit")
     on_long: OnLong = flag("Cut longer prompts, or leave their requests out.", default=OnLong.TRUNCATE)
     block_tokens: int | None = flag(BLOCK_TOKENS_HELP, ge=1, unset=BLOCK_TOKENS_UNSET)
     spread: Spread | None = flag(

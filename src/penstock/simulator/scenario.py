@@ -163,7 +163,9 @@ class SimpleModel:
     name: str
     prefill_s_per_token: float = flag("Seconds.", gt=0)
     cache_tokens: int = flag("Tokens whose KV it keeps, least recently used out first.", ge=BLOCK_TOKENS)
-    slot_requests: int = flag("Requests that a router hands to it at a time.", default=1, ge=1)
+    slot_requests: int = flag(
+        "Maximum number of requests that a router dispatches to it at a time.", default=1, ge=1
+    )
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -199,7 +201,7 @@ class ProfiledModel:
     kv_tokens: int | None = flag("KV capacity.", ge=1, unset="the profile's")
     block_size: int = flag("Tokens per KV block, a divisor of 512.", default=128, ge=1)
     max_num_batched_tokens: int = 8192
-    max_num_seqs: int = flag("Requests in a batch.", default=256, ge=1)
+    max_num_seqs: int = flag("Maximum number of requests in a batch.", default=256, ge=1)
     link: LinkTerms = field(default_factory=LinkTerms)
     lease: LeaseTerms = field(default_factory=LeaseTerms)
     preemption: PreemptionFlag | None = None
@@ -296,7 +298,9 @@ class SimulatedRouters:
 
     count: int = flag("Number of routers.", name="--routers", default=1, ge=1)
     propagation_delay_s: float = flag(
-        "Age of what the picker knows of caches and loads beyond what it sent itself.", default=0.0, ge=0
+        "Age of what the picker knows of caches and loads, apart from its own dispatches, seconds.",
+        default=0.0,
+        ge=0,
     )
     pick_delay_s: float = flag(
         "Delay of a request from another router to the picker and back, seconds.", default=0.0, ge=0
@@ -368,15 +372,19 @@ class Scenario:
     resizes: Sequence[Resize] = ()
     failures: Sequence[WorkerFailure] = ()
     faults: Faults = field(default_factory=Faults)
-    cold_start_s: float = flag("From asking for a replica until it serves, the mean.", default=30.0, ge=0)
+    cold_start_s: float = flag(
+        "Mean time from requesting a replica until it is ready, seconds.", default=30.0, ge=0
+    )
     cold_start_cv: float = flag(
         "Coefficient of variation of those times, log-normal; 0 makes them equal.", default=0.0, ge=0
     )
     max_gpus: int | None = flag(
-        "Never exceeded by the GPUs of existing workers, draining ones included.", ge=0, unset="no ceiling"
+        "Maximum GPUs that all existing workers hold together, draining ones included.",
+        ge=0,
+        unset="no ceiling",
     )
     slo: SloConfig = field(default_factory=SloConfig)
-    sample_s: float = flag("Between two samples of loads and replicas.", default=1.0, gt=0)
+    sample_s: float = flag("Seconds between two samples of loads and replicas.", default=1.0, gt=0)
     calendar_s: float = MONDAY_S
     seed: int = 0
 

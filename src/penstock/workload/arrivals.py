@@ -125,7 +125,9 @@ class Selection:
     limit: int | None = flag(
         "Maximum number of requests, applied after all other filters.", ge=1, unset="all"
     )
-    max_input_tokens: int | None = flag("Longest prompt, tokens; needs --on-long.", ge=1, unset="no limit")
+    max_input_tokens: int | None = flag(
+        "Maximum prompt length, tokens; needs --on-long.", ge=1, unset="no limit"
+    )
     on_long: OnLong | None = flag("Cut longer prompts, or leave their requests out.", default=None)
 
     def __post_init__(self) -> None:
