@@ -39,7 +39,7 @@ def candidates(kind, value):
     elif isinstance(value, int | float):
         yield from (value + 1, value * 2, value / 2, value - 1)
     elif kind in {int, float}:
-        yield from (1, 2, 64, 1000, 0.5)
+        yield from (1, 2, 64, 1000, 0.5, 5557)
     elif kind is str:
         yield from ("other", "5m", "1", "vllm" if value == "simulated" else "simulated")
     elif origin is typing.Literal:

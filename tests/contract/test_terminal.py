@@ -103,6 +103,7 @@ INVOCATIONS = {
     "engine serve": [EVIL, "--profile", EVIL],
     "engine profiles": [EVIL],
     "operator run": ["--namespace", EVIL, "--kubeconfig", EVIL],
+    "operator finish-drains": ["--namespace", EVIL, "--kubeconfig", EVIL],
     "doctor": ["--local"],
     "completion": [EVIL],
 }

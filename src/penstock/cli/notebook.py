@@ -49,6 +49,7 @@ class SimulateKeywords(TypedDict, total=False):
     profile: str | None
     kv_tokens: int | None
     block_size: int
+    ledger: Path | None
     max_gpus: int | None
     calendar_start: datetime | None
     cold_start_s: float

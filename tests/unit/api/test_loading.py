@@ -316,7 +316,7 @@ def message_of(spec_change):
         ({"env": {"A": "b"}}, "a map where a list is needed; write each item on a line that starts with a hyphen"),
         ({"image": ["a"]}, "a list where text is needed; write text"),
         ({"image": False}, "false where text is needed; put it in quotes"),
-        ({"image": ""}, '"" is too short, at least 1 is needed; write it out'),
+        ({"image": ""}, '"" does not fit; use a container image without spaces, such as vllm/vllm-openai:v0.11.0'),
         (
             {"runtime": "vlm"},
             '"vlm" is not one of vllm, dynamo, sglang, trtllm, simulated; did you mean vllm?',
