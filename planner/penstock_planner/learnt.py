@@ -152,10 +152,10 @@ def memory_in_words(remembered: Memory, gpus_of: Mapping[Role, int]) -> list[str
     return lines
 
 
-def former_run(folder: Path, learns_from: str) -> LearnedStateInfo | None:
+def former_run(folder: Path, learning_identity: str) -> LearnedStateInfo | None:
     """Return the learned state that a planner would find in a ledger's folder; None if there is none or it cannot be read.
 
-    ``learns_from`` is the new planner's `DecideConfig.learns_from`; the result's ``is_taken`` tells whether it uses the state.
+    ``learning_identity`` is the new planner's `DecideConfig.learning_identity`; the result's ``is_taken`` tells whether it uses the state.
     """
     try:
         records = read_ledger(folder, newest=1).records
@@ -167,8 +167,10 @@ def former_run(folder: Path, learns_from: str) -> LearnedStateInfo | None:
         return None
     if not known.seen_s:
         return None
-    is_taken = known.is_of(learns_from)
-    return LearnedStateInfo(newest.get("wall_s"), known.learnt_from, known.seen_s, is_taken, learns_from)
+    is_taken = known.is_of(learning_identity)
+    return LearnedStateInfo(
+        newest.get("wall_s"), known.learnt_from, known.seen_s, is_taken, learning_identity
+    )
 
 
 def former_run_in_words(left: LearnedStateInfo, folder: str | Path, now_s: float) -> str:
@@ -190,7 +192,7 @@ def former_run_in_words(left: LearnedStateInfo, folder: str | Path, now_s: float
 
 
 def _differing(now: str, then: str) -> str:
-    """Return the differences between two values of `DecideConfig.learns_from` as text; empty if either is unknown."""
+    """Return the differences between two values of `DecideConfig.learning_identity` as text; empty if either is unknown."""
     if not now or not then:
         return ""
     ours, theirs = ({part.partition(" ")[0]: part for part in origin.split(", ")} for origin in (now, then))

@@ -297,8 +297,8 @@ async def test_a_config_map_that_cannot_be_used_keeps_a_new_graph_waiting(data, 
         assert await memory_of(*inputs, has_ledger=True) == {}
 
 
-def _as(world, learns_from):
-    world.config = replace(world.config, learning_identity=learns_from)
+def _as(world, learning_identity):
+    world.config = replace(world.config, learning_identity=learning_identity)
     return world
 
 

@@ -127,7 +127,7 @@ class AdaptiveMemory:
         served: Comparison of the shadow fleets' model with what was served.
         trials: Requests by role that were late for reasons that the model does not explain, and replicas on trial.
         week: Demand by time of day and day of the week.
-        learnt_from: Identity from which the state was learned, as `DecideConfig.learns_from`; empty if unknown.
+        learnt_from: Identity from which the state was learned, as `DecideConfig.learning_identity`; empty if unknown.
         stated_s: As `DecideConfig.startups_s`.
         startup_timeout_s: As `DecideConfig.startup_timeout_s`.
     """
@@ -167,9 +167,9 @@ class AdaptiveMemory:
         }
         return from_plain(cls, {**known, "hindsight": kept}, skips_unknown=True)
 
-    def is_of(self, learns_from: str) -> bool:
-        """Return whether the state was learned from ``learns_from``, or either identity is empty (unknown)."""
-        return not self.learnt_from or not learns_from or self.learnt_from == learns_from
+    def is_of(self, learning_identity: str) -> bool:
+        """Return whether the state was learned from ``learning_identity``, or either identity is empty (unknown)."""
+        return not self.learnt_from or not learning_identity or self.learnt_from == learning_identity
 
     @property
     def seen_s(self) -> float:
