@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from zoneinfo import ZoneInfo
 
 from penstock.api import Role
@@ -24,6 +24,9 @@ from penstock_planner.observers import PlannerView
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+Dates: TypeAlias = Sequence[Any]
+"""Dates on an axis: matplotlib takes them, but its types name numbers alone."""
 
 DAY_S: Final = 86_400.0
 HOUR_S: Final = 3_600.0
@@ -211,7 +214,7 @@ def picture(
     figure = Figure(figsize=(11, 7.2 + 0.22 * len(listed)), dpi=90, layout="constrained")
     FigureCanvasAgg(figure)
     upper, middle, lower = figure.subplots(3, 1, sharex=True, height_ratios=[3, 1.4, 1.4])
-    times = [clock.of(each.at_s) for each in moments]
+    times: Dates = [clock.of(each.at_s) for each in moments]
     _draw_replicas(upper, times, moments)
     upper.set_title(title, loc="left", pad=32)
     _shade_schedule(upper, times, moments)
@@ -222,9 +225,10 @@ def picture(
     lower.set_ylabel("GPUs")
     lower.set_ylim(bottom=0)
     lower.set_title(f"{spent:.2f} GPU-hours", loc="right", fontsize=9)
-    locator = AutoDateLocator(tz=times[0].tzinfo)
+    locator = AutoDateLocator(tz=times[0].tzinfo)  # type: ignore[no-untyped-call]
     lower.xaxis.set_major_locator(locator)
-    lower.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=times[0].tzinfo))
+    formatter = ConciseDateFormatter(locator, tz=times[0].tzinfo)  # type: ignore[no-untyped-call]
+    lower.xaxis.set_major_formatter(formatter)
     pace = "" if clock.speed == 1 else f"; a minute on the clock is {clock.speed:g} simulated minutes"
     lower.set_xlabel(f"time, {clock.time_zone}{pace}")
     _number(upper, lower, listed, clock)
@@ -234,7 +238,7 @@ def picture(
     return written.getvalue()
 
 
-def _draw_replicas(axes: Axes, times: Sequence[datetime], moments: Sequence[Moment]) -> None:
+def _draw_replicas(axes: Axes, times: Dates, moments: Sequence[Moment]) -> None:
     for role in sorted({role for each in moments for role in each.ready}):
         counts = [each.ready.get(role, 0) for each in moments]
         axes.step(times, counts, where="post", label=f"{role}, ready", color=_COLOURS.get(role), linewidth=2)
@@ -250,7 +254,7 @@ def _draw_replicas(axes: Axes, times: Sequence[datetime], moments: Sequence[Mome
     axes.legend(loc="upper left", fontsize=9)
 
 
-def _shade_schedule(axes: Axes, times: Sequence[datetime], moments: Sequence[Moment]) -> None:
+def _shade_schedule(axes: Axes, times: Dates, moments: Sequence[Moment]) -> None:
     """Shade the times at which entries of the schedule were active, and annotate each with its entries."""
     for entries, group in groupby(range(len(moments)), key=lambda place: moments[place].scheduled):
         places = list(group)
@@ -263,9 +267,7 @@ def _shade_schedule(axes: Axes, times: Sequence[datetime], moments: Sequence[Mom
             )
 
 
-def _draw_waits(
-    axes: Axes, times: Sequence[datetime], moments: Sequence[Moment], slo_s: float | None
-) -> None:
+def _draw_waits(axes: Axes, times: Dates, moments: Sequence[Moment], slo_s: float | None) -> None:
     waits = [float("nan") if each.oldest_wait_s is None else each.oldest_wait_s for each in moments]
     axes.step(times, waits, where="post", color="#b279a2")
     if slo_s is not None:
@@ -279,7 +281,7 @@ def _draw_waits(
 def _number(upper: Axes, lower: Axes, listed: Sequence[Change], clock: Clock) -> None:
     top = upper.get_ylim()[1]
     for number, change in enumerate(listed, start=1):
-        at = clock.of(change.at_s)
+        at: Any = clock.of(change.at_s)
         for axes in (upper, lower):
             axes.axvline(at, color="#999999", linewidth=0.6, linestyle=":")
         # The numbers of changes that are close together are drawn at different heights.

@@ -51,6 +51,7 @@ class SimulateKeywords(TypedDict, total=False):
     block_size: int
     ledger: Path | None
     max_gpus: int | None
+    ledger: Path | None
     calendar_start: datetime | None
     cold_start_s: float
     resizes: tuple[Resize, ...]
