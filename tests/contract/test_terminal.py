@@ -102,7 +102,6 @@ INVOCATIONS = {
     "make-model": ["graph.yaml"],
     "engine serve": [EVIL, "--profile", EVIL],
     "engine profiles": [EVIL],
-    "operator finish-drains": ["--namespace", EVIL, "--kubeconfig", EVIL],
     "operator run": ["--namespace", EVIL, "--kubeconfig", EVIL],
     "operator finish-drains": ["--namespace", EVIL, "--kubeconfig", EVIL],
     "doctor": ["--local"],

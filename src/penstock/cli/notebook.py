@@ -49,7 +49,6 @@ class SimulateKeywords(TypedDict, total=False):
     profile: str | None
     kv_tokens: int | None
     block_size: int
-    ledger: Path | None
     max_gpus: int | None
     ledger: Path | None
     calendar_start: datetime | None
