@@ -299,12 +299,12 @@ class Admission:
         tiers = self.core.tiers
         shed = None if tiers is None else tiers.arrived(tier)
         if shed is not None and tiers is not None:
-            self.core.turned_away[self.core.entry].add(self._now_s())
+            self.core.rejections[self.core.entry].add(self._now_s())
             raise AdmissionError(RefusalReason.SHED, shed, tiers.monitor.tiers.shedding.recover_seconds)
 
     def all_busy(self, role: Role) -> AdmissionError:
         """Count and return the rejection of a request because all workers of a role are busy."""
-        self.core.turned_away[role].add(self._now_s())
+        self.core.rejections[role].add(self._now_s())
         return AdmissionError(RefusalReason.ALL_BUSY, ALL_BUSY, self.core.busy[role].free_in_s())
 
     def problems(self) -> list[str]:

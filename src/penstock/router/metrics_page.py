@@ -84,7 +84,7 @@ class MetricsPage:
         yield names.SCHEDULE_LAG_SAMPLES, [((), self._metrics.lag.total)]
         wake = self._core.wake
         if wake is not None:
-            yield names.ROUTER_WAKE_HOLD, [((), wake.hold_s)]
+            yield names.ROUTER_WAKE_HOLD, [((), wake.max_startup_wait_s)]
             yield names.ROUTER_WAKE_SLOWEST, [((), wake.slowest_s)]
 
     def _of_model(self) -> Iterator[tuple[str, _Rows]]:
@@ -129,9 +129,9 @@ class MetricsPage:
         ready = dict.fromkeys(core.queues, 0)
         for worker in core.pool:
             ready[worker.spec.role] = ready.get(worker.spec.role, 0) + _is_ready(worker, now_s)
-        turned_away = [((self._model, role.value), role, each) for role, each in core.turned_away.items()]
-        yield names.ROUTER_TURNED_AWAY, [(key, each.total) for key, _, each in turned_away]
-        yield names.ROUTER_UNSERVED, [(key, waiting[r] + each.lately(now_s)) for key, r, each in turned_away]
+        rejections = [((self._model, role.value), role, each) for role, each in core.rejections.items()]
+        yield names.ROUTER_TURNED_AWAY, [(key, each.total) for key, _, each in rejections]
+        yield names.ROUTER_UNSERVED, [(key, waiting[r] + each.recent(now_s)) for key, r, each in rejections]
         yield names.ROUTER_READY_WORKERS, [((role.value,), number) for role, number in ready.items()]
 
     def _of_workers(self) -> Iterator[tuple[str, _Rows]]:

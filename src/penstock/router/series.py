@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from penstock.core import metric_names as names
-from penstock.router.core.waiting import LATELY_S
+from penstock.router.core.waiting import RECENT_S
 
 
 class RouterSeries(NamedTuple):
@@ -50,7 +50,7 @@ SERIES: Final[Mapping[str, RouterSeries]] = {
         "Requests waiting for a decode worker, while no circuit lets them pass.", "model_name"
     ),
     names.ROUTER_UNSERVED: _gauge(
-        f"Requests that wait for a worker of the role, and those turned away in the last {LATELY_S:g} s.",
+        f"Requests that wait for a worker of the role, and those turned away in the last {RECENT_S:g} s.",
         "model_name",
         "role",
     ),

@@ -27,12 +27,12 @@ from penstock.router.core.request_steps import (
     Problem,
     PromptComputed,
     ReadRest,
+    RefusedAtCapacity,
     Release,
     ReleaseKv,
     Rest,
     Retry,
     Send,
-    TurnedAway,
 )
 from penstock.router.core.retries import Assignment, Effects, FailedTry, RefusalReason, RetryScope
 from penstock.simulator.fleet import SimulatedWorker
@@ -49,7 +49,7 @@ PATIENCE_S = 3600.0
 
 _DROPPED: Final = "dropped"
 """Failure reason of a request that its engine can never serve."""
-_BEGAN: Final = Began(is_stream=True, may_go_on=True)
+_BEGAN: Final = Began(is_stream=True, can_resume=True)
 
 
 class RequestPath:
@@ -185,7 +185,7 @@ class RequestPath:
                     effects += router.prefilled(job, now_s)
                 case Release():
                     effects += router.release(job, now_s, is_quiet=is_quiet)
-                case TurnedAway():
+                case RefusedAtCapacity():
                     router.core.refused_at_capacity(step.worker, now_s)
                 case ReleaseKv() if not job.is_orphan:
                     self.heartbeats.release(job)
@@ -277,7 +277,7 @@ class RequestPath:
             self._frontend.forget(job)
             self.end(job, JobOutcome.FAILED)
         elif end.kind is EndKind.ALL_BUSY and end.role is not None:
-            router.core.turned_away[end.role].add(now_s)
+            router.core.rejections[end.role].add(now_s)
             self._frontend.rejected(job, RefusalReason.ALL_BUSY)
             self.end(job, JobOutcome.REJECTED)
         elif isinstance(answer, RefusalReason) and end.kind is not EndKind.LEFT:

@@ -200,8 +200,9 @@ class VirtualRouter:
             role: Role of the worker that it waits for.
         """
         settings = self.core.queues[role].settings
-        own_s, hold_s = settings.longest_wait_s(job.tier, begun=job.is_continuation), self.core.hold_s
-        return (own_s,) if hold_s == inf else (own_s, hold_s, hold_s + own_s)
+        own_s = settings.longest_wait_s(job.tier, begun=job.is_continuation)
+        startup_s = self.core.max_startup_wait_s
+        return (own_s,) if startup_s == inf else (own_s, startup_s, startup_s + own_s)
 
     def release(self, job: Job, now_s: float, *, is_quiet: bool = False) -> Effects[Job]:
         """End a job's assignment to its worker, and return the dispatches that this allows; ``is_quiet`` suppresses them."""
@@ -320,6 +321,6 @@ def _alone_at(job: Job) -> tuple[Role, ...]:
 def _pass_on(adopted: Assignment[Job], verdict: Verdict, _: str) -> None:
     """Forward a verdict on the previous picker's assignment to the new picker's assignment of the same job."""
     if verdict is Verdict.PROVED:
-        adopted.proved()
+        adopted.first_part_ok()
     elif verdict is Verdict.SUCCEEDED:
         adopted.succeeded()

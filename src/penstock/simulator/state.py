@@ -51,7 +51,7 @@ class SimulationState:
 
     def turned_away(self) -> dict[Role, float]:
         """Return the cumulative number of jobs that were refused for lack of a worker, by role."""
-        counts = [router.core.turned_away for router in self.routers]
+        counts = [router.core.rejections for router in self.routers]
         return {role: float(sum(each[role].total for each in counts)) for role in counts[0]}
 
 

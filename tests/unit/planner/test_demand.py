@@ -174,7 +174,7 @@ def _page(**tokens):
         core.entry_queue.submit(number, Arrival((), 10), 17.5)
     core.entry_queue.prompt_tokens = PromptTokenCounts(**tokens)
     for at_s in (4.0, 6.0, 7.0):
-        core.turned_away[Role.PREFILL].add(at_s)
+        core.rejections[Role.PREFILL].add(at_s)
     clock, settings = ClockAt20(), RouterSettings("llama", disaggregated=True)
     context = RouterContext(settings, clock, Admission(core, clock.now_s), Discovery(), metrics)
     return MetricsPage(context, None, None, None).render("")[0].decode()

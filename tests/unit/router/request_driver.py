@@ -12,19 +12,19 @@ from penstock.router.core.request_steps import (
     Began,
     Choose,
     Computed,
-    ComputedBeside,
     End,
     EndKind,
     LeavePrefill,
+    PrefillComputed,
     PrefillFailed,
     Problem,
     PromptComputed,
+    RefusedAtCapacity,
     Release,
     ReleaseKv,
     Rest,
     Retry,
     Send,
-    TurnedAway,
 )
 from penstock.router.core.retries import (
     Assignment,
@@ -38,7 +38,7 @@ from penstock.router.core.worker import WorkerSpec
 from penstock.router.policy.arrival import Arrival
 
 KV = PromptComputed(0, has_kv=True)
-STREAM = Began(is_stream=True, may_go_on=True)
+STREAM = Began(is_stream=True, can_resume=True)
 DONE = None
 CRASH = "crash"
 """The worker breaks off."""
@@ -106,11 +106,11 @@ class Driver:
                 self.core.release(self.assignments[-1], self.now_s)
             elif isinstance(step, Computed):
                 self.core.prefilled(self.assignments[-1], self.now_s, cached_tokens=step.cached_tokens)
-            elif isinstance(step, ComputedBeside):
+            elif isinstance(step, PrefillComputed):
                 self.core.prefilled(self.prefill, self.now_s, cached_tokens=step.cached_tokens)
             elif isinstance(step, LeavePrefill):
                 self.core.release(self.prefill, self.now_s)
-            elif isinstance(step, TurnedAway):
+            elif isinstance(step, RefusedAtCapacity):
                 self.core.refused_at_capacity(step.worker, 0.0)
         self.machine.steps.clear()
 
@@ -191,7 +191,9 @@ class Driver:
         kept = [each for each in self.of(Send) if each.role is Role.DECODE and each.reads_kv]
         assert self.machine._is_kept is False
         assert self.machine._source is None
-        assert len(self.of(ReleaseKv)) <= len(self.of(Send)) - len(kept) + len(self.of(TurnedAway, Retry))
+        assert len(self.of(ReleaseKv)) <= len(self.of(Send)) - len(kept) + len(
+            self.of(RefusedAtCapacity, Retry)
+        )
 
 
 SCRIPTS = {

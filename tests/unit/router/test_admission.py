@@ -309,9 +309,9 @@ async def test_the_wait_for_workers_is_learnt_from_the_last_times_they_came():
     """Three wake-ups of 40 s: a request waits twice that and no more, and is told what another start may take."""
     world = asleep(maxWakeSeconds=600)
     await wakes(world, 40.0, 2)
-    assert world.admission.core.hold_s == 600.0
+    assert world.admission.core.max_startup_wait_s == 600.0
     await wakes(world, 40.0, 1)
-    assert world.admission.core.hold_s == 80.0
+    assert world.admission.core.max_startup_wait_s == 80.0
     waiting = await world.entered(1)
     await world.at(world.now_s + 79.9)
     assert not waiting.done()
@@ -320,7 +320,7 @@ async def test_the_wait_for_workers_is_learnt_from_the_last_times_they_came():
         await waiting
     assert told.value.retry_after_s == pytest.approx(80.0), "as long again as it has taken"
     world.set("a")
-    assert world.admission.core.hold_s == 160.0, "the slow one counts"
+    assert world.admission.core.max_startup_wait_s == 160.0, "the slow one counts"
 
 
 async def test_the_first_start_of_a_graph_teaches_nothing():
@@ -372,4 +372,4 @@ async def test_the_loss_of_single_workers_teaches_nothing_of_starts():
         world.now_s += 2.0
         world.set("a")
         world.finish(await served(waiting))
-    assert world.admission.core.hold_s == 600.0
+    assert world.admission.core.max_startup_wait_s == 600.0

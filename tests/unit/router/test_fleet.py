@@ -161,7 +161,7 @@ def test_a_probe_is_decided_by_the_beginning_of_its_answer():
     fail(worker, 0, times=2)
     probe = Assignment(None, worker, 1, now_s=10)
     assert _routable(fleet, 10) == []
-    probe.proved()
+    probe.first_part_ok()
 
     assert _routable(fleet, 10) == ["w"]
     assert worker.inflight_requests == 1
@@ -173,7 +173,7 @@ def _ejected_twice_and_back(fleet):
     fail(worker, 0, times=2)
     fail(worker, 10)
     probe = Assignment(None, worker, 1, now_s=30)
-    probe.proved()
+    probe.first_part_ok()
     return worker, probe
 
 
@@ -201,7 +201,7 @@ def test_streams_from_before_an_ejection_say_nothing_about_the_worker_after_it()
     hanging = [Assignment(None, worker, 1, now_s=0) for _ in range(5)]
     for each in hanging[:2]:
         each.failed(1, "sent nothing for 60 s")
-    Assignment(None, worker, 1, now_s=11).proved()
+    Assignment(None, worker, 1, now_s=11).first_part_ok()
     for each in hanging[2:]:
         each.failed(12, "sent nothing for 60 s")
 

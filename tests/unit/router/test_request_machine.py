@@ -27,16 +27,16 @@ from penstock.router.core.request_steps import (
     Deliver,
     End,
     EndKind,
-    Lost,
     Problem,
     QueryOfDeath,
     ReadRest,
+    RefusedAtCapacity,
     Relay,
     Release,
     ReleaseKv,
     Retry,
     Send,
-    TurnedAway,
+    StreamLost,
 )
 from penstock.router.core.retries import (
     FailedTry,
@@ -136,7 +136,7 @@ def test_a_refusal_for_lack_of_room_costs_no_retry_and_asks_each_worker_once():
     end = driver.run({"Send": [Problem.AT_CAPACITY] * 9})
 
     assert end.kind is EndKind.REFUSED
-    assert len({each.worker.name for each in driver.of(TurnedAway)}) == 3
+    assert len({each.worker.name for each in driver.of(RefusedAtCapacity)}) == 3
     assert driver.machine.tries.retries == 0
 
 
@@ -170,12 +170,12 @@ def test_only_what_kills_alone_is_convicted(is_split, script, is_deadly):
     """At any stage, before its first token or after it, on workers that had answered others."""
     driver = Driver(is_split=is_split, workers=4)
     for worker in driver.core.pool:
-        worker.has_ever_answered = worker.has_answered = True
+        worker.has_ever_answered = worker.has_answered_since_failure = True
     end = driver.run(script)
     assert (end.kind is EndKind.FAILED) is is_deadly
     convicted = driver.of(QueryOfDeath)
     assert [len(each.before) for each in convicted] == [2] * is_deadly
-    assert [each.why for each in driver.of(Lost)] == ["conviction"] * (is_deadly and "Relay" in script)
+    assert [each.why for each in driver.of(StreamLost)] == ["conviction"] * (is_deadly and "Relay" in script)
     driver.check_nothing_is_held()
 
 
@@ -184,7 +184,7 @@ def test_a_worker_that_breaks_everything_off_says_nothing_of_a_request(answered,
     """No worker of the role has ever answered, or this one fell before; the request is tried as often as it may."""
     driver = Driver(is_split=False, workers=4)
     for worker in driver.core.pool:
-        worker.has_ever_answered, worker.fell_s = answered, fell_s
+        worker.has_ever_answered, worker.last_failure_after_success_s = answered, fell_s
     assert driver.run({"Send": [KILLED] * 3}).kind is EndKind.SERVED
     assert driver.machine.alone_at == ()
 
@@ -210,9 +210,9 @@ def test_a_new_process_has_answered_nothing():
     driver = Driver(is_split=False, workers=1)
     driver.run({"Send": [COMPLETE]})
     (worker,) = driver.core.pool
-    assert worker.has_answered
+    assert worker.has_answered_since_failure
     driver.core.set_workers([replace(worker.spec, incarnation="next")], 0.0)
-    assert (worker.has_answered, worker.fell_s) == (False, None)
+    assert (worker.has_answered_since_failure, worker.last_failure_after_success_s) == (False, None)
 
 
 def test_a_stream_that_leaves_a_draining_worker_takes_no_retry_and_counts_no_death():
@@ -251,7 +251,7 @@ def test_a_stream_that_cannot_go_on_says_why(most, began, failures, why):
     end = driver.run({"Send": [began] * 3, "Relay": failures})
 
     assert end.kind is EndKind.FAILED
-    assert [each.why for each in driver.of(Lost)] == [why]
+    assert [each.why for each in driver.of(StreamLost)] == [why]
 
 
 def test_after_its_deadline_nothing_is_tried_again():
@@ -295,7 +295,7 @@ def test_a_worker_that_is_chosen_again_without_room_ends_the_request(options, st
     driver.core.refused_at_capacity = lambda *_: None
 
     assert driver.run({step: [Problem.AT_CAPACITY] * 9}) == End(EndKind.ALL_BUSY, role=role)
-    assert len(driver.of(TurnedAway)) == 2
+    assert len(driver.of(RefusedAtCapacity)) == 2
     driver.check_nothing_is_held()
 
 
@@ -329,7 +329,7 @@ def test_what_refuses_a_new_request_makes_a_begun_stream_wait(case, broken):
     answers, kind = REFUSED[case]
     driver = Driver(is_split=False)
     assert driver.run({"Relay": [broken], **answers}).kind is EndKind.SERVED
-    assert driver.of(Lost) == []
+    assert driver.of(StreamLost) == []
     assert driver.machine.continuations == (broken == CRASH)
     driver.check_nothing_is_held()
 
@@ -355,7 +355,7 @@ def test_a_begun_stream_waits_for_a_worker_for_its_own_time_alone(waits_s, why):
     end = driver.run({"Relay": [CRASH], "Send": [STREAM, *[UNREACHED] * 7]})
 
     assert end.kind is (EndKind.FAILED if why else EndKind.SERVED)
-    assert [each.why for each in driver.of(Lost)] == why
+    assert [each.why for each in driver.of(StreamLost)] == why
     assert driver.machine.continuations == 1
     driver.check_nothing_is_held()
 
@@ -375,8 +375,8 @@ def test_the_rest_of_a_stream_waits_for_room_as_long_as_its_time_lasts(options, 
     full = [Problem.AT_CAPACITY] * 6
     driver = made()
     assert driver.run({"Relay": [broken], "Send": [STREAM, *full]}).kind is EndKind.SERVED
-    assert len(driver.of(TurnedAway)) == 6
-    assert driver.of(Lost) == []
+    assert len(driver.of(RefusedAtCapacity)) == 6
+    assert driver.of(StreamLost) == []
     driver.check_nothing_is_held()
 
     assert made().run({"Send": full}).kind is EndKind.ALL_BUSY
@@ -385,7 +385,7 @@ def test_the_rest_of_a_stream_waits_for_room_as_long_as_its_time_lasts(options, 
     now_s = iter([0.0] * 9)
     driver.machine._now_s = lambda: next(now_s, 1.0)
     driver.run({"Relay": [MOVED], "Send": [STREAM, *full * 2]})
-    assert [each.why for each in driver.of(Lost)] == ["request_time"]
+    assert [each.why for each in driver.of(StreamLost)] == ["request_time"]
     driver.check_nothing_is_held()
 
 

@@ -30,7 +30,7 @@ from penstock.router.core.request_steps import (
     Send,
 )
 from penstock.router.core.retries import Assignment, FailedTry, RequestTries, RetryRules, RetryScope
-from penstock.router.core.suspects import CLEARED_TOKENS, Suspicion, Ward, is_trial
+from penstock.router.core.suspects import CLEARED_TOKENS, DeathRecord, IsolatedRequests, is_trial
 from penstock.router.core.worker import WorkerSpec
 from penstock.router.policy.arrival import Arrival
 
@@ -81,7 +81,7 @@ class Fleet:
         self.closing = set()
         self._apply()
         for worker in self.core.pool:
-            worker.has_ever_answered = worker.has_answered = True
+            worker.has_ever_answered = worker.has_answered_since_failure = True
         self.outside = sorted(outside)
         plan = RequestPlan(Role.AGGREGATED, is_split=False, max_continuations=1000, worker_wait_s=1e6)
         self.requests = [Played(n, kills_at) for n, kills_at in enumerate(killers)]
@@ -198,7 +198,7 @@ class Fleet:
             self.die(each.assignment.worker.name, tick)
             return
         if each.state == "sent":
-            self.go_on(each, Began(is_stream=True, may_go_on=True))
+            self.go_on(each, Began(is_stream=True, can_resume=True))
         each.said, each.here = each.said + 1, each.here + 1
         if each.machine.alone_at and each.here >= CLEARED_TOKENS:
             each.machine.clear()
@@ -304,36 +304,36 @@ def test_a_killer_costs_three_workers_beside_many(workers, kills_at):
 
 def test_a_suspect_waits_while_one_worker_of_several_serves():
     """It gets none until another one is there for the others."""
-    ward, fleet = Ward(Role.AGGREGATED), Fleet(2, [], [])
+    isolated, fleet = IsolatedRequests(Role.AGGREGATED), Fleet(2, [], [])
     one, other = fleet.core.pool
     everything = (one, other)
-    assert ward.free([one], everything, lambda _: True) is None
-    assert ward.closed([one], everything, is_awaited=True) == frozenset()
-    assert ward.free([one, other], everything, lambda _: True) is one
-    assert ward.free([one], [one], lambda _: True) is one
-    assert ward.free([one, other], everything, lambda worker: worker is other) is other
+    assert isolated.free([one], everything, lambda _: True) is None
+    assert isolated.closed([one], everything, is_awaited=True) == frozenset()
+    assert isolated.free([one, other], everything, lambda _: True) is one
+    assert isolated.free([one], [one], lambda _: True) is one
+    assert isolated.free([one, other], everything, lambda worker: worker is other) is other
 
 
 def test_a_request_is_alone_where_it_was_at_a_death():
     """After two of them; cleared, it is as any other."""
-    suspicion, fleet = Suspicion(), Fleet(2, [], [])
+    record, fleet = DeathRecord(), Fleet(2, [], [])
     for worker, alone_at in zip(fleet.core.pool, [(), (Role.AGGREGATED,)], strict=True):
         for _ in range(2):
             # The second time it was sent to a worker that is dead already.
-            suspicion.was_at(worker)
-        assert suspicion.alone_at == alone_at
-    suspicion.clear()
-    assert suspicion.alone_at == ()
+            record.was_at(worker)
+        assert record.alone_at == alone_at
+    record.clear()
+    assert record.alone_at == ()
 
 
 def test_a_worker_that_is_back_before_a_check_misses_it_may_die_again():
     """After a failure it takes no suspect until it answers a check, or five seconds have passed without news of its end."""
-    suspicion, fleet = Suspicion(), Fleet(1, [], [])
+    record, fleet = DeathRecord(), Fleet(1, [], [])
     (worker,) = fleet.core.pool
-    suspicion.was_at(worker)
+    record.was_at(worker)
     worker.failed(0.0, "broke off", probe=False, proven=True, openings=0)
     assert [worker.may_be_gone(now_s) for now_s in (0.0, 4.9, 5.0)] == [True, True, False]
-    worker.is_there()
+    worker.confirm_alive()
     assert not worker.may_be_gone(0.1)
-    suspicion.was_at(worker)
-    assert suspicion.alone_at == (Role.AGGREGATED,)
+    record.was_at(worker)
+    assert record.alone_at == (Role.AGGREGATED,)

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.api import Role, Tier, TiersConfig
-from penstock.router.core.tiers import AheadOfShare, AwaitingFirstToken, FirstStage, TierControl
+from penstock.router.core.tiers import AwaitingFirstToken, FirstStage, ShareExcess, TierControl
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.tiers import share_of
 
@@ -13,7 +13,7 @@ SHARE = share_of(TIERS, Tier.STANDARD)
 
 def test_a_tier_is_ahead_by_what_it_asks_and_by_twice_its_burst_at_most():
     """Exactly the burst is within it."""
-    ahead = AheadOfShare()
+    ahead = ShareExcess()
     ahead.add(Tier.STANDARD, 100, 100)
     assert ahead.is_within(Tier.STANDARD, 100)
     ahead.add(Tier.STANDARD, 1, 100)
@@ -24,7 +24,7 @@ def test_a_tier_is_ahead_by_what_it_asks_and_by_twice_its_burst_at_most():
 
 def test_time_takes_a_tier_s_share_of_what_workers_compute_off():
     """Each second counts once; time that goes back counts nothing."""
-    ahead = AheadOfShare()
+    ahead = ShareExcess()
     ahead.drain(TIERS, 1000.0, 50.0)
     ahead.add(Tier.STANDARD, 3000, 10_000)
     for now_s in (52.0, 52.0, 51.0):
@@ -69,7 +69,7 @@ def test_without_a_threshold_a_tier_s_burst_alone_waits():
     burst = int(control(0)._burst_tokens(Tier.STANDARD, stage))
     for standard, expected in ((burst - 1, True), (burst + 1, False)):
         made = control(standard)
-        made.asked(Tier.STANDARD, 10 * burst, stage, 0.0)
+        made.count_requested(Tier.STANDARD, 10 * burst, stage, 0.0)
         assert waits(made, stage) is expected
     assert not waits(control(1, background=0), stage)
 
@@ -81,15 +81,15 @@ def test_a_tier_that_asks_for_more_than_its_share_waits_below_its_part_of_the_th
     burst = control(0)._burst_tokens(Tier.STANDARD, stage)
     for standard, expected in ((part - 1, True), (part + 1, False)):
         made = control(standard)
-        made.asked(Tier.STANDARD, 3 * burst, stage, 0.0)
+        made.count_requested(Tier.STANDARD, 3 * burst, stage, 0.0)
         assert waits(made, stage) is expected
     # What was admitted and is computed is not a reason to reject.
     made = control(0)
-    made.asked(Tier.STANDARD, 0, stage, 0.0)
+    made.count_requested(Tier.STANDARD, 0, stage, 0.0)
     made.entered("there", Role.AGGREGATED, Arrival((), part - 1), uncomputed_tokens=part - 1)
     made.entered("gone", Role.AGGREGATED, Arrival((), part), uncomputed_tokens=part)
     made.computed("gone", 0.0)
-    made.asked(Tier.STANDARD, 3 * burst, stage, 0.0)
+    made.count_requested(Tier.STANDARD, 3 * burst, stage, 0.0)
     assert waits(made, stage)
 
 
@@ -98,8 +98,8 @@ def test_what_all_workers_compute_is_taken_off_what_a_tier_asked_for():
     stage = FirstStage(4, 100.0, 10_000.0)
     made = control(0, background=1)
     burst = made._burst_tokens(Tier.STANDARD, stage)
-    made.asked(Tier.STANDARD, 0, stage, 0.0)
-    made.asked(Tier.STANDARD, 2 * burst, stage, 0.0)
-    assert not made._asked.is_within(Tier.STANDARD, burst)
-    made.asked(Tier.STANDARD, 0, stage, burst / (10_000.0 * 4 * SHARE) + 0.01)
-    assert made._asked.is_within(Tier.STANDARD, burst)
+    made.count_requested(Tier.STANDARD, 0, stage, 0.0)
+    made.count_requested(Tier.STANDARD, 2 * burst, stage, 0.0)
+    assert not made._requested.is_within(Tier.STANDARD, burst)
+    made.count_requested(Tier.STANDARD, 0, stage, burst / (10_000.0 * 4 * SHARE) + 0.01)
+    assert made._requested.is_within(Tier.STANDARD, burst)

@@ -119,7 +119,7 @@ class CircuitBreaker:
         self._probing = True
         return True
 
-    def began(self) -> None:
+    def probe_started_ok(self) -> None:
         """Record that the first part of the probe's response was correct: the circuit closes, and the next failure opens it again."""
         self._enter(Circuit.CLOSED)
         self._probing = False
@@ -129,7 +129,7 @@ class CircuitBreaker:
     def succeeded(self, *, probe: bool) -> None:
         """Record a complete, correct response; if the circuit is not closed, only the probe's response closes it."""
         if probe:
-            self.began()
+            self.probe_started_ok()
         if self.is_closed:
             self.failures = 0
             self.is_on_probation = False

@@ -46,11 +46,11 @@ class DispatchQueue(Generic[T]):
         policy: Routing policy that chooses the worker of each request.
         settings: Limits, order and tier shares of this queue.
         workers: Eligible and inactive workers of the role, each with its own queue, prefix index and throughput.
-        apart: Waiting requests that are suspected of crashing workers, by request. The policy does not assign them; each must
+        isolated: Waiting requests that are suspected of crashing workers, by request. The policy does not assign them; each must
             run alone on a worker, see `penstock.router.core.suspects`.
         occupancy: Number of waiting requests per tier and tenant; only counted if tiers are enabled.
         moved: Number of times that rebalancing has moved a waiting request to another worker, since this queue was created.
-        waiting: Number of requests that wait now, those in `apart` included.
+        waiting: Number of requests that wait now, those in `isolated` included.
         tokens: Number of prompt tokens, cached ones included, of the requests that wait now.
         prompt_tokens: Counts of the uncached prompt tokens that wait, were dispatched and were computed.
     """
@@ -66,7 +66,7 @@ class DispatchQueue(Generic[T]):
         self._workers = self.workers.eligible
         self._estimates = self.workers.estimates
         self._central = self.workers.central
-        self.apart: dict[T, QueuedRequest[T]] = {}
+        self.isolated: dict[T, QueuedRequest[T]] = {}
         self.occupancy = QueueOccupancy()
         # Requests that wait (with an empty `worker` while they are in the central queue) and requests that run.
         self._requests: dict[T, QueuedRequest[T]] = {}
@@ -172,8 +172,8 @@ class DispatchQueue(Generic[T]):
     ) -> bool:
         """Add a request to the queue; return False, and do nothing, if the limits on waiting requests do not admit it.
 
-        A request that is suspected of crashing workers (`Arrival.alone_at` is not empty) is put into `apart` until
-        `start_apart` is called for it.
+        A request that is suspected of crashing workers (`Arrival.alone_at` is not empty) is put into `isolated` until
+        `dispatch_isolated` is called for it.
 
         Args:
             item: The request.
@@ -192,7 +192,7 @@ class DispatchQueue(Generic[T]):
         queued = QueuedRequest(item, arrival, since_s, uncached=arrival.tokens, is_retry=again)
         decision = None
         if arrival.alone_at:
-            self.apart[item] = self._requests[item] = queued
+            self.isolated[item] = self._requests[item] = queued
         else:
             decision = self._assign(queued, now_s, is_first=again, busy=busy)
         queued.weight = max(1, queued.uncached)
@@ -208,15 +208,15 @@ class DispatchQueue(Generic[T]):
         self._relieve(decision, now_s)
         return True
 
-    def start_apart(self, item: T, name: str, now_s: float, *, reason: str) -> QueuedRequest[T]:
-        """Dispatch a request of `apart`, which must run alone, to the worker ``name`` without asking the policy; return the request.
+    def dispatch_isolated(self, item: T, name: str, now_s: float, *, reason: str) -> QueuedRequest[T]:
+        """Dispatch a request of `isolated`, which must run alone, to the worker ``name`` without asking the policy; return the request.
 
         ``reason`` is a short phrase for the log that says why the request goes to this worker.
 
         Raises:
-            KeyError: the request is not in `apart`, or the worker is not eligible.
+            KeyError: the request is not in `isolated`, or the worker is not eligible.
         """
-        queued, worker = self.apart.pop(item), self._workers[name]
+        queued, worker = self.isolated.pop(item), self._workers[name]
         queued.reason = reason
         worker.put(queued)
         self._start(worker, queued, now_s)
@@ -309,8 +309,8 @@ class DispatchQueue(Generic[T]):
         queued = self._requests.get(item)
         if queued is None or queued.started_s is not None:
             return
-        if item in self.apart:
-            del self.apart[item]
+        if item in self.isolated:
+            del self.isolated[item]
         elif queued.worker:
             self._workers[queued.worker].unassign(queued)
         else:
@@ -319,11 +319,11 @@ class DispatchQueue(Generic[T]):
         self._stop_waiting(queued)
 
     def take_expired(
-        self, now_s: float, *, served_s: float = -inf, hold_s: float = inf
+        self, now_s: float, *, served_s: float = -inf, max_startup_wait_s: float = inf
     ) -> list[QueuedRequest[T]]:
         """Remove and return the requests whose time limit in the queue has passed.
 
-        ``served_s`` and ``hold_s`` are explained in `QueueSettings.deadline_s`.
+        ``served_s`` and ``max_startup_wait_s`` are explained in `QueueSettings.deadline_s`.
         """
 
         def deadline_s(each: QueuedRequest[T]) -> float:
@@ -332,7 +332,7 @@ class DispatchQueue(Generic[T]):
                 each.since_s,
                 begun=each.arrival.is_rest,
                 served_s=served_s,
-                hold_s=hold_s,
+                max_startup_wait_s=max_startup_wait_s,
             )
 
         waiting = self.waiting_requests() if self.waiting else ()
@@ -367,9 +367,9 @@ class DispatchQueue(Generic[T]):
         self.settings = replace(self.settings, tiers=tiers)
         self.workers.set_tiers(tiers)
 
-    def hold(self, tiers: frozenset[Tier]) -> None:
+    def set_held_tiers(self, tiers: frozenset[Tier]) -> None:
         """Dispatch no request of these tiers until the next call; an empty set dispatches all tiers again."""
-        if self.workers.hold(tiers):
+        if self.workers.set_held_tiers(tiers):
             self._dirty |= dict.fromkeys(self._workers)
 
     @property

@@ -61,7 +61,7 @@ class KnownWorkers(Generic[T]):
         for line in self._tier_queues():
             line.configure(tiers)
 
-    def hold(self, tiers: frozenset[Tier]) -> bool:
+    def set_held_tiers(self, tiers: frozenset[Tier]) -> bool:
         """Serve no request of these tiers until the next call; return whether the set of tiers has changed."""
         is_change = tiers != self._held
         if is_change:

@@ -38,28 +38,28 @@ from penstock.router.core.request_steps import (
     Began,
     Choose,
     Computed,
-    ComputedBeside,
     Confirm,
     CountTransfer,
     Deliver,
     End,
     EndKind,
     LeavePrefill,
-    Lost,
     Notification,
+    PrefillComputed,
     PrefillEnd,
     PrefillFailed,
     Problem,
     PromptComputed,
     QueryOfDeath,
     ReadRest,
+    RefusedAtCapacity,
     Relay,
     Release,
     ReleaseKv,
     Rest,
     Retry,
     Send,
-    TurnedAway,
+    StreamLost,
 )
 from penstock.router.core.retries import (
     MOST_PAUSES,
@@ -72,7 +72,7 @@ from penstock.router.core.retries import (
     RetryRules,
     RetryScope,
 )
-from penstock.router.core.suspects import Suspicion, is_trial
+from penstock.router.core.suspects import DeathRecord, is_trial
 from penstock.router.core.worker import Worker
 
 SUDDENLY_S: Final = 1.0
@@ -127,9 +127,9 @@ class RequestPlan:
         return Role.DECODE if self.entry is Role.PREFILL else self.entry
 
 
-_Came: TypeAlias = PromptComputed | PrefillFailed | FailedTry | RefusalReason | Problem | End | None
+_Result: TypeAlias = PromptComputed | PrefillFailed | FailedTry | RefusalReason | Problem | End | None
 _Refused: TypeAlias = RefusalReason | Problem | End
-_Way: TypeAlias = Generator[Asked, Any, _Came]
+_Way: TypeAlias = Generator[Asked, Any, _Result]
 
 
 # Steps that are the same for every request are created once.
@@ -162,17 +162,17 @@ class RequestMachine:
     """
 
     __slots__ = (
+        "_can_resume",
+        "_death_record",
         "_died_s",
         "_has_begun",
         "_is_kept",
-        "_may_go_on",
+        "_is_streaming",
         "_meeting",
         "_now_s",
         "_plan",
         "_sent_s",
         "_source",
-        "_speaks",
-        "_suspicion",
         "_trials",
         "_waits_since_s",
         "_was_trial",
@@ -201,7 +201,7 @@ class RequestMachine:
         self.continuations = 0
         self.moves = 0
         self.alone_at: tuple[Role, ...] = ()
-        self._suspicion: Suspicion | None = None
+        self._death_record: DeathRecord | None = None
         # Assignments, by role, in which the request runs or last ran alone as a suspect, with the worker's outages at that
         # time.
         self._was_trial = False
@@ -215,9 +215,9 @@ class RequestMachine:
         self._is_kept = False
         # The assignment to the prefill worker that computes concurrently with decode, until that worker has answered.
         self._meeting: Assignment[Any] | None = None
-        self._has_begun = self._speaks = False
+        self._has_begun = self._is_streaming = False
         self._sent_s = self._died_s = self._waits_since_s = -inf
-        self._may_go_on = False
+        self._can_resume = False
         self._way = self._run()
 
     def answer(self, answer: Answer) -> Asked | End:
@@ -247,7 +247,7 @@ class RequestMachine:
     def may_move(self) -> bool:
         """Whether the request's limits allow its stream to be moved from a draining worker to another one now."""
         is_in_time = self._now_s() < self.deadline_s
-        return self._may_go_on and is_in_time and self.moves < self._plan.max_continuations
+        return self._can_resume and is_in_time and self.moves < self._plan.max_continuations
 
     @property
     def waits_until_s(self) -> float:
@@ -267,25 +267,25 @@ class RequestMachine:
         is_admission = answering is not plan.entry
         while True:
             if plan.is_split:
-                came = yield from (self._meet() if plan.is_concurrent else self._prefill_and_decode())
+                result = yield from (self._meet() if plan.is_concurrent else self._prefill_and_decode())
             else:
-                came = yield from self._stage(answering, self._answered, is_admission=is_admission)
-            if came is None:
+                result = yield from self._stage(answering, self._answered, is_admission=is_admission)
+            if result is None:
                 return _SERVED
-            if not isinstance(came, FailedTry):
-                assert isinstance(came, RefusalReason | Problem | End)  # noqa: S101 - stages give nothing else
-                if self._is_final(came):
-                    return _end_of(came)
-                came = FailedTry(_refusal_of(came), RetryScope.ANYWHERE)
-            end = yield from self._after(came)
+            if not isinstance(result, FailedTry):
+                assert isinstance(result, RefusalReason | Problem | End)  # noqa: S101 - stages give nothing else
+                if self._is_final(result):
+                    return _end_of(result)
+                result = FailedTry(_refusal_of(result), RetryScope.ANYWHERE)
+            end = yield from self._after(result)
             if end is not None:
                 return end
             is_admission = False
 
-    def _is_final(self, came: _Refused) -> bool:
+    def _is_final(self, result: _Refused) -> bool:
         """Return whether the lack of a worker, of room at one or of a connection ends the request."""
-        limit = QUEUE_WAIT if isinstance(came, RefusalReason) else CAPACITY
-        if came is Problem.SATURATED:
+        limit = QUEUE_WAIT if isinstance(result, RefusalReason) else CAPACITY
+        if result is Problem.SATURATED:
             limit = CONNECTIONS
         return limit.binds(begun=self._has_begun)
 
@@ -294,28 +294,28 @@ class RequestMachine:
         if not isinstance(computed, PromptComputed):
             return computed
         try:
-            came = yield from self._stage(Role.DECODE, self._answered)
+            result = yield from self._stage(Role.DECODE, self._answered)
         finally:
             if self._is_kept:
                 self.steps.append(ReleaseKv())
             self._source, self._is_kept = None, False
-        if came is RefusalReason.QUEUE_TIMEOUT:
+        if result is RefusalReason.QUEUE_TIMEOUT:
             # The lease of the KV is not renewed while decode waits. The retry waits in the first stage's queue, without a
             # lease.
             return FailedTry(QUEUE_TIMEOUT, RetryScope.ANYWHERE)
-        return came
+        return result
 
-    def prefill_ended(self, came: PrefillEnd) -> None:
-        """Record ``came``, the result of a prefill that runs concurrently with decode; can be called while any step is under way.
+    def prefill_ended(self, result: PrefillEnd) -> None:
+        """Record the ``result`` of a prefill that runs concurrently with decode; can be called while any step is under way.
 
         The driver must then carry out `steps`. Does nothing if no such prefill is under way.
         """
         assignment, self._meeting = self._meeting, None
         if assignment is None:
             return
-        if isinstance(came, PromptComputed):
+        if isinstance(result, PromptComputed):
             assignment.succeeded()
-            self.steps.append(ComputedBeside(came.cached_tokens))
+            self.steps.append(PrefillComputed(result.cached_tokens))
             self.rules.served(self.tries, assignment.worker, self._now_s())
         self.steps.append(_LEAVE_PREFILL)
 
@@ -330,21 +330,21 @@ class RequestMachine:
             self._note_sent(got)
             try:
                 yield _send(Role.PREFILL, reads_kv=False)
-                came = yield from self._stage(Role.DECODE, self._answered)
-                if came is None and self._meeting is not None:
+                result = yield from self._stage(Role.DECODE, self._answered)
+                if result is None and self._meeting is not None:
                     yield AwaitPrefill()
             finally:
                 if self._meeting is not None:
                     self.steps.append(_LEAVE_PREFILL)
                     self._meeting = None
-            if came is RefusalReason.QUEUE_TIMEOUT:
+            if result is RefusalReason.QUEUE_TIMEOUT:
                 # The prefill worker does not keep the KV any longer than this either.
                 return FailedTry(QUEUE_TIMEOUT, RetryScope.ANYWHERE)
-            if not isinstance(came, PrefillFailed):
-                return came
-            if came.came is not Problem.AT_CAPACITY:
-                return came.came
-            self.steps.append(TurnedAway(worker))
+            if not isinstance(result, PrefillFailed):
+                return result
+            if result.failure is not Problem.AT_CAPACITY:
+                return result.failure
+            self.steps.append(RefusedAtCapacity(worker))
             if worker.name in tries.avoid and not self._waits_for_room():
                 return End(EndKind.ALL_BUSY, role=Role.PREFILL)
             tries.avoid |= {worker.name}
@@ -364,13 +364,13 @@ class RequestMachine:
                 return got
             self._note_sent(got)
             try:
-                came = yield from serve(got)
+                result = yield from serve(got)
             finally:
                 self.steps.append(_RELEASE)
-            if came is not Problem.AT_CAPACITY:
-                return came
+            if result is not Problem.AT_CAPACITY:
+                return result
             is_admission, name = False, got.worker.name
-            self.steps.append(TurnedAway(got.worker))
+            self.steps.append(RefusedAtCapacity(got.worker))
             if name in tries.avoid and not self._waits_for_room():
                 return End(EndKind.ALL_BUSY, role=role)
             tries.avoid |= {name}
@@ -388,26 +388,26 @@ class RequestMachine:
         if assignment.role is Role.DECODE:
             # Prefill deflection: the decode worker computes the prompt itself.
             return (yield from self._answered(assignment))
-        came: _Came = yield _send(assignment.role, reads_kv=False)
-        if isinstance(came, PromptComputed):
+        result: _Result = yield _send(assignment.role, reads_kv=False)
+        if isinstance(result, PromptComputed):
             assignment.succeeded()
-            self.steps.append(Computed(came.cached_tokens))
+            self.steps.append(Computed(result.cached_tokens))
             self.rules.served(self.tries, assignment.worker, self._now_s())
-            if came.has_kv:
+            if result.has_kv:
                 self._source, self._is_kept = assignment.worker, True
             else:
                 self.steps.append(CountTransfer(TransferResult.NONE))
-        return came
+        return result
 
     def _answered(self, assignment: Assignment[Any]) -> _Way:
         reads_kv = self._source is not None and self._reads_kv(assignment, self._source)
         if reads_kv is None:
             return FailedTry(LEASE_EXPIRED, RetryScope.ANYWHERE)
         is_met = self._plan.is_concurrent and self._plan.is_split
-        came = yield _send(assignment.role, reads_kv=reads_kv or is_met)
-        if not isinstance(came, Began):
-            return self._unanswered(assignment, came, reads_kv=reads_kv)
-        assignment.proved()
+        result = yield _send(assignment.role, reads_kv=reads_kv or is_met)
+        if not isinstance(result, Began):
+            return self._unanswered(assignment, result, reads_kv=reads_kv)
+        assignment.first_part_ok()
         if reads_kv and not (yield _CONFIRM):
             return FailedTry(LEASE_EXPIRED, RetryScope.ANYWHERE)
         if reads_kv and self._source is not None:
@@ -417,29 +417,29 @@ class RequestMachine:
             self.steps.append(CountTransfer(TransferResult.DONE))
         if self.tries.unproven:
             self.rules.served(self.tries, assignment.worker, self._now_s())
-        if not came.is_stream:
+        if not result.is_stream:
             assignment.succeeded()
             self.steps.append(_DELIVER)
         else:
             self.steps.append(_COMPUTED)
-            self._has_begun, self._may_go_on = True, came.may_go_on
-            self._speaks = True
+            self._has_begun, self._can_resume = True, result.can_resume
+            self._is_streaming = True
             failure: FailedTry | None = yield _RELAY
             if failure is not None:
                 return failure
             assignment.succeeded()
         return None
 
-    def _unanswered(self, assignment: Assignment[Any], came: Any, *, reads_kv: bool) -> _Came:
-        if came is Problem.KV_LOST:
+    def _unanswered(self, assignment: Assignment[Any], result: Any, *, reads_kv: bool) -> _Result:
+        if result is Problem.KV_LOST:
             return self._kv_lost(assignment)
-        is_reached = isinstance(came, FailedTry) and came.reason != CONNECT
+        is_reached = isinstance(result, FailedTry) and result.reason != CONNECT
         self._is_kept |= reads_kv and not is_reached
-        return came  # type: ignore[no-any-return] # the driver's answer
+        return result  # type: ignore[no-any-return] # the driver's answer
 
     def _reads_kv(self, assignment: Assignment[Any], source: Worker) -> bool | None:
         """Return whether a decode worker fetches the prompt's KV (True) or computes the prompt (False); None if the KV may have expired."""
-        if not versions.pair(source, assignment.worker):
+        if not versions.are_compatible(source, assignment.worker):
             # Only decode workers with another engine version are available; they compute the prompt themselves.
             self.steps.append(CountTransfer(TransferResult.NONE))
             return False
@@ -466,9 +466,9 @@ class RequestMachine:
         died = self._died_with(failure) if failure.reason == BROKEN else None
         is_convicted = died is not None and (yield from self._is_convicted(died))
         if died is not None and not is_convicted:
-            self._suspicion = self._suspicion or Suspicion()
-            self._suspicion.was_at(died)
-            self.alone_at = self._suspicion.alone_at
+            self._death_record = self._death_record or DeathRecord()
+            self._death_record.was_at(died)
+            self.alone_at = self._death_record.alone_at
         if self._has_begun:
             return (yield from self._after_beginning(failure, is_convicted=is_convicted))
         if is_convicted:
@@ -487,8 +487,8 @@ class RequestMachine:
 
         It is no longer suspected then. Does nothing if the request is not a suspect.
         """
-        if self._suspicion is not None:
-            self._suspicion.clear()
+        if self._death_record is not None:
+            self._death_record.clear()
             self.alone_at = ()
         for assignment, _ in self._trials.values():
             assignment.clear()
@@ -509,14 +509,14 @@ class RequestMachine:
         If two workers die at once, a stream can be sent to the second one, which is already dead, right after the first.
         """
         now_s, before_s, self._died_s = self._now_s(), self._died_s, -inf
-        is_continued = self._has_begun and not self._speaks
+        is_continued = self._has_begun and not self._is_streaming
         if is_continued and now_s - self._sent_s <= AT_ONCE_S and now_s - before_s <= SUDDENLY_S:
             return None
         worker = failure.workers[0] if failure.workers else None
         if worker is None or not (
             self.rules.has_worked(worker.spec.role)
-            if worker.fell_s is None
-            else now_s - worker.fell_s <= SUDDENLY_S
+            if worker.last_failure_after_success_s is None
+            else now_s - worker.last_failure_after_success_s <= SUDDENLY_S
         ):
             return None
         self._died_s = now_s
@@ -525,7 +525,7 @@ class RequestMachine:
     def _is_convicted(self, worker: Worker) -> Generator[Asked, Any, bool]:
         """Return whether the request has killed a worker on which it ran alone; waits until it is known whether the worker died."""
         trial, outages = self._trials.pop(worker.spec.role, (None, 0))
-        if trial is None or trial.worker is not worker or self._suspicion is None:
+        if trial is None or trial.worker is not worker or self._death_record is None:
             return False
         self._was_trial = True
         if worker.outages == outages:
@@ -533,7 +533,7 @@ class RequestMachine:
         if worker.outages == outages:
             # The worker is alive: only its stream was broken off.
             return False
-        before = [each.worker for each in self._suspicion.deaths]
+        before = [each.worker for each in self._death_record.deaths]
         self.steps.append(QueryOfDeath(tuple(before), worker.name))
         return True
 
@@ -546,7 +546,7 @@ class RequestMachine:
 
         If no worker was available, the stream has not been continued: it waits for a worker until `waits_until_s`.
         """
-        has_spoken, self._speaks = self._speaks, False
+        has_spoken, self._is_streaming = self._is_streaming, False
         is_moved = failure.reason == MOVED
         # A suspect's stream that breaks while it runs alone may have killed its worker unnoticed, so it counts: it must not
         # try for ever.
@@ -562,7 +562,7 @@ class RequestMachine:
                 return _SERVED
             why = "" if rest is Rest.READY else "said"
         if why:
-            self.steps.append(Lost(why, failure.reason))
+            self.steps.append(StreamLost(why, failure.reason))
             return End(EndKind.FAILED, failure)
         if has_spoken:
             # Retries before the first token, or before this break, are no evidence about the workers that it can be sent to
@@ -583,7 +583,7 @@ class RequestMachine:
 
     def _lost_by(self, failure: FailedTry, now_s: float, *, counts: bool) -> str:
         """Return why an interrupted stream ends here, as the name of a limit if there is one; empty if it may be resumed."""
-        if not self._may_go_on:
+        if not self._can_resume:
             return "request"
         if failure.reason == TOTAL_TIMEOUT or now_s >= self.deadline_s:
             return REQUEST_TIME.name
@@ -594,12 +594,12 @@ class RequestMachine:
         return WORKER_WAIT.name if now_s >= self.waits_until_s else ""
 
 
-def _end_of(came: _Refused) -> End:
-    if isinstance(came, End):
-        return came
-    return End(EndKind.REFUSED if isinstance(came, RefusalReason) else EndKind.SATURATED)
+def _end_of(result: _Refused) -> End:
+    if isinstance(result, End):
+        return result
+    return End(EndKind.REFUSED if isinstance(result, RefusalReason) else EndKind.SATURATED)
 
 
-def _refusal_of(came: _Refused) -> str:
+def _refusal_of(result: _Refused) -> str:
     """Return the failure reason of a try that found no worker, no capacity on a worker, or no connection."""
-    return (came.kind if isinstance(came, End) else came).name.lower()
+    return (result.kind if isinstance(result, End) else result).name.lower()

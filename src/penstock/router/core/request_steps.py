@@ -102,7 +102,7 @@ class Release(NamedTuple):
     """Release the assigned worker, because the request has left it."""
 
 
-class ComputedBeside(NamedTuple):
+class PrefillComputed(NamedTuple):
     """Record that the prefill worker that runs concurrently with decode has computed the prompt.
 
     Attributes:
@@ -116,7 +116,7 @@ class LeavePrefill(NamedTuple):
     """Release the prefill worker that runs concurrently with decode, and abort the request there if it still runs."""
 
 
-class TurnedAway(NamedTuple):
+class RefusedAtCapacity(NamedTuple):
     """Record that a worker has refused the request for lack of capacity."""
 
     worker: Worker
@@ -136,7 +136,7 @@ class ReleaseKv(NamedTuple):
     """Free the prompt's KV blocks on the prefill worker, because no decode worker fetches them."""
 
 
-class Lost(NamedTuple):
+class StreamLost(NamedTuple):
     """Record that a stream that has begun ends without its remaining part.
 
     Attributes:
@@ -204,12 +204,12 @@ Notification: TypeAlias = (
     Computed
     | Deliver
     | Release
-    | ComputedBeside
+    | PrefillComputed
     | LeavePrefill
-    | TurnedAway
+    | RefusedAtCapacity
     | CountTransfer
     | ReleaseKv
-    | Lost
+    | StreamLost
     | QueryOfDeath
 )
 
@@ -234,11 +234,11 @@ class Began(NamedTuple):
 
     Attributes:
         is_stream: Whether the response is a stream.
-        may_go_on: Whether another worker could resume the stream if it breaks off.
+        can_resume: Whether another worker could resume the stream if it breaks off.
     """
 
     is_stream: bool
-    may_go_on: bool = False
+    can_resume: bool = False
 
 
 COMPLETE: Final = Began(is_stream=False)
@@ -268,10 +268,10 @@ class PrefillFailed(NamedTuple):
     """Result of `Send` for decode: the concurrent prefill failed before decode's first token.
 
     Attributes:
-        came: The prefill's failure.
+        failure: The prefill's failure.
     """
 
-    came: FailedTry | Problem
+    failure: FailedTry | Problem
 
 
 class Rest(Enum):

@@ -140,11 +140,11 @@ class Assignment(Generic[T]):
         """
         self.worker.speed.prefilled(max(1, self.tokens - cached_tokens), now_s - self.since_s)
 
-    def proved(self) -> None:
+    def first_part_ok(self) -> None:
         """Record that the first part of the response was correct. A probe then closes the circuit before the end of its stream."""
         if self._has_verdict:
             return
-        self.worker.has_answered = self.worker.has_ever_answered = True
+        self.worker.has_answered_since_failure = self.worker.has_ever_answered = True
         if self._probe:
             self.worker.answered(probe=True, is_complete=False)
             self._probe = False
@@ -163,7 +163,7 @@ class Assignment(Generic[T]):
         Args:
             now_s: Current time in simulated seconds.
             cause: Cause of the failure, for the log and ``/workers``.
-            proven: Whether the worker is at fault without doubt; otherwise `convict` or `pardon` must follow.
+            proven: Whether the worker is at fault without doubt; otherwise `confirm_failure` or `retract_failure` must follow.
         """
         if not self._has_verdict:
             self._has_verdict = True
@@ -172,13 +172,13 @@ class Assignment(Generic[T]):
             )
             self.on_verdict(Verdict.FAILED if proven else Verdict.UNPROVEN, cause)
 
-    def convict(self, now_s: float) -> None:
+    def confirm_failure(self, now_s: float) -> None:
         """Record that an unproven failure was the worker's fault: another worker has served the request."""
         if self._is_counted:
             self.worker.convicted(now_s)
         self.on_verdict(Verdict.CONVICTED, "")
 
-    def pardon(self, now_s: float) -> None:
+    def retract_failure(self, now_s: float) -> None:
         """Take back an unproven failure: the request failed on other workers as well."""
         if self._is_counted:
             self._is_counted = False
@@ -476,7 +476,7 @@ class RetryRules:
             if each.role is not worker.spec.role:
                 rest.append(each)
             elif each.worker is not worker:
-                each.convict(now_s)
+                each.confirm_failure(now_s)
         tries.unproven = tuple(rest)
 
     def settle(self, tries: RequestTries, now_s: float) -> tuple[str, ...]:
@@ -488,7 +488,7 @@ class RetryRules:
         if not unproven:
             return ()
         for each in unproven:
-            each.pardon(now_s)
+            each.retract_failure(now_s)
         names = sorted({each.worker.name for each in unproven})
         return tuple(names) if len(names) > 1 else ()
 

@@ -16,7 +16,7 @@ from penstock.router.core.deflection import PrefillDeflection
 from penstock.router.core.dispatch_queue import DispatchQueue
 from penstock.router.core.limits import NO_WORKER, SHEDDING, THRESHOLDS
 from penstock.router.core.retries import Assignment, Effects, RefusalReason, Refuse, RunningAt
-from penstock.router.core.suspects import ALONE, Ward
+from penstock.router.core.suspects import ALONE, IsolatedRequests
 from penstock.router.core.tiers import FirstStage, TierControl
 from penstock.router.core.waiting import Headroom, RejectionCounter, WakeTimes
 from penstock.router.core.worker import Worker, WorkerPool, WorkerSpec
@@ -46,7 +46,7 @@ class RouterCore(Generic[T]):
         deflection: Lets decode workers compute prompts while prefill workers are behind; None if this is disabled.
         entry: Role of the first stage.
         entry_queue: Dispatch queue of the first stage.
-        turned_away: For each role, counter of the requests that were rejected because of that stage.
+        rejections: For each role, counter of the requests that were rejected because of that stage.
         paused: Roles to whose workers nothing is dispatched for now; the driver sets it.
         wake: Measured startup times of workers that are started for a request; None if requests do not wait for such workers.
         speed: Time factor: simulated seconds per real second, 1 in production. Used to report waiting times to clients in
@@ -65,8 +65,8 @@ class RouterCore(Generic[T]):
         self.tiers, self.deflection = tiers, deflection
         self.entry = next(iter(queues))
         self.entry_queue = queues[self.entry]
-        self.turned_away = {role: RejectionCounter() for role in queues}
-        self._wards: dict[Role, Ward[T]] = {role: Ward(role) for role in queues}
+        self.rejections = {role: RejectionCounter() for role in queues}
+        self._isolated: dict[Role, IsolatedRequests[T]] = {role: IsolatedRequests(role) for role in queues}
         # Suspects that wait or run in a stage, and those in the first stage that must run alone in a later one.
         self._suspects: set[tuple[Role, T]] = set()
         self._gated: set[T] = set()
@@ -81,12 +81,12 @@ class RouterCore(Generic[T]):
         self.wake = None if max_wake_s is None else WakeTimes(max_wake_s)
 
     @property
-    def hold_s(self) -> float:
+    def max_startup_wait_s(self) -> float:
         """Maximum wait of a request for workers that are being started, in simulated seconds.
 
         inf if there is no such limit; the configured queue timeouts apply in any case, see `QueueSettings.deadline_s`.
         """
-        return inf if self.wake is None else self.wake.hold_s
+        return inf if self.wake is None else self.wake.max_startup_wait_s
 
     # ------------------------------------------------------------------ requests
 
@@ -221,7 +221,7 @@ class RouterCore(Generic[T]):
     # ------------------------------------------------------------------ alongside other routers
 
     def adopt(
-        self, item: T, role: Role, arrival: Arrival, stay: RunningAt, now_s: float
+        self, item: T, role: Role, arrival: Arrival, running_at: RunningAt, now_s: float
     ) -> Assignment[T] | None:
         """Count a request that another router has dispatched, as that router reports; return its assignment here.
 
@@ -232,27 +232,32 @@ class RouterCore(Generic[T]):
             role: Role for which the other router dispatched it. With prefill deflection, the worker can be a decode worker
                 although the role is prefill.
             arrival: The request as the routing policy sees it.
-            stay: Worker on which the request runs, and its progress there.
+            running_at: Worker on which the request runs, and its progress there.
             now_s: Current time in simulated seconds.
         """
-        worker = self.pool.get(stay.worker)
+        worker = self.pool.get(running_at.worker)
         is_deflected = self.deflection is not None and worker is not None and worker.spec.role is Role.DECODE
         if worker is None or not (worker.spec.role is role or is_deflected):
             return None
         role, queue = worker.spec.role, self.queues[worker.spec.role]
         self._follow(role, now_s)
         is_alone = role in arrival.alone_at
-        queue.adopt(item, arrival, worker, now_s, is_prefilled=stay.is_prefilled)
+        queue.adopt(item, arrival, worker, now_s, is_prefilled=running_at.is_prefilled)
         if self.tiers is not None:
-            is_pending = role is self.entry and not stay.is_prefilled
+            is_pending = role is self.entry and not running_at.is_prefilled
             uncached = queue.uncached_tokens(item) if is_pending else None
             self.tiers.entered(item, role, arrival, uncomputed_tokens=uncached)
         assignment = Assignment(
-            item, worker, stay.tokens, now_s=now_s, queued_s=stay.queued_s, reason=stay.reason
+            item,
+            worker,
+            running_at.tokens,
+            now_s=now_s,
+            queued_s=running_at.queued_s,
+            reason=running_at.reason,
         )
         if is_alone:
             self._suspects.add((role, item))
-            self._wards[role].enter(assignment)
+            self._isolated[role].enter(assignment)
         self._load_changed(role, now_s, worker.name)
         return assignment
 
@@ -351,7 +356,9 @@ class RouterCore(Generic[T]):
         effects: Effects[T] = []
         left_s = self._wake_left_s(now_s)
         for role, queue in self.queues.items():
-            for queued in queue.take_expired(now_s, served_s=self._served_s, hold_s=self.hold_s):
+            for queued in queue.take_expired(
+                now_s, served_s=self._served_s, max_startup_wait_s=self.max_startup_wait_s
+            ):
                 if self.tiers is not None and role is self.entry and not queued.is_retry:
                     self.tiers.timed_out(queued.arrival.tier, now_s)
                 self._left(queued.item, role)
@@ -397,7 +404,7 @@ class RouterCore(Generic[T]):
         begun = arrival.is_rest
         if self.tiers is not None and is_new and SHEDDING.binds(begun=begun):
             tokens = self.entry_queue.prompt_tokens.expected(arrival.tokens)
-            self.tiers.asked(arrival.tier, tokens, self._first_stage(now_s), now_s)
+            self.tiers.count_requested(arrival.tier, tokens, self._first_stage(now_s), now_s)
             shed = self.tiers.arrived(arrival.tier)
             if shed is not None:
                 recover_s = self.tiers.monitor.tiers.shedding.recover_seconds
@@ -440,7 +447,7 @@ class RouterCore(Generic[T]):
         return Refuse(item, self.entry, RefusalReason.NO_WORKER, message, wake.left_s(now_s))
 
     def _refuse(self, refuse: Refuse[T], now_s: float) -> Refuse[T]:
-        self.turned_away[refuse.role].add(now_s)
+        self.rejections[refuse.role].add(now_s)
         return refuse
 
     def _wake_left_s(self, now_s: float) -> float | None:
@@ -514,7 +521,7 @@ class RouterCore(Generic[T]):
     def _left(self, item: T, role: Role) -> None:
         if self._suspects:
             self._suspects.discard((role, item))
-            self._wards[role].leave(item)
+            self._isolated[role].leave(item)
             self._gated.discard(item)
         if self.tiers is not None:
             self.tiers.left(item, role)
@@ -545,10 +552,10 @@ class RouterCore(Generic[T]):
             if not pool.routable(each, now_s):
                 return []
         effects: Effects[T] = []
-        if queue.apart:
+        if queue.isolated:
             effects += self._dispatch_suspects(role, now_s)
         if tiers is not None and role is self.entry and Role.DECODE in self.queues:
-            queue.hold(tiers.held_back(self._names[Role.DECODE], now_s))
+            queue.set_held_tiers(tiers.held_back(self._names[Role.DECODE], now_s))
         if self._suspects and any(
             self._is_all_closed(each) for each in self._needed(role) if each is not role
         ):
@@ -577,15 +584,15 @@ class RouterCore(Generic[T]):
         In the first stage a suspect waits until a worker of the next stage is free for it as well, so that no KV is held for
         a suspect that waits there.
         """
-        queue, ward = self.queues[role], self._wards[role]
+        queue, isolated = self.queues[role], self._isolated[role]
         effects: Effects[T] = []
-        for item, queued in list(queue.apart.items()):
+        for item, queued in list(queue.isolated.items()):
             later = [each for each in queued.arrival.alone_at if each is not role and each in self.queues]
             if role is self.entry and later and not all(self._has_free(each, now_s) for each in later):
                 break
             is_alone = role in queued.arrival.alone_at
             if is_alone:
-                worker = None if ward.has_uncleared else self._free(role, now_s)
+                worker = None if isolated.has_uncleared else self._free(role, now_s)
             else:
                 worker = min(self._routable[role], key=lambda each: each.inflight_tokens)
             if worker is None:
@@ -593,10 +600,10 @@ class RouterCore(Generic[T]):
             if later:
                 self._gated.add(item)
             reason = ALONE if is_alone else "a suspect of deaths at the next stage"
-            started = queue.start_apart(item, worker.name, now_s, reason=reason)
+            started = queue.dispatch_isolated(item, worker.name, now_s, reason=reason)
             assignment = self._dispatched(started, role, now_s)
             if is_alone:
-                ward.enter(assignment)
+                isolated.enter(assignment)
             effects.append(assignment)
         return effects
 
@@ -607,12 +614,12 @@ class RouterCore(Generic[T]):
     def _has_free(self, role: Role, now_s: float) -> bool:
         """Return whether a suspect that comes from the first stage would find a worker at once on which it can run alone."""
         self._follow(role, now_s)
-        is_awaited = self._gated or self.queues[role].apart or self._wards[role].has_uncleared
+        is_awaited = self._gated or self.queues[role].isolated or self._isolated[role].has_uncleared
         return not is_awaited and self._free(role, now_s) is not None
 
     def _free(self, role: Role, now_s: float) -> Worker | None:
         peers = self.queues[role].workers
-        return self._wards[role].free(
+        return self._isolated[role].free(
             self._routable[role],
             self._known(role),
             lambda worker: not (worker.may_be_gone(now_s) or peers.peer_tokens(worker.name)),
@@ -621,12 +628,12 @@ class RouterCore(Generic[T]):
     def _closed(self, role: Role) -> frozenset[str]:
         """Return the names of the workers that must not get requests other than suspects."""
         entry = self.entry_queue
-        is_awaited = bool(self.queues[role].apart)
+        is_awaited = bool(self.queues[role].isolated)
         if role is not self.entry:
             is_awaited |= bool(self._gated) or any(
-                role in each.arrival.alone_at for each in entry.apart.values()
+                role in each.arrival.alone_at for each in entry.isolated.values()
             )
-        return self._wards[role].closed(self._routable[role], self._known(role), is_awaited=is_awaited)
+        return self._isolated[role].closed(self._routable[role], self._known(role), is_awaited=is_awaited)
 
     def _known(self, role: Role) -> list[Worker]:
         """Return the workers of a role that are not draining, whether they serve or not."""

@@ -50,14 +50,14 @@ class WorkerSpeed:
     """Speed of one worker over the last minute; a value is None if too few tokens or prefills were observed.
 
     Attributes:
-        equals: Role of the worker; only workers of the same role are compared.
+        role: Role of the worker; only workers of the same role are compared.
         prompt_tokens_per_s: Prefill throughput in tokens/s while the worker had prompts to compute.
         prefill_s: Mean duration of a prefill in simulated seconds, including the wait in the engine.
         output_tokens_per_s: Decode throughput in tokens/s over the entire time.
         itl_s: Mean inter-token latency in simulated seconds.
     """
 
-    equals: str
+    role: str
     prompt_tokens_per_s: float | None = None
     prefill_s: float | None = None
     output_tokens_per_s: float | None = None
@@ -126,7 +126,7 @@ def slow_workers(speeds: Mapping[str, WorkerSpeed]) -> dict[str, str]:
     """
     found = {}
     for name, own in speeds.items():
-        others = [each for other, each in speeds.items() if other != name and each.equals == own.equals]
+        others = [each for other, each in speeds.items() if other != name and each.role == own.role]
         words = [*_slow_decode(own, others), *_slow_prefill(own, others)]
         if words:
             found[name] = "; ".join(words)

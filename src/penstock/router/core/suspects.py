@@ -43,16 +43,16 @@ class Death:
     Attributes:
         worker: Name of the worker.
         role: Role of the worker.
-        life: The worker's numbers of outages and recoveries at that time. They differ between two deaths of the same worker
-            and are equal if the same death is recorded twice.
+        incarnation: The worker's numbers of outages and recoveries at that time. They differ between two deaths of the same
+            worker and are equal if the same death is recorded twice.
     """
 
     worker: str
     role: Role
-    life: tuple[int, int]
+    incarnation: tuple[int, int]
 
 
-class Suspicion:
+class DeathRecord:
     """The worker deaths at which one request was present.
 
     Attributes:
@@ -85,7 +85,7 @@ class Suspicion:
         self.deaths = ()
 
 
-class Ward(Generic[T]):
+class IsolatedRequests(Generic[T]):
     """The suspects that run on the workers of one role; a suspect is a request that is suspected of crashing workers.
 
     Attributes:

@@ -113,7 +113,7 @@ class AwaitingFirstToken(KeyedAmounts[tuple[str, int]]):
         """Record that the first token of a request has arrived; does nothing if the request is not present."""
         found = self.leave(item)
         if found is not None:
-            self._lately_s(found[0], now_s).append(now_s)
+            self._recent_s(found[0], now_s).append(now_s)
 
     def held(self, workers: Iterable[str], now_s: float) -> frozenset[Tier]:
         """Return the tiers to hold back: at each of the ``workers``, enough requests of that tier or a higher one await a first token.
@@ -126,28 +126,28 @@ class AwaitingFirstToken(KeyedAmounts[tuple[str, int]]):
     def _full_rank(self, worker: str, now_s: float) -> int:
         for rank in range(1, len(_TIERS)):
             place = worker, rank
-            if self.sums[place] >= max(_LEAST, len(self._lately_s(place, now_s))):
+            if self.sums[place] >= max(_LEAST, len(self._recent_s(place, now_s))):
                 return rank
         return len(_TIERS)
 
-    def _lately_s(self, place: tuple[str, int], now_s: float) -> deque[float]:
+    def _recent_s(self, place: tuple[str, int], now_s: float) -> deque[float]:
         begun_s = self._begun_s[place]
         while begun_s and now_s - begun_s[0] > WINDOW_S:
             begun_s.popleft()
         return begun_s
 
 
-class AheadOfShare:
+class ShareExcess:
     """Number of prompt tokens by which each tier exceeds its share of what the workers could compute."""
 
     def __init__(self) -> None:
-        self._ahead: dict[Tier, float] = dict.fromkeys(SHARED, 0.0)
+        self._excess: dict[Tier, float] = dict.fromkeys(SHARED, 0.0)
         self._at_s = float("-inf")
 
     def add(self, tier: Tier, tokens: float, most: float) -> None:
         """Add tokens of a tier. Its excess never becomes more than twice ``most`` tokens, so that the tier can recover soon."""
-        if tier in self._ahead:
-            self._ahead[tier] = min(2 * most, self._ahead[tier] + tokens)
+        if tier in self._excess:
+            self._excess[tier] = min(2 * most, self._excess[tier] + tokens)
 
     def drain(self, tiers: TiersConfig, tokens_per_s: float, now_s: float) -> None:
         """Subtract, from each tier's excess, its share of the tokens that the workers could compute since the last call.
@@ -160,11 +160,11 @@ class AheadOfShare:
         passed_s, self._at_s = now_s - self._at_s, max(now_s, self._at_s)
         for tier in SHARED:
             able = tokens_per_s * share_of(tiers, tier) * max(0.0, passed_s)
-            self._ahead[tier] = max(0.0, self._ahead[tier] - able)
+            self._excess[tier] = max(0.0, self._excess[tier] - able)
 
     def is_within(self, tier: Tier, most: float) -> bool:
         """Return whether a tier exceeds its share by at most a burst of ``most`` tokens."""
-        return self._ahead[tier] <= most
+        return self._excess[tier] <= most
 
 
 class FirstStage(NamedTuple):
@@ -230,7 +230,7 @@ class TierControl:
         self._computed = {tier: SlidingWindow(SHARE_WINDOW_S) for tier in Tier}
         # Excess over the tiers' shares, in expected uncached tokens: of all new requests, admitted or not, and of the
         # admitted ones.
-        self._asked, self._admitted = AheadOfShare(), AheadOfShare()
+        self._requested, self._admitted = ShareExcess(), ShareExcess()
 
     # ------------------------------------------------------------------ where requests are
 
@@ -290,7 +290,7 @@ class TierControl:
         """
         return self._awaiting_first.held(workers, now_s)
 
-    def asked(self, tier: Tier, tokens: float, stage: FirstStage, now_s: float) -> None:
+    def count_requested(self, tier: Tier, tokens: float, stage: FirstStage, now_s: float) -> None:
         """Count the expected uncached prompt tokens of a new request, whether or not it will be admitted.
 
         Args:
@@ -300,9 +300,9 @@ class TierControl:
             now_s: Current time in simulated seconds.
         """
         if stage.tokens_per_s is not None:
-            for each in (self._asked, self._admitted):
+            for each in (self._requested, self._admitted):
                 each.drain(self.monitor.tiers, stage.tokens_per_s * stage.workers, now_s)
-        self._asked.add(tier, tokens, self._burst_tokens(tier, stage))
+        self._requested.add(tier, tokens, self._burst_tokens(tier, stage))
 
     def waits_its_turn(
         self, tier: Tier, tokens: float, full: Role, stage: FirstStage, *, has_blocks: bool
@@ -328,7 +328,7 @@ class TierControl:
         if not (self._uncomputed if has_blocks else self._held[full]).has_others(tier):
             return False
         own, burst = self._uncomputed.sums[tier], self._burst_tokens(tier, stage)
-        if own >= burst or stage.limit_tokens is None or self._asked.is_within(tier, burst):
+        if own >= burst or stage.limit_tokens is None or self._requested.is_within(tier, burst):
             return own < burst
         most = max(stage.limit_tokens * share_of(self.monitor.tiers, tier), tokens) * stage.workers
         return own < most or self._admitted.is_within(tier, most)

@@ -11,7 +11,7 @@ from penstock.router.core.worker import Worker, WorkerPool
 NONE: Final[frozenset[str]] = frozenset()
 
 
-def pair(prefill: Worker, decode: Worker) -> bool:
+def are_compatible(prefill: Worker, decode: Worker) -> bool:
     """Return whether KV can be transferred from a prefill to a decode worker: their engine versions are equal or unknown."""
     return prefill.version is None or decode.version is None or prefill.version == decode.version
 
@@ -21,10 +21,12 @@ def unpaired_prefills(pool: WorkerPool, serving: Sequence[Worker]) -> frozenset[
     return frozenset(
         each.name
         for each in pool
-        if each.spec.role is Role.PREFILL and not any(pair(each, decode) for decode in serving)
+        if each.spec.role is Role.PREFILL and not any(are_compatible(each, decode) for decode in serving)
     )
 
 
 def unpaired_decodes(pool: WorkerPool, prefill: Worker) -> frozenset[str]:
     """Return the names of the decode workers to which ``prefill`` cannot transfer KV."""
-    return frozenset(each.name for each in pool if each.spec.role is Role.DECODE and not pair(prefill, each))
+    return frozenset(
+        each.name for each in pool if each.spec.role is Role.DECODE and not are_compatible(prefill, each)
+    )

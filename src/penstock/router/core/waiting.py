@@ -106,7 +106,7 @@ class QueueSettings:
         *,
         begun: bool = False,
         served_s: float = -inf,
-        hold_s: float = inf,
+        max_startup_wait_s: float = inf,
     ) -> float:
         """Return the time until which a request may wait, in simulated seconds on the caller's clock.
 
@@ -115,15 +115,15 @@ class QueueSettings:
             since_s: Time at which the request began to wait.
             begun: Whether the request resumes an interrupted stream.
             served_s: Time since which every stage has had a worker that can be routed to; inf if a stage has none now.
-            hold_s: Maximum useful wait for workers that are starting, in simulated seconds, see `WakeTimes.hold_s`; inf
-                applies `max_wake_s`.
+            max_startup_wait_s: Maximum useful wait for workers that are starting, in simulated seconds, see
+                `WakeTimes.max_startup_wait_s`; inf applies `max_wake_s`.
         """
         if not self.wait_limit.binds(begun=begun):
             return since_s + self.begun_wait_s
         if self.max_wake_s is None:
             own_s = since_s + self._most_s
         elif served_s == inf:
-            own_s = since_s + max(min(hold_s, self.max_wake_s), self._most_s)
+            own_s = since_s + max(min(max_startup_wait_s, self.max_wake_s), self._most_s)
         else:
             own_s = max(since_s, served_s) + self._most_s
         return min(own_s, since_s + self._useful_s(tier, begun=begun))
@@ -139,7 +139,7 @@ class QueueSettings:
         return inf if e2e_s is None else e2e_s
 
 
-LATELY_S = 15.0
+RECENT_S = 15.0
 """Length of the window for recently rejected requests, in simulated seconds. Chosen: the time between two syncs of a
 HorizontalPodAutoscaler, so that each sync sees the rejections since the last one."""
 
@@ -159,24 +159,24 @@ class RejectionCounter:
         """Count one rejected request."""
         self.total += 1
         self._at_s.append(now_s)
-        self.lately(now_s)
+        self.recent(now_s)
 
-    def lately(self, now_s: float) -> int:
-        """Return the number of requests rejected within the last `LATELY_S` simulated seconds."""
-        while self._at_s and self._at_s[0] <= now_s - LATELY_S:
+    def recent(self, now_s: float) -> int:
+        """Return the number of requests rejected within the last `RECENT_S` simulated seconds."""
+        while self._at_s and self._at_s[0] <= now_s - RECENT_S:
             self._at_s.popleft()
         return len(self._at_s)
 
 
-KEPT = 8
+MAX_WAKE_SAMPLES = 8
 """Number of wake-ups (scale-ups from zero) whose durations are remembered. Chosen: a slow image pull counts for several wake-ups,
 and not for ever."""
 
-LEARNT_FROM = 3
+MIN_WAKE_SAMPLES = 3
 """Number of observed wake-ups from which on they limit the wait. Chosen: a replica that was lost, and not scaled to zero, may have
 half started when the first request arrives; one such short duration must not cause rejections."""
 
-HOLD_FACTOR = 2.0
+STARTUP_WAIT_FACTOR = 2.0
 """Factor on the slowest observed wake-up that gives the maximum wait. Chosen: startup times vary with image caches and nodes. A
 wait that is too long costs only requests that are lost anyway; one that is too short loses requests that would have been served."""
 
@@ -189,20 +189,20 @@ class WakeTimes:
 
     def __init__(self, max_s: float) -> None:
         self._max_s = max_s
-        self._took_s: deque[float] = deque(maxlen=KEPT)
+        self._took_s: deque[float] = deque(maxlen=MAX_WAKE_SAMPLES)
         self._begun_s: float | None = None
         self._was_served = False
 
     @property
     def slowest_s(self) -> float | None:
-        """Duration of the slowest remembered wake-up in simulated seconds; None until `LEARNT_FROM` wake-ups were observed."""
-        return max(self._took_s) if len(self._took_s) >= LEARNT_FROM else None
+        """Duration of the slowest remembered wake-up in simulated seconds; None until `MIN_WAKE_SAMPLES` wake-ups were observed."""
+        return max(self._took_s) if len(self._took_s) >= MIN_WAKE_SAMPLES else None
 
     @property
-    def hold_s(self) -> float:
+    def max_startup_wait_s(self) -> float:
         """Maximum time that a request waits for starting workers, in simulated seconds; the configured maximum until enough is learned."""
         slowest_s = self.slowest_s
-        return self._max_s if slowest_s is None else min(self._max_s, HOLD_FACTOR * slowest_s)
+        return self._max_s if slowest_s is None else min(self._max_s, STARTUP_WAIT_FACTOR * slowest_s)
 
     def asked(self, now_s: float) -> None:
         """Record that a request has arrived while a stage has no worker; this starts the measurement of a wake-up.
@@ -236,6 +236,6 @@ class WakeTimes:
 
         Returns 0 if no wake-up is under way or too few are remembered.
         """
-        if self._begun_s is None or len(self._took_s) < LEARNT_FROM:
+        if self._begun_s is None or len(self._took_s) < MIN_WAKE_SAMPLES:
             return 0.0
         return max(0.0, min(self._took_s) - (now_s - self._begun_s))

@@ -132,11 +132,11 @@ class Worker(WorkerLoad):
             process started.
         speed: Tokens and durations of the worker's prefills and decodes, as this router measured them.
         lost_transfers: Number of KV transfers to or from the worker that were lost since the last successful one.
-        has_answered: Whether it has sent part of a correct response since its last failure.
+        has_answered_since_failure: Whether it has sent part of a correct response since its last failure.
         has_ever_answered: Whether it has ever sent part of a correct response, in this process or an earlier one with the
             same name.
-        fell_s: Time of the last failure that followed a correct response, in simulated seconds; None if there was none since
-            the process started or the worker's health recovered.
+        last_failure_after_success_s: Time of the last failure that followed a correct response, in simulated seconds; None if
+            there was none since the process started or the worker's health recovered.
         failed_at: Time of the last failed request in simulated seconds, and the number of outages at that time; None if no
             request has failed since the worker was last seen alive.
         outages: Number of times that the worker was seen to be gone: new process, failed health checks, not ready, or removed
@@ -171,9 +171,9 @@ class Worker(WorkerLoad):
         self.failures = 0
         self.last_failure = ""
         self.lost_transfers = 0
-        self.has_answered = False
+        self.has_answered_since_failure = False
         self.has_ever_answered = False
-        self.fell_s: float | None = None
+        self.last_failure_after_success_s: float | None = None
         self.failed_at: tuple[float, int] | None = None
         self.outages = self.recoveries = 0
         self.speed = SpeedCounts()
@@ -222,10 +222,10 @@ class Worker(WorkerLoad):
         """Whether consecutive failures or lost KV transfers have reached the circuit breaker's threshold; it can still be in use."""
         return self.breaker.is_failing or self.loses_transfers
 
-    def is_there(self) -> None:
+    def confirm_alive(self) -> None:
         """Record a successful health check that was sent after the last failed request: the worker is alive, or alive again."""
         if self.failed_at is not None:
-            self.failed_at = self.fell_s = None
+            self.failed_at = self.last_failure_after_success_s = None
             self.recoveries += 1
 
     def may_be_gone(self, now_s: float) -> bool:
@@ -257,8 +257,8 @@ class Worker(WorkerLoad):
         """
         self.failures += 1
         self.failed_at = now_s, self.outages
-        if self.has_answered:
-            self.has_answered, self.fell_s = False, now_s
+        if self.has_answered_since_failure:
+            self.has_answered_since_failure, self.last_failure_after_success_s = False, now_s
         if openings != self.breaker.openings:
             return False
         self.last_failure = cause
@@ -277,7 +277,7 @@ class Worker(WorkerLoad):
 
         ``probe`` says whether the request was the probe of a half-open circuit.
         """
-        self.has_answered = self.has_ever_answered = True
+        self.has_answered_since_failure = self.has_ever_answered = True
         breaker = self.breaker
         if not (probe or breaker.failures or breaker.is_on_probation) and breaker.is_closed:
             return
@@ -285,7 +285,7 @@ class Worker(WorkerLoad):
         if is_complete:
             breaker.succeeded(probe=probe)
         else:
-            breaker.began()
+            breaker.probe_started_ok()
         if was_failing and not breaker.is_failing:
             self._is_kept = False
             self._record(WorkerChange.RECOVERED, self.name, role=self.spec.role.value)
@@ -476,7 +476,7 @@ class WorkerPool:
         if old.incarnation != spec.incarnation:
             worker.breaker.reset()
             worker.lost_transfers = 0
-            worker.has_answered, worker.fell_s = False, None
+            worker.has_answered_since_failure, worker.last_failure_after_success_s = False, None
             worker.outages += 1
             worker.is_version_read = False
             worker.kv_engine = None

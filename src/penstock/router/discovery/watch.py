@@ -196,7 +196,7 @@ class WorkerWatch:
             return
         was = worker.health_problem
         if problem is None and worker.failures == failures:
-            worker.is_there()
+            worker.confirm_alive()
         if problem is None:
             worker.failed_checks = 0
             if self._pairs_by_version and not worker.is_version_read:

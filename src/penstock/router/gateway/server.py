@@ -152,7 +152,7 @@ class GatewayWorkerCalls(WorkerCalls):
             and failed.unproven is not None
             and failed.reason == "upstream_5xx"
         ):
-            assignment.convict(self._clock.now_s())
+            assignment.confirm_failure(self._clock.now_s())
             return replace(failed, unproven=None)
         return failed
 

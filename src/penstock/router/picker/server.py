@@ -194,7 +194,7 @@ class Session:
             assignment.worker.suspect("refused a connection of another router")
         match message.verdict:
             case Verdict.PROVED:
-                assignment.proved()
+                assignment.first_part_ok()
             case Verdict.SUCCEEDED:
                 assignment.succeeded()
             case Verdict.FAILED:
@@ -204,10 +204,10 @@ class Session:
                 self._unsettled.put(message.number, assignment)
             case Verdict.CONVICTED:
                 self._unsettled.forget(message.number)
-                assignment.convict(now_s)
+                assignment.confirm_failure(now_s)
             case Verdict.PARDONED:
                 self._unsettled.forget(message.number)
-                assignment.pardon(now_s)
+                assignment.retract_failure(now_s)
             case Verdict.CLEARED:
                 assignment.clear()
 

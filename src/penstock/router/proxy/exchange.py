@@ -276,7 +276,7 @@ class WorkerCalls:
             shown = content_type.decode("latin-1") or "no content type"
             raise WrongAnswer(f"{name} answered a stream with {shown}")
         call.beginning = await read_preamble(response, name, call.request.endpoint)
-        return Began(is_stream=True, may_go_on=self._may_go_on(call))
+        return Began(is_stream=True, can_resume=self._may_go_on(call))
 
     async def _read_complete(
         self, call: CompletionCall, assignment: LiveAssignment, response: StreamingResponse

@@ -34,24 +34,24 @@ from penstock.router.core.request_steps import (
     AwaitPrefill,
     Choose,
     Computed,
-    ComputedBeside,
     Confirm,
     CountTransfer,
     Deliver,
     End,
     EndKind,
     LeavePrefill,
-    Lost,
     Notification,
+    PrefillComputed,
     PrefillEnd,
     QueryOfDeath,
     ReadRest,
+    RefusedAtCapacity,
     Relay,
     Release,
     ReleaseKv,
     Retry,
     Send,
-    TurnedAway,
+    StreamLost,
 )
 from penstock.router.core.retries import FailedTry, RefusalReason, RetryRules, RetryScope
 from penstock.router.core.suspects import CLEARED_TOKENS
@@ -155,12 +155,12 @@ class CompletionHandler:
             Computed: self._computed,
             Deliver: self._deliver,
             Release: self._release,
-            ComputedBeside: self._computed_beside,
+            PrefillComputed: self._prefill_computed,
             LeavePrefill: self._leave_prefill,
-            TurnedAway: self._turned_away,
+            RefusedAtCapacity: self._refused_at_capacity,
             CountTransfer: self._count_transfer,
             ReleaseKv: self._release_kv,
-            Lost: self._rests.lose,
+            StreamLost: self._rests.lose,
             QueryOfDeath: self._rests.refuse,
         }
         self._prompt_costs = context.prompt_costs
@@ -297,7 +297,7 @@ class CompletionHandler:
         call.machine.prefill_ended(came)
         self._do_notifications(call)
 
-    def _computed_beside(self, call: CompletionCall, step: ComputedBeside) -> None:
+    def _prefill_computed(self, call: CompletionCall, step: PrefillComputed) -> None:
         if call.prefill is not None:
             self._admission.prefilled(call.prefill.assignment, step.cached_tokens)
 
@@ -325,7 +325,7 @@ class CompletionHandler:
                 pass
             await asyncio.sleep(_ASKED_REAL_S)
 
-    def _turned_away(self, _: CompletionCall, step: TurnedAway) -> None:
+    def _refused_at_capacity(self, _: CompletionCall, step: RefusedAtCapacity) -> None:
         self._admission.refused_at_capacity(step.worker)
         self._metrics.retries[AT_CAPACITY] += 1
 

@@ -12,7 +12,7 @@ from penstock.core.http.streaming import Observe
 from penstock.core.logs import get_logger
 from penstock.router.core.limits import LIMITS as ROUTER_LIMITS
 from penstock.router.core.moves import StreamLeft
-from penstock.router.core.request_steps import Lost, QueryOfDeath, Rest
+from penstock.router.core.request_steps import QueryOfDeath, Rest, StreamLost
 from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.completion import CompletionRequest
@@ -155,7 +155,7 @@ class StreamContinuations:
         self._metrics.continuations[reason] += 1
         log.info("stream continues elsewhere", reason=reason, left=call.worker, tokens=seam.tokens)
 
-    def lose(self, call: CompletionCall, step: Lost) -> None:
+    def lose(self, call: CompletionCall, step: StreamLost) -> None:
         """Count an interrupted stream that cannot be resumed, and log the cause and the last failure before it."""
         why = step.why
         if why == "request":
