@@ -191,7 +191,7 @@ def test_blocks_in_other_memory_are_known_there(medium, copied):
     def after_removal_from(place):
         removed = {"type": "BlockRemoved", "block_hashes": HASHES[::-1], "medium": place}
         index, events = apply_all(frames(0, STORED_MAP), frames(1, copied), frames(2, removed))
-        return index.count, index.anywhere.count, events.malformed
+        return index.count, index.any_memory.count, events.malformed
 
     assert after_removal_from("GPU") == (0, 2, 0)
     assert after_removal_from(medium) == (2, 2, 0)

@@ -131,7 +131,7 @@ class PlainIndex:
                 excess -= len(run)
         return place
 
-    def limit(self, keys, blocks):
+    def truncate(self, keys, blocks):
         """Cut every run along a prompt where it goes beyond ``blocks``."""
         skipped = blocks if blocks < len(keys) and keys[blocks] in self.runs else 0
         steps, _ = self.walk(keys[skipped:])
@@ -170,8 +170,8 @@ def test_flat_arrays_say_what_a_plain_dict_says(capacity, fan_out, longest, shif
         prefix = Prefix(keys)
         blocks = rng.randint(0, longest)
         if step % 5 == 4:
-            index.limit(prefix, blocks)
-            plain.limit(keys, blocks)
+            index.truncate(prefix, blocks)
+            plain.truncate(keys, blocks)
         elif step % 5 == 3:
             assert index.held(prefix) == plain.walk(keys)[1]
         else:

@@ -90,7 +90,7 @@ class DispatchQueue(Generic[T]):
         now_s: float,
         *,
         quarantined: Collection[str] = (),
-        full: frozenset[str] = frozenset(),
+        without_blocks: frozenset[str] = frozenset(),
     ) -> None:
         """Set the eligible workers. Requests that wait for other workers are assigned again; running requests continue.
 
@@ -104,7 +104,7 @@ class DispatchQueue(Generic[T]):
             quarantined: Names of workers that are not eligible now and will return with the same cache; their learned state
                 (prefix index, throughput) is kept. The learned state of other ineligible workers is deleted when nothing runs
                 there any more.
-            full: Names of eligible workers that reject requests or have no free KV blocks; requests are reassigned to other
+            without_blocks: Names of eligible workers that reject requests or have no free KV blocks; requests are reassigned to other
                 workers if possible.
         """
         left, joined = self.workers.change(loads, now_s)
@@ -119,7 +119,7 @@ class DispatchQueue(Generic[T]):
         self.workers.forget_idle(quarantined)
         if self._workers and self.policy.assigns is AssignTime.ON_ARRIVAL:
             for queued in sorted(self._central, key=lambda queued: queued.since_s):
-                self._relieve(self._assign(queued, now_s, busy=full), now_s)
+                self._relieve(self._assign(queued, now_s, busy=without_blocks), now_s)
 
     def adopt(
         self, item: T, arrival: Arrival, load: WorkerLoad, now_s: float, *, is_prefilled: bool = False
@@ -146,7 +146,7 @@ class DispatchQueue(Generic[T]):
         queued.weight, queued.is_prefilled = max(1, queued.uncached), is_prefilled
         self._requests[item] = queued
         if not is_prefilled:
-            self.prompt_tokens.give(worker.name, queued.weight)
+            self.prompt_tokens.add_pending(worker.name, queued.weight)
             self._expect_prefilled(worker, queued, now_s)
 
     def learn(self, name: str, arrival: Arrival) -> None:
@@ -564,7 +564,7 @@ class DispatchQueue(Generic[T]):
     def _start(self, worker: WorkerQueue[T], queued: QueuedRequest[T], now_s: float) -> None:
         worker.start(queued, now_s)
         self._stop_waiting(queued)
-        self.prompt_tokens.give(worker.name, queued.weight)
+        self.prompt_tokens.add_pending(worker.name, queued.weight)
         self._expect_prefilled(worker, queued, now_s)
 
     def _expect_prefilled(self, worker: WorkerQueue[T], queued: QueuedRequest[T], now_s: float) -> None:
@@ -600,7 +600,7 @@ class DispatchQueue(Generic[T]):
             return None
         del self._requests[item]
         if not queued.is_prefilled:
-            self.prompt_tokens.take_back(queued.worker, queued.weight)
+            self.prompt_tokens.remove_pending(queued.worker, queued.weight)
         self._non_streaming.pop(item, None)
         worker = self._workers.get(queued.worker)
         if worker is None or item not in worker.running:
@@ -621,7 +621,7 @@ class DispatchQueue(Generic[T]):
         queued = self._requests.get(item)
         if queued is not None and queued.started_s is not None and not queued.is_prefilled:
             queued.is_prefilled = True
-            self.prompt_tokens.take_back(queued.worker, queued.weight)
+            self.prompt_tokens.remove_pending(queued.worker, queued.weight)
             if not queued.is_adopted:
                 self.prompt_tokens.computed += queued.weight
 

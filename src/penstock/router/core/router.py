@@ -129,7 +129,7 @@ class RouterCore(Generic[T]):
         names, passed_over = self._names[role], frozenset[str]()
         if busy.is_any:
             # If all workers are busy, those that still have KV blocks are preferred.
-            passed_over = busy.not_taking(names) or busy.full(names)
+            passed_over = busy.unavailable(names) or busy.without_blocks(names)
         if arrival.alone_at:
             self._suspects.add((role, item))
         if self._suspects:
@@ -490,8 +490,10 @@ class RouterCore(Generic[T]):
             self._names[role] = frozenset(each.name for each in workers)
             quarantined = {each.name for each in self.pool if each.keeps_its_cache}
             # Other workers may become busy through the requests that are assigned again.
-            full = self.busy[role].full(self._names[role])
-            self.queues[role].set_workers(workers, now_s, quarantined=quarantined, full=full)
+            without_blocks = self.busy[role].without_blocks(self._names[role])
+            self.queues[role].set_workers(
+                workers, now_s, quarantined=quarantined, without_blocks=without_blocks
+            )
             self._loads_changed(role, now_s)
 
     def _load_changed(self, role: Role, now_s: float, name: str | None) -> None:
@@ -653,7 +655,7 @@ class RouterCore(Generic[T]):
         busy, pool = self.busy[role], self.pool
         closed = busy.at_capacity() if busy.is_any else frozenset()
         if busy.is_any and self.queues[role].policy.assigns is AssignTime.WHEN_FREE:
-            closed |= busy.not_taking(self._names[role])
+            closed |= busy.unavailable(self._names[role])
         if self._suspects:
             closed |= self._closed(role)
         by_blocks = self.tiers is not None and role is self.entry and busy.has_thresholds

@@ -89,7 +89,7 @@ class QueuedRequest(Generic[T]):
         since_s: Time at which the request was first queued, in simulated seconds.
         worker: Name of the worker for which it waits or on which it runs; empty while it waits in the central queue.
         uncached: Number of prompt tokens expected to be computed on `worker`.
-        held: Number of the prompt's leading keys that the worker's prefix index contained before this request was queued
+        cached_keys: Number of the prompt's leading keys that the worker's prefix index contained before this request was queued
             there.
         other: Name of the other candidate worker, to which the request can be moved; empty if there is none.
         other_uncached: Number of prompt tokens expected to be computed on `other`.
@@ -107,7 +107,7 @@ class QueuedRequest(Generic[T]):
     since_s: float
     worker: str = ""
     uncached: int = 0
-    held: int = 0
+    cached_keys: int = 0
     other: str = ""
     other_uncached: int = 0
     started_s: float | None = None
@@ -283,12 +283,12 @@ class PromptTokenCounts:
         """
         return tokens * self.admitted / self.routed if self.routed else tokens
 
-    def give(self, worker: str, weight: int) -> None:
+    def add_pending(self, worker: str, weight: int) -> None:
         """Count a request's weight as pending at a worker."""
         self.pending[worker] = self.pending.get(worker, 0) + weight
 
-    def take_back(self, worker: str, weight: int) -> None:
-        """Subtract a request's weight that `give` has added."""
+    def remove_pending(self, worker: str, weight: int) -> None:
+        """Subtract a request's weight that `add_pending` has added."""
         left = self.pending[worker] - weight
         if left:
             self.pending[worker] = left

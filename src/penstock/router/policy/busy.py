@@ -315,11 +315,11 @@ class BusyWorkers:
         """Return whether a worker is not known to exceed the threshold of KV blocks."""
         return name not in self._out_of_blocks
 
-    def not_taking(self, names: frozenset[str]) -> frozenset[str]:
+    def unavailable(self, names: frozenset[str]) -> frozenset[str]:
         """Return those of the workers ``names`` that are busy or at capacity; an empty set if all of them are."""
         return _unless_all(names, names & (self._busy.keys() | self._at_capacity))
 
-    def full(self, names: frozenset[str]) -> frozenset[str]:
+    def without_blocks(self, names: frozenset[str]) -> frozenset[str]:
         """Return those of the workers ``names`` that lack KV blocks or are at capacity; an empty set if all of them do."""
         return _unless_all(names, names & (self._out_of_blocks | self._at_capacity.keys()))
 

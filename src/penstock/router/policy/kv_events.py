@@ -18,7 +18,7 @@ from penstock.router.policy.prefixes import BLOCK_TOKENS, ROOT, Prefix, PrefixIn
 
 MAX_BLOCKS: Final = 1 << 20
 """Maximum number of engine blocks known per worker. Chosen: 16 M tokens in blocks of 16; more indicates a fault of the events."""
-ANYWHERE_BLOCKS: Final = 1 << 15
+ANY_MEMORY_BLOCKS: Final = 1 << 15
 """Maximum number of router blocks assumed in any memory of one worker. Chosen: the same number of tokens as `MAX_BLOCKS` of 16."""
 NAME_BYTES: Final = 128
 """Maximum length of a block's hash; up to `MAX_BLOCKS` of them are stored. Chosen: twice a SHA-512; vLLM's are SHA-256 or 64
@@ -46,14 +46,14 @@ class _Block:
     Attributes:
         key: Chained key of the prompt up to the block's end.
         depth: Number of engine blocks of the prompt up to the block's end, >= 1.
-        corner: Hash of the last earlier engine block that ends a router block; None if there is none.
-        homes: Memories that contain the block: `_GPU`, `_ELSEWHERE` or both.
+        previous_router_block: Hash of the last earlier engine block that ends a router block; None if there is none.
+        memories: Memories that contain the block: `_GPU`, `_ELSEWHERE` or both.
     """
 
     key: int
     depth: int
-    corner: Hashable | None
-    homes: int
+    previous_router_block: Hashable | None
+    memories: int
 
 
 class KvEvents:
@@ -145,13 +145,13 @@ class KvEvents:
             is_offloaded: Whether the blocks are in other memory than the GPU's, from which they would have to be loaded.
         """
         if parent is None:
-            key, depth, corner = ROOT, 0, None
+            key, depth, previous_router_block = ROOT, 0, None
         elif (before := self._blocks.get(parent)) is not None:
             key, depth = before.key, before.depth
-            corner = parent if depth % self._per_key == 0 else before.corner
+            previous_router_block = parent if depth % self._per_key == 0 else before.previous_router_block
         else:
             return
-        unit, last, home = self._unit_tokens, None, _ELSEWHERE if is_offloaded else _GPU
+        unit, last, memory = self._unit_tokens, None, _ELSEWHERE if is_offloaded else _GPU
         if len(self._blocks) + len(hashes) > MAX_BLOCKS or len(tokens) < unit * len(hashes):
             return
         try:
@@ -161,12 +161,12 @@ class KvEvents:
         for name, key in zip(hashes, keys, strict=False):
             depth += 1
             before = self._blocks.get(name)
-            homes = home if before is None else before.homes | home
-            self._blocks[name] = _Block(key, depth, corner, homes)
+            memories = memory if before is None else before.memories | memory
+            self._blocks[name] = _Block(key, depth, previous_router_block, memories)
             if depth % self._per_key == 0:
-                corner = last = name
+                previous_router_block = last = name
         if last is not None:
-            index = self._anywhere() if is_offloaded else self._index
+            index = self._any_memory() if is_offloaded else self._index
             index.use(Prefix(self._chain(last)))
 
     def copied(self, hashes: Sequence[Hashable]) -> None:
@@ -174,34 +174,34 @@ class KvEvents:
         for name in hashes:
             block = self._blocks.get(name)
             if block is not None:
-                block.homes |= _ELSEWHERE
+                block.memories |= _ELSEWHERE
                 if block.depth % self._per_key == 0:
-                    self._anywhere().use(Prefix(self._chain(name)))
+                    self._any_memory().use(Prefix(self._chain(name)))
 
     def removed(self, hashes: Sequence[Hashable], *, is_offloaded: bool = False) -> None:
         """Record that blocks are no longer in the GPU's memory or, if ``is_offloaded``, in other memory; unknown ones are ignored."""
-        home = _ELSEWHERE if is_offloaded else _GPU
+        memory = _ELSEWHERE if is_offloaded else _GPU
         for name in hashes:
             block = self._blocks.get(name)
-            if block is None or not block.homes & home:
+            if block is None or not block.memories & memory:
                 continue
-            block.homes &= ~home
+            block.memories &= ~memory
             # Engines free the blocks of a prompt from its end, so the first engine block that a router block loses is its
             # last one.
             if block.depth % self._per_key == 0:
                 prefix = Prefix(self._chain(name))
                 if not is_offloaded:
-                    self._index.limit(prefix, len(prefix.keys) - 1)
-                if not block.homes and self._index.anywhere is not None:
-                    self._index.anywhere.limit(prefix, len(prefix.keys) - 1)
-            if not block.homes:
+                    self._index.truncate(prefix, len(prefix.keys) - 1)
+                if not block.memories and self._index.any_memory is not None:
+                    self._index.any_memory.truncate(prefix, len(prefix.keys) - 1)
+            if not block.memories:
                 del self._blocks[name]
 
-    def _anywhere(self) -> PrefixIndex:
+    def _any_memory(self) -> PrefixIndex:
         """Return the index of the blocks in any memory; it is created with the first block outside of the GPU."""
-        if self._index.anywhere is None:
-            self._index.anywhere = PrefixIndex(ANYWHERE_BLOCKS)
-        return self._index.anywhere
+        if self._index.any_memory is None:
+            self._index.any_memory = PrefixIndex(ANY_MEMORY_BLOCKS)
+        return self._index.any_memory
 
     def cleared(self) -> None:
         """Record that the worker has no blocks."""
@@ -216,7 +216,7 @@ class KvEvents:
         # A hash that was used twice may identify a later block now, so that following the parents would not end.
         while at is not None and (block := self._blocks.get(at)) is not None and block.depth < depth:
             keys.append(block.key)
-            at, depth = block.corner, block.depth
+            at, depth = block.previous_router_block, block.depth
         return tuple(reversed(keys))
 
 

@@ -251,7 +251,7 @@ _PREFIXES: Final = 1 << 16
 """Chosen: number of prefixes remembered, the least recently used of which are deleted; 20 MB at most."""
 
 
-def beginnings_of(keys: tuple[int, ...]) -> list[int]:
+def prefix_keys_of(keys: tuple[int, ...]) -> list[int]:
     """Return the last keys of a prompt's first 1, 2, 4, ... blocks, and of the complete prompt; empty if there are no keys."""
     found, blocks = [], 1
     while blocks < len(keys):
@@ -366,12 +366,12 @@ class PrefixCost:
         """Return the worker with the lowest prefix cost, or an idle worker that would meet the TTFT target more safely."""
         if len(workers) <= ALL_UP_TO:
             return self._choose(eligible(workers, arrival.avoid), arrival, estimates)
-        beginnings = beginnings_of(arrival.chain)
-        pool = self._candidates(beginnings, workers, estimates)
+        prefix_keys = prefix_keys_of(arrival.chain)
+        pool = self._candidates(prefix_keys, workers, estimates)
         if arrival.avoid:
             pool = [each for each in pool if each.name not in arrival.avoid]
         decision = self._choose(pool or eligible(workers, arrival.avoid), arrival, estimates)
-        self._remember(beginnings, decision.worker)
+        self._remember(prefix_keys, decision.worker)
         return decision
 
     def _choose(
@@ -390,10 +390,10 @@ class PrefixCost:
     def prompt_queued(self, arrival: Arrival, worker: str, workers: WorkerQueues) -> None:
         """Remember the worker to which another router has sent a prompt; does nothing with `ALL_UP_TO` workers or fewer."""
         if len(workers) > ALL_UP_TO:
-            self._remember(beginnings_of(arrival.chain), worker)
+            self._remember(prefix_keys_of(arrival.chain), worker)
 
     def _candidates(
-        self, beginnings: Iterable[int], workers: WorkerQueues, estimates: Estimates
+        self, prefix_keys: Iterable[int], workers: WorkerQueues, estimates: Estimates
     ) -> list[WorkerQueue[Any]]:
         names, first = self._names, self._turn
         self._turn = (first + _IN_TURN) % max(1, len(names))
@@ -405,12 +405,12 @@ class PrefixCost:
         del idlest[_IDLEST:]
         self._idlest = [each.name for each in idlest]
         known = self._holders
-        holders = chain.from_iterable([known[key] for key in beginnings if key in known])
+        holders = chain.from_iterable([known[key] for key in prefix_keys if key in known])
         return [workers[name] for name in dict.fromkeys((*holders, *self._idlest)) if name in workers]
 
-    def _remember(self, beginnings: Iterable[int], name: str) -> None:
+    def _remember(self, prefix_keys: Iterable[int], name: str) -> None:
         holders = self._holders
-        for key in beginnings:
+        for key in prefix_keys:
             known = holders.get(key, ())
             if known[:1] != (name,):
                 holders[key] = (name, *(each for each in known if each != name))[:_HOLDERS]

@@ -215,7 +215,7 @@ class PrefixIndex:
     Attributes:
         capacity: Maximum number of blocks, in [1, 2**31]; above it, the least recently used blocks are deleted.
         count: Present number of blocks.
-        anywhere: Index of the blocks that the worker has in any memory, from which it loads blocks that are missing in this
+        any_memory: Index of the blocks that the worker has in any memory, from which it loads blocks that are missing in this
             index. None if no blocks in other memory than the GPU's are known; `clear` sets it to None.
     """
 
@@ -228,7 +228,7 @@ class PrefixIndex:
         "_runs",
         "_table",
         "_used",
-        "anywhere",
+        "any_memory",
         "capacity",
         "count",
     )
@@ -258,7 +258,7 @@ class PrefixIndex:
         # The first free number; `_next` chains the further ones.
         self._free = 0
         self.count = 0
-        self.anywhere: PrefixIndex | None = None
+        self.any_memory: PrefixIndex | None = None
 
     def held(self, prefix: Prefix) -> int:
         """Return the number of leading blocks of a prompt that the worker is assumed to have cached."""
@@ -309,7 +309,7 @@ class PrefixIndex:
             self._forget(self.count - self.capacity + self.capacity // _SLACK)
         return place
 
-    def limit(self, prefix: Prefix, blocks: int) -> None:
+    def truncate(self, prefix: Prefix, blocks: int) -> None:
         """Record that the worker has at most the first ``blocks`` blocks (>= 0) of a prompt: the prompt's later blocks are deleted."""
         keys, runs = prefix.keys, self._runs
         total = len(keys)

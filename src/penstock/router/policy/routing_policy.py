@@ -291,13 +291,13 @@ class WorkerQueue(Generic[T]):
         """
         index = self.index
         missing = arrival.uncached(index.held(arrival.prefix))
-        return missing if index.anywhere is None else self._loaded(arrival, missing)
+        return missing if index.any_memory is None else self._loaded(arrival, missing)
 
     def _loaded(self, arrival: Arrival, missing: int) -> int:
-        anywhere = self.index.anywhere
-        if anywhere is None:
+        any_memory = self.index.any_memory
+        if any_memory is None:
             return missing
-        computed = min(missing, arrival.uncached(anywhere.held(arrival.prefix)))
+        computed = min(missing, arrival.uncached(any_memory.held(arrival.prefix)))
         return computed + int(LOAD_COST * (missing - computed))
 
     def put(self, queued: QueuedRequest[T], uncached: int | None = None, *, is_first: bool = False) -> None:
@@ -306,9 +306,9 @@ class WorkerQueue(Generic[T]):
         ``uncached`` is the number of its tokens to compute here; None calculates it.
         """
         queued.worker = self.name
-        queued.held = self.index.use(queued.arrival.prefix)
+        queued.cached_keys = self.index.use(queued.arrival.prefix)
         if uncached is None:
-            uncached = self._loaded(queued.arrival, queued.arrival.uncached(queued.held))
+            uncached = self._loaded(queued.arrival, queued.arrival.uncached(queued.cached_keys))
         queued.uncached = uncached
         self.line.put(queued, is_first=is_first)
         self.queued_tokens += queued.uncached
@@ -320,7 +320,7 @@ class WorkerQueue(Generic[T]):
 
     def forget(self, queued: QueuedRequest[T]) -> None:
         """Remove from the prefix index the blocks that a request would have added to the cache, because it was not computed here."""
-        self.index.limit(queued.arrival.prefix, queued.held)
+        self.index.truncate(queued.arrival.prefix, queued.cached_keys)
 
     def unassign(self, queued: QueuedRequest[T]) -> None:
         """Remove a waiting request from the queue, and remove from the prefix index the blocks that it would have added."""
