@@ -15,7 +15,7 @@ from penstock.engine.serve.settings import ServeFlags, resolve
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import ENDPOINT_SLICE, GRAPH_DEPLOYMENT
 from penstock.router.server import RouterServer
-from penstock.router.settings import GraphPlace, RouterSettings
+from penstock.router.settings import GraphReference, RouterSettings
 
 pytestmark = [
     pytest.mark.cluster,
@@ -80,7 +80,7 @@ class Place:
     async def start_router(self):
         """Start a router that looks for graph llama."""
         settings = RouterSettings(
-            model="m", disaggregated=False, speed=20.0, kubernetes=GraphPlace("llama", self.namespace)
+            model="m", disaggregated=False, speed=20.0, kubernetes=GraphReference("llama", self.namespace)
         )
         self.router = RouterServer(settings)
         await self.router.start()

@@ -39,7 +39,7 @@ from penstock.router.proxy.auth import (
     read_tier_keys,
 )
 from penstock.router.server import RouterServer
-from penstock.router.settings import GraphPlace, RouterSettings
+from penstock.router.settings import GraphReference, RouterSettings
 
 KUBERNETES = "kubernetes"
 """Value of --discovery; a statefile of that name is ``./kubernetes``."""
@@ -152,8 +152,8 @@ def serve(**given: Any) -> None:
     PENSTOCK_GRAPH_SECRET, which must be the same in all of them.
     """
     settings = _settings(given)
-    held = given_socket(os.environ, settings.port)
-    server = RouterServer(settings, open_tracing("penstock-router"), held=held)
+    inherited_socket = given_socket(os.environ, settings.port)
+    server = RouterServer(settings, open_tracing("penstock-router"), inherited_socket=inherited_socket)
     loop.run(server.serve)
 
 
@@ -196,7 +196,7 @@ def pick(ext_proc: int | None, ext_proc_tls: str | None, **given: Any) -> None:
         tracing,
         ext_proc_port=port,
         credentials=credentials(folder) if is_tls else None,
-        held=given_socket(os.environ, settings.port),
+        inherited_socket=given_socket(os.environ, settings.port),
     )
     loop.run(server.serve)
 
@@ -276,12 +276,12 @@ def _tier_keys(config: TiersConfig, flag: Path | None) -> TierKeys:
     return TierKeys({}) if file is None and environment is None else read_tier_keys(file, environment)
 
 
-def _place(manifest: GraphDeployment | None, namespace: str | None) -> GraphPlace:
+def _place(manifest: GraphDeployment | None, namespace: str | None) -> GraphReference:
     if manifest is None:
         raise ConfigError(
             "--discovery kubernetes: needs --graph, because the graph's name selects the EndpointSlices"
         )
-    return GraphPlace(manifest.metadata.name, namespace)
+    return GraphReference(manifest.metadata.name, namespace)
 
 
 def _model(flag: str | None, spec: GraphSpec | None) -> str:

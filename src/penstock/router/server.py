@@ -91,16 +91,16 @@ class RouterServer:
         settings: RouterSettings,
         tracing: Tracing | None = None,
         *,
-        narrow: Callable[[Picker, LiveCore], Picker] | None = None,
-        held: socket.socket | None = None,
+        restrict_picker: Callable[[Picker, LiveCore], Picker] | None = None,
+        inherited_socket: socket.socket | None = None,
     ) -> None:
         """Create all parts; nothing runs or listens yet.
 
         Args:
             settings: Settings of the router.
             tracing: Creates the requests' spans; None creates none.
-            narrow: Wraps the picker in one that chooses from fewer workers; None chooses from all workers.
-            held: Socket that already listens, from the process that started this one; None opens a new one.
+            restrict_picker: Wraps the picker in one that chooses from fewer workers; None chooses from all workers.
+            inherited_socket: Socket that already listens, from the process that started this one; None opens a new one.
 
         Raises:
             ConfigError: the settings contradict each other, or need a package that is not installed.
@@ -114,12 +114,12 @@ class RouterServer:
         # Without a secret no request is a router's: each picks for itself.
         remote = RemotePicker(own) if discovery.routers is not None and secret.headers else None
         picker: Picker = remote or own
-        if narrow is not None:
-            picker = narrow(picker, self.core)
+        if restrict_picker is not None:
+            picker = restrict_picker(picker, self.core)
         self.admission = Admission(self.core, clock.now_s, picker)
         context = self.context = RouterContext(settings, clock, self.admission, discovery)
         self._settings = settings
-        self._held = held
+        self._inherited_socket = inherited_socket
         self._clock = clock
         self._discovery = discovery
         self.metrics = context.metrics
@@ -185,7 +185,7 @@ class RouterServer:
             if self._group is not None:
                 # Settings of the graph, such as thresholds set at run time, must apply to the first request of this router.
                 await self._group.start()
-            await self._http.start(self._settings.host, self._settings.port, held=self._held)
+            await self._http.start(self._settings.host, self._settings.port, held=self._inherited_socket)
         except BaseException:
             await self._stop_background()
             raise
@@ -392,28 +392,28 @@ class PauseLog:
         self._longest = (0.0, 0.0)
         self._logged_s = -math.inf
 
-    def add(self, stood_s: float, now_s: float, *, worked_s: float) -> None:
+    def add(self, blocked_s: float, now_s: float, *, worked_s: float) -> None:
         """Record the delay of one tick; the longest delay within `_PAUSE_LOG_REAL_S` is logged. All times are in real seconds.
 
         Args:
-            stood_s: Delay of the tick.
+            blocked_s: Delay of the tick.
             now_s: Time of the tick.
             worked_s: CPU time of the event loop's thread since the previous tick. It shows whether the loop was blocked by
                 its own work or had no CPU.
         """
-        self._longest = max(self._longest, (stood_s, worked_s))
+        self._longest = max(self._longest, (blocked_s, worked_s))
         if self._longest[0] < PAUSE_REAL_S or now_s - self._logged_s < _PAUSE_LOG_REAL_S:
             return
-        stood_s, worked_s = self._longest
-        durations = {"stood_s": round(stood_s, 2), "worked_s": round(worked_s, 2)}
-        if worked_s < stood_s / 2:
+        blocked_s, worked_s = self._longest
+        durations = {"stood_s": round(blocked_s, 2), "worked_s": round(worked_s, 2)}
+        if worked_s < blocked_s / 2:
             log.warning(
-                "this process's event loop stood without CPU: give the router more CPU (resources.requests of its podTemplate)",
+                "event loop was blocked by lack of CPU: give the router more CPU (resources.requests of its podTemplate)",
                 **durations,
             )
         else:
             log.warning(
-                "this process's event loop stood for its own work: run more routers (replicas of the router's service)",
+                "event loop was blocked by its own work: run more routers (replicas of the router's service)",
                 **durations,
             )
         self._longest, self._logged_s = (0.0, 0.0), now_s

@@ -24,7 +24,7 @@ _FILES_PER_REQUEST = 2
 
 
 @dataclass(frozen=True, slots=True)
-class GraphPlace:
+class GraphReference:
     """Name and namespace of a graph on Kubernetes.
 
     Attributes:
@@ -75,7 +75,7 @@ class RouterSettings:
     port: int = 0
     speed: float = 1.0
     statefile: Path | None = None
-    kubernetes: GraphPlace | None = None
+    kubernetes: GraphReference | None = None
     workers: tuple[WorkerSpec, ...] = ()
     api_keys: frozenset[bytes] = frozenset()
     graph_secret: bytes = b""

@@ -17,7 +17,7 @@ from penstock.api import Role, RouterConfig
 from penstock.core.http.intake import Intake
 from penstock.core.http.server import HttpServer, ServerLimits
 from penstock.router.core.worker import WorkerSpec
-from penstock.router.gateway.exchange import Exchange
+from penstock.router.gateway.exchange import GatewayStream
 from penstock.router.gateway.server import GatewayPicker
 from penstock.router.settings import RouterSettings
 
@@ -98,7 +98,7 @@ async def by_gateway(limits, headers, parts, *, held=0, stalls=False):
             yield each
         await is_answered.wait()
 
-    exchange = Exchange(intake)
+    exchange = GatewayStream(intake)
     run = asyncio.create_task(exchange.run(messages(), answer, lambda _: True))
     answers = exchange.answers()
     found = (await anext(answers)).immediate_response

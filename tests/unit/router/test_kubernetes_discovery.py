@@ -10,7 +10,7 @@ from penstock.core.errors import ConfigError
 from penstock.router import server as server_module
 from penstock.router.discovery import kubernetes as kubernetes_module
 from penstock.router.discovery.kubernetes import KubernetesDiscovery, parse_slices, router_urls
-from penstock.router.settings import GraphPlace, RouterSettings
+from penstock.router.settings import GraphReference, RouterSettings
 
 READY = {"ready": True, "serving": True, "terminating": False}
 STARTING = {"ready": False, "serving": False, "terminating": False}
@@ -245,7 +245,7 @@ def slices_for(*workers, **conditions):
 async def kubernetes_router(harness, *slices, **settings):
     """Start a router on Kubernetes whose cluster shows some slices."""
     router = await harness.router(
-        statefile=None, kubernetes=GraphPlace("llama"), disaggregated=True, ready=False, **settings
+        statefile=None, kubernetes=GraphReference("llama"), disaggregated=True, ready=False, **settings
     )
     FakeInformer.made.show(*slices)
     return router
@@ -267,6 +267,6 @@ async def test_a_cluster_that_is_away_stops_no_request_and_is_reported(harness, 
 def test_without_the_extra_the_error_names_it(monkeypatch):
     """A router installed without the Kubernetes packages says what to install."""
     monkeypatch.setitem(__import__("sys").modules, "penstock.router.discovery.kubernetes", None)
-    settings = RouterSettings(model="llama", disaggregated=True, kubernetes=GraphPlace("llama"))
+    settings = RouterSettings(model="llama", disaggregated=True, kubernetes=GraphReference("llama"))
     with pytest.raises(ConfigError, match=r"penstock\[kubernetes\]"):
         server_module.RouterServer(settings)

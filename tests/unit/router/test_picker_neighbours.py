@@ -90,7 +90,7 @@ async def test_a_picker_that_falls_silent_is_waited_for_less_than_a_second(harne
     assert (await router.post()).status == 200
     assert SILENT_TICKS * 0.1 - 0.2 < elapsed() < 2.0
     assert len(fake.asked) == 1
-    fake.say(wire.Go(fake.term, fake.asked[0].number, worker.name, 0.0, "late"))
+    fake.say(wire.Assigned(fake.term, fake.asked[0].number, worker.name, 0.0, "late"))
     assert (await router.post()).status == 200
     assert len(worker.seen) == 2
 
@@ -118,11 +118,11 @@ async def test_a_word_of_an_older_term_is_dropped(harness):
     refused = wire.Refused(
         fake.term - 1, number, Role.AGGREGATED, RefusalReason.QUEUE_FULL, "of an older term", None
     )
-    fake.say(wire.Go(fake.term - 1, number, worker.name, 0.0, "old"), refused)
-    fake.say(wire.Go(fake.term, number + 1000, worker.name, 0.0, "asked by nobody"))
+    fake.say(wire.Assigned(fake.term - 1, number, worker.name, 0.0, "old"), refused)
+    fake.say(wire.Assigned(fake.term, number + 1000, worker.name, 0.0, "asked by nobody"))
     await asyncio.sleep(0.05)
     assert not worker.seen
-    fake.say(wire.Go(fake.term, number, worker.name, 0.0, "new"))
+    fake.say(wire.Assigned(fake.term, number, worker.name, 0.0, "new"))
     assert (await task).status == 200
     assert len(worker.seen) == 1
 
@@ -133,10 +133,10 @@ async def test_a_worker_that_a_router_does_not_know_is_asked_for_again(harness):
     fake, router = await under_a_fake(harness, worker)
     task = asyncio.create_task(router.post())
     await router.until(lambda: fake.asked)
-    fake.say(wire.Go(fake.term, fake.asked[0].number, "nobody knows it", 0.0, "ahead"))
+    fake.say(wire.Assigned(fake.term, fake.asked[0].number, "nobody knows it", 0.0, "ahead"))
     await router.until(lambda: len(fake.asked) == 2)
     assert fake.asked[1].prompt.avoid == ("nobody knows it",)
-    fake.say(wire.Go(fake.term, fake.asked[1].number, worker.name, 0.0, "known"))
+    fake.say(wire.Assigned(fake.term, fake.asked[1].number, worker.name, 0.0, "known"))
     assert (await task).status == 200
 
 

@@ -28,7 +28,7 @@ ARRIVAL = Arrival((1, 2**64 - 1), 900, frozenset({"w"}), 480.5, 8, "s", True, te
 MESSAGES = [
     status(thresholds=ThresholdState(3, BusyThresholds(1, 7, 0.5), BusyThresholds())),
     wire.Ask(7, Role.PREFILL, prompt_of(ARRIVAL), True, 1.5),
-    wire.Go(2, 7, "w", 0.0, "lowest prefix cost"),
+    wire.Assigned(2, 7, "w", 0.0, "lowest prefix cost"),
     wire.Progress((7, 8), (900, 1)),
     wire.TierOutcome(Tier.PREMIUM, 0.5),
     wire.TierOutcome(Tier.PREMIUM, ended=EndedRequest(0.5, None, 3.0, is_failed=True)),

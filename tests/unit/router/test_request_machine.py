@@ -179,12 +179,12 @@ def test_only_what_kills_alone_is_convicted(is_split, script, is_deadly):
     driver.check_nothing_is_held()
 
 
-@pytest.mark.parametrize(("answered", "fell_s"), [(False, None), (True, -1.5)])
-def test_a_worker_that_breaks_everything_off_says_nothing_of_a_request(answered, fell_s):
+@pytest.mark.parametrize(("answered", "last_failure_s"), [(False, None), (True, -1.5)])
+def test_a_worker_that_breaks_everything_off_says_nothing_of_a_request(answered, last_failure_s):
     """No worker of the role has ever answered, or this one fell before; the request is tried as often as it may."""
     driver = Driver(is_split=False, workers=4)
     for worker in driver.core.pool:
-        worker.has_ever_answered, worker.last_failure_after_success_s = answered, fell_s
+        worker.has_ever_answered, worker.last_failure_after_success_s = answered, last_failure_s
     assert driver.run({"Send": [KILLED] * 3}).kind is EndKind.SERVED
     assert driver.machine.alone_at == ()
 

@@ -9,7 +9,7 @@ from penstock.cli.simulate import simulate
 from penstock.core.errors import ConfigError, InvalidSpecError
 from penstock.router.policy.busy import BusyThresholds, busy_thresholds
 from penstock.router.proxy.auth import API_KEYS
-from penstock.router.settings import GraphPlace
+from penstock.router.settings import GraphReference
 
 MANIFEST = """
 apiVersion: penstock.dev/v1alpha1
@@ -34,7 +34,7 @@ def settings_of(monkeypatch):
         seen = []
 
         class Server:
-            def __init__(self, settings, tracing, *, held):
+            def __init__(self, settings, tracing, *, inherited_socket):
                 settings.check()
                 seen.append(settings)
                 self.serve = None
@@ -182,6 +182,6 @@ def test_kubernetes_discovery_takes_the_graphs_name(settings_of, tmp_path):
     plain = settings_of("--graph", manifest, "--discovery", "kubernetes")
     placed = settings_of("--graph", manifest, "--discovery", "kubernetes", "--namespace", "serving")
 
-    assert (plain.kubernetes, plain.statefile) == (GraphPlace("llama", None), None)
-    assert placed.kubernetes == GraphPlace("llama", "serving")
+    assert (plain.kubernetes, plain.statefile) == (GraphReference("llama", None), None)
+    assert placed.kubernetes == GraphReference("llama", "serving")
     assert placed.shown()["discovery"] == "kubernetes: llama"

@@ -104,8 +104,8 @@ class DispatchQueue(Generic[T]):
             quarantined: Names of workers that are not eligible now and will return with the same cache; their learned state
                 (prefix index, throughput) is kept. The learned state of other ineligible workers is deleted when nothing runs
                 there any more.
-            without_blocks: Names of eligible workers that reject requests or have no free KV blocks; requests are reassigned to other
-                workers if possible.
+            without_blocks: Names of eligible workers that reject requests or have no free KV blocks; requests are reassigned
+                to other workers if possible.
         """
         left, joined = self.workers.change(loads, now_s)
         for worker in left:

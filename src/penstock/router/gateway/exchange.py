@@ -35,7 +35,7 @@ SUBSET: Final[ContextVar[frozenset[str] | None]] = ContextVar("gateway_subset", 
 _Handle = Callable[[Request, Responder], Awaitable[None]]
 
 
-class Exchange:
+class GatewayStream:
     """Serves one stream of Envoy's external processing, which is one request.
 
     Attributes:
@@ -304,7 +304,7 @@ class GatewayResponder(Responder):
 
     __slots__ = ("exchange", "has_trailers")
 
-    def __init__(self, exchange: Exchange, request: Request) -> None:
+    def __init__(self, exchange: GatewayStream, request: Request) -> None:
         super().__init__(exchange, asyncio.Transport(), request)
         self.exchange = exchange
         self.has_trailers = False

@@ -26,7 +26,7 @@ from penstock.router.core.request_steps import Problem
 from penstock.router.core.retries import FailedTry, RefusalReason, RetryScope
 from penstock.router.core.worker import Worker
 from penstock.router.gateway import messages
-from penstock.router.gateway.exchange import SUBSET, Exchange, GatewayResponder
+from penstock.router.gateway.exchange import SUBSET, GatewayResponder, GatewayStream
 from penstock.router.gateway.ignored_keys import ignored_keys
 from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.call import CompletionCall
@@ -201,7 +201,7 @@ class GatewayPicker(RouterServer):
         *,
         ext_proc_port: int,
         credentials: grpc.ServerCredentials | None = None,
-        held: socket.socket | None = None,
+        inherited_socket: socket.socket | None = None,
     ) -> None:
         """Create the picker; nothing listens before `start`.
 
@@ -210,9 +210,9 @@ class GatewayPicker(RouterServer):
             tracing: Creates the requests' spans; None creates none.
             ext_proc_port: Port for Envoy; 0 chooses a free one.
             credentials: TLS credentials from `penstock.router.gateway.certificate`; None for plain text.
-            held: Socket for HTTP that already listens; None opens a new one.
+            inherited_socket: Socket for HTTP that already listens; None opens a new one.
         """
-        super().__init__(settings, tracing, narrow=SubsetPicker, held=held)
+        super().__init__(settings, tracing, restrict_picker=SubsetPicker, inherited_socket=inherited_socket)
         self.ext_proc_port = ext_proc_port
         self._credentials = credentials
         self._grpc: grpc.aio.Server | None = None
@@ -247,7 +247,7 @@ class GatewayPicker(RouterServer):
             raise PortInUseError(f"--ext-proc {address}: cannot be listened on; choose another port") from exc
         await server.start()
         for key, words in ignored_keys(self._settings.config):
-            log.warning("setting not heeded", key=key, problem=words)
+            log.warning("setting has no effect", key=key, problem=words)
         log.info(
             "endpoint picker listening",
             host=self._settings.host,
@@ -282,7 +282,7 @@ class GatewayPicker(RouterServer):
     async def _serve(
         self, request_iterator: AsyncIterator[ProcessingRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[ProcessingResponse]:
-        exchange = Exchange(self.intake)
+        exchange = GatewayStream(self.intake)
         task = asyncio.create_task(
             exchange.run(request_iterator, self._handle, self.app.wants_body), name="gateway stream"
         )

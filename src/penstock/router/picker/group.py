@@ -288,7 +288,7 @@ class PeerGroup:
         self._leader = leader
         if leader is None:
             self._is_active = False
-            self.picker.lose()
+            self.picker.picker_lost()
         elif leader.instance == self.instance:
             self._pick(leader, members, is_new=leader != before[0])
         else:
@@ -299,7 +299,7 @@ class PeerGroup:
     def _pick(self, leader: Leader, members: int, *, is_new: bool) -> None:
         if is_new:
             log.info("this router picks", term=leader.term, routers=members)
-            self.picker.lose()
+            self.picker.picker_lost()
             self._server.term = leader.term
         self._server.choose_successor()
         self._is_active = 1 + self._server.followers >= majority(members)

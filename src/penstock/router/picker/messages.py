@@ -250,7 +250,7 @@ class TierOutcome(_Struct, tag=11):
     ended: EndedRequest | None = None
 
 
-class Go(_Struct, tag=12):
+class Assigned(_Struct, tag=12):
     """A request is assigned to a worker by the picker.
 
     Attributes:
@@ -309,7 +309,7 @@ Message = (
     | Progress
     | AtCapacity
     | TierOutcome
-    | Go
+    | Assigned
     | Refused
     | Loads
 )

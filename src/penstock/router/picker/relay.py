@@ -222,7 +222,7 @@ class RemotePicker:
             follow: Message that announces this router to the picker.
             is_successor: Whether the picker was the previous picker's successor, which has received all prompts already.
         """
-        self.lose()
+        self.picker_lost()
         self.channel, self.term = channel, follow.term
         self._send(follow)
         for worker, arrival in () if is_successor else self.recent:
@@ -242,7 +242,7 @@ class RemotePicker:
         for asked in self._asked.values():
             self._send_ask(asked)
 
-    def lose(self) -> None:
+    def picker_lost(self) -> None:
         """Record that there is no picker to follow any more; its waiting requests are kept for the next one."""
         # Counted from the last picker that was active: a series of claims must not prolong the wait.
         if self.channel is not None and self._is_answered:
@@ -286,14 +286,14 @@ class RemotePicker:
             self.core.learn(message.worker, arrival)
             self.recent.add(message.worker, arrival)
             return
-        if isinstance(message, wire.Go) and message.term == self.term:
-            self._go(message)
+        if isinstance(message, wire.Assigned) and message.term == self.term:
+            self._assigned(message)
         elif isinstance(message, wire.Refused) and message.term == self.term:
             self._refused(message)
         elif isinstance(message, wire.Loads) and message.term == self.term:
             self._loads(message)
 
-    def _go(self, message: wire.Go) -> None:
+    def _assigned(self, message: wire.Assigned) -> None:
         waiter = self._waiters.get(message.number)
         asked = None if waiter is None else self._asked[waiter]
         if waiter is None or asked is None or waiter.done():

@@ -56,7 +56,7 @@ class RelayedRequest:
             return False
         worker = assignment.worker.name
         session.channel.send(
-            wire.Go(server.term, self.number, worker, assignment.queued_s, assignment.reason)
+            wire.Assigned(server.term, self.number, worker, assignment.queued_s, assignment.reason)
         )
         if assignment.role is server.picker.core.entry:
             server.computed(worker, self.arrival, session)
@@ -78,7 +78,7 @@ class Session:
         requests: Requests of the router that wait or run, by number.
         channel: The connection.
         term: Election term in which the router follows this one; None if it does not.
-        age: Start time and instance of the router; the smallest is the oldest router.
+        seniority: Start time and instance of the router; the smallest is the oldest router.
     """
 
     def __init__(self, picker_server: PickerServer) -> None:
@@ -101,7 +101,7 @@ class Session:
         }
         self.channel = Channel(self._take, self._lost)
         self.term: int | None = None
-        self.age = (0.0, "")
+        self.seniority = (0.0, "")
 
     @property
     def is_followed(self) -> bool:
@@ -111,7 +111,7 @@ class Session:
     def tick(self) -> None:
         """Disconnect the other router if it has been silent for too long; called every 0.1 s."""
         if self.channel.tick() >= self.server.patience.ticks and self.term is not None:
-            self.server.given_up = self.age[1]
+            self.server.disconnected_instance = self.seniority[1]
             self.channel.abort()
 
     def drop(self) -> None:
@@ -138,10 +138,10 @@ class Session:
         if isinstance(message, wire.Follow):
             if message.instance == self.server.instance:
                 self.drop()
-                self.term, self.age = message.term, (message.since_s, message.follower)
-                if message.follower == self.server.given_up:
+                self.term, self.seniority = message.term, (message.since_s, message.follower)
+                if message.follower == self.server.disconnected_instance:
                     self.server.patience.was_wrong()
-                    self.server.given_up = ""
+                    self.server.disconnected_instance = ""
                 self.server.followed()
         elif self.is_followed and type(message) in self._handlers:
             self._handlers[type(message)](message)
@@ -247,7 +247,7 @@ class PickerServer:
         term: Election term in which this router is the picker; 0 if it is not.
         sessions: Connections of other routers.
         patience: Limit of another router's silence.
-        given_up: Instance of the router that was last disconnected for its silence; empty if there is none.
+        disconnected_instance: Instance of the router that was last disconnected for its silence; empty if there is none.
     """
 
     picker: RemotePicker
@@ -257,18 +257,18 @@ class PickerServer:
     term: int = 0
     sessions: set[Session] = field(default_factory=set)
     patience: SilencePatience = field(default_factory=lambda: SilencePatience(_SILENT_TICKS, random.random))
-    given_up: str = ""
+    disconnected_instance: str = ""
     _successor: Session | None = None
 
     @property
     def successor(self) -> str:
         """Instance of the router that receives all prompts, so that it can take over with the same knowledge; empty if there is none."""
-        return "" if self._successor is None else self._successor.age[1]
+        return "" if self._successor is None else self._successor.seniority[1]
 
     def choose_successor(self) -> None:
         """Make the oldest follower the successor; a new successor receives the recent prompts."""
         followers = (each for each in self.sessions if each.is_followed)
-        successor = min(followers, key=lambda each: each.age, default=None)
+        successor = min(followers, key=lambda each: each.seniority, default=None)
         if successor is self._successor:
             return
         self._successor = successor

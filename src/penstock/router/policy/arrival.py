@@ -89,8 +89,8 @@ class QueuedRequest(Generic[T]):
         since_s: Time at which the request was first queued, in simulated seconds.
         worker: Name of the worker for which it waits or on which it runs; empty while it waits in the central queue.
         uncached: Number of prompt tokens expected to be computed on `worker`.
-        cached_keys: Number of the prompt's leading keys that the worker's prefix index contained before this request was queued
-            there.
+        cached_keys: Number of the prompt's leading keys that the worker's prefix index contained before this request was
+            queued there.
         other: Name of the other candidate worker, to which the request can be moved; empty if there is none.
         other_uncached: Number of prompt tokens expected to be computed on `other`.
         started_s: Time at which it was dispatched, in simulated seconds; None while it waits.
