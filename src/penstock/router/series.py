@@ -41,7 +41,8 @@ SERIES: Final[Mapping[str, RouterSeries]] = {
     names.ROUTER_QUEUE_REQUESTS: _gauge("Requests waiting for a prefill worker.", "model_name"),
     names.ROUTER_QUEUE_TOKENS: _gauge("Prompt tokens waiting for a prefill worker.", "model_name"),
     names.ROUTER_QUEUE_UNCACHED_TOKENS: _gauge(
-        "Prompt tokens waiting for a prefill worker that no cache is believed to hold.", "model_name"
+        "Prompt tokens waiting for a prefill worker, without those expected in a worker's cache.",
+        "model_name",
     ),
     names.ROUTER_QUEUE_OLDEST: _gauge(
         "Longest wait so far in the prefill queue; simulated seconds.", "model_name"
@@ -50,7 +51,7 @@ SERIES: Final[Mapping[str, RouterSeries]] = {
         "Requests waiting for a decode worker, while no circuit lets them pass.", "model_name"
     ),
     names.ROUTER_UNSERVED: _gauge(
-        f"Requests that wait for a worker of the role, and those turned away in the last {RECENT_S:g} s.",
+        f"Requests that wait for a worker of the role, and those rejected in the last {RECENT_S:g} s.",
         "model_name",
         "role",
     ),
@@ -67,12 +68,14 @@ SERIES: Final[Mapping[str, RouterSeries]] = {
     names.ROUTER_REFUSED: _counter("Arrivals refused with 429 or 503 before any worker.", "model_name"),
     names.ROUTER_QUEUE_TIMEOUTS: _counter("Arrivals that left the queue at its limit.", "model_name"),
     names.ROUTER_COMPLETED: _counter("Arrivals answered in full.", "model_name"),
-    names.ROUTER_COMPLETED_TOKENS: _counter("Output tokens of those.", "model_name"),
+    names.ROUTER_COMPLETED_TOKENS: _counter("Output tokens of the arrivals answered in full.", "model_name"),
     names.ROUTER_ROUTED_TOKENS: _counter("Prompt tokens of admitted requests.", "model_name"),
     names.ROUTER_ROUTED_UNCACHED_TOKENS: _counter(
-        "Prompt tokens of admitted requests that no cache was believed to hold.", "model_name"
+        "Prompt tokens of admitted requests, without those expected in a worker's cache.", "model_name"
     ),
-    names.ROUTER_COMPUTED_TOKENS: _counter("Those whose prompts were computed.", "model_name"),
+    names.ROUTER_COMPUTED_TOKENS: _counter(
+        "Expected uncached prompt tokens of the requests whose prompts were computed.", "model_name"
+    ),
     names.ROUTER_PROMPT_TOKENS: _counter("Prompt tokens of answered requests.", "model_name"),
     names.ROUTER_GENERATION_TOKENS: _counter("Tokens sent to clients.", "model_name"),
     names.ROUTER_CACHED_TOKENS: _counter("Prompt tokens that prefill found in its cache.", "model_name"),
@@ -87,7 +90,7 @@ SERIES: Final[Mapping[str, RouterSeries]] = {
         "Requests that wait in the worker for room, as last scraped; absent if unknown.", "worker", "role"
     ),
     names.ROUTER_WORKER_PENDING_TOKENS: _gauge(
-        "Uncached prompt tokens given to the worker and not computed yet.", "worker", "role"
+        "Uncached prompt tokens dispatched to the worker and not computed yet.", "worker", "role"
     ),
     names.ROUTER_WORKER_METRICS_AGE: _gauge(
         "Age of the worker's metrics; simulated seconds.", "worker", "role"
@@ -104,9 +107,7 @@ SERIES: Final[Mapping[str, RouterSeries]] = {
         "Failed requests of the worker, those that failed on others too included.", "worker", "role"
     ),
     names.ROUTER_WORKER_EJECTIONS: _counter("Times that the worker's circuit has opened.", "worker", "role"),
-    names.ROUTER_WORKER_PREFIX_BLOCKS: _gauge(
-        "Prefix blocks that the worker's cache is believed to hold.", "worker"
-    ),
+    names.ROUTER_WORKER_PREFIX_BLOCKS: _gauge("Prefix blocks expected in the worker's cache.", "worker"),
     names.ROUTER_REQUESTS: _counter(
         "Answers by endpoint and status code; 499: the client left.", "endpoint", "code"
     ),
@@ -125,7 +126,7 @@ SERIES: Final[Mapping[str, RouterSeries]] = {
         "job",
     ),
     names.ROUTER_PICKS: _counter(
-        "Stays at workers that another router has picked, and requests that this one picked alone for lack of a picker.",
+        "Assignments to workers that another router has picked, and requests that this one assigned alone for lack of a picker.",
         "by",
     ),
     names.ROUTER_KV_RELEASES: _counter(

@@ -81,7 +81,7 @@ class WorkerChange(StrEnum):
     UNDRAINED = "worker undrained"
     SUSPECTED = "worker suspected"
     EJECTED = "worker ejected"
-    KEPT = "worker fails and is kept: too many of its role are ejected"
+    KEPT = "failing worker not ejected: too many workers of its role are ejected"
     RECOVERED = "worker answers again"
 
 
