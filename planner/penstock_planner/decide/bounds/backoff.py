@@ -85,12 +85,12 @@ def rolled_back(state: RoleState, config: DecideConfig) -> RoleState:
     These are adjustment intervals. A mode that decides several times per adjustment interval counts correspondingly
     more decisions.
     """
-    withdrawals = state.failed_scale_ups + 1
-    backoff = min(2 ** min(withdrawals, 8), MAX_BACKOFF_INTERVALS) * config.decisions_per_adjustment
+    failed_scale_ups = state.failed_scale_ups + 1
+    backoff = min(2 ** min(failed_scale_ups, 8), MAX_BACKOFF_INTERVALS) * config.decisions_per_adjustment
     return replace(
         state,
         pending_replicas=None,
-        failed_scale_ups=withdrawals,
+        failed_scale_ups=failed_scale_ups,
         failed_replicas=state.pending_replicas,
         backoff=backoff,
         reserved=False,

@@ -23,12 +23,12 @@ from penstock_planner.decide.rule import Facts, Proposals
 
 def keep_budget(proposals: Proposals, facts: Facts) -> Proposals:
     """Hold or reduce the scale-ups that do not fit into the budget. The result has the roles in order of precedence."""
-    owed, granted, bounded = facts.reserved_roles, 0, []
+    reserved_before, granted, bounded = facts.reserved_roles, 0, []
     ordered = sorted(
         proposals.roles,
         key=lambda each: (
             each.reason is not Reason.BELOW_FLOOR,
-            each.role not in owed,
+            each.role not in reserved_before,
             each.role is Role.PREFILL,
         ),
     )

@@ -18,10 +18,10 @@ _NOT_FREED = frozenset({Reason.GPU_BUDGET, Reason.GPU_BUDGET_YIELDED, Reason.AT_
 
 def end_rebalance(proposals: Proposals, facts: Facts) -> Proposals:
     """Note on each role with reserved GPUs that no longer wants to grow that its reservation ends."""
-    owed = facts.reserved_roles
+    reserved_before = facts.reserved_roles
     return proposals.with_roles(
         _released(each, "it no longer asks for more")
-        if each.role in owed and each.action is not Action.UP
+        if each.role in reserved_before and each.action is not Action.UP
         else each
         for each in proposals.roles
     )
@@ -35,7 +35,7 @@ def update_reservations(proposals: Proposals, facts: Facts) -> Proposals:
     when the role grows, and also when nothing that could free GPUs is in progress.
     """
     givers = [each.role for each in proposals.roles if each.action is Action.DOWN]
-    freeable, owed = freeable_gpus(proposals, facts), facts.reserved_roles
+    freeable, reserved_before = freeable_gpus(proposals, facts), facts.reserved_roles
     is_draining = any(pool.draining for pool in facts.pools.values())
     decisions: list[RoleProposal] = []
     reserved: set[Role] = set()
@@ -44,13 +44,13 @@ def update_reservations(proposals: Proposals, facts: Facts) -> Proposals:
         if proposal.reason is Reason.GPU_BUDGET and givers and freeable < proposal.engine_gpus:
             why = f"only {freeable} of the {proposal.engine_gpus} GPUs that it needs can be freed"
             decided = _rebalanced(proposal, f"not begun: {why}")
-        elif proposal.reason is Reason.GPU_BUDGET and (givers or (role in owed and is_draining)):
+        elif proposal.reason is Reason.GPU_BUDGET and (givers or (role in reserved_before and is_draining)):
             why = _waits(givers)
             decided = _rebalanced(proposal, f"waits: {why}", why)
             reserved.add(role)
-        elif role in owed and proposal.action is Action.UP:
+        elif role in reserved_before and proposal.action is Action.UP:
             decided = _rebalanced(proposal, "freed: it grows")
-        elif role in owed and proposal.reason in _NOT_FREED:
+        elif role in reserved_before and proposal.reason in _NOT_FREED:
             decided = _released(proposal, "no GPUs were freed for it")
         decisions.append(decided)
     return replace(proposals, roles=tuple(decisions), reserved=frozenset(reserved))
