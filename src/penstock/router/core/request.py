@@ -163,12 +163,12 @@ class RequestMachine:
 
     __slots__ = (
         "_can_resume",
+        "_concurrent_prefill",
         "_death_record",
         "_died_s",
         "_has_begun",
         "_is_kept",
         "_is_streaming",
-        "_meeting",
         "_now_s",
         "_plan",
         "_sent_s",
@@ -214,7 +214,7 @@ class RequestMachine:
         self._source: Worker | None = None
         self._is_kept = False
         # The assignment to the prefill worker that computes concurrently with decode, until that worker has answered.
-        self._meeting: Assignment[Any] | None = None
+        self._concurrent_prefill: Assignment[Any] | None = None
         self._has_begun = self._is_streaming = False
         self._sent_s = self._died_s = self._waits_since_s = -inf
         self._can_resume = False
@@ -267,7 +267,9 @@ class RequestMachine:
         is_admission = answering is not plan.entry
         while True:
             if plan.is_split:
-                result = yield from (self._meet() if plan.is_concurrent else self._prefill_and_decode())
+                result = yield from (
+                    self._prefill_concurrently() if plan.is_concurrent else self._prefill_and_decode()
+                )
             else:
                 result = yield from self._stage(answering, self._answered, is_admission=is_admission)
             if result is None:
@@ -310,7 +312,7 @@ class RequestMachine:
 
         The driver must then carry out `steps`. Does nothing if no such prefill is under way.
         """
-        assignment, self._meeting = self._meeting, None
+        assignment, self._concurrent_prefill = self._concurrent_prefill, None
         if assignment is None:
             return
         if isinstance(result, PromptComputed):
@@ -319,24 +321,24 @@ class RequestMachine:
             self.rules.served(self.tries, assignment.worker, self._now_s())
         self.steps.append(_LEAVE_PREFILL)
 
-    def _meet(self) -> _Way:
+    def _prefill_concurrently(self) -> _Way:
         """Run a prefill and a decode worker concurrently; try other prefill workers while they refuse for lack of capacity."""
         tries = self.tries
         while True:
             got = yield _choose(Role.PREFILL, self._is_again, is_admission=False)
             if isinstance(got, RefusalReason):
                 return got
-            self._meeting, worker = got, got.worker
+            self._concurrent_prefill, worker = got, got.worker
             self._note_sent(got)
             try:
                 yield _send(Role.PREFILL, reads_kv=False)
                 result = yield from self._stage(Role.DECODE, self._answered)
-                if result is None and self._meeting is not None:
+                if result is None and self._concurrent_prefill is not None:
                     yield AwaitPrefill()
             finally:
-                if self._meeting is not None:
+                if self._concurrent_prefill is not None:
                     self.steps.append(_LEAVE_PREFILL)
-                    self._meeting = None
+                    self._concurrent_prefill = None
             if result is RefusalReason.QUEUE_TIMEOUT:
                 # The prefill worker does not keep the KV any longer than this either.
                 return FailedTry(QUEUE_TIMEOUT, RetryScope.ANYWHERE)
@@ -403,8 +405,8 @@ class RequestMachine:
         reads_kv = self._source is not None and self._reads_kv(assignment, self._source)
         if reads_kv is None:
             return FailedTry(LEASE_EXPIRED, RetryScope.ANYWHERE)
-        is_met = self._plan.is_concurrent and self._plan.is_split
-        result = yield _send(assignment.role, reads_kv=reads_kv or is_met)
+        is_concurrent = self._plan.is_concurrent and self._plan.is_split
+        result = yield _send(assignment.role, reads_kv=reads_kv or is_concurrent)
         if not isinstance(result, Began):
             return self._unanswered(assignment, result, reads_kv=reads_kv)
         assignment.first_part_ok()
@@ -413,7 +415,7 @@ class RequestMachine:
         if reads_kv and self._source is not None:
             transfer = KvTransfer(self._source, assignment.worker)
             transfer.arrived(self.tries.lost_transfers, self._now_s())
-        elif is_met:
+        elif is_concurrent:
             self.steps.append(CountTransfer(TransferResult.DONE))
         if self.tries.unproven:
             self.rules.served(self.tries, assignment.worker, self._now_s())
