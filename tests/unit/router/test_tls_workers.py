@@ -118,7 +118,7 @@ def test_the_router_of_a_graph_knows_its_workers(tmp_path, monkeypatch, discover
     (tmp_path / "graph.yaml").write_text(json.dumps(graph))
     seen = []
 
-    def made(settings, _tracing, *, held):
+    def made(settings, _tracing, *, inherited_socket):
         seen.append(settings)
         return SimpleNamespace(serve=None)
 
