@@ -33,6 +33,8 @@ from penstock.router.proxy.not_continued import (
 from penstock.router.proxy.routes import ApiEndpoint
 from penstock.router.proxy.stream_record import PROMPT_IDS, StreamRecord, stops_of
 
+_INCOMPLETE: Final = "\ufffd"
+"""What a tokenizer shows of a character that is not complete, or not valid."""
 LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """Keys of the maximum number of tokens of a response."""
 
@@ -238,17 +240,20 @@ def _prompt_ids(record: StreamRecord, before: EmittedPrefix) -> Sequence[int]:
 def _cut_ids(record: StreamRecord, own: str) -> tuple[int, int]:
     """Return how many of the present worker's tokens the next one continues, and how many characters of text these are.
 
-    All of them, unless a stop string may have started: a worker finds stop strings in its own text only, so the next worker
-    generates again the characters that could become part of one. At temperature 0 they are the same.
+    Those that end with a complete character: vLLM 0.32 would otherwise begin its text with that of the whole prompt. If a stop
+    string may have started, fewer: a worker finds stop strings in its own text only, so the next worker generates again the
+    characters that could become part of one. At temperature 0 they are the same.
     """
-    tokens = len(record.token_ids)
-    held = max((len(stop) - 1 for stop in stops_of(record.request)), default=0)
-    if not held or record.finish_reason:
+    request, tokens = record.request, len(record.token_ids)
+    held = max((len(stop) - 1 for stop in stops_of(request)), default=0)
+    if record.finish_reason:
         return tokens, len(own)
     # With the stop string in the output nothing is held back from the client.
-    hidden = 0 if record.request.body.get("include_stop_str_in_output") else held
-    steps = ((count, end + hidden) for count, end in record.steps())
-    return next(((count, end) for count, end in steps if end + held - hidden <= len(own)), (0, 0))
+    hidden = 0 if request.body.get("include_stop_str_in_output") else held
+    steps = [(count, end + hidden) for count, end in record.steps() if end + held <= len(own)]
+    if request.body.get("temperature") == 0:
+        return next((each for each in steps if own[each[1] - 1] != _INCOMPLETE), (0, 0))
+    return steps[0] if steps and steps[0][1] == len(own) else (tokens, len(own))
 
 
 def _cut(record: StreamRecord, own: str) -> tuple[int, int]:
