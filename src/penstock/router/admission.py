@@ -23,7 +23,7 @@ log = get_logger(__name__)
 
 
 class RemoteWaiter(Protocol):
-    """A request of another router, as the core queues it."""
+    """A request that another router's client has sent, as this router's core queues it."""
 
     def assigned(self, assignment: LiveAssignment) -> bool:
         """Send the assignment to the request's router; return False if the request no longer exists."""
@@ -33,7 +33,7 @@ class RemoteWaiter(Protocol):
 
 
 Waiter: TypeAlias = "asyncio.Future[LiveAssignment] | RemoteWaiter"
-"""A request as the core queues it; it receives the assignment or the rejection."""
+"""A request as the router core queues it, by a future or as another router's; it receives the assignment or the rejection."""
 LiveAssignment: TypeAlias = Assignment[Waiter]
 """An `Assignment` of the live router."""
 LiveCore: TypeAlias = RouterCore[Waiter]
@@ -41,7 +41,7 @@ LiveCore: TypeAlias = RouterCore[Waiter]
 
 
 class AdmissionError(PenstockError):
-    """A request is rejected and gets no worker.
+    """A request is rejected and gets no worker; its text is the message for the client.
 
     Attributes:
         reason: Why it is rejected.
@@ -64,18 +64,22 @@ def log_worker_change(change: WorkerChange, worker: str, **facts: object) -> Non
 
 
 class Picker(Protocol):
-    """Chooses workers for this router's own requests, and is informed about these requests."""
+    """Chooses workers for this router's own requests, and is informed about these requests.
+
+    It is this router itself, or the one router that chooses for all routers of the graph. A waiter is the future of a request
+    that waits for its assignment. Times are in simulated seconds.
+    """
 
     def ask(
         self, waiter: asyncio.Future[LiveAssignment], role: Role, arrival: Arrival, *, again: bool
     ) -> None:
-        """Queue a request; the waiter later receives its assignment or an `AdmissionError`.
+        """Queue a request for a worker of ``role``; its ``waiter`` later receives its assignment or an `AdmissionError`.
 
         ``again`` says that the request was admitted before (a retry); see `Admission.wait`.
         """
 
     def cancel(self, waiter: asyncio.Future[LiveAssignment], role: Role) -> None:
-        """Forget a waiter whose client has disconnected or that was rejected."""
+        """Remove a waiter whose client has disconnected or that was rejected; does nothing if it does not wait."""
 
     def dispatched(self, assignment: LiveAssignment, role: Role, arrival: Arrival) -> None:
         """Record that a request is about to be sent to its worker; if this raises an AdmissionError, the request is not sent."""
@@ -253,7 +257,7 @@ class Admission:
         self._notify()
 
     def workers_changed(self) -> None:
-        """Apply a change in a worker's health."""
+        """Update the queues after a change in a worker's health, and dispatch the requests that can be sent now."""
         self._own.apply(self.core.workers_changed(self._now_s()))
         self._notify()
 
@@ -273,7 +277,7 @@ class Admission:
         self._own.apply(self.core.tick(now_s))
 
     def load_read(self, worker: Worker) -> None:
-        """Record that a worker's metrics were scraped."""
+        """Record that a worker's metrics were scraped, and dispatch the requests that can be sent now."""
         self._own.apply(self.core.load_read(worker, self._now_s()))
 
     def set_thresholds(self, thresholds: BusyThresholds) -> None:

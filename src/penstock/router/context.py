@@ -21,11 +21,11 @@ class RouterContext:
         settings: Settings of the router.
         clock: Converts between real and simulated time.
         admission: Acquires workers for requests.
-        discovery: Lists the workers and the other routers.
+        discovery: Lists the workers and the routers of the graph.
         metrics: Counters of the requests.
-        prompt_costs: Learned token costs of prompts.
-        pool: Connections for requests.
-        probes: Connections for health checks and for the workers' metrics.
+        prompt_costs: Estimates the number of tokens of prompts; learned from the counts that workers return.
+        pool: Connections to workers for requests.
+        probes: Connections to workers for health checks and metrics.
     """
 
     settings: RouterSettings

@@ -42,14 +42,14 @@ _TURNS: Final = 32
 """Chosen: number of workers whose buffers are read at once. A thousand workers that do not answer delay each other by half a
 minute."""
 CATCH_UP_S: Final = 10.0
-"""Maximum duration of a replay in seconds. Chosen: new events wait in the socket meanwhile; after it the gap counts as lost."""
+"""Maximum duration of a replay in real seconds. Chosen: new events wait in the socket meanwhile; after it the gap counts as lost."""
 NUMBER_BYTES: Final = 8
 """Size of a batch number."""
 FIRST_ANSWER_S: Final = 1.0
-"""Maximum wait for the first batch of a replay in seconds. Chosen: vLLM checks for requests every 0.1 s, between two batches of a
-busy engine."""
+"""Maximum wait for the first batch of a replay in real seconds. Chosen: vLLM checks for requests every 0.1 s, between two batches
+of a busy engine."""
 NEXT_ANSWER_S: Final = 0.5
-"""Maximum wait for the next batch of a replay in seconds. Chosen: a batch that is later than this was dropped."""
+"""Maximum wait for the next batch of a replay in real seconds. Chosen: a batch that is later than this was dropped."""
 MAX_BATCHES: Final = 1 << 17
 """Maximum number of batches in a replay. Chosen: 13 times vLLM's default buffer; a worker that sends more does not end its
 response."""
@@ -108,10 +108,11 @@ class KvAddress(NamedTuple):
 
 
 class KvSubscription:
-    """The subscription to the events of one worker process.
+    """The subscription to the KV events of one worker process.
 
     Attributes:
-        process: Address and incarnation, which identify the process.
+        process: The worker's endpoints and the identifier of its process (`WorkerSpec.incarnation`); together they identify
+            the process.
         task: Task that runs the subscription.
     """
 
@@ -252,7 +253,9 @@ def _number(frames: Sequence[bytes]) -> int | None:
 
 
 class KvListener:
-    """All subscriptions of one router.
+    """All subscriptions of one router to the KV events of its workers.
+
+    A worker is eligible if it can be sent requests now.
 
     Attributes:
         zmq: The module ``zmq.asyncio``.

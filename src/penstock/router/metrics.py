@@ -50,7 +50,7 @@ class RouterMetrics:
             try) to first token.
         prompt_estimate: Ratios of the prompt tokens estimated at arrival to those that the worker counted.
         itl: Gaps between tokens; only streams. Tokens of one read share its gap equally.
-        e2e: Times from arrival to the end; only completely answered requests.
+        e2e: Times from arrival to the last byte; only completely answered requests.
         queue_time: Waits in the first stage's queue, zero waits included.
         lag: Delays of the router's own timer.
     """

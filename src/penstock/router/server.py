@@ -79,7 +79,7 @@ class RouterServer:
         context: Objects that the parts of the router share.
         metrics: Counters of the requests.
         thresholds: This router's copy of the graph's busy thresholds.
-        intake: Limits of incoming requests.
+        intake: Limits on the number and size of incoming requests.
         app: HTTP application.
         tick_jobs: Jobs that are run every `TICK_REAL_S`, by name, in order; none depends on another one.
     """
@@ -374,7 +374,7 @@ class TickJobs:
         self._logged_s = dict.fromkeys(jobs, -math.inf)
 
     def run(self, now_s: float) -> None:
-        """Run all jobs at ``now_s`` (real seconds). A job that fails each time is logged every `_FAILURE_LOG_REAL_S`."""
+        """Run all jobs at ``now_s`` (real seconds). A job that fails each time is logged every 10 real seconds."""
         for name, job in self._jobs.items():
             try:
                 job()
@@ -386,20 +386,20 @@ class TickJobs:
 
 
 class PauseLog:
-    """Logs that this process's event loop was blocked, which explains elections and late responses."""
+    """Logs that this process's event loop was blocked, which explains elections of another picker and late responses."""
 
     def __init__(self) -> None:
         self._longest = (0.0, 0.0)
         self._logged_s = -math.inf
 
     def add(self, blocked_s: float, now_s: float, *, worked_s: float) -> None:
-        """Record the delay of one tick; the longest delay within `_PAUSE_LOG_REAL_S` is logged. All times are in real seconds.
+        """Record the delay of one tick. At most every 10 s one delay is logged, the longest since. All times are in real seconds.
 
         Args:
             blocked_s: Delay of the tick.
             now_s: Time of the tick.
-            worked_s: CPU time of the event loop's thread since the previous tick. It shows whether the loop was blocked by
-                its own work or had no CPU.
+            worked_s: CPU time of the event loop's thread since the previous tick. It shows whether the loop was blocked by its
+                own work or had no CPU.
         """
         self._longest = max(self._longest, (blocked_s, worked_s))
         if self._longest[0] < PAUSE_REAL_S or now_s - self._logged_s < _PAUSE_LOG_REAL_S:

@@ -51,9 +51,9 @@ class RouterSettings:
         host: Address on which the router listens.
         port: Port on which the router listens; 0 chooses a free one.
         speed: Time factor: simulated seconds per real second, 1 in production.
-        statefile: File in which the local backend lists the workers; None if it is not used.
-        kubernetes: Graph whose EndpointSlices list the workers; None if they are not used.
-        workers: Workers of a fixed fleet; empty if one of the two above is set.
+        statefile: File in which the local backend lists the workers; None if workers are found otherwise.
+        kubernetes: Graph on Kubernetes whose EndpointSlices list the workers; None if workers are found otherwise.
+        workers: Workers of a fixed fleet; empty if ``statefile`` or ``kubernetes`` is set.
         api_keys: Accepted API keys; if empty, clients need no key.
         graph_secret: Secret by which the routers of the graph authenticate to each other; if empty, there is no communication
             between routers.
@@ -133,7 +133,7 @@ class RouterSettings:
 
     @property
     def metric_names(self) -> OwnNames:
-        """The workers' own metric names by vLLM's names, if they differ."""
+        """Names of the workers' metrics, by vLLM's name of the same metric; only those that differ."""
         return {} if self.graph is None else self.graph.traits.metric_names
 
     @property

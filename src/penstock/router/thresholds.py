@@ -48,7 +48,7 @@ class BusyThresholdApi:
         self._model = model
 
     def listed(self) -> bytes:
-        """Return ``{"thresholds": [...]}`` with one entry for the model; thresholds that are not set are null."""
+        """Return ``{"thresholds": [...]}`` as JSON, with one entry, for the graph's model; thresholds that are not set are null."""
         return orjson.dumps({"thresholds": [self._shown()]})
 
     def change(self, content_type: bytes | None, body: bytes) -> bytes:
@@ -137,7 +137,7 @@ _FIELDS: Final = dict(
 
 
 class ThresholdState(NamedTuple):
-    """The thresholds of a router, as routers send them to each other.
+    """The thresholds above which workers are busy, as routers send them to each other.
 
     Attributes:
         version: Version of the newest change; 0 if there was none.
@@ -164,13 +164,15 @@ def versions_of(state: ThresholdState, sent: KeyVersions) -> KeyVersions:
 
 
 class GraphThresholds:
-    """One router's copy of the graph's thresholds.
+    """One router's copy of the thresholds above which the graph's workers are busy.
+
+    Each change gets a higher version, by which routers recognize newer values.
 
     Attributes:
         batch_tokens: Maximum number of tokens per engine step of a worker; None if unknown, and a fraction of it cannot be a
             threshold.
         state: Present thresholds and their newest version.
-        versions: Versions of the individual values.
+        versions: Versions of the file's thresholds and of each threshold, in the order of `KeyVersions`.
     """
 
     def __init__(self, admission: Admission) -> None:
@@ -206,7 +208,7 @@ class GraphThresholds:
         return (self.state, self.versions) if self.state.version else (None, ())
 
     def received(self, state: ThresholdState, sent: KeyVersions = ()) -> bool:
-        """Adopt the newer values of another router's state; return whether there were any.
+        """Adopt the newer values of another router's ``state``; return whether there were any.
 
         If two routers changed a value at once, all routers choose the same one. ``sent`` contains the versions of the state's
         values; it is empty from an older build.

@@ -35,7 +35,7 @@ def may_eject(*, ejected: int, pool: int, max_fraction: float) -> bool:
     Args:
         ejected: Number of workers that are ejected now.
         pool: Number of workers that would serve if no circuit were open.
-        max_fraction: Maximum fraction of the pool that may be ejected, 0-1; at least one worker may always be ejected.
+        max_fraction: Maximum fraction of these workers that may be ejected, 0-1; at least one worker may always be ejected.
     """
     return ejected < max(1, int(pool * max_fraction))
 
@@ -76,7 +76,7 @@ class CircuitBreaker:
         self.reset()
 
     def reset(self) -> None:
-        """Close the circuit and forget all failures, for a worker whose process is a new one."""
+        """Close the circuit, and set the number of failures and the ejection time back to their initial values, for a new process."""
         self._enter(Circuit.CLOSED)
         self.failures = 0
         self.is_on_probation = False
@@ -93,7 +93,7 @@ class CircuitBreaker:
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last responses were as many failures as open a circuit, even if the circuit was not allowed to open."""
+        """Whether the circuit is not closed, or `threshold` consecutive requests have failed although it was not allowed to open."""
         return not self.is_closed or self.failures >= self.threshold
 
     def probe_in_s(self, now_s: float) -> float:
@@ -159,7 +159,8 @@ class CircuitBreaker:
     def trip(self, now_s: float) -> None:
         """Open the circuit, if ``may_open`` allows it and it is not open yet.
 
-        Each opening lasts longer than the one before, unless the worker has served for some time in between.
+        The n-th opening lasts n times ``open_seconds``, at most ``max_open_seconds``; n is reduced by one for each
+        ``open_seconds`` for which the circuit was closed in between.
         """
         if self._state is Circuit.OPEN or (self.is_closed and not self._may_open()):
             return
@@ -174,7 +175,7 @@ class CircuitBreaker:
         self._probing = False
 
     def pardoned(self, now_s: float, *, probe: bool) -> None:
-        """Take back a counted failure that was not the worker's fault; close the circuit again if it opened because of this failure.
+        """Take back a counted failure that was not the worker's fault; close the circuit if it opened only because of this failure.
 
         If the failed request was the ``probe``, the circuit becomes half-open instead of closed.
         """

@@ -39,7 +39,10 @@ class _Gaps:
 
 
 class PrefillDeflection:
-    """Chooses decode workers that compute the prompts of new requests, for one router.
+    """Chooses decode workers that compute the prompts of new requests while all prefill workers are behind, for one router.
+
+    The prefill workers are behind if each has more prompt tokens to compute than it computes in ``queueSeconds``. All times
+    are in simulated seconds.
 
     Attributes:
         total: Number of prompts deflected since the router started.
@@ -110,6 +113,9 @@ class PrefillDeflection:
     ) -> frozenset[str]:
         """Return the names of the decode workers that may compute a prompt; empty unless all prefill workers are behind.
 
+        Such a worker computes no other deflected prompt. Its recent mean ITL plus one step of the prompt is at most
+        ``itlSeconds``, and its KV usage with the prompt is at most ``maxKvUsageFraction``.
+
         A worker with unknown ITL, KV capacity or KV usage is not included.
 
         Args:
@@ -131,7 +137,7 @@ class PrefillDeflection:
         )
 
     def computed(self, tokens: int, pending: Mapping[str, int], now_s: float) -> None:
-        """Count prompt tokens that a prefill worker has computed.
+        """Count prompt tokens that a prefill worker has computed, to measure the speed of prefill.
 
         ``pending`` contains the uncached tokens that each prefill worker still has to compute, by name.
         """

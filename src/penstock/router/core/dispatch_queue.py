@@ -40,14 +40,15 @@ PREMIUM_RANK = list(Tier).index(Tier.PREMIUM)
 class DispatchQueue(Generic[T]):
     """The waiting and running requests of one role under one routing policy.
 
-    ``T`` is the type by which the caller identifies a request; its values must be hashable and unique per request.
+    A request waits until it is dispatched to a worker, and then runs until `release`. ``T`` is the type by which the caller
+    identifies a request; its values must be hashable and unique per request. All times are in simulated seconds.
 
     Attributes:
         policy: Routing policy that chooses the worker of each request.
         settings: Limits, order and tier shares of this queue.
         workers: Eligible and inactive workers of the role, each with its own queue, prefix index and throughput.
-        isolated: Waiting requests that are suspected of crashing workers, by request. The policy does not assign them; each must
-            run alone on a worker, see `penstock.router.core.suspects`.
+        isolated: Waiting requests that are suspected of crashing workers, by request. The policy does not assign them; each
+            must run alone on a worker, see `penstock.router.core.suspects`.
         occupancy: Number of waiting requests per tier and tenant; only counted if tiers are enabled.
         moved: Number of times that rebalancing has moved a waiting request to another worker, since this queue was created.
         waiting: Number of requests that wait now, those in `isolated` included.
@@ -183,7 +184,8 @@ class DispatchQueue(Generic[T]):
                 requests.
             waited_s: Simulated seconds since another router admitted the request; it is then always admitted. None for a
                 request that no router has admitted yet.
-            busy: Names of workers that the policy passes over, unless no other worker is left.
+            busy: Names of workers that get the request only if there is no other worker, for example because they are above a
+                threshold.
         """
         is_new = not again and waited_s is None
         if is_new and not self._may_wait(arrival):
@@ -270,7 +272,7 @@ class DispatchQueue(Generic[T]):
         worker.relative_slowdown = self._estimates.measured_slowdown(worker)
 
     def assume_prefilled(self, now_s: float) -> None:
-        """Assume that a non-streaming request's prefill has finished once its estimated time has passed.
+        """Record the prefills of non-streaming requests as finished whose estimated duration has passed.
 
         A non-streaming response does not show when its prompt was computed.
         """
@@ -344,10 +346,13 @@ class DispatchQueue(Generic[T]):
     def rebalance(self, now_s: float, names: Iterable[str] | None = None) -> None:
         """Move waiting requests to the second candidate worker that the policy named for them, if they start sooner there.
 
+        Only requests whose worker would miss the TTFT target (`QueueSettings.slo_s`) are moved, see `plan_moves`.
+
         Args:
             now_s: Current time in simulated seconds.
-            names: Names of the workers whose waiting requests may be moved; None for all workers that are limited by decode,
-                if the policy rebalances such workers at all.
+            names: Names of the workers whose waiting requests may be moved; None for all workers that are limited by decode
+                (busy, but without a computed prompt for a long time, see `decode_delay_s`), if the policy rebalances such
+                workers at all.
         """
         settings, bottleneck_s = self.settings, self._bottleneck_s
         if names is None:
@@ -363,7 +368,11 @@ class DispatchQueue(Generic[T]):
                 self.moved += 1
 
     def set_tiers(self, tiers: TiersConfig) -> None:
-        """Replace the tier settings from now on; tiers must have been enabled when the queue was created."""
+        """Replace the tier settings, also for the requests that wait already.
+
+        Tiers must have been enabled when the queue was created; otherwise its requests continue to wait without an order of
+        tiers.
+        """
         self.settings = replace(self.settings, tiers=tiers)
         self.workers.set_tiers(tiers)
 

@@ -37,8 +37,8 @@ class KnownWorkers(Generic[T]):
             run there.
         central: Requests that are assigned to no worker. Under a policy that assigns on arrival, these are the requests that
             arrived while there was no worker; otherwise all waiting requests.
-        estimates: Estimates over all workers, for the policy.
-        density: Ratio of prefix keys to tokens in recent prompts.
+        estimates: Prefill throughput of all workers together, and the durations estimated from it, for the policy.
+        density: Number of prefix keys per prompt token, over about the last thousand prompts.
     """
 
     def __init__(self, assigns: AssignTime, tiers: TiersConfig | None) -> None:
@@ -56,7 +56,7 @@ class KnownWorkers(Generic[T]):
         return self.eligible.get(name) or self.inactive.get(name)
 
     def set_tiers(self, tiers: TiersConfig) -> None:
-        """Replace the tier settings from now on; tiers must have been enabled at creation."""
+        """Replace the tier settings, also for the requests that wait already; tiers must have been enabled at creation."""
         self._tiers = tiers
         for line in self._tier_queues():
             line.configure(tiers)
@@ -71,9 +71,9 @@ class KnownWorkers(Generic[T]):
         return is_change
 
     def change(self, loads: Iterable[WorkerLoad], now_s: float) -> tuple[list[WorkerQueue[T]], list[str]]:
-        """Set the eligible workers to those of ``loads``, in this order.
+        """Set the eligible workers to those of ``loads`` (one load per worker), in this order; workers that are missing become inactive.
 
-        Returns the workers that have left, and the names of the workers that have joined.
+        Returns the workers that are no longer eligible, and the names of those that have become eligible.
         """
         eligible, inactive = self.eligible, self.inactive
         wanted = {each.name: each for each in loads}
@@ -97,7 +97,7 @@ class KnownWorkers(Generic[T]):
             del self.inactive[name]
 
     def adopt(self, load: WorkerLoad, now_s: float) -> WorkerQueue[T]:
-        """Return the worker of ``load``; if it is unknown, add it as inactive first."""
+        """Return the known worker with the name in ``load``; if there is none, add one as inactive and return it."""
         worker = self.get(load.name)
         if worker is None:
             worker = self.inactive[load.name] = self._new_worker(load, now_s)

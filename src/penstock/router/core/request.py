@@ -102,7 +102,7 @@ class ClientLeft(Exception):  # noqa: N818 - thrown into the generator, which en
 
 @dataclass(frozen=True, slots=True)
 class RequestPlan:
-    """The stages that a request passes and its limits; the same for all requests of a kind.
+    """The stages that a request passes, and its limits. A router has one plan for requests with one prompt, and one for all others.
 
     Attributes:
         entry: Role of the router's first stage.
@@ -146,8 +146,8 @@ _SERVED: Final = End(EndKind.SERVED)
 class RequestMachine:
     """The state machine of one request, from its admission to its end.
 
-    The driver calls `answer` with the result of the last step, carries out `steps`, then the returned step, and so on until
-    an `End`.
+    The driver (`penstock.router.proxy.handler`) calls `answer` with the result of the last step, carries out `steps`, then the
+    returned step, and so on until an `End`. All times are in simulated seconds.
 
     Attributes:
         steps: Notifications (steps without a result) that precede the newest returned step; the driver removes and carries

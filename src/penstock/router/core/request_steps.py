@@ -14,7 +14,7 @@ from penstock.router.core.worker import Worker
 
 
 class Choose(NamedTuple):
-    """Acquire a worker of a role; the result is its `Assignment`, or a `RefusalReason`.
+    """Step: acquire a worker of a role. The result is its `Assignment`, or a `RefusalReason`.
 
     Attributes:
         role: Role of the worker.
@@ -29,12 +29,12 @@ class Choose(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Send the request to its assigned worker.
+    """Step: send the request to its assigned worker.
 
-    The result is `PromptComputed` for a prefill, else `Began`; or a `Problem`, or a `FailedTry`, which is also reported to
-    the worker's circuit breaker. If prefill and decode run concurrently, a prefill is only started and the result is None:
-    its outcome is passed to `RequestMachine.prefill_ended`, and if it fails before decode's first token, the result of
-    decode's step is `PrefillFailed`.
+    The result is `PromptComputed` for a prefill, else `Began`; or a `Problem`, or a `FailedTry`, which is also reported to the
+    worker's circuit breaker. If prefill and decode run concurrently, a prefill is only started and the result is None: its
+    outcome is passed to `RequestMachine.prefill_ended`, and if it fails before decode's first token, the result of decode's
+    step is `PrefillFailed`.
 
     Attributes:
         role: Role of the assigned worker.
@@ -46,29 +46,29 @@ class Send(NamedTuple):
 
 
 class Confirm(NamedTuple):
-    """Check whether the prefill worker held the KV blocks until they were read; the result is True or False."""
+    """Step: check whether the prefill worker held the KV blocks until they were read. The result is True or False."""
 
 
 class Relay(NamedTuple):
-    """Relay to the client the stream whose first part has arrived; the result is None at its end, or a `FailedTry` if it breaks off."""
+    """Step: relay the started stream to the client. The result is None at its end, or a `FailedTry` if it breaks off."""
 
 
 class AwaitPrefill(NamedTuple):
-    """Wait a short time for a concurrent prefill whose decode has ended already; the result is None."""
+    """Step: wait a short time for a concurrent prefill whose decode has ended already. The result is None."""
 
 
 class AwaitOutage(NamedTuple):
-    """Wait until it is known whether the worker that broke off a request has died; the result is None."""
+    """Step: wait until it is known whether ``worker``, which broke off the request, has died. The result is None."""
 
     worker: Worker
 
 
 class ReadRest(NamedTuple):
-    """Build the request for the remaining part of a broken stream; the result is a `Rest`."""
+    """Step: build the request for the remaining part of a broken stream. The result is a `Rest`."""
 
 
 class Retry(NamedTuple):
-    """Pause before the request is retried, or before the remaining part of its stream is requested; the result is None.
+    """Step: pause before the request is retried, or before the remaining part of its stream is requested. The result is None.
 
     Attributes:
         reason: Reason of the failure, for metrics.
@@ -85,7 +85,7 @@ class Retry(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """Record that the assigned worker has computed the prompt.
+    """Notification: the assigned worker has computed the prompt.
 
     Attributes:
         cached_tokens: Prompt tokens that the worker found in its cache; None if unknown.
@@ -95,15 +95,15 @@ class Computed(NamedTuple):
 
 
 class Deliver(NamedTuple):
-    """Send the complete response, which has arrived, to the client."""
+    """Notification: the complete response has arrived, and the driver sends it to the client."""
 
 
 class Release(NamedTuple):
-    """Release the assigned worker, because the request has left it."""
+    """Notification: the request has left its assigned worker, and the driver releases the worker."""
 
 
 class PrefillComputed(NamedTuple):
-    """Record that the prefill worker that runs concurrently with decode has computed the prompt.
+    """Notification: the prefill worker that runs concurrently with decode has computed the prompt.
 
     Attributes:
         cached_tokens: Prompt tokens that the worker found in its cache; None if unknown.
@@ -113,17 +113,17 @@ class PrefillComputed(NamedTuple):
 
 
 class LeavePrefill(NamedTuple):
-    """Release the prefill worker that runs concurrently with decode, and abort the request there if it still runs."""
+    """Notification: the driver releases the prefill worker that runs concurrently with decode, and aborts the request there."""
 
 
 class RefusedAtCapacity(NamedTuple):
-    """Record that a worker has refused the request for lack of capacity."""
+    """Notification: ``worker`` has refused the request for lack of capacity."""
 
     worker: Worker
 
 
 class CountTransfer(NamedTuple):
-    """Count the outcome of the transfer of the prompt's KV.
+    """Notification: the transfer of the prompt's KV has ended, and the driver counts its outcome.
 
     Attributes:
         result: The outcome: done, none (there was no KV to transfer), or lost.
@@ -133,11 +133,11 @@ class CountTransfer(NamedTuple):
 
 
 class ReleaseKv(NamedTuple):
-    """Free the prompt's KV blocks on the prefill worker, because no decode worker fetches them."""
+    """Notification: no decode worker fetches the prompt's KV blocks, and the driver frees them on the prefill worker."""
 
 
 class StreamLost(NamedTuple):
-    """Record that a stream that has begun ends without its remaining part.
+    """Notification: a stream whose first token has arrived ends without its remaining part.
 
     Attributes:
         why: Cause, from a fixed set of values, for metrics: the name of a limit, or what prevents a continuation.
@@ -149,7 +149,7 @@ class StreamLost(NamedTuple):
 
 
 class QueryOfDeath(NamedTuple):
-    """Record that the request has killed a worker: it ends, and the same request is rejected for some time.
+    """Notification: the request has killed a worker. It ends, and the driver rejects repeats of it for 10 minutes.
 
     Attributes:
         before: Names of the workers that died while the request ran there together with other requests.

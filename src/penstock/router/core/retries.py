@@ -249,7 +249,12 @@ Effects = list[Assignment[T] | Refuse[T]]
 
 @dataclass(frozen=True, slots=True)
 class KvTransfer:
-    """One KV transfer from a prefill worker to a decode worker."""
+    """One KV transfer of a prompt.
+
+    Attributes:
+        prefill: Worker that computed the prompt and holds its KV blocks.
+        decode: Worker that fetches the blocks.
+    """
 
     prefill: Worker
     decode: Worker
@@ -292,8 +297,8 @@ def end_at_fault(lost: KvTransfer, arrived: KvTransfer) -> Worker | None:
 
 
 TRUSTED_FRACTION: Final = DISPATCH_FRACTION
-"""Fraction of a lease within which the KV is trusted. The lease begins before the prefill's answer has arrived here; the remaining
-fraction covers that delay."""
+"""Fraction (0.8) of a lease within which the KV is trusted. The lease begins before the prefill's answer has arrived here; the
+remaining fraction covers that delay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +316,7 @@ class KvLease:
     expired_before: float | None
 
     def is_within(self, lease_s: float, now_s: float) -> bool:
-        """Return whether the blocks were certainly held until ``now_s``, if a first lease lasts ``lease_s`` (both in simulated seconds)."""
+        """Return whether less than 0.8 of a lease of ``lease_s`` has passed at ``now_s``: the blocks were certainly held until then."""
         return now_s - self.granted_s < TRUSTED_FRACTION * lease_s
 
     def is_intact(self, expired: float | None) -> bool:
@@ -329,7 +334,8 @@ at a fraction of 0.2-0.3, and past traffic does not pay for more."""
 class RetryBudget:
     """Retry budget with two token buckets: each request adds a fraction of a retry, and each second adds a constant (the floor).
 
-    Over a long time, retries are at most ``budget_fraction`` of the requests plus ``min_per_second`` per simulated second.
+    ``config`` contains both rates. Over a long time, retries are at most ``budget_fraction`` of the requests plus
+    ``min_per_second`` per simulated second.
     """
 
     def __init__(self, config: RetriesConfig, now_s: float) -> None:
@@ -344,7 +350,7 @@ class RetryBudget:
         self._earned = min(self._earned + self._fraction, self._fraction * _REMEMBERED_REQUESTS)
 
     def take(self, now_s: float) -> bool:
-        """Spend one retry; return False if none is left."""
+        """Spend one retry of the budget at ``now_s`` (simulated seconds); return False, and spend nothing, if less than one is left."""
         saved = self._floor + max(0.0, now_s - self._seen_s) * self._min_per_s
         self._floor = min(saved, self._min_per_s * _WINDOW_S)
         self._seen_s = now_s
@@ -421,7 +427,8 @@ class RequestTries:
 class RetryRules:
     """Decides about retries, and settles unproven failures, for all requests of one router.
 
-    ``now_s`` is the time of creation in simulated seconds; the retry budget starts then.
+    A failure is unproven if it may be the request's fault instead of the worker's. ``now_s`` is the time of creation in
+    simulated seconds; the retry budget starts then.
     """
 
     def __init__(self, pool: WorkerPool, config: RetriesConfig, now_s: float) -> None:

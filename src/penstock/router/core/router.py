@@ -34,12 +34,14 @@ worker as limited by decode, by default."""
 class RouterCore(Generic[T]):
     """The state of one router: admits requests, dispatches them to workers, and rejects them if no worker can take them.
 
-    A stage is the set of workers of one role that a request passes: prefill then decode, or aggregated alone.
+    A stage is the set of workers of one role that a request passes: prefill then decode, or aggregated alone. A method that
+    returns effects returns the actions that the driver must carry out, in order: each `Assignment` is a request to send to its
+    worker, each `Refuse` a request to reject. All times are in simulated seconds.
 
     Attributes:
         pool: All workers, of all roles.
-        queues: Dispatch queue of each role, the first stage's first. The first stage dispatches nothing while no worker of
-            the second stage can be routed to, because a prefill without a decode worker only occupies KV blocks.
+        queues: Dispatch queue of each role, the first stage's first. The first stage dispatches nothing while no worker of the
+            second stage can be routed to, because a prefill without a decode worker only occupies KV blocks.
         busy: For each role, the workers that take no new requests because they are above a threshold or refused a request. A
             new request is rejected while all workers of a stage are busy.
         tiers: Sheds requests and holds them back by tier; None if tiers are disabled.
@@ -49,8 +51,8 @@ class RouterCore(Generic[T]):
         rejections: For each role, counter of the requests that were rejected because of that stage.
         paused: Roles to whose workers nothing is dispatched for now; the driver sets it.
         wake: Measured startup times of workers that are started for a request; None if requests do not wait for such workers.
-        speed: Time factor: simulated seconds per real second, 1 in production. Used to report waiting times to clients in
-            real seconds.
+        speed: Time factor: simulated seconds per real second, 1 in production. Used to report waiting times to clients in real
+            seconds.
     """
 
     def __init__(
@@ -299,12 +301,13 @@ class RouterCore(Generic[T]):
     def refused_at_capacity(self, worker: Worker, now_s: float) -> None:
         """Record that a worker has refused a request for lack of capacity.
 
-        It counts as busy until its metrics are scraped, one of its requests ends, or `AT_CAPACITY_S` has passed.
+        It counts as busy until its metrics are scraped, one of its requests ends, or one simulated second (`AT_CAPACITY_S`)
+        has passed.
         """
         self.busy[worker.spec.role].refused(worker.name, now_s)
 
     def set_thresholds(self, thresholds: BusyThresholds, now_s: float) -> None:
-        """Replace the busy thresholds of the workers of every stage; they apply from the next request on."""
+        """Replace the thresholds above which workers of every stage are busy. They apply to new requests; no waiting one is rejected."""
         for role, busy in self.busy.items():
             busy.set_thresholds(thresholds)
             self._loads_changed(role, now_s)
@@ -351,7 +354,7 @@ class RouterCore(Generic[T]):
         return effects
 
     def expire(self, now_s: float) -> Effects[T]:
-        """Reject the requests whose time limit in the queue has passed; return these rejections."""
+        """Reject the waiting requests of all stages whose time limit in the queue has passed; return these rejections."""
         self._follow_service(now_s)
         effects: Effects[T] = []
         left_s = self._wake_left_s(now_s)
@@ -372,8 +375,8 @@ class RouterCore(Generic[T]):
     def tick(self, now_s: float) -> Effects[T]:
         """Apply the effects of elapsed time alone, and return the resulting assignments; the driver calls it several times a second.
 
-        Rebalances waiting requests away from workers that are limited by decode, evaluates the tiers' SLOs, and dispatches
-        requests to workers that have free capacity now.
+        Moves waiting requests away from workers that are limited by decode (busy, but without a computed prompt for a long
+        time, see `decode_delay_s`), evaluates the tiers' SLOs, and dispatches requests to workers that have free capacity now.
         """
         queue = self.entry_queue
         if now_s - self._rebalanced_s >= REBALANCE_S:

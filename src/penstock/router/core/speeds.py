@@ -47,13 +47,13 @@ class SpeedCounts:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpeed:
-    """Speed of one worker over the last minute; a value is None if too few tokens or prefills were observed.
+    """Speed of one worker over the last minute; None if fewer than 50 tokens (decode) or 5 prefills (prefill) were observed.
 
     Attributes:
         role: Role of the worker; only workers of the same role are compared.
         prompt_tokens_per_s: Prefill throughput in tokens/s while the worker had prompts to compute.
         prefill_s: Mean duration of a prefill in simulated seconds, including the wait in the engine.
-        output_tokens_per_s: Decode throughput in tokens/s over the entire time.
+        output_tokens_per_s: Decode throughput in tokens/s over the entire minute, times without a request included.
         itl_s: Mean inter-token latency in simulated seconds.
     """
 
@@ -118,11 +118,12 @@ def _speed(role: str, then: SpeedCounts, now: SpeedCounts, period_s: float) -> W
 
 
 def slow_workers(speeds: Mapping[str, WorkerSpeed]) -> dict[str, str]:
-    """Return the workers that are far slower than others of their role, as a text for each worker's name.
+    """Return a text, by name, about each worker that is at least 3 times (`SLOW`) slower than the median of others of its role.
 
-    The text contains the worker's figures and the medians of the others. A worker's prefill is only slow if it computes fewer
-    tokens per second and its prefills do not take less time: ten uncached tokens after a cached prompt take the time of a
-    kernel launch, which is a low throughput on any worker.
+    The text contains the worker's figures and the medians of the others. Workers whose speed is unknown, or that are alone in
+    their role, are not included. A worker's prefill is only slow if it computes fewer tokens per second and its prefills do
+    not take less time: ten uncached tokens after a cached prompt take the time of a kernel launch, which is a low throughput
+    on any worker.
     """
     found = {}
     for name, own in speeds.items():

@@ -84,7 +84,7 @@ class KeyedAmounts(Generic[K]):
         self.sums: Counter[K] = Counter()
 
     def enter(self, item: Any, key: K, amount: int = 1) -> None:
-        """Add an item with its key and amount."""
+        """Add an item with its key and amount; it must not be present already."""
         self._items[item] = key, amount
         self.sums[key] += amount
 
@@ -102,7 +102,10 @@ class KeyedAmounts(Generic[K]):
 
 
 class AwaitingFirstToken(KeyedAmounts[tuple[str, int]]):
-    """Requests at decode workers whose first token has not arrived, by worker and by rank of their tier."""
+    """Requests at decode workers whose first token has not arrived, by worker and by rank of their tier (0 is the highest).
+
+    All times are in simulated seconds.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,9 +119,10 @@ class AwaitingFirstToken(KeyedAmounts[tuple[str, int]]):
             self._recent_s(found[0], now_s).append(now_s)
 
     def held(self, workers: Iterable[str], now_s: float) -> frozenset[Tier]:
-        """Return the tiers to hold back: at each of the ``workers``, enough requests of that tier or a higher one await a first token.
+        """Return the tiers to hold back, because each of ``workers`` has enough requests of that tier or a higher one without a token.
 
-        The system tier is never held back.
+        Enough are at least 4, and at least as many as have got their first token there within the last 2 s (`WINDOW_S`). The
+        system tier is never held back. Returns an empty set if ``workers`` is empty.
         """
         lowest = max((self._full_rank(each, now_s) for each in workers), default=len(_TIERS))
         return frozenset(_TIERS[lowest:])
@@ -145,7 +149,7 @@ class ShareExcess:
         self._at_s = float("-inf")
 
     def add(self, tier: Tier, tokens: float, most: float) -> None:
-        """Add tokens of a tier. Its excess never becomes more than twice ``most`` tokens, so that the tier can recover soon."""
+        """Add tokens to a tier's excess, which is limited to twice the allowed burst of ``most`` tokens, so that it can recover soon."""
         if tier in self._excess:
             self._excess[tier] = min(2 * most, self._excess[tier] + tokens)
 
@@ -209,9 +213,10 @@ class TierCounts:
 
 
 class TierControl:
-    """Decides which requests are shed or held back by tier, and counts requests by tier.
+    """Decides by tier which requests are shed (rejected) or held back (not dispatched for now), and counts requests by tier.
 
     A stage is the set of workers of one role that requests pass: the first stage is prefill or aggregated, the second decode.
+    All times are in simulated seconds.
 
     Attributes:
         monitor: SLO attainment of the tiers; decides which tiers are shed.
@@ -269,7 +274,7 @@ class TierControl:
         self._awaiting_first.begun(item, now_s)
 
     def share_deviation(self, tier: Tier, now_s: float) -> float | None:
-        """Return a tier's fraction of the prompt tokens computed within `SHARE_WINDOW_S`, minus the tier's configured share.
+        """Return a tier's fraction of the prompt tokens computed in the last minute (`SHARE_WINDOW_S`), minus its configured share.
 
         Returns None if no tokens were computed, or if the tier has no share (system).
         """
@@ -366,7 +371,7 @@ class TierControl:
         self.monitor.first_token(tier, ttft_s, now_s)
 
     def ended(self, tier: Tier, request: EndedRequest, now_s: float) -> None:
-        """Record the end of a request that was dispatched."""
+        """Record that a request that was dispatched to a worker has ended at ``now_s``, with its latencies."""
         if request.e2e_s is not None and not request.is_failed:
             self.counts[tier].e2e.observe(request.e2e_s)
         self.monitor.ended(tier, request, now_s)

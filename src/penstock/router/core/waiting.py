@@ -52,7 +52,8 @@ class QueueSettings:
             streams.
         begun_wait_s: Maximum wait of an interrupted stream to which `wait_limit` does not apply, in simulated seconds.
         order: Order of the requests in a worker's own queue; the central queue is first in, first out.
-        slo_s: TTFT target of rebalancing and of the deadline-aware order, in simulated seconds.
+        slo_s: TTFT target, in simulated seconds. Rebalancing moves requests that would miss it, and the deadline-aware order
+            puts them last.
         tiers: Shares and targets of the tiers; None treats all requests as one tier.
     """
 
@@ -162,7 +163,7 @@ class RejectionCounter:
         self.recent(now_s)
 
     def recent(self, now_s: float) -> int:
-        """Return the number of requests rejected within the last `RECENT_S` simulated seconds."""
+        """Return the number of requests rejected within the last 15 simulated seconds (`RECENT_S`)."""
         while self._at_s and self._at_s[0] <= now_s - RECENT_S:
             self._at_s.popleft()
         return len(self._at_s)
@@ -195,12 +196,16 @@ class WakeTimes:
 
     @property
     def slowest_s(self) -> float | None:
-        """Duration of the slowest remembered wake-up in simulated seconds; None until `MIN_WAKE_SAMPLES` wake-ups were observed."""
+        """Duration of the slowest of the last 8 wake-ups in simulated seconds; None until 3 (`MIN_WAKE_SAMPLES`) were observed."""
         return max(self._took_s) if len(self._took_s) >= MIN_WAKE_SAMPLES else None
 
     @property
     def max_startup_wait_s(self) -> float:
-        """Maximum time that a request waits for starting workers, in simulated seconds; the configured maximum until enough is learned."""
+        """Maximum time that a request waits for starting workers, in simulated seconds.
+
+        It is twice `slowest_s` (`STARTUP_WAIT_FACTOR`), at most the configured maximum, which applies alone while `slowest_s`
+        is None.
+        """
         slowest_s = self.slowest_s
         return self._max_s if slowest_s is None else min(self._max_s, STARTUP_WAIT_FACTOR * slowest_s)
 
@@ -223,7 +228,7 @@ class WakeTimes:
     def left_s(self, now_s: float) -> float | None:
         """Return the expected time until workers are ready, in simulated seconds; None if no wake-up is under way.
 
-        If a wake-up already takes longer than the slowest remembered one, or if too few are remembered, it is expected to
+        If a wake-up already takes longer than the slowest remembered one, or if fewer than 3 are remembered, it is expected to
         take as long again as it has taken so far.
         """
         if self._begun_s is None:
@@ -234,7 +239,8 @@ class WakeTimes:
     def least_left_s(self, now_s: float) -> float:
         """Return the minimum time until workers are ready, in simulated seconds, if this wake-up is as fast as the fastest remembered.
 
-        Returns 0 if no wake-up is under way or too few are remembered.
+        Returns 0 if no wake-up is under way, if fewer than 3 are remembered, or if it already takes longer than the fastest
+        one.
         """
         if self._begun_s is None or len(self._took_s) < MIN_WAKE_SAMPLES:
             return 0.0

@@ -111,7 +111,7 @@ class WorkerState(StrEnum):
 
 
 class Worker(WorkerLoad):
-    """One worker and everything that the router knows about it.
+    """One worker and everything that the router knows about it. Times are in simulated seconds unless they are called real.
 
     Attributes:
         spec: Description from discovery.
@@ -133,8 +133,8 @@ class Worker(WorkerLoad):
         speed: Tokens and durations of the worker's prefills and decodes, as this router measured them.
         lost_transfers: Number of KV transfers to or from the worker that were lost since the last successful one.
         has_answered_since_failure: Whether it has sent part of a correct response since its last failure.
-        has_ever_answered: Whether it has ever sent part of a correct response, in this process or an earlier one with the
-            same name.
+        has_ever_answered: Whether it has ever sent part of a correct response, in this process or an earlier one with the same
+            name.
         last_failure_after_success_s: Time of the last failure that followed a correct response, in simulated seconds; None if
             there was none since the process started or the worker's health recovered.
         failed_at: Time of the last failed request in simulated seconds, and the number of outages at that time; None if no
@@ -229,7 +229,7 @@ class Worker(WorkerLoad):
             self.recoveries += 1
 
     def may_be_gone(self, now_s: float) -> bool:
-        """Return whether a request has failed on the worker within the last `OUTAGE_S` and it is not known yet whether the worker died."""
+        """Return whether a request failed there within the last 5 s (`OUTAGE_S`, simulated) and it is not known whether the worker died."""
         if self.failed_at is None:
             return False
         failed_s, outages = self.failed_at
@@ -338,7 +338,9 @@ class Worker(WorkerLoad):
 
 
 class WorkerPool:
-    """All workers by name, including workers that discovery removed while they had requests. Iteration yields the present ones.
+    """All workers by name: the present ones, which discovery lists, and those that it removed while they had requests.
+
+    Iteration yields the present workers. All times are in simulated seconds.
 
     Attributes:
         versions_differ: Whether workers have reported different engine versions.
@@ -433,7 +435,7 @@ class WorkerPool:
         return True
 
     def expects(self, role: Role) -> bool:
-        """Return whether a worker of the role serves, or is expected to serve without intervention."""
+        """Return whether a worker of the role serves, or is expected to without intervention; always True if workers are supervised."""
         return self._is_supervised or any(
             each.spec.role is role and each.is_expected for each in self._workers.values()
         )

@@ -114,7 +114,8 @@ def _merged(one: WorkerSpec, other: WorkerSpec) -> WorkerSpec:
 log = get_logger(__name__)
 
 FIRST_VIEW_S: Final = 5.0
-"""Maximum wait in seconds for the first view at the start. Chosen; after it the router listens without workers and reports why."""
+"""Maximum wait in real seconds for the first list of workers at the start. Chosen; after it the router listens without workers and
+reports why."""
 
 
 class KubernetesDiscovery(Discovery):
@@ -138,7 +139,7 @@ class KubernetesDiscovery(Discovery):
 
     @property
     def problem(self) -> str | None:
-        """Why the view may be out of date; None if it is current."""
+        """Why the list of workers may be out of date; None if it is current."""
         if self._informer is None:
             return "not started"
         if self._informer.problem is not None:
@@ -146,7 +147,7 @@ class KubernetesDiscovery(Discovery):
         return None if self._informer.synced.is_set() else "Kubernetes: the first list is not in yet"
 
     async def start(self) -> None:
-        """Start to watch, and wait `FIRST_VIEW_S` at most for the first view.
+        """Start to watch, and wait for the first list of workers, at most 5 real seconds (`FIRST_VIEW_S`).
 
         Raises:
             ConfigError: there are no credentials, or they cannot be used.

@@ -42,11 +42,11 @@ class Discovery:
 
     @property
     def problem(self) -> str | None:
-        """Why the view may be out of date; None if it is current."""
+        """Why the list of workers may be out of date; None if it is current."""
         return self._problem
 
     async def start(self) -> None:
-        """Start to follow the workers; returns after the first view, or after a limited wait without one."""
+        """Start to follow the workers; returns when they are first known, or after a limited wait."""
 
     async def close(self) -> None:
         """Stop what `start` started."""

@@ -130,7 +130,7 @@ _FLOOR_REAL_S: Final = 0.1
 
 
 class WorkerWatch:
-    """Health checks and metric scrapes of all workers."""
+    """Health checks and metric scrapes of all workers, in one task per worker."""
 
     def __init__(self, context: RouterContext) -> None:
         self._admission = context.admission

@@ -66,7 +66,7 @@ class GatewayStream:
     # ------------------------------------------------------------------ Envoy's side
 
     async def answers(self) -> AsyncIterator[ProcessingResponse]:
-        """Yield the messages to Envoy until the request has ended."""
+        """Yield the messages to Envoy, as they are put by `put`, until the request has ended."""
         while (answer := await self._answers.get()) is not None:
             yield answer
 

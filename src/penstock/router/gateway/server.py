@@ -44,7 +44,7 @@ _BY_GATEWAY: Final = "gateway"
 
 
 class SubsetPicker:
-    """A picker that chooses only workers in the subset that a request's gateway names; it wraps another picker."""
+    """A picker (chooser of workers) that chooses only workers in the subset that a request's gateway names; wraps another picker."""
 
     def __init__(self, picker: Picker, core: LiveCore) -> None:
         self._picker = picker
@@ -167,7 +167,7 @@ class GatewayHandler(CompletionHandler):
         return not _is_forwarded(call) and super().may_go_on(call)
 
     def writes_stream(self, call: CompletionCall) -> bool:
-        """Return whether the stream is this router's: not where Envoy relays the worker's."""
+        """Return whether this router writes the client's stream itself; False if Envoy relays the worker's stream."""
         return not isinstance(call.responder, GatewayResponder)
 
 

@@ -1,9 +1,8 @@
 """Connects one router to the others of its graph: elects the picker, and follows it or becomes it.
 
 The oldest router that a majority sees claims the next term (a fencing number that only increases), and is the picker once a
-majority follows it. While a majority follows it, it stays the picker, even if an older router comes back; a router that was
-away steps down. A router that loses the picker and sees no majority chooses the workers for its own requests and claims
-nothing.
+majority follows it. While a majority follows it, it stays the picker, even if an older router comes back; a router that was away
+steps down. A router that loses the picker and sees no majority chooses the workers for its own requests and claims nothing.
 """
 
 from __future__ import annotations
@@ -100,7 +99,8 @@ class PeerGroup:
 
     Attributes:
         instance: Unique name of this router's process.
-        picker: Picker of this router, which this group switches between its own core and another router.
+        picker: Chooses workers for this router's requests; this group switches it between the router's own core and another
+            router.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class PeerGroup:
     async def confirm_thresholds(self) -> bool:
         """Return whether another router has the thresholds of this one, so that they survive this process.
 
-        Waits for `CONFIRM_REAL_S` at most. Returns True if there is no other router.
+        Waits for 2 real seconds (`CONFIRM_REAL_S`) at most. Returns True if there is no other router.
         """
         self._server.broadcast(self._status())
         with suppress(TimeoutError):

@@ -47,10 +47,10 @@ class Channel(asyncio.Protocol):
     """asyncio protocol of a connection between two routers, at either end.
 
     Attributes:
-        silent_ticks: Number of consecutive calls of `tick` without received data. Ticks are this process's own, so that a
-            pause of this process does not count as silence of the other one.
-        answered: Future of the HTTP status of the response to the upgrade request; 0 if no response came. None at the end
-            that accepts.
+        silent_ticks: Number of consecutive calls of `tick` (every 0.1 real seconds) without received data. They are this
+            process's own, so that a pause of this process does not count as silence of the other one.
+        answered: Future of the HTTP status of the response to the upgrade request; 0 if no response came. None at the end that
+            accepts.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class RouterLink:
 
     @property
     def silence_ticks(self) -> int:
-        """Number of ticks for which the router may be silent."""
+        """Number of ticks (0.1 s each) for which the router may be silent before it is disconnected."""
         return self._patience.ticks
 
     def tick(self) -> None:

@@ -144,7 +144,7 @@ class Follow(_Struct, tag=1):
 
 
 class ComputedPrompt(_Struct, tag=2):
-    """A recent prompt, and the name of the worker that computed it."""
+    """A recent prompt, and the name of the worker that computed it, so that the receiver knows what is cached there."""
 
     worker: Name
     prompt: Prompt
@@ -225,7 +225,7 @@ class Release(_Struct, tag=8):
 
 
 class Progress(_Struct, tag=9):
-    """The present token counts of requests in flight; also the heartbeat of a router that follows the picker.
+    """The token counts of requests in flight that have changed; also the heartbeat of a router that follows the picker.
 
     Attributes:
         numbers: Numbers of the requests whose token counts have changed.

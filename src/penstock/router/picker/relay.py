@@ -85,10 +85,13 @@ class RecentPrompts:
 
 
 class RemotePicker:
-    """A `Picker` that asks the graph's picker if that is another router, and otherwise this router's own core.
+    """A `Picker` that asks the graph's picker (the router that chooses the workers for all), or this router's own core.
+
+    It asks the own core if this router is the graph's picker, or if there has been no picker for 0.9 s. A tick is 0.1 s of
+    this process.
 
     Attributes:
-        own: Picker that uses this router's own core.
+        own: The `OwnPicker` that uses this router's own core.
         core: This router's own core.
         recent: Recent prompts, to send to a new picker.
         channel: Connection to the router that this router follows; None if it follows none.
@@ -126,7 +129,7 @@ class RemotePicker:
     # ------------------------------------------------------------------ requests of this router's own clients
 
     def picks_here(self) -> bool:
-        """Return whether this router chooses workers now: as the picker, or because there has been no picker for `HOLD_TICKS`."""
+        """Return whether this router chooses workers now: as the picker, or because there has been none for 0.9 s (`HOLD_TICKS`)."""
         is_held = self._is_answered or self._lost_ticks < HOLD_TICKS
         return self._is_own or not is_held
 
@@ -243,7 +246,7 @@ class RemotePicker:
             self._send_ask(asked)
 
     def picker_lost(self) -> None:
-        """Record that there is no picker to follow any more; its waiting requests are kept for the next one."""
+        """Record that there is no picker to follow any more; the requests that wait for it are kept for the next picker."""
         # Counted from the last picker that was active: a series of claims must not prolong the wait.
         if self.channel is not None and self._is_answered:
             self._lost_ticks = min(self.channel.silent_ticks, SILENT_TICKS)
@@ -280,7 +283,7 @@ class RemotePicker:
     # ------------------------------------------------------------------ what the picker says
 
     def take(self, message: wire.Message) -> None:
-        """Apply a message from the picker; a message of another term is ignored."""
+        """Apply a message from the picker; a message of another election term is ignored."""
         if isinstance(message, wire.ComputedPrompt):
             arrival = wire.arrival_of(message.prompt)
             self.core.learn(message.worker, arrival)

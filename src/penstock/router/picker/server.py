@@ -71,12 +71,12 @@ class RelayedRequest:
 
 
 class Session:
-    """A connection of another router to this one.
+    """A connection of another router to this one, whose requests this router serves as the picker.
 
     Attributes:
         server: All connections.
         requests: Requests of the router that wait or run, by number.
-        channel: The connection.
+        channel: The connection itself, which sends messages.
         term: Election term in which the router follows this one; None if it does not.
         seniority: Start time and instance of the router; the smallest is the oldest router.
     """
@@ -243,10 +243,10 @@ class PickerServer:
         picker: Picker of this router.
         now_s: Returns the current time in simulated seconds.
         instance: Instance name of this router.
-        followed: Called when another router has begun to follow this one.
+        followed: Called when another router has accepted this one as the picker (follows it).
         term: Election term in which this router is the picker; 0 if it is not.
         sessions: Connections of other routers.
-        patience: Limit of another router's silence.
+        patience: Number of ticks (0.1 s each) for which another router may be silent before it is disconnected.
         disconnected_instance: Instance of the router that was last disconnected for its silence; empty if there is none.
     """
 
@@ -262,11 +262,11 @@ class PickerServer:
 
     @property
     def successor(self) -> str:
-        """Instance of the router that receives all prompts, so that it can take over with the same knowledge; empty if there is none."""
+        """Instance of the successor, which receives all prompts so that it can take over as the picker; empty if there is none."""
         return "" if self._successor is None else self._successor.seniority[1]
 
     def choose_successor(self) -> None:
-        """Make the oldest follower the successor; a new successor receives the recent prompts."""
+        """Make the oldest router that follows this one the successor (the next picker); a new successor receives the recent prompts."""
         followers = (each for each in self.sessions if each.is_followed)
         successor = min(followers, key=lambda each: each.seniority, default=None)
         if successor is self._successor:

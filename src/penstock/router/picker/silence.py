@@ -28,20 +28,20 @@ class SilencePatience:
     __slots__ = ("_base", "_calm", "_jitter", "_least", "ticks")
 
     def __init__(self, least: int, jitter: Callable[[], float]) -> None:
-        """Start with the minimum limit ``least``; ``jitter`` returns random numbers from 0 to 1."""
+        """Start with the minimum limit of ``least`` ticks; ``jitter`` returns random numbers from 0 to 1."""
         self.ticks = self._base = self._least = least
         self._jitter = jitter
         self._calm = 0
 
     def tick(self) -> None:
-        """Count one tick; reduce the limit if no router was wrongly taken for gone within the last `CALM_TICKS`."""
+        """Count one tick; halve the limit if no router was wrongly taken for gone within the last minute (600 ticks, `CALM_TICKS`)."""
         self._calm += 1
         if self._base > self._least and self._calm >= CALM_TICKS:
             self._calm, self._base = 0, max(self._least, self._base // 2)
             self._spread()
 
     def was_wrong(self) -> None:
-        """Double the limit, because a router that was taken for gone has come back: it was only slow."""
+        """Double the limit (at most 50 ticks), because a router that was taken for gone has come back: it was only slow."""
         self._calm, self._base = 0, min(MOST_TICKS, 2 * self._base)
         self._spread()
 

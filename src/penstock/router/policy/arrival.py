@@ -81,7 +81,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class QueuedRequest(Generic[T]):
-    """A request in a dispatch queue, waiting or running.
+    """A request in a dispatch queue: it waits until it is dispatched to a worker, and then runs.
 
     Attributes:
         item: The caller's identifier of the request.
@@ -135,13 +135,13 @@ class Lane(Generic[T]):
     """The waiting requests of one tier and tenant; all waiting requests if there are no tiers.
 
     Streams that are to be resumed wait in a queue of their own, the one that has waited longest first, and alternate with the
-    other requests: the death of a worker can add hundreds of them at once, which must neither delay every new request nor
-    wait for all of them.
+    other requests: the death of a worker can add hundreds of them at once, which must neither delay every new request nor wait
+    for all of them.
 
     Attributes:
-        queue: Waiting requests that are not resumed streams and were not found late, by item, in order of arrival.
-        begun: Waiting streams that are to be resumed, by item.
-        late: Waiting requests that can no longer meet their TTFT target, by item.
+        queue: Waiting requests that are not streams to be resumed and not in `late`, by item, in order of arrival.
+        begun: Waiting streams that are to be resumed on another worker, by item.
+        late: Waiting requests that were found to be unable to meet their TTFT target when it was their turn, by item.
         late_tokens: Number of uncached tokens of the requests in `late`.
     """
 
@@ -175,7 +175,10 @@ class Lane(Generic[T]):
         return min(firsts, default=None)
 
     def put(self, queued: QueuedRequest[T], *, is_first: bool = False) -> None:
-        """Add a request after all others, or before them if ``is_first``. A stream to be resumed is added after the other ones."""
+        """Add a request behind the other new requests, or (``is_first``) before them; a stream to be resumed joins `begun`.
+
+        Streams to be resumed are always served in the order in which they were added, whatever ``is_first`` is.
+        """
         if queued.arrival.is_rest:
             self.begun[queued.item] = queued
         elif is_first:
@@ -196,7 +199,7 @@ class Lane(Generic[T]):
             self.late_tokens -= queued.uncached
 
     def charge(self, queued: QueuedRequest[T]) -> None:
-        """Record that a request was served, so that resumed streams and other requests alternate."""
+        """Record that ``queued`` was dispatched to a worker, so that streams to be resumed and other requests alternate."""
         self._was_begun = queued.arrival.is_rest
 
     def in_order(self, *, hit_first: bool) -> Iterator[QueuedRequest[T]]:
@@ -223,8 +226,8 @@ class Lane(Generic[T]):
             now_s: Current time in simulated seconds; not used by a lane.
             hit_first: Whether to order by the number of cached tokens, the largest first, and then by arrival; otherwise by
                 arrival alone.
-            is_late: Returns whether a request can no longer meet its target. Late requests let all others of the lane go
-                first, except every `_LATE_TURN`-th time. None treats no request as late.
+            is_late: Returns whether a request can no longer meet its target. Such late requests let all others of the lane go
+                first, except every tenth time (`_LATE_TURN`). None treats no request as late.
             urgent: Only used by `TierQueue.next_up`.
             begun: Only used by `TierQueue.next_up`.
         """
@@ -301,7 +304,7 @@ _DECAY = 0.999
 
 
 class KeyDensity:
-    """Number of prefix keys per prompt token, over the last prompts (exponentially weighted); 1 per 512 tokens before the first prompt."""
+    """Number of prefix keys per prompt token, over about the last thousand prompts; 1 per 512 tokens before the first prompt."""
 
     def __init__(self) -> None:
         self._keys = 1.0
@@ -314,5 +317,5 @@ class KeyDensity:
             self._tokens = self._tokens * _DECAY + tokens
 
     def keys(self, tokens: int) -> int:
-        """Return the number of prefix keys for which a cache of ``tokens`` tokens has room, >= 2."""
+        """Return the number of prefix keys of the blocks for which a cache of ``tokens`` tokens has room, >= 2."""
         return max(2, int(tokens * self._keys / self._tokens))

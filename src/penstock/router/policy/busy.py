@@ -21,7 +21,7 @@ _Multiple = Annotated[int, Meta(ge=0)] | Annotated[float, Meta(ge=0, le=sys.floa
 
 
 class BusyThresholds(NamedTuple):
-    """Load above which a worker's data-parallel rank is busy. Exceeding either threshold suffices; None disables a threshold.
+    """Load above which a worker's data-parallel rank is busy. Exceeding one threshold suffices; None disables a threshold.
 
     Attributes:
         active_decode_blocks_threshold: Fraction of the KV blocks in use, 0-1.
@@ -109,7 +109,7 @@ def worker_excess(
         usages: Fraction of the KV blocks in use, by rank, 0-1, or above 1 if more is in flight than fits; None if unknown.
         prompts: Number of tokens to be computed of each prompt there, the oldest first.
         rest: Number of further tokens to be computed there, whose prompts are not known; they are distributed evenly.
-        thresholds: Thresholds of the model.
+        thresholds: Busy thresholds, the same for all workers.
         batch_tokens: Maximum number of tokens per engine step of the worker; None if unknown.
     """
     tokens = [rest / len(usages)] * len(usages)
@@ -133,10 +133,10 @@ _WINDOW_S = 10.0
 
 
 class DrainRate:
-    """Tokens per second that one worker computes while it has work, exponentially weighted.
+    """Tokens per second that one worker computes while it has work, weighted exponentially over about 10 s of work (time constant).
 
     Time in which no worker has work is not counted, so that under light traffic the result is the workers' capability and not
-    the traffic. If the clock is set back, no time passes.
+    the traffic. All times are in simulated seconds. If the clock is set back, no time passes.
     """
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class DrainRate:
         self._seen_s = 0.0
 
     def at_work(self, workers: int, now_s: float) -> None:
-        """Set the number of workers that have work from now on; ``now_s`` is in simulated seconds."""
+        """Set the number of workers that have work from ``now_s`` on."""
         worked_s = self._workers * max(0.0, now_s - self._seen_s)
         kept = exp(-worked_s / _WINDOW_S)
         self._tokens *= kept
@@ -179,7 +179,8 @@ were not scraped since. Chosen: one interval of health checks."""
 class BusyWorkers:
     """Tracks which workers of one stage take no new requests now.
 
-    A worker is busy if it exceeds the thresholds, and at capacity if it has itself refused a request.
+    A worker is busy if it exceeds the thresholds (`worker_excess`), and at capacity if it has itself refused a request within
+    the last simulated second (`AT_CAPACITY_S`), and since then neither its metrics were scraped nor one of its requests ended.
 
     Attributes:
         thresholds: Thresholds in effect.
@@ -268,7 +269,7 @@ class BusyWorkers:
         self._at_capacity[name] = now_s
 
     def keep_only(self, names: Collection[str], now_s: float) -> None:
-        """Delete the state of workers that are not in ``names``, and refusals older than `AT_CAPACITY_S`."""
+        """Delete the state of workers that are not in ``names``, and refusals older than one simulated second (`AT_CAPACITY_S`)."""
         self._busy = {name: wait_s for name, wait_s in self._busy.items() if name in names}
         self._out_of_blocks &= self._busy.keys()
         self._computing &= set(names)

@@ -45,20 +45,24 @@ class PairChoice(StrEnum):
 
 @dataclass(eq=False)
 class DualMap:
-    """The DualMap policy: maps each prefix to two candidates, one of which is chosen.
+    """The DualMap policy: maps each prefix to two candidate workers, one of which is chosen.
+
+    The first blocks of a prompt are the hash key, which two hash rings (`HashRing`) map to two workers. A prefix that a large
+    fraction of the recent requests share is hot: its key has one block more, so that these requests are spread over more
+    workers.
 
     Attributes:
         slo_s: TTFT target in simulated seconds, > 0.
         choice: How one of the two candidates is chosen.
-        rebalance: Whether queued requests are moved to their other candidate if both are overloaded.
-        adaptive_prefix: Whether the hotness tree chooses the length of the hash key; otherwise it is always ``start_depth``
-            blocks.
-        hot_window: Number of recent requests over which hotness is counted.
+        rebalance: Whether queued requests are moved to their other candidate if both would miss the TTFT target.
+        adaptive_prefix: Whether keys are made longer where a prefix is hot (`HotnessTree`); otherwise each key is
+            ``start_depth`` blocks.
+        hot_window: Minimum number of recent requests over which it is counted which prefixes are hot.
         hot_share: Fraction of these requests above which a prefix is hot, 0-1; None uses 2/n for n workers.
         cold_share: Fraction of these requests below which a prefix is no longer hot, 0-1; None uses 1/n.
-        start_depth: Number of blocks of a key while nothing is hot.
-        decode_bottleneck_s: Simulated seconds without a computed prompt after which a worker counts as limited by decode; T
-            in the paper.
+        start_depth: Number of blocks of a key while no prefix is hot.
+        decode_bottleneck_s: Simulated seconds without a computed prompt after which a worker counts as limited by decode; T in
+            the paper.
     """
 
     slo_s: float = 5.0
@@ -100,9 +104,10 @@ class DualMap:
             ring.remove(name)
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
-        """Return the better of the two candidates, with the other one as its alternative.
+        """Return the better of the two candidates (`choice`), with the other candidate as `RoutingDecision.other`.
 
-        If both candidates have failed the request, the least loaded of the other workers is returned, without an alternative.
+        If both candidates have failed the request, the worker with the fewest pending tokens of all others is returned, and
+        `RoutingDecision.other` is empty.
         """
         names = pair(*self._rings, self._key(arrival, len(workers)))
         if arrival.avoid:

@@ -59,6 +59,9 @@ class _Block:
 class KvEvents:
     """Applies the KV events of one worker to its prefix index.
 
+    ``index`` is the prefix index. ``engine_block_tokens`` is the number of tokens per engine block, a divisor of
+    ``block_tokens``, the number of tokens per key.
+
     Attributes:
         expected: Number of the next batch of events; None before the first batch.
     """
@@ -140,8 +143,8 @@ class KvEvents:
             hashes: The engine's hashes of consecutive blocks.
             parent: Hash of the block before them; None if they start a prompt. If it is unknown because its own event was
                 lost, the blocks are ignored.
-            tokens: Token ids of the blocks, ``engine_block_tokens`` each. If there are too few, or ids are out of range, the
-                blocks are ignored.
+            tokens: Token ids of the blocks, ``engine_block_tokens`` for each block. If there are too few, or ids are out of
+                range, the blocks are ignored.
             is_offloaded: Whether the blocks are in other memory than the GPU's, from which they would have to be loaded.
         """
         if parent is None:

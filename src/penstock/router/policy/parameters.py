@@ -17,7 +17,8 @@ def parameters(model: type[P], config: RouterConfig, own: Mapping[str, Any] | No
     Args:
         model: A dataclass or pydantic model; its fields convert the texts of ``policyParameters`` to values.
         config: Router section of the graph.
-        own: Values of fields that the section sets by other keys; ``policyParameters`` must not contain them.
+        own: Values, by field name, that are set by other keys of the router section (not by ``policyParameters``); a field in
+            ``own`` is rejected in ``policyParameters``. None if there are no such fields.
 
     Raises:
         ConfigError: a parameter is unknown, or its value does not fit its field.

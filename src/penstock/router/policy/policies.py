@@ -1,9 +1,9 @@
 """Routing policies that compare workers: prefix cost (the default), round-robin, least-loaded, and published ones. Pure.
 
-Prefix cost: tokens that a request computes again delay not only this request but all after it, and evict another prefix from
-a cache. A policy that minimises only its own TTFT counts such a token once, moves away from cached prefixes too early under
-load, and so creates the load that it avoids. bench/dualmap measures this. Among workers of about equal cost the one with the
-fewest remembered blocks is chosen, so that idle workers fill their caches evenly.
+Prefix cost: tokens that a request computes again delay not only this request but all after it, and evict another prefix from a
+cache. A policy that minimises only its own TTFT counts such a token once, moves away from cached prefixes too early under load, and
+so creates the load that it avoids. bench/dualmap measures this. Among workers of about equal cost the one with the fewest blocks in
+its prefix index is chosen, so that idle workers fill their caches evenly.
 
 Sources: the DualMap paper's baselines; Preble; Dynamo's router documentation for the KV cost.
 """
@@ -112,7 +112,7 @@ class LeastLoaded(_Memoryless):
 
 
 class _Cheapest(_Memoryless, ABC):
-    """Chooses the worker with the lowest cost, and of about equal ones the one with the fewest remembered blocks.
+    """Chooses the worker with the lowest cost, and of about equal ones the one with the fewest blocks in its prefix index.
 
     Costs that differ by a fraction of at most ``noise`` count as equal.
     """
@@ -162,7 +162,7 @@ class MinTtft(_Cheapest):
 
 
 class KvCost(_Cheapest):
-    """Chooses the worker by Dynamo's cost: uncached prompt tokens, pending and own, plus all KV blocks of requests there.
+    """Chooses the worker by Dynamo's cost: uncached prompt tokens (pending there, and the request's own) plus KV blocks in use.
 
     ``prefill_load_scale`` and the overlap credit are 1, and the weight of a request is 0: Dynamo's defaults. KV blocks are
     counted from a request's dispatch until its prompt is computed, which is all that a router in front of prefill workers
@@ -269,9 +269,9 @@ def cheapest(
 ) -> tuple[WorkerQueue[Any], int]:
     """Return the worker with the lowest prefix cost, and the number of tokens to compute there.
 
-    Of workers with about equal cost, the one with the fewest remembered blocks is chosen. Costs are only calculated for
-    workers that can be among the cheapest: the cost is never less than `HIT_WEIGHT` - 1 times the request's own tokens, so
-    that a worker with a large cached part rules out the workers without one.
+    Of workers with about equal cost (2%), the one with the fewest blocks in its prefix index is chosen. Costs are only
+    calculated for workers that can be among the cheapest: the cost is never less than `HIT_WEIGHT` - 1 times the request's own
+    tokens, so that a worker with a large cached part rules out the workers without one.
     """
     uncached = [each.uncached(arrival) for each in pool]
     usual = _EXCESS_FROM * sum(each.decoding_tokens for each in pool) / len(pool)
@@ -295,7 +295,7 @@ def idle_sooner(
     """Return the idle worker with the smallest estimated TTFT, and the number of tokens to compute there.
 
     Returns None if no idle worker would be sooner than ``than_s``, in simulated seconds. Of equal ones, the worker with the
-    fewest remembered blocks is chosen.
+    fewest blocks in its prefix index is chosen.
     """
     idle = [
         (ttft_s, each.index.count, at, own)
@@ -317,23 +317,23 @@ class PrefixCostParameters:
 
     Attributes:
         idle_slo_share: Fraction of the TTFT target, in (0, 1]. A request whose estimated TTFT at the cheapest worker exceeds
-            it goes to an idle worker that is sooner. None always waits for the cheapest worker. Chosen: the largest value
-            that tolerates estimates which are wrong by a fifth; 1 serves fewer requests on time on the planner's *shared*,
-            0.6 fewer on arXiv (bench/routing/RESULTS.md).
+            it goes to an idle worker that is sooner. None always waits for the cheapest worker. Chosen: the largest value that
+            tolerates estimates which are wrong by a fifth; 1 serves fewer requests on time on the workload *shared* of the
+            planner's benchmark, 0.6 fewer on arXiv (bench/routing/RESULTS.md).
     """
 
     idle_slo_share: Annotated[float, Field(gt=0, le=1)] | None = 0.8
 
 
 class PrefixCost:
-    """Chooses the worker with the lowest prefix cost (see `prefix_cost`); in a large fleet, the cheapest of a shortlist.
+    """Chooses the worker with the lowest prefix cost (see `prefix_cost`); of more than 64 workers, the cheapest of a shortlist.
 
     On workers that decode as well, decoding tokens count too, with a higher weight if other workers decode fewer. Of workers
-    with about equal cost, the one with the fewest remembered blocks is chosen.
+    with about equal cost, the one with the fewest blocks in its prefix index is chosen.
 
-    For the shortlist, the workers that served a prompt's first 1, 2, 4, 8, ... blocks and the complete prompt are remembered.
-    So for another prompt that shares n blocks with it, a match of more than n/2 blocks is found, and the worker's own index
-    then gives the exact number.
+    The shortlist contains workers that served a similar prompt, idle ones, and some others in turn. For it, the workers that
+    served a prompt's first 1, 2, 4, 8, ... blocks and the complete prompt are remembered. So for another prompt that shares n
+    blocks with it, a match of more than n/2 blocks is found, and the worker's own index then gives the exact number.
     """
 
     assigns = AssignTime.ON_ARRIVAL
@@ -352,18 +352,22 @@ class PrefixCost:
         return cls(parameters(PrefixCostParameters, config))
 
     def worker_joined(self, name: str) -> None:
-        """Add a worker to the rotation and, until its load is known, to the idle workers."""
+        """Add a worker to those that are compared in turn and, until its load is known, to the idle workers."""
         self._names.append(name)
         self._idlest.append(name)
 
     def worker_left(self, name: str) -> None:
-        """Remove a worker."""
+        """Remove a worker from those that are compared in turn and from the idle workers."""
         self._names.remove(name)
         if name in self._idlest:
             self._idlest.remove(name)
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
-        """Return the worker with the lowest prefix cost, or an idle worker that would meet the TTFT target more safely."""
+        """Return the worker with the lowest prefix cost, or an idle worker that is sooner.
+
+        An idle worker is only chosen if the estimated TTFT at the cheapest worker exceeds ``idle_slo_share`` of the TTFT
+        target.
+        """
         if len(workers) <= ALL_UP_TO:
             return self._choose(eligible(workers, arrival.avoid), arrival, estimates)
         prefix_keys = prefix_keys_of(arrival.chain)
@@ -388,7 +392,7 @@ class PrefixCost:
         return RoutingDecision(worker.name, "lowest prefix cost", uncached=uncached)
 
     def prompt_queued(self, arrival: Arrival, worker: str, workers: WorkerQueues) -> None:
-        """Remember the worker to which another router has sent a prompt; does nothing with `ALL_UP_TO` workers or fewer."""
+        """Remember the worker to which another router has sent a prompt; does nothing if there are at most 64 workers (`ALL_UP_TO`)."""
         if len(workers) > ALL_UP_TO:
             self._remember(prefix_keys_of(arrival.chain), worker)
 
@@ -430,9 +434,9 @@ class PrebleE2:
     Source: Srivatsa et al., "Preble", section 3.2, with the defaults of its published code: blocks that would be evicted cost
     nothing, and prefixes are not moved later.
 
-    The load is the number of uncached tokens that a worker was assigned within `WINDOW_S`, plus the request's own. Preble
-    adds the decode time of as many tokens as requests had on average. A router does not know the output length in advance, so
-    decode counts as in prefix cost, by the prompts of the requests being decoded.
+    The load is the number of uncached tokens that a worker was assigned within the last three minutes (`WINDOW_S`, simulated),
+    plus the request's own. Preble adds the decode time of as many tokens as requests had on average. A router does not know
+    the output length in advance, so decode counts as in prefix cost, by the prompts of the requests being decoded.
     """
 
     assigns = AssignTime.ON_ARRIVAL

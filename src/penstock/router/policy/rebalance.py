@@ -36,11 +36,11 @@ class RebalanceParams(NamedTuple):
 
 
 def decode_delay_s(worker: WorkerQueue[T], estimates: Estimates, now_s: float, bottleneck_s: float) -> float:
-    """Return the delay to add for a worker that is limited by decode, in simulated seconds; 0 for other workers.
+    """Return the delay to add to the estimated TTFT at a worker that is limited by decode, in simulated seconds; else 0.
 
-    A worker is limited by decode if it has work, and the time since it last computed a prompt exceeds the expected duration
-    of its running prompts by ``bottleneck_s``. The delay is that time. The paper compares the time alone with the limit,
-    which long prompts exceed as well.
+    A worker is limited by decode if it has work, and the time since it last computed a prompt exceeds the expected duration of
+    its running prompts by ``bottleneck_s``. The delay is that time. The paper compares the time alone with the limit, which
+    long prompts exceed as well.
     """
     if not worker.running:
         return 0.0
@@ -52,7 +52,7 @@ def decode_delay_s(worker: WorkerQueue[T], estimates: Estimates, now_s: float, b
 def decode_bound(
     workers: Mapping[str, WorkerQueue[T]], estimates: Estimates, now_s: float, bottleneck_s: float
 ) -> list[str]:
-    """Return the names of the workers that are limited by decode and for which requests wait."""
+    """Return the names of the workers that are limited by decode (see `decode_delay_s`) and for which requests wait."""
     return [
         each.name
         for each in workers.values()
@@ -83,7 +83,7 @@ def plan_moves(
     Args:
         source: The overloaded worker.
         workers: All eligible workers by name.
-        estimates: Estimates of all workers.
+        estimates: Estimated durations and throughputs.
         params: Target, time and order.
     """
     token_s = estimates.seconds(source, 1)

@@ -107,7 +107,7 @@ class StickySessions:
         self._inner.worker_left(name)
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
-        """Return the session's worker, or the wrapped policy's choice."""
+        """Return the session's worker if it is eligible and has not failed the request; else the wrapped policy's choice."""
         session = arrival.session
         if not session:
             return self._inner.route(arrival, workers, estimates)

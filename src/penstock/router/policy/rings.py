@@ -115,10 +115,10 @@ class HotnessTree:
     once: otherwise a shared prompt of twelve blocks would need twelve times the traffic to be distinguished.
 
     Attributes:
-        window: Minimum number of recent requests that are counted; it is larger if there are many workers.
-        start_depth: Number of blocks of a key while nothing is hot.
-        hot_share: Fraction of the requests above which a prefix is hot, 0-1; None uses 2/n.
-        cold_share: Fraction of the requests below which a prefix is no longer hot, 0-1; None uses 1/n.
+        window: Minimum number of recent requests that are counted; with n workers at least 16 n are.
+        start_depth: Number of blocks of a key while no prefix is hot.
+        hot_share: Fraction of the requests in the window above which a prefix is hot, 0-1; None uses 2/n.
+        cold_share: Fraction of the requests in the window below which a prefix is no longer hot, 0-1; None uses 1/n.
     """
 
     window: int = WINDOW

@@ -58,7 +58,7 @@ class WorkerLoad:
         self.kv_capacity_tokens: int | None = None
 
     def kv_ranks_now(self, inflight_tokens: int, now_s: float) -> tuple[float | None, ...]:
-        """Return the expected KV usage of each rank now; (None,) if it is unknown or older than `KV_MAX_AGE_S`.
+        """Return the expected KV usage of each rank now; (None,) if the scraped one is unknown or over 10 s old (`KV_MAX_AGE_S`).
 
         It is the scraped usage plus the change of the in-flight tokens since then, distributed evenly over the ranks. Tokens
         sent since the scrape count in full, although part of them may be cached. So do prompts that were in flight at the
@@ -83,7 +83,7 @@ class WorkerLoad:
         return tuple(max(0.0, each + change) for each in ranks)
 
     def projected_kv_usage(self, inflight_tokens: int, now_s: float) -> float | None:
-        """Return the scraped KV usage times the ratio of in-flight tokens now and then, at most 1; None if unknown or too old.
+        """Return the scraped KV usage times the ratio of in-flight tokens now and then, at most 1; None if unknown or over 10 s old.
 
         A scrape is up to a second old; without this projection every request of that second would be sent to the worker that
         was emptiest at its start. Example: 0.5 with 1,000 tokens in flight at the scrape, and 1,500 tokens now: 0.75.
@@ -123,7 +123,9 @@ request/s, 95.2% of requests were on time, with 60 s 99.2%, and without any forg
 
 
 class PrefillThroughput:
-    """Prefill tokens per second, measured as exponentially weighted tokens divided by exponentially weighted seconds.
+    """Prefill tokens per simulated second: tokens of about the last 20 prefills divided by the seconds that these took.
+
+    Both sums are weighted exponentially: each new prefill reduces the weight of all earlier ones to 95%.
 
     A mean of rates would give a prompt of ten uncached tokens, which takes the time of a kernel launch, the same weight as a
     prompt of ten thousand.
@@ -135,7 +137,7 @@ class PrefillThroughput:
     __slots__ = ("_seconds", "_tokens", "tokens_per_s")
 
     def __init__(self, tokens_per_s: float | None = None) -> None:
-        """Start with a throughput as if it were measured over one second; None starts without a measurement."""
+        """Start with ``tokens_per_s`` as if it were measured over one second; None starts without a measurement."""
         self._set(tokens_per_s or 0.0, 1.0 if tokens_per_s else 0.0)
 
     def _set(self, tokens: float, seconds: float) -> None:
@@ -155,19 +157,21 @@ class PrefillThroughput:
         self._set(self._tokens * _DECAY + tokens_per_s, self._seconds * _DECAY + 1.0)
 
     def is_own(self, idle_s: float) -> bool:
-        """Return whether enough was measured on this worker, and recently enough, to use its value instead of the fleet's.
+        """Return whether the measurements on this worker suffice to use its value instead of the fleet's.
+
+        They suffice if their weight is that of one second of prefill or more; it halves with each 60 s without work.
 
         ``idle_s`` is the time for which the worker has had nothing to compute, in simulated seconds.
         """
         return self._seconds * _weight(idle_s) >= _BORROWED_S
 
     def idled(self, idle_s: float) -> None:
-        """Reduce the weight of the measurements after ``idle_s`` simulated seconds without work."""
+        """Reduce the weight of the measurements after ``idle_s`` simulated seconds without work; it halves every 60 s."""
         weight = _weight(idle_s)
         self._set(self._tokens * weight, self._seconds * weight)
 
     def mixed(self, fleet: float | None, idle_s: float = 0.0) -> float | None:
-        """Return the estimate in tokens/s, mixed with the fleet's while little was measured here; None if neither is known.
+        """Return the estimate in tokens/s, mixed with ``fleet`` as one more second of measurement; None if both are unknown.
 
         Args:
             fleet: Throughput of all workers together, in tokens/s; None if unknown.
@@ -188,6 +192,8 @@ def _weight(idle_s: float) -> float:
 class WorkerQueue(Generic[T]):
     """One worker as policies see it: its queue, its assumed cache contents, its throughput, and its load.
 
+    A late request is one that can no longer meet its TTFT target. All times are in simulated seconds.
+
     Attributes:
         load: Load as scraped and counted by this router.
         name: Name of the worker.
@@ -203,8 +209,8 @@ class WorkerQueue(Generic[T]):
         decoding_tokens: Number of prompt tokens of the requests whose prompts the worker has computed and which it still
             answers.
         progress_s: Time at which the worker last finished a prompt or became busy, in simulated seconds.
-        relative_slowdown: Time per token divided by the fleet's, at the last measurement; 1 unless the two clearly differ.
-            `Estimates.relative_slowdown` returns the present estimate.
+        relative_slowdown: Prefill time per token divided by that of all workers together, at the last measurement; 1 unless
+            the two differ by more than 25%. `Estimates.relative_slowdown` returns the present estimate.
     """
 
     __slots__ = (
@@ -252,9 +258,9 @@ class WorkerQueue(Generic[T]):
     def pending_for(self, arrival: Arrival) -> int:
         """Return the uncached tokens to compute here before a request that arrives now.
 
-        Without tiers, late requests are not included, because they let the new one go first. With tiers, requests of lower
-        tiers are not included either: those that wait here, up to their share of one round, and those in the engine, except
-        the one whose prompt is being computed.
+        Without tiers, late requests are not included, because they let the new one go first. With tiers, late requests are
+        included, but requests of lower tiers are not: neither those that wait here nor those in the engine, except the one
+        whose prompt is being computed.
         """
         line = self.line
         pending = self.queued_tokens - line.late_tokens + self.running_tokens + self.peer_tokens
@@ -384,7 +390,7 @@ class RoutingDecision(NamedTuple):
         worker: Name of the chosen worker.
         reason: Short phrase for logs.
         other: Name of the other candidate, to which the request can be moved while it waits; empty if there is none.
-        is_hot: Whether both candidates are overloaded, so that their queues should be rebalanced.
+        is_hot: Whether both candidates would miss the TTFT target, so that requests waiting for them should be moved.
         uncached: Number of tokens to compute on `worker`, if the policy has calculated it; else None.
         other_uncached: Number of tokens to compute on `other`, if the policy has calculated it; else None.
     """
@@ -417,7 +423,7 @@ class RoutingPolicy(Protocol):
         """Record that the worker ``name`` can no longer be chosen."""
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
-        """Return the decision for a request.
+        """Return the worker for a request, and the reason.
 
         Args:
             arrival: The request.
@@ -457,6 +463,8 @@ class LearnsPrompts(Protocol):
 class Estimates:
     """Estimated durations and throughputs, in the same way for every policy.
 
+    The fleet is all workers of the role together. All times are in simulated seconds.
+
     Attributes:
         throughput: Prefill throughput of all workers together; used for workers that have computed little yet.
         now_s: Time of the decision, in simulated seconds.
@@ -469,7 +477,7 @@ class Estimates:
         self.ttft_slo_s: float | None = None
 
     def seconds(self, worker: WorkerQueue[Any], tokens: int) -> float | None:
-        """Return the time in which a worker computes this many tokens, in simulated seconds; None while no throughput is known."""
+        """Return the time in which a worker computes ``tokens`` prompt tokens, in simulated seconds; None while no throughput is known."""
         tokens_per_s = self.tokens_per_s(worker)
         return None if tokens_per_s is None else tokens / tokens_per_s
 
@@ -504,7 +512,7 @@ class Estimates:
         return pending - self.computed_tokens(worker) if worker.running else pending
 
     def relative_slowdown(self, worker: WorkerQueue[Any]) -> float:
-        """Return a worker's time per token divided by the fleet's; 1 if they hardly differ or too little was measured."""
+        """Return a worker's prefill time per token divided by the fleet's; 1 if they differ by at most 25% or little was measured."""
         if worker.relative_slowdown == 1.0 or worker.running:
             return worker.relative_slowdown
         return self.measured_slowdown(worker)

@@ -84,7 +84,10 @@ MOST_VALUES = 8192
 
 
 class SlidingWindow:
-    """Values with the time at which they were measured; values older than ``length_s`` simulated seconds are deleted."""
+    """Values with the times at which they were measured; values older than ``length_s`` simulated seconds are deleted.
+
+    At most 8,192 values (`MOST_VALUES`) are kept, the newest ones.
+    """
 
     def __init__(self, length_s: float) -> None:
         self.length_s = length_s
@@ -103,7 +106,9 @@ class SlidingWindow:
 
 
 class SloMonitor:
-    """Recent latencies of every tier, and the present step of shedding.
+    """Recent latencies of every tier, and the present step of shedding (rejecting requests of lower tiers).
+
+    Latencies are compared over a sliding window of ``windowSeconds``. All times are in simulated seconds.
 
     Attributes:
         tiers: Targets and shares of the tiers.
@@ -142,7 +147,10 @@ class SloMonitor:
         self._met[tier].add(float(request.meets(slo_of(self.tiers, tier))), now_s)
 
     def compliance(self, tier: Tier, now_s: float) -> float | None:
-        """Return the fraction of a tier's requests in the window that met all targets, 0-1; None if none has ended in the window."""
+        """Return the fraction of a tier's requests that met all targets, of those that ended within ``windowSeconds``, 0-1.
+
+        Returns None if no request of the tier has ended in that time.
+        """
         met = self._met[tier].values(now_s)
         return sum(met) / len(met) if met else None
 
@@ -161,10 +169,13 @@ class SloMonitor:
         return is_shed
 
     def evaluate(self, now_s: float, waits: _Waits | None = None) -> None:
-        """Take the next step of shedding or reverse the last one, if that is necessary and the last change is long enough ago.
+        """Take the next step of shedding (`STEPS`) or reverse the last one, if that is necessary.
+
+        A step is taken at least ``stepSeconds`` after the last change, and reversed at least ``recoverSeconds`` after it.
 
         ``waits`` contains, by tier, how long the requests that wait now have waited, in simulated seconds. Those above the
-        TTFT target have missed it already; while no worker makes progress, they are the only values.
+        TTFT target have missed it already; while no worker makes progress, they are the only values. None counts no waiting
+        requests.
         """
         settings, waits = self.settings, waits or {}
         since_s = self._changed_s

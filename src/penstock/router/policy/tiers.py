@@ -60,15 +60,15 @@ def share_of(tiers: TiersConfig, tier: Tier) -> float:
 
 
 def quantum(tiers: TiersConfig, tier: Tier) -> float:
-    """Return the number of tokens that a tier of `SHARED` gets in one round."""
+    """Return the number of uncached tokens of which a tier of `SHARED` is served in one round."""
     return tiers.round_tokens * share_of(tiers, tier)
 
 
 def effective_priority(tiers: TiersConfig, tier: Tier, waited_s: float) -> float:
     """Return the priority of a request that has waited ``waited_s`` simulated seconds; lower values are served first.
 
-    By default a background request reaches 1 after 10 s and ends at 0.5 after 15 s; a standard request reaches 0.5 after 5 s.
-    Aging never puts a request before a new premium request.
+    By default a background request reaches 1 (the priority of a new standard request) after 10 s and ends at 0.5 after 15 s; a
+    standard request reaches 0.5 after 5 s. Aging never puts a request before a new premium request.
     """
     base = PRIORITIES[tier]
     if base <= 0:
@@ -82,12 +82,12 @@ T = TypeVar("T")
 class TierQueue(Generic[T]):
     """Waiting requests by tier and tenant; has the same methods as `Lane`.
 
-    Late requests let others of their lane go first, and nevertheless count as pending: under overload almost all requests of
-    a tier with a short target are late, so that a worker that makes no progress would look empty and attract all new
-    requests.
+    Late requests (which can no longer meet their TTFT target) let others of their lane go first, and nevertheless count as
+    pending: under overload almost all requests of a tier with a short target are late, so that a worker that makes no progress
+    would look empty and attract all new requests.
 
     Attributes:
-        held: Tiers that are not served now.
+        held: Tiers of which no request is returned by `next_up` now.
     """
 
     has_tiers = True
@@ -124,7 +124,7 @@ class TierQueue(Generic[T]):
                 yield from lane
 
     def credit(self, tier: Tier) -> float:
-        """Return the number of tokens that a tier of `SHARED` may still use in this round; negative values are its debt."""
+        """Return the uncached tokens that a tier of `SHARED` may still be served in this round; negative values are its debt."""
         return self._credits[tier]
 
     def put(self, queued: QueuedRequest[T], *, is_first: bool = False) -> None:
@@ -171,7 +171,8 @@ class TierQueue(Generic[T]):
             hit_first: See `Lane.next_up`.
             is_late: See `Lane.next_up`.
             urgent: Whether only an urgent request may be returned: one of the system tier, or of premium while its debt is
-                below `BURST_ROUNDS` rounds. Beyond that, premium waits its turn if a request of another tier waits as well.
+                below 8 rounds (`BURST_ROUNDS`). Beyond that, premium waits its turn if a request of another tier waits as
+                well.
             begun: Whether a stream to be resumed, of any tier, may be returned if no request is urgent.
         """
         tier = self._urgent_tier() if urgent else self._next_tier(now_s)

@@ -32,7 +32,10 @@ class _Mark(NamedTuple):
 
 
 class Cost:
-    """GPU-seconds that the graph has used since the number of GPUs was first known, and those of fleets with a fixed size."""
+    """GPU-seconds that the graph has used since the number of GPUs was first known, and those of fleets with a fixed size.
+
+    All times are in simulated seconds.
+    """
 
     def __init__(self) -> None:
         self._gpu_seconds = 0.0
@@ -50,9 +53,11 @@ class Cost:
         self._most_gpus = max(self._most_gpus, gpus or 0)
 
     def to_json(self, budget: int | None) -> dict[str, Any] | None:
-        """Return the GPU-seconds used, and those of fleets fixed at the maximum used and at the budget; None if nothing is known.
+        """Return the GPU-seconds used, and those that fleets of a fixed size would have used; None if no time was recorded.
 
-        ``budget`` is the maximum number of GPUs; None leaves that fleet out.
+        The sizes are the maximum number of GPUs in use so far and the budget.
+
+        ``budget`` is the maximum number of GPUs; None leaves out the fleet of that size.
         """
         if not self._elapsed_s:
             return None
@@ -62,13 +67,13 @@ class Cost:
 
 
 class RouterHistory:
-    """Records snapshots of a router's counters and gauges.
+    """Records snapshots of a router's counters and gauges, for its live page. Times are in simulated seconds.
 
     Attributes:
         ttft_target_s: TTFT target in simulated seconds.
         itl_target_s: ITL target in simulated seconds; None if the graph has none.
         cost: GPU-seconds since the router's start.
-        points: Values to plot, the oldest first, one per `STEP_S`.
+        points: Values to plot, the oldest first, one per 5 simulated seconds (`STEP_S`), for a quarter of an hour.
     """
 
     def __init__(
@@ -96,7 +101,7 @@ class RouterHistory:
         self._marks: deque[_Mark] = deque(maxlen=_WINDOW + 1)
 
     def tick(self, now_s: float) -> None:
-        """Record a snapshot if the last one is at least `STEP_S` old; called more often than that."""
+        """Record a snapshot if the last one is at least 5 simulated seconds old (`STEP_S`); called more often than that."""
         if not self._marks or now_s - self._marks[-1].at_s >= STEP_S:
             self._mark(now_s)
 

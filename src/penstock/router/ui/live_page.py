@@ -53,10 +53,10 @@ _HEADERS: Final = (
 
 
 class LivePage:
-    """Serves the page, and collects its state.
+    """Serves the live page of a graph (``/ui``), and collects its state (``/ui/state``).
 
     Attributes:
-        history: The router's last quarter of an hour.
+        history: Traffic, fleet and latencies of the router's last quarter of an hour.
     """
 
     def __init__(self, context: RouterContext) -> None:

@@ -40,8 +40,9 @@ class ShownPlanner:
     """The state of a planner and its graph, as the page shows it; None and empty values are unknown.
 
     Attributes:
-        standing: ``current``, ``stale``, ``missing`` or ``off``.
-        words: Why the state is not current, or the planner's own message.
+        standing: ``current``; ``stale``: too old, or the planner reports that it is not running; ``missing``: never read;
+            ``off``: the graph has no planner.
+        words: Text for the page: why the state is not current, or the planner's own message.
         rules: Mode, thresholds and targets of the planner's decisions.
         gpus_per_replica: Number of GPUs per replica, by role.
         budget: Maximum number of GPUs; None also if there is no maximum.
@@ -51,7 +52,7 @@ class ShownPlanner:
         elapsed_s: Simulated seconds since the planner's first start.
         changes: Changes, newest first, each with ``id``, ``sentence``, ``reason``, ``at_s`` (simulated seconds since the
             planner's first start; None if unknown), and on Kubernetes ``time`` (RFC 3339; empty if unknown).
-        newest: Sentences of the newest decision, whether or not it changed anything.
+        newest: Sentences that explain the newest decision, whether or not it changed anything.
         problems: Problems that impair the planner's scaling.
         silent_real_s: Real seconds since the planner last wrote, if it should have written since.
         pool: The GPU pool in the graph's status; None if the graph is in none.
@@ -74,7 +75,7 @@ class ShownPlanner:
 
     @classmethod
     def of_graph(cls, standing: str, words: str, graph: GraphSpec) -> ShownPlanner:
-        """Return the state that is known from a graph's manifest alone, without a report of its planner."""
+        """Return the state that is known from a graph's manifest alone; ``standing`` and ``words`` are the attributes of that name."""
         gpus = None
         if graph.engine_gpus is not None:
             prefill, decode = graph.engine_gpus
@@ -100,7 +101,7 @@ class PlannerReader:
         self._state = state
 
     async def read(self) -> ShownPlanner:
-        """Return the planner's present state; never raises, and takes `_READ_S` at most."""
+        """Return the planner's present state; never raises, and takes 2 real seconds at most."""
         return self._state
 
 
@@ -140,7 +141,7 @@ class StateFileReader(PlannerReader):
         self._stale_s = max(_STALE_REAL_S, _STALE_PULLS * pull_real_s)
 
     async def read(self) -> ShownPlanner:
-        """Read the two files, a few KiB each, and check whether their disks have free space."""
+        """Return the state from the statefile and the planner's state file, a few KiB each; also checks the free space of their disks."""
         found, folder = self._read()
         disks = {self._statefile.parent, *([Path(folder)] if folder else [])}
         faults = planner_faults(full_disks(disks), found.silent_real_s, found.problems)
@@ -206,7 +207,7 @@ class GraphStatusReader(PlannerReader):
         self._lock = asyncio.Lock()
 
     async def read(self) -> ShownPlanner:
-        """Read the graph's object, unless the API server has answered or failed within the last `_READ_S`."""
+        """Return the planner's state; the graph's object is read again if the last attempt is at least 2 real seconds ago."""
         async with self._lock:
             if time.monotonic() - self._read_s < _READ_S:
                 return self._state
