@@ -51,14 +51,14 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The object that owns the applied children: a GraphDeployment, or another kind such as ProfileRequest.
+    """The object that owns the children that an `Applier` writes: a GraphDeployment, or another kind such as ProfileRequest.
 
     Attributes:
         uid: UID of the owner; a child belongs to it if its controller reference has this UID.
         name: Name of the owner.
         kind: Kind of the owner.
-        first_replicas: Replicas that an absent ScalingAdapter is created with, by the adapter's name; 1 if it is
-            not listed.
+        first_replicas: Initial ``spec.replicas`` of ScalingAdapters that do not exist yet, by the adapter's name; 1 for
+            an adapter that is not listed.
     """
 
     uid: str
@@ -90,7 +90,7 @@ class Applied:
 
     @property
     def failure(self) -> Failure | None:
-        """Return the failure that keeps the children from their desired state; None if there is none."""
+        """Return the status failure for `conflicts` or, if there are none, for lasting `refusals`; None if there are neither."""
         return failure_of(self.conflicts, self.refusals)
 
 
@@ -109,7 +109,7 @@ def failure_of(conflicts: Sequence[str], refusals: Refusals) -> Failure | None:
 
 
 class Applier:
-    """Applies the desired objects to the cluster.
+    """Writes desired objects to the cluster.
 
     It caches the last comparison of each child and the field values that an admission webhook changes after every
     write. Its methods raise ClusterError if the API server refuses or fails, unless stated otherwise.
@@ -167,7 +167,7 @@ class Applier:
         return found
 
     async def status(self, obj: Object, status: Mapping[str, Any]) -> bool:
-        """Apply the status of ``obj`` unless its current status is already equal; return whether it was written."""
+        """Write ``status`` into ``obj`` by server-side apply, unless ``obj`` already has it; return whether it was written."""
         if is_current(status, obj.get("status") or None):
             return False
         head = {key: obj["metadata"][key] for key in ("name", "namespace", "uid")}
@@ -226,10 +226,10 @@ class Applier:
         )
 
     def differences(self, want: Object, there: Object) -> list[FieldDifference]:
-        """Return the fields in which the live object ``there`` differs from ``want``, which `stamped` returned.
+        """Return the fields in which the live object ``there`` differs from the desired object ``want``; empty if there are none.
 
-        Fields that an admission webhook set to another value after the last apply are not reported, until the desired
-        object changes.
+        ``want`` must be a result of `stamped`, which adds its digest. Fields that an admission webhook set to another
+        value after the last write are not reported, until the desired object changes.
         """
         key, compared = _key(want), (_digest(want), int(there.get(VERSION, 0)))
         if compared[1] and self._right.get(key) == compared:

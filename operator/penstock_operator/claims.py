@@ -26,7 +26,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ClaimReader:
-    """Reads the templates at each reconcile of a graph that names any; most graphs name none.
+    """Reads ResourceClaimTemplates at each reconcile of a graph whose podTemplates name any; most graphs name none.
 
     Attributes:
         client: Client of the Kubernetes API.

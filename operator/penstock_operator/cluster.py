@@ -1,8 +1,8 @@
 """The operator's in-memory view of the cluster, filled only from watches: every graph with its children, adapters and pods.
 
 Kopf's handlers report GraphDeployments. Children (ScalingAdapters included) and pods have informers, restricted to
-objects labelled `managed-by: penstock`. Objects are trimmed to the fields that the plans read. A change enqueues the
-graph that the object belongs to, unless it changes only fields that the plans do not read, such as a heartbeat or a
+objects labelled `managed-by: penstock`. Objects are trimmed to the fields from which the functions in `plan` decide. A
+change enqueues the graph that the object belongs to, unless it changes only other fields, such as a heartbeat or a
 status condition of another writer.
 """
 
@@ -93,7 +93,7 @@ class GraphSnapshot:
     Attributes:
         graphs: The GraphDeployment; empty if it does not exist (any more).
         children: Child objects.
-        pods: Pods; key ``view`` of each has the PodView that the plans read.
+        pods: Pods; key ``view`` of each has the `PodView` from which `plan` decides.
     """
 
     graphs: dict[tuple[str, str], Object] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class GraphSnapshot:
         return self.graphs if kind is GRAPH_DEPLOYMENT else self.pods if kind is POD else self.children
 
     def views(self) -> list[PodView]:
-        """Return all pods of the graph as the plans read them."""
+        """Return the `PodView` of each pod of the graph, including finished and terminating ones."""
         return [each["view"] for each in self.pods.values()]
 
     def workers(self) -> list[PodView]:
@@ -118,7 +118,7 @@ class GraphSnapshot:
         return [each for each in self.views() if each.role != Role.ROUTER]
 
     def fingerprint(self) -> tuple[object, ...]:
-        """Return a value that changes whenever any object of the graph changes."""
+        """Return a value that changes whenever any object of the graph changes, or a node of one of its pods is deleted or cordoned."""
         versions = [each[VERSION] for each in (*self.children.values(), *self.pods.values())]
         graph = None if self.graph is None else self.graph[VERSION]
         versions += [1 for each in self.views() if each.node_is_deleted]
@@ -168,7 +168,7 @@ class Cluster:
         self._optional_lock = asyncio.Lock()
 
     async def run(self) -> None:
-        """Keep the kinds that have informers up to date until cancelled; kopf reports the GraphDeployments."""
+        """Watch children and pods until cancelled; GraphDeployments come from kopf's handlers through `report` and `remove`."""
         async with self._group as group:
             for informer in self._informers.values():
                 group.create_task(informer.run())
@@ -248,10 +248,10 @@ class Cluster:
                 self._enqueue(key, False)
 
     async def serves(self, kind: Kind) -> bool:
-        """Return whether the API server serves a kind of another project; one of `OPTIONAL_KINDS` is watched from then on.
+        """Return whether the API server serves a kind of another project, and start to watch it if it is one of `OPTIONAL_KINDS`.
 
         Raises:
-            UnavailableError: The first list of the kind did not finish within `LIST_S`.
+            UnavailableError: The first list of the kind did not finish within 5 wall-clock seconds (`LIST_S`).
         """
         if kind not in OPTIONAL_KINDS:
             return await self.knows(kind)
@@ -271,7 +271,7 @@ class Cluster:
             return True
 
     async def knows(self, kind: Kind) -> bool:
-        """Return whether the API server now serves a kind that another project's CustomResourceDefinition defines."""
+        """Ask the API server whether it serves a kind, usually of another project's CustomResourceDefinition; nothing is watched."""
         try:
             found = await self._client.raw_get(f"/apis/{kind.api_version}")
         except NotFoundError:
@@ -311,9 +311,12 @@ class Cluster:
     def note(self, written: Object) -> None:
         """Store the object in the API server's answer to a write, before the watch shows it.
 
-        The next reconcile then does not repeat the write. The answer can also include a change that another writer
-        made just before; the watch does not report that as a change any more, so the graph is enqueued here. An
-        object that the watch does not show within `CONFIRM_S` is removed again.
+        The next reconcile then does not repeat the write. The answer can also include a change that another writer made
+        just before; the watch does not report that as a change any more, so the graph is enqueued here. An object that
+        the watch does not show within 30 wall-clock seconds (`CONFIRM_S`) is removed again.
+
+        Args:
+            written: Object in the API server's answer. Kinds that the view does not contain are ignored.
         """
         kind = kind_of(written)
         if kind not in self._trims or written["metadata"].get("resourceVersion") is None:

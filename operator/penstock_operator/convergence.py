@@ -47,7 +47,11 @@ class WantedObjects:
         self._built: LruCache[Key, tuple[tuple[object, ...], list[Object]]] = LruCache(BUILT)
 
     def of(self, graph: ObservedGraph, plan: ReplicasPlan) -> list[Object]:
-        """Return the graph's desired ScalingAdapters and its other desired objects, each as `stamped` returns it.
+        """Return the graph's desired ScalingAdapters and its other desired objects, each annotated with its digest (`stamped`).
+
+        Args:
+            graph: The graph with its observed state.
+            plan: Replicas of every service.
 
         Raises:
             InvalidSpecError: The graph's podTemplates use something that the operator does not allow, or pods
@@ -78,10 +82,11 @@ class Converged:
 
     Attributes:
         applied: Result of creating and applying the children.
-        services: State of each service, with the replicas that its workload has now and the reason why a new pod
-            template has to wait.
-        pruned: Whether obsolete children were found; they have been deleted or are being drained.
-        retiring: Whether workers of an obsolete workload are still draining.
+        services: State of each service by its name, with the replicas that its workload has now and the reason why a
+            new pod template has to wait.
+        pruned: Whether children that the graph no longer desires were found; they have been deleted or are being
+            drained.
+        retiring: Whether workers of a workload that the graph no longer desires are still draining.
     """
 
     applied: Applied
@@ -140,7 +145,7 @@ class Convergence:
         return Converged(applied, services, pruned, retiring)
 
     def forget(self, key: Key) -> None:
-        """Drop the state that is stored for a deleted graph."""
+        """Drop the state that is stored for a deleted graph; does nothing if there is none."""
         self._secrets.forget(key)
 
     def _rolling(self, workloads: Mapping[str, Object], live: Mapping[tuple[str, str], Object]) -> set[str]:

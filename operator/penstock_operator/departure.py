@@ -1,4 +1,4 @@
-"""Removes the finalizer of graphs whose operator will not return, so that no graph or namespace stays in Terminating forever.
+"""Removes the finalizer of graphs whose operator will not return, so that no graph or namespace remains in Terminating forever.
 
 There are two cases:
 
@@ -72,12 +72,12 @@ async def finish_drains(
         client: Client of the Kubernetes API with the rights to list and patch graphs.
         namespaces: Namespaces of the installation's graphs; None in it means every namespace.
         operator_class: Operator class of the graphs.
-        limit_s: Maximum wall-clock seconds to wait. Then the finalizers of graphs that are still draining are
+        limit_s: Maximum wall-clock seconds to wait. Afterwards the finalizers of graphs that are still draining are
             removed.
         say: Called with each line of text that the user should see.
 
     Returns:
-        Whether no graph has a pending drain: all are drained, or their finalizers could be removed.
+        True if every graph was drained or its finalizer removed; False if a finalizer could not be removed.
     """
     finalizer = drain_finalizer(operator_class)
     end_s, reported = time.monotonic() + limit_s, ""

@@ -48,9 +48,13 @@ class Drains:
         self._loads = loads
 
     async def plan(self, pool: ServicePool, *, now_s: float) -> ScalePlan:
-        """Return the next scaling step of a service's pods; reads the load of pods that may leave and writes nothing.
+        """Return the next scaling step of a service's pods; reads the load of pods that may be removed, and writes nothing.
 
         The plan's ``spec_replicas`` is the number that the caller writes to the workload.
+
+        Args:
+            pool: The service and its pods.
+            now_s: Current Unix time in seconds.
         """
         loads = await self._loads.read(pods_to_ask(pool))
         return plan_scale(pool, loads=loads, now_s=now_s)
@@ -79,7 +83,7 @@ class Drains:
         """Execute the next step of a graph's deletion and return it; the caller removes the finalizer.
 
         Args:
-            raw: The GraphDeployment.
+            raw: The GraphDeployment as the API server returned it.
             snapshot: Its children and pods.
             now_s: Current Unix time in seconds.
             refusals: Collects the writes that the API server rejects.
@@ -111,7 +115,7 @@ class Drains:
             refusals: Collects the writes that the API server rejects.
 
         Returns:
-            Whether any of its pods are draining. False if the workload is being deleted.
+            Whether any of its pods are draining; False if none are, or if the workload is being deleted.
         """
         if workload["metadata"].get("deletionTimestamp"):
             return False

@@ -32,7 +32,7 @@ class ValidEdits:
 
     Attributes:
         edits: Valid specifications, newest first: the current one if it is valid, then the last one that was applied.
-        problems: Problems of the newest specification; empty if it is valid.
+        problems: Problems of the newest specification; empty if that specification is valid.
     """
 
     edits: tuple[tuple[ServedSpec, GraphDeployment], ...]
@@ -51,7 +51,7 @@ class Edits:
 
         Args:
             key: Namespace and name of the graph.
-            raw: The GraphDeployment.
+            raw: The GraphDeployment as the API server returned it.
             draws: Whether the graph takes its GPUs from a GpuPool; some fields are allowed only in that case.
         """
         model, problems = self._newest(key, raw, draws)

@@ -63,7 +63,14 @@ class Gates:
         return releases(pods, budget=budget, priorities=priorities, held=state.held, now_s=now_s)
 
     def held(self, key: Key, pods: Sequence[PodView]) -> int:
-        """Return the number of GPUs that a graph's workers occupy, including pods whose ungating the watch has not shown yet."""
+        """Return the number of GPUs that a graph's workers occupy.
+
+        Pods that were ungated count even if the watch still shows them as gated.
+
+        Args:
+            key: Namespace and name of the graph.
+            pods: The graph's worker pods.
+        """
         return self.plan(key, pods, budget=None, priorities={}, now_s=0.0).gpus
 
     async def ungate(
@@ -79,7 +86,7 @@ class Gates:
     ) -> tuple[Releases, list[str]]:
         """Remove the scheduling gate of the worker pods that the budget allows now.
 
-        A pod whose ungating is rejected waits, and its GPUs go to the next pod in line.
+        If the API server rejects the ungating of a pod, that pod waits, and its GPUs go to the next pod in line.
 
         Args:
             key: Namespace and name of the graph.

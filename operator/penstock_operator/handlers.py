@@ -47,16 +47,16 @@ class MemoryDiffBase(kopf.DiffBaseStorage):
         self._seen: dict[str, kopf.BodyEssence] = {}
 
     def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:  # noqa: ARG002 - kopf's
-        """Return the part of an object that kopf compares: its resource version."""
+        """Return the part of an object that kopf compares (its "essence"): the resource version; ``extra_fields`` is ignored."""
         version = body["metadata"]["resourceVersion"]
         return cast("kopf.BodyEssence", {"metadata": {"resourceVersion": version}})
 
     def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
-        """Return the state of an object that was handled last; None if the object has not been handled."""
+        """Return the essence of an object that was stored last; None if the object has not been handled."""
         return self._seen.get(body["metadata"]["uid"])
 
     def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:  # noqa: ARG002 - kopf's
-        """Store ``essence`` as the handled state of an object."""
+        """Store ``essence`` in memory as the handled state of an object; ``patch``, which would change the object, is ignored."""
         self._seen[body["metadata"]["uid"]] = essence
 
     def forget(self, uid: str) -> None:
@@ -76,15 +76,15 @@ class MemoryProgress(kopf.ProgressStorage):
         return self._records.get((body["metadata"]["uid"], key))
 
     def store(self, *, key: str, record: kopf.ProgressRecord, body: kopf.Body, patch: kopf.Patch) -> None:  # noqa: ARG002 - kopf's
-        """Store the record of handler ``key`` for an object."""
+        """Store the record of handler ``key`` for an object in memory; ``patch``, which would change the object, is ignored."""
         self._records[body["metadata"]["uid"], key] = record
 
     def purge(self, *, key: str, body: kopf.Body, patch: kopf.Patch) -> None:  # noqa: ARG002 - kopf's
-        """Drop the record of handler ``key`` for an object; does nothing if there is none."""
+        """Drop the record of handler ``key`` for an object; does nothing if there is none. ``patch`` is ignored."""
         self._records.pop((body["metadata"]["uid"], key), None)
 
     def touch(self, *, body: kopf.Body, patch: kopf.Patch, value: str | None) -> None:
-        """Set the touch annotation on the object, so that the resulting watch event triggers the pending retry; None removes it."""
+        """Put `TOUCH_ANNOTATION` with time ``value`` into ``patch``; the watch event of that write triggers kopf's retry. None removes it."""
         if value is not None or TOUCH_ANNOTATION in body["metadata"].get("annotations", {}):
             patch.metadata.annotations[TOUCH_ANNOTATION] = value
 
@@ -95,9 +95,9 @@ class MemoryProgress(kopf.ProgressStorage):
 
 FIRST_INSIST_S: Final = 2.0
 INSIST_S: Final = 10.0
-"""Seconds until the operator itself writes a new graph's finalizer if kopf has not (``FIRST_INSIST_S``), and between
-its further tries (``INSIST_S``). Chosen. Kopf treats a rejected write like a version conflict and waits for the
-next event."""
+"""Seconds until the operator itself writes a new graph's finalizer if kopf has not (2 s, ``FIRST_INSIST_S``), and
+between its further tries (10 s, ``INSIST_S``). Chosen. Kopf treats a rejected write like a version conflict and waits
+for the next event."""
 
 DELETION_S: Final = 30.0
 """Maximum seconds that one call of the deletion handler waits. Chosen: every further call costs a write, whose event
@@ -172,8 +172,8 @@ class KopfOperator:
         """Run kopf until cancelled.
 
         Raises:
-            ClusterError: Kopf ended, because its rights or the CustomResourceDefinitions are wrong. A new process
-                may find them corrected.
+            ClusterError: Kopf ended, because its rights or the CustomResourceDefinitions are wrong. A new process may
+                find the rights or definitions corrected.
         """
         # Without the shield, a cancellation after kopf created its tasks and before it returned them would leave them running.
         spawning = asyncio.create_task(self._spawn(), name="kopf")

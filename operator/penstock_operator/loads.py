@@ -48,7 +48,8 @@ FORGET_S: Final = 60.0
 class MetricsReader:
     """Reads the load gauges of pods from their metrics port, and tracks how long each pod has been idle.
 
-    It reads vLLM's gauges, the router's, and those of runtimes that count requests themselves.
+    It reads vLLM's gauges, the router's, and the gauges of runtimes that count requests themselves. Idle times are
+    wall-clock seconds.
     """
 
     def __init__(self, pool: ConnectionPool, *, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -58,7 +59,7 @@ class MetricsReader:
         self._idle_since: dict[str, tuple[float, float]] = {}
 
     async def read(self, pods: Sequence[PodView]) -> dict[str, PodLoad | None]:
-        """Return the load of each pod by its name; None if a pod's load is unknown. Never raises if a pod does not answer."""
+        """Return the load of each pod by its name; None for a pod that does not answer, or for which `load_of` returns None."""
         loads = await asyncio.gather(*map(self._load, pods))
         now_s = self._now_s()
         self._idle_since = {u: each for u, each in self._idle_since.items() if now_s - each[1] < FORGET_S}
@@ -92,7 +93,7 @@ class MetricsReader:
 
 
 def load_of(page: str, *, is_router: bool = False) -> PodLoad | None:
-    """Return the load on a pod's metrics page: requests summed over engines, and the maximum KV cache usage.
+    """Return a pod's load according to its metrics page: requests summed over engines, and the maximum KV cache usage.
 
     Returns None if the page lacks a needed series or a value is negative or not finite. The workers of some runtimes
     count requests themselves, including those that the engine has not received yet. If such a gauge is present,
@@ -100,7 +101,7 @@ def load_of(page: str, *, is_router: bool = False) -> PodLoad | None:
 
     Args:
         page: Text of the metrics page in the Prometheus format.
-        is_router: Whether the page is a router's.
+        is_router: Whether the pod is a router, which has other gauges than a worker.
     """
     try:
         wanted = _OF_ROUTERS if is_router else (*_SERIES, *request_gauges())

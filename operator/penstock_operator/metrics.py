@@ -114,7 +114,7 @@ def _replicas(spec: Object, shown: Object) -> dict[str, tuple[int, int | None]]:
 
 
 class OperatorMetrics:
-    """Prometheus counters and gauges of one operator process."""
+    """Prometheus metrics of one operator process: reconciles, writes, queue, graphs and GPU pools."""
 
     def __init__(self) -> None:
         registry = CollectorRegistry()
@@ -177,7 +177,7 @@ class OperatorMetrics:
 
 
 class StatusServer(HttpServer):
-    """HTTP server of /metrics, /healthz (200 if the process does not need a restart) and /readyz (200 if it acts or is on standby)."""
+    """HTTP server of /metrics, /healthz (200 if the process needs no restart) and /readyz (200 if it reconciles or is on standby)."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ log = get_logger(__name__)
 
 
 class NamespaceAllowances:
-    """Returns the podTemplate allowances of each namespace."""
+    """Returns the privileges that podTemplates in a namespace can use; the namespace's label is cached for 60 s (`FRESH_S`)."""
 
     def __init__(
         self,

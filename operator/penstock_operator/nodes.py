@@ -66,7 +66,7 @@ class Nodes:
         self.cordoned: set[str] = set()
 
     def is_deleted(self, node: str) -> bool:
-        """Return whether the node with this name was deleted."""
+        """Return whether the node with this name was deleted and not created again; False for a node that was never seen."""
         return self._deleted.get(node) is not None
 
     def __len__(self) -> int:

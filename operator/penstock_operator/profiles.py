@@ -55,7 +55,7 @@ class Profiles:
         self._pods = self._informer(POD, namespace)
 
     async def run(self) -> None:
-        """Watch and reconcile until cancelled."""
+        """Watch Jobs and pods, and reconcile ProfileRequests, until cancelled; the requests come through `report` and `remove`."""
         async with asyncio.TaskGroup() as group:
             for informer in (self._jobs, self._pods):
                 group.create_task(informer.run())
@@ -63,7 +63,7 @@ class Profiles:
             group.create_task(serve(self.queue, self.reconcile, workers=WORKERS), name="profile requests")
 
     def report(self, request: Object) -> None:
-        """Store an existing ProfileRequest and enqueue it."""
+        """Store a ProfileRequest as received from the API server, and enqueue it."""
         key = key_of(request)
         self._requests[key] = _trimmed(request)
         self._enqueue(key)
@@ -76,7 +76,7 @@ class Profiles:
             del self._requests[key]
 
     async def reconcile(self, key: Key) -> float | None:
-        """Reconcile one request; return the seconds until the next reconcile, or None if none is needed without a change."""
+        """Reconcile one ProfileRequest; return the seconds until the next reconcile, or None if only a change requires one."""
         raw = self._requests.get(key)
         if raw is None or raw["metadata"].get("deletionTimestamp"):
             return None

@@ -54,7 +54,7 @@ class RateLimits:
 
 
 class WorkQueue:
-    """Keys that wait to be reconciled or are being reconciled; use it from one event loop only."""
+    """Keys that wait to be reconciled or are being reconciled; use it from one event loop only. Times are wall-clock seconds."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class WorkQueue:
         self._push(key, due_s)
 
     def pop(self) -> Key | None:
-        """Return the key that has waited longest beyond its time and count it as running; None if no key can be reconciled now."""
+        """Return the key whose time came first and count it as running; None if no key can be reconciled now."""
         now_s = self._now_s()
         while self._heap and self._heap[0][0] <= now_s:
             due_s, _, key = heapq.heappop(self._heap)

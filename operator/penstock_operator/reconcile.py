@@ -79,8 +79,8 @@ class Dependencies:
         allowances: Allowed podTemplate features by namespace.
         claims: Reads the GPU count of ResourceClaimTemplates.
         operator_class: Value of ``spec.operatorClass`` that this operator handles.
-        gates: Scheduling gates within the GPU budget.
-        pools: GpuPools and their grants.
+        gates: Removes the scheduling gates of pods within the GPU budget.
+        pools: GPU pools and the GPUs that they grant to graphs.
         now_s: Returns the API server's Unix time in seconds, which is the same for every leader.
     """
 
@@ -105,7 +105,8 @@ class ReconcileResult:
 
     Attributes:
         outcome: Value of the metric's label ``result``: unchanged, changed, waiting, invalid, conflict or refused.
-        requeue_after_s: Seconds until the next reconcile even if nothing changes; None if none is needed.
+        requeue_after_s: Wall-clock seconds until the next reconcile if nothing changes before; None if only a change
+            requires one.
     """
 
     outcome: str
@@ -128,7 +129,7 @@ class Reconciler:
         self._deletions: dict[str, asyncio.Event] = {}
 
     async def reconcile(self, key: Key) -> float | None:
-        """Reconcile one graph; return the seconds until the next reconcile even if nothing changes, or None if none is needed.
+        """Reconcile one graph; return the seconds until the next reconcile, or None if only a change requires one.
 
         Raises:
             ClusterError: The API server did not answer or refused, or another writer changed an object first. A later
@@ -145,7 +146,7 @@ class Reconciler:
             self._parts.metrics.durations.observe(time.monotonic() - started_s)
 
     async def deleted(self, uid: str) -> None:
-        """Wait until nothing is left of the graph with this UID, which is being deleted."""
+        """Wait until a reconcile has found that nothing is left of the graph with this UID, which is being deleted."""
         await self._deletions.setdefault(uid, asyncio.Event()).wait()
         del self._deletions[uid]
 
@@ -153,7 +154,7 @@ class Reconciler:
         """Report in status and Events why the operator cannot add its finalizer to a graph; does nothing if the refusal is temporary.
 
         Args:
-            raw: The GraphDeployment.
+            raw: The GraphDeployment as the API server returned it.
             refusals: The rejected write.
         """
         if refusals.lasting:
@@ -162,7 +163,7 @@ class Reconciler:
             await self._reporter.events(key_of(raw), raw, inputs, refusals)
 
     def forget(self, key: Key) -> None:
-        """Drop the state that is stored for a deleted graph."""
+        """Drop the state that is stored for a deleted graph; does nothing if there is none."""
         self._settled.pop(key, None)
         for each in (
             self._edits,

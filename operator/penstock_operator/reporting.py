@@ -38,10 +38,10 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Actions of one reconcile of a valid graph, up to the point where it ended.
+    """Actions of one reconcile of a valid graph, up to the point where the reconcile ended.
 
     Attributes:
-        services: Planned state of each service.
+        services: Planned state of each service, by its name.
         applied: Result of writing the graph's objects.
         waiting: Pods that keep their scheduling gate because the GPU budget is used up.
     """
@@ -76,7 +76,7 @@ class Reporter:
         """Write a graph's status.
 
         Args:
-            raw: The GraphDeployment, with its current status.
+            raw: The GraphDeployment as the API server returned it, with its current status.
             inputs: Facts from which the status is computed.
             refusals: Collects the write if the API server rejects it.
             grant: GPUs that the graph's GPU pool grants it, for ``status.pool``; None if it is in no pool.
@@ -102,7 +102,7 @@ class Reporter:
             snapshot: Children and pods after this reconcile's writes.
             found: Actions of the reconcile.
             refusals: Rejected writes, which the status names; rejected status writes are added.
-            failure: Reason why the reconcile ended early; None if it did not.
+            failure: Reason why the reconcile ended early; None if it did not end early.
         """
         generation = graph.raw["metadata"].get("generation", 0)
         inputs = status_input(
@@ -162,8 +162,8 @@ class Reporter:
 
         Args:
             key: Namespace and name of the graph.
-            raw: The GraphDeployment, with the status from before this reconcile.
-            inputs: Facts from which its status was computed.
+            raw: The GraphDeployment as the API server returned it, with the status from before this reconcile.
+            inputs: Facts from which the graph's new status was computed.
             refusals: Writes that the API server rejected.
             applied: Result of writing the graph's objects; None if none were written.
             invalid: Why the newest specification is invalid; None if it is valid.

@@ -48,7 +48,8 @@ class RouterSecrets:
             refusals: Collects the write if the API server rejects it.
 
         Returns:
-            An Event message if the Secret was recreated while routers run that have the earlier one; else None.
+            An Event message if the Secret was recreated while routers run that have the earlier secret value; else
+            None.
         """
         if graph.model.spec.traits.frontend is not None:
             return None

@@ -47,7 +47,7 @@ class Scaling:
         self._gates = gates
 
     async def plan(self, graph: ObservedGraph) -> ReplicasPlan:
-        """Return the replica plan of every service; reads the load of pods that may be removed and writes nothing."""
+        """Return the replica plan of a graph with all its services; reads the load of pods that may be removed, and writes nothing."""
         pods = graph.workers
         allowed = self._gates.plan(
             graph.key,

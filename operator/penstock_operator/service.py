@@ -52,7 +52,7 @@ with the other steps of the shutdown it fits in a pod's 30 s."""
 
 
 class Operator:
-    """The parts that watch and write, created each time this process becomes leader."""
+    """The parts of the process that watch and write while it is the leader; a new object is created at each election."""
 
     def __init__(
         self,
@@ -307,7 +307,7 @@ class OperatorService:
 
 
 def watched_namespace(settings: OperatorSettings, client: KubeClient) -> str | None:
-    """Return the namespace to watch; None means all namespaces."""
+    """Return the namespace to watch: that in ``settings``, else that of ``client``; None means all namespaces."""
     return None if settings.all_namespaces else settings.namespace or client.namespace
 
 

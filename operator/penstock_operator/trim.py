@@ -1,7 +1,7 @@
-"""Trims watched objects to the fields that the operator's plans read.
+"""Trims watched objects to the fields from which the functions in `plan` decide.
 
-Pure functions. A thousand graphs have thirty thousand objects, and most of their bytes are field owners, heartbeats
-and fields of other writers. Each change of those would also cause a reconcile.
+Pure functions. A thousand graphs have thirty thousand objects, and most of their bytes are field owners
+(``metadata.managedFields``), heartbeats and fields of other writers. Each change of those would also cause a reconcile.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _POOL: Final = InterningPool()
 
 
 def trim_graph(obj: Object) -> Object:
-    """Return a GraphDeployment without field owners; of ``status.planner`` only the replicas requested from a GPU pool remain."""
+    """Return a copy of a GraphDeployment without ``managedFields``; of ``status.planner`` only what it requests from a GPU pool remains."""
     status = {key: each for key, each in obj.get("status", {}).items() if key != "planner"}
     planner = obj.get("status", {}).get("planner") or {}
     if planner.get("wants"):
@@ -85,7 +85,7 @@ def trim_graph(obj: Object) -> Object:
 
 
 def trim_child(obj: Object) -> Object:
-    """Return a child without field owners; its status remains only for kinds whose status the plans read."""
+    """Return a copy of a child without ``managedFields``; its status remains only for kinds whose status `plan` uses."""
     kept = {key: _POOL.intern(each) for key, each in obj.items() if key not in {"metadata", "status"}}
     kept.update(_head(obj))
     if obj["kind"] in _WITH_STATUS and "status" in obj:
@@ -99,7 +99,7 @@ def trim_child(obj: Object) -> Object:
 
 
 def trim_pod(obj: Object) -> Object:
-    """Return a pod as name, namespace, labels and, under ``view``, the PodView that the plans read."""
+    """Return name, namespace and labels of a pod, its version (`VERSION`) and, under key ``view``, its `PodView`."""
     metadata = obj["metadata"]
     return {
         "metadata": {key: metadata[key] for key in ("name", "namespace", "labels") if key in metadata},

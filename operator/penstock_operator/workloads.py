@@ -48,7 +48,7 @@ def template_changed(want: Object, live: Object, found: Iterable[FieldDifference
     Args:
         want: Desired workload from `marked`.
         live: The existing workload.
-        found: Differences between the two.
+        found: Differences between ``want`` and ``live``.
     """
     if _digest(want) != _digest(live):
         return True
@@ -64,7 +64,8 @@ def with_generations(
     Args:
         wanted: Desired objects from `marked`.
         live: Existing objects by kind and name.
-        rolling: Names of workloads whose pod template is about to change.
+        rolling: Names of workloads whose pod template this write changes; they get the next generation, other workloads
+            keep their own.
     """
     return [_with_generation(each, live, rolling) for each in wanted]
 
@@ -147,7 +148,7 @@ def obsolete(
 
 
 def is_own(child: Object, owner_uid: str) -> bool:
-    """Return whether the object with this UID controls the child."""
+    """Return whether the object with this UID is the child's controller, according to the child's owner references."""
     return _owner_uid(child) == owner_uid
 
 
@@ -157,7 +158,7 @@ def _owner_uid(child: Object) -> str | None:
 
 
 def label_of(child: Object, name: str) -> str:
-    """Return the value of a child's label; an empty string if it is absent."""
+    """Return the value of a child's label ``name``; an empty string if the label is absent."""
     return str(child["metadata"].get("labels", {}).get(name, ""))
 
 

@@ -66,13 +66,13 @@ def _label(deployment: Object, key: str, default: str) -> str:
 
 
 def scope_of(deployment: Object) -> str | None:
-    """Return the namespace that a component's Deployment watches; None means all."""
+    """Return the namespace that an operator's or planner's Deployment watches; None means all namespaces."""
     scope = _label(deployment, SCOPE_LABEL, deployment["metadata"]["namespace"])
     return None if scope == CLUSTER_SCOPE else scope
 
 
 def class_of(deployment: Object) -> str:
-    """Return the operator class of the graphs that a component's Deployment handles."""
+    """Return the operator class of the graphs that an operator's or planner's Deployment handles."""
     return _label(deployment, CLASS_LABEL, OPERATOR_CLASS)
 
 

@@ -64,8 +64,8 @@ def graph_findings(
         facts: The graph with its pods and metrics.
         now_s: Unix time in seconds by the API server's clock.
         interval_s: Seconds between the two readings of metrics.
-        absence: Reason why no operator acts on the graph, so that its status may be outdated, and a remedy; None if
-            one does.
+        absence: Reason why no operator acts on the graph, so that its status may be outdated, and a remedy; None if an
+            operator acts on it.
     """
     graph, subject = facts.graph, f"graph {full_name(facts.graph)}"
     yield from _status(subject, graph, absence)

@@ -42,9 +42,9 @@ def pool_findings(
     """Yield the findings about one graph's node pools; none if its manifest is invalid.
 
     Args:
-        raw: The GraphDeployment.
+        raw: The GraphDeployment as the API server returned it.
         nodes: All nodes.
-        requested: Extended resources that pods request, by node.
+        requested: Amount of each extended resource that pods request, by node and then by resource name.
     """
     try:
         graph = GraphDeployment.model_validate({**raw, "status": None})

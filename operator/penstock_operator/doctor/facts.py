@@ -29,7 +29,7 @@ class Unreadable(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Two readings of a pod's metrics page, one interval apart.
+    """Two readings of a pod's metrics page, `Facts.interval_s` wall-clock seconds apart.
 
     Attributes:
         first: Text of the first reading.
@@ -42,7 +42,7 @@ class Page(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LeaseFact:
-    """Two readings of the Lease of an operator or planner.
+    """Two readings of the Lease of an operator or planner, `Facts.interval_s` wall-clock seconds apart.
 
     Attributes:
         component: ``operator`` or ``planner``.
@@ -82,14 +82,14 @@ class RightsFact:
 
 @dataclass(frozen=True, slots=True)
 class GraphFacts:
-    """One graph, its pods and their answers.
+    """One graph, its pods, and what the pods answered; a part that could not be read is `Unreadable`.
 
     Attributes:
         graph: The GraphDeployment.
         pods: All its pods.
         ready: Response of each ready router to /ready, by pod name.
-        pages: Metrics of each ready pod, by pod name; at most `gather.MAX_PAGES` of them.
-        prometheus: Number of the graph's workers with series in the configured Prometheus; None if none is
+        pages: Two readings of the metrics page of each ready pod, by pod name; of at most 64 pods (`gather.MAX_PAGES`).
+        prometheus: Number of the graph's workers with series in the configured Prometheus; None if no Prometheus is
             configured.
     """
 
@@ -113,13 +113,13 @@ class Facts:
         skew_s: This machine's clock minus the server's clock in seconds, exact to about one second; None if unknown.
         crds: Live CustomResourceDefinitions by name; None for an absent one.
         deployments: Deployments of operators and planners, from all namespaces that could be read.
-        leases: Leases of operators and planners.
+        leases: Two readings of the Lease of each operator and planner.
         rights: Rights of the user and of each operator and planner.
         graphs: The inspected graphs.
         profiles: The inspected ProfileRequests.
         cluster_gpu_pools: All ClusterGpuPools.
         nodes: All nodes.
-        requested: Extended resources that pods request, by node and then by resource name.
+        requested: Amount of each extended resource that pods request, by node and then by resource name.
     """
 
     url: str

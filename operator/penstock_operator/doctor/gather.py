@@ -1,7 +1,7 @@
 """Reads the facts for `check` from the API server and, through its proxy, from pods; writes nothing.
 
-Everything is bounded: each answer in time, pages and calls in number. Two readings, one interval apart, show whether
-Leases are being renewed and metrics are being scraped.
+Everything is bounded: each answer in time, pages and calls in number. Two readings, `Scope.interval_s` seconds apart,
+show whether Leases are being renewed and metrics are being scraped.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ LeaseName = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Scope of an inspection.
+    """What `penstock doctor` inspects.
 
     Attributes:
         namespace: Namespace of the graphs to inspect; None means all.

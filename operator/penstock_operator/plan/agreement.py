@@ -45,9 +45,11 @@ class RolloutOrder:
     """Objects of a graph that must not be written yet.
 
     Attributes:
-        waiting: Reason for waiting, by name of the service whose workload has to wait.
-        later: Objects that must not be written yet: those workloads and, if routers wait, the routers' ConfigMap.
-        lost: Message about requests that the change will refuse in any order; None if it refuses none.
+        waiting: Reason why a workload has to wait, by the name of its service.
+        later: Objects that must not be written yet: the workloads of the services in ``waiting`` and, if routers are
+            among them, the routers' ConfigMap.
+        lost: Message about requests that will be refused during the change, in whatever order it is written; None if
+            none will be refused.
     """
 
     waiting: Mapping[str, str]
@@ -124,7 +126,7 @@ def held_by_agreement(
     changed: Collection[str],
     prioritised: Collection[str],
 ) -> dict[str, str]:
-    """Return the services whose new pod template waits because of ``router.tiers.enabled``, with the reason.
+    """Return the services whose new pod template has to wait because ``router.tiers.enabled`` changes, each with the reason.
 
     Args:
         wanted: Desired ConfigMap of the routers.
@@ -156,14 +158,15 @@ def held_by_lease(
     changed: Collection[str],
     granted_s: float | None,
 ) -> dict[str, str]:
-    """Return the services whose new pod template waits because of ``lease.durationSeconds``, with the reason.
+    """Return the services whose new pod template has to wait because ``lease.durationSeconds`` changes, each with the reason.
 
     Args:
         wanted: Desired ConfigMap of the routers.
         live: Existing ConfigMap of the routers.
         views: Rollout state of every service's workload.
         changed: Services whose pod template is about to change.
-        granted_s: Lease in seconds that the running prefill workers grant; None if unknown.
+        granted_s: Seconds for which the running prefill workers keep the KV of a finished prompt for decode (the
+            lease); None if unknown.
     """
     wants_s, has_s = _counted_s(wanted), _counted_s(live)
     if wants_s is None or has_s is None:
@@ -195,9 +198,9 @@ def held_by_names(
     changed: Collection[str],
     answered: Mapping[str, Collection[str]],
 ) -> dict[str, str]:
-    """Return the services whose new pod template waits because model names are added or removed, with the reason.
+    """Return the services whose new pod template has to wait because model names are added or removed, each with the reason.
 
-    If names are added and removed at once, the order for added names applies.
+    If names are added and removed in one change, the order for added names applies.
 
     Args:
         wanted: Desired ConfigMap of the routers.
@@ -230,7 +233,7 @@ def held_by_roles(
     views: Iterable[RolloutView],
     workloads: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, str]:
-    """Return the routers, with the reason, if worker roles change and not every new worker service is ready yet; else nothing.
+    """Return the router services, each with the reason to wait, if worker roles change and not every new worker service is ready yet.
 
     Args:
         wanted: Desired ConfigMap of the routers.

@@ -17,9 +17,9 @@ after it can start. That delays no replica as long as all desired ones together 
 **Groups.** A LeaderWorkerSet group starts completely or not at all: ungating its first pod reserves the GPUs of the
 entire group, whose remaining pods start as soon as they exist.
 
-**Lost replicas.** A rollout, a kill or a lost node frees GPUs shortly before the replacement requests them. To
-prevent another service's waiting pod from taking these GPUs, they stay reserved for the service as long as its
-workload wants that many replicas; before the replacement exists, for at most `KEEP_S`.
+**Lost replicas.** A rollout, a kill or a lost node frees GPUs shortly before the replacement requests them. To prevent
+another service's waiting pod from taking these GPUs, they stay reserved for the service as long as its workload wants
+that many replicas; before the replacement exists, for at most 10 s (`KEEP_S`).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Unit:
 
 
 def units(pods: Iterable[PodView]) -> list[Unit]:
-    """Return the replicas that ``pods`` form."""
+    """Return the replicas that ``pods`` form: one per pod, or one per LeaderWorkerSet group."""
     found: dict[tuple[str, str], Unit] = {}
     for pod in pods:
         key = (pod.service, f"group {pod.group}" if pod.group else f"pod {pod.uid}")
@@ -79,7 +79,7 @@ def units(pods: Iterable[PodView]) -> list[Unit]:
 
 
 def released(pods: Iterable[PodView], uids: Collection[str]) -> list[PodView]:
-    """Return the pods with the gates of those with these UIDs removed, because a watch may not show the removal yet."""
+    """Return ``pods`` without the gates of those whose UID is in ``uids``: ungated pods that the watch still shows as gated."""
     return [replace(pod, gates=()) if pod.uid in uids else pod for pod in pods]
 
 
@@ -112,13 +112,13 @@ def holdings(
     replicas: Mapping[str, int],
     now_s: float,
 ) -> dict[str, Holding]:
-    """Return each service's holding, including the replicas lost since ``before`` whose GPUs stay reserved.
+    """Return each service's `Holding`, including the replicas lost since ``before`` whose GPUs stay reserved.
 
     Args:
         pods: All worker pods of the graph.
-        before: Holdings at the previous reconcile.
-        replicas: Number of replicas by service that its workload should have; no more than these are reserved.
-            Services that are not listed are left out.
+        before: Each service's `Holding` at the previous reconcile.
+        replicas: Number of replicas that each service's workload should have; GPUs are reserved for no more replicas
+            than that. Services that are not listed are left out of the result.
         now_s: Current Unix time in seconds.
     """
     started = _started(pods)
@@ -139,7 +139,7 @@ def holdings(
 
 
 def lost(held: Mapping[str, Holding], pods: Iterable[PodView]) -> Counter[str]:
-    """Return the number of lost replicas of each service whose GPUs are reserved for replacements; services without any are left out."""
+    """Return how many of the replicas in ``held`` no longer exist in ``pods``, by service; services that lost none are left out."""
     missing = Counter({service: each.replicas for service, each in held.items()})
     missing.subtract(each.service for each in _started(pods))
     return +missing
@@ -166,8 +166,9 @@ class Waiting:
         uid: UID of the pod.
         name: Name of the pod.
         service: Service of the pod.
-        reason: One sentence for users; equal for an equal state.
-        cause: Condition reason: `WAITING`, or the kind of refusal if the API server rejected the ungating.
+        reason: One sentence for users; it is the same text as long as the state is the same.
+        cause: Condition reason: ``WaitingForBudget`` (`WAITING`), or the kind of refusal if the API server rejected the
+            ungating.
     """
 
     uid: str
@@ -208,10 +209,11 @@ def releases(
     """Return which gated pods can start and why the others have to wait.
 
     Args:
-        pods: All worker pods of the graph; for pods that this operator has just ungated, as `released` returns them.
+        pods: All worker pods of the graph; pods that this operator has just ungated must be without their gate (see
+            `released`).
         budget: Maximum number of GPUs of existing workers; None means no limit.
         priorities: ``scaling.priority`` by service; 0 for services that are not listed.
-        held: Holdings of each service at the previous reconcile; empty if unknown.
+        held: `Holding` of each service at the previous reconcile; empty if unknown.
         now_s: Current Unix time in seconds.
     """
     present = [pod for pod in pods if not pod.finished]

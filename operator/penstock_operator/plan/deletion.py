@@ -30,7 +30,8 @@ class DeletionStep:
     """Actions of one step of a graph's deletion; they can be executed in parallel and repeatedly.
 
     Attributes:
-        message: One sentence that says what the deletion waits for; equal for an equal state.
+        message: One sentence that says what the deletion waits for; it is the same text as long as the state is the
+            same.
         delete: Children to delete.
         drain: Names of the services to scale to 0 by draining.
         release: Whether to remove the finalizer.

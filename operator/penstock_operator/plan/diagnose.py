@@ -169,9 +169,10 @@ def diagnose(
     Args:
         pod: The pod.
         now_s: Current Unix time in seconds.
-        budget_reason: Reason from `budget.releases` why the budget does not let the pod start; empty if there is
-            none.
-        slow_start_s: Seconds of startup after which a slow start is reported.
+        budget_reason: Reason from `budget.releases` why the GPU budget does not let the pod start; empty if it lets the
+            pod start.
+        slow_start_s: Seconds after its start during which it is normal that a pod waits for volumes or loads its model;
+            300 (`SLOW_START_S`) by default.
     """
     found = _of_the_pod(pod, now_s)
     if found is None and pod.alive and not pod.ready:

@@ -59,8 +59,8 @@ class Bounded:
 
     Attributes:
         replicas: The number after limiting.
-        reason: Condition reason if the number was changed; else empty.
-        message: Sentence about the requested number and the limit, if the number was changed; else empty.
+        reason: Condition reason if limiting changed the number; else empty.
+        message: Sentence about the requested number and the limit, if limiting changed the number; else empty.
     """
 
     replicas: int
@@ -69,10 +69,11 @@ class Bounded:
 
 
 def bounded(desired: int | None, service: ServiceSpec, *, max_gpu_budget: int | None) -> Bounded:
-    """Return ``desired`` limited to the service's bounds.
+    """Return the desired number of replicas, limited to the service's minimum and maximum and to the GPU budget.
 
     Args:
-        desired: The ScalingAdapter's ``spec.replicas``; None if there is no adapter (yet).
+        desired: The ScalingAdapter's ``spec.replicas``; None if there is no adapter (yet), in which case the service's
+            initial number is limited.
         service: The service; without ``scaling`` its ``replicas`` apply.
         max_gpu_budget: Maximum number of GPUs of the graph, which also limits a single service; None means no limit.
     """
@@ -97,7 +98,7 @@ def bounded(desired: int | None, service: ServiceSpec, *, max_gpu_budget: int | 
 
 
 def held(asked: Bounded, running: int | None) -> Bounded:
-    """Return the current replicas of a service of a paused graph, with a message if ``asked`` differs from them.
+    """Return the current replicas of a service of a paused graph, which are kept, with a message if ``asked`` differs from them.
 
     Args:
         asked: Replicas that the service would have if the graph was not paused.
@@ -122,12 +123,13 @@ class PodLoad:
     Attributes:
         running: Number of requests in progress.
         waiting: Number of requests queued in the worker.
-        kv_usage_fraction: Fraction of its KV blocks in use, 0 to 1; None if the pod does not report it, such as
+        kv_usage_fraction: Fraction of the pod's KV blocks in use, 0 to 1; None if the pod does not report it, such as
             Dynamo's mocker for prefill.
-        idle_s: Seconds between the first and the newest of consecutive readings that all found the pod idle; 0 after
-            a single one.
-        keeps_leases: Whether KV blocks in use without requests are leased to another worker that still has to read
-            them. On a decode worker they are a prefix cache for the next turn.
+        idle_s: Wall-clock seconds between the first and the newest of consecutive readings that all found the pod idle;
+            0 after a single reading.
+        keeps_leases: Whether KV blocks that are in use although there are no requests are kept for another worker that
+            still has to read them (leased); False on a decode worker, where such blocks are a prefix cache for the next
+            turn.
     """
 
     running: int
@@ -143,12 +145,12 @@ class PodLoad:
 
     @property
     def is_idle(self) -> bool:
-        """Whether this reading found no requests and no KV blocks that another worker has to read."""
+        """Whether the newest reading found no requests and no KV blocks that another worker still has to read."""
         return self.requests == 0 and not (self.kv_usage_fraction and self.keeps_leases)
 
 
 def is_idle(load: PodLoad | None) -> bool:
-    """Return whether readings at least `IDLE_S` apart found the pod idle; False if the load is unknown (None)."""
+    """Return whether two readings at least 1 s apart (`IDLE_S`) found the pod idle; False if the load is unknown (None)."""
     return load is not None and load.is_idle and load.idle_s >= IDLE_S
 
 
@@ -158,12 +160,13 @@ class ScalePlan:
 
     Attributes:
         spec_replicas: Value that the workload's ``spec.replicas`` should have now.
-        begin: Pods to mark as draining (serving label, drain time).
-        restore: Pods to put back into service (serving label set; drain time and deletion cost removed).
+        begin: Pods that start to drain: their serving label and drain time are to be written.
+        restore: Draining pods to put back into service: their serving label is to be set, drain time and deletion cost
+            removed.
         deletion_costs: New deletion cost by pod, for pods whose cost has to change; 0 for a pod in service.
         draining: Pods that are or will be marked as draining.
         leaving: Draining pods that can be deleted now.
-        held: Reason why no step is taken although one is needed; else empty.
+        held: Reason why the number of replicas is not changed although it differs from the desired one; else empty.
     """
 
     spec_replicas: int
@@ -183,8 +186,9 @@ class ServicePool:
         pods: All its pods, including terminating and finished ones.
         desired: Desired replicas, already limited to the allowed range; at least 0.
         spec_replicas: The workload's current ``spec.replicas``; the desired number if there is no workload.
-        grace_s: Seconds after which a draining pod is deleted even if it is busy.
-        rolling: Whether a rollout of the service makes progress; it replaces pods in its own order.
+        grace_s: Seconds after the start of its drain at which a pod is deleted even if it is busy.
+        rolling: Whether a rollout of the service makes progress; the rollout replaces pods in its own order, so nothing
+            is scaled down.
         has_senders: Whether a router can still send requests to its pods, so that a drained pod has to wait until all
             routers have seen its label.
         known_replicas: The workload's ``status.replicas``. If it exceeds the replicas in ``pods``, the watch lags
@@ -201,7 +205,7 @@ class ServicePool:
 
 
 def pods_to_ask(pool: ServicePool) -> list[PodView]:
-    """Return the pods whose load `plan_scale` needs: none unless there are surplus pods, all if victims have to be chosen."""
+    """Return the pods whose load `plan_scale` needs: none if there are no surplus pods, all if the pods to remove have to be chosen."""
     surplus = sum(pod.alive for pod in pool.pods) - pool.desired
     if surplus <= 0 or (pool.rolling and pool.desired < pool.spec_replicas):
         return []

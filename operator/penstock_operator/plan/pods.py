@@ -1,4 +1,4 @@
-"""View of a pod, parsed once from the API object, with everything that the plans read.
+"""View of a pod, parsed once from the API object, with everything from which the functions in `plan` decide.
 
 Pure. It tolerates missing fields, because a pod may be seen immediately after its creation.
 """
@@ -102,9 +102,11 @@ class PodCondition:
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """The facts about a pod that the plans read. Times are Unix times in seconds; absent texts are empty.
+    """The facts about a pod from which the functions in `plan` decide. Times are Unix times in seconds; absent texts are empty.
 
     Attributes:
+        name: Name of the pod.
+        namespace: Namespace of the pod.
         uid: UID; a name can be reused, a UID cannot.
         graph: Name of its graph.
         service: Name of its service in the graph.
@@ -112,19 +114,23 @@ class PodView:
         gpus: Number of GPUs that it counts against the budget.
         gates: Names of its remaining scheduling gates, in order.
         node: Node that it is bound to; empty if it is not scheduled.
+        ip: IP address of the pod.
+        phase: Phase in the pod's status, such as ``Running``.
         ready: Whether its condition Ready is True.
         terminating: Whether it has a deletion timestamp.
-        serving: Value of its serving label; empty if absent.
+        serving: Value of its label `SERVING_LABEL`, which removes it from its Service while it drains; empty if absent.
         metrics_path: HTTP path of its metrics.
         scheme: Scheme of its HTTP endpoints: http or https.
         drain_since_s: Time at which its drain began; None if it does not drain.
         deletion_cost: Its pod-deletion-cost; 0 if it is absent or not a number.
+        created_s: Time at which it was created.
         deleted_s: Time at which its termination grace period ends; None unless it is terminating.
         started_s: Time at which the kubelet first saw it; None before that.
         grace_s: Its termination grace period in seconds.
         reason: Reason in the pod's status, such as ``Evicted``.
         message: Message in the pod's status.
         containers: Its containers, init containers first.
+        conditions: Its conditions.
         needs: Objects that its volumes need, such as ``Secret keys``; sorted, without optional ones.
         group: Key of its LeaderWorkerSet group; empty for a pod of a Deployment.
         group_index: Ordinal of its group; None for a pod of a Deployment.
@@ -180,7 +186,7 @@ class PodView:
 
     @property
     def ended_s(self) -> float:
-        """Time at which a finished pod ended, as far as its status shows; else its creation time."""
+        """Time at which a finished pod ended, from its status; its creation time if the status does not show it."""
         exits = [each.last_exit.at_s for each in self.containers if each.last_exit is not None]
         changes = [each.since_s for each in self.conditions]
         return max((each for each in (*exits, *changes) if each is not None), default=self.created_s)
@@ -202,7 +208,7 @@ class PodView:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether the pod's Service selects it for requests, apart from readiness; in a group only the leader gets requests."""
+        """Whether the pod's Service selects it if it is ready; in a LeaderWorkerSet group only the leader gets requests."""
         if self.worker_index:
             return False
         return self.serving == SERVING or (self.role == Role.ROUTER and self.serving != DRAINING)
@@ -216,17 +222,17 @@ class PodView:
         return self.bound and not self.finished and any(c.started for c in self.containers if not c.init)
 
     def condition(self, kind: str) -> PodCondition | None:
-        """Return the condition of type ``kind``; None if the pod does not have it."""
+        """Return the condition of type ``kind``, such as ``Ready``; None if the pod does not have it."""
         return next((each for each in self.conditions if each.type == kind), None)
 
 
 def on_deleted_node(view: PodView) -> PodView:
-    """Return the view of a pod whose node was deleted: not ready, although its condition still says that it is."""
+    """Return a pod's view with the fact that its node was deleted, so that it is not ready, whatever its condition says."""
     return replace(view, ready=False, node_is_deleted=True)
 
 
 def on_cordoned_node(view: PodView) -> PodView:
-    """Return the view of a pod whose node is cordoned."""
+    """Return a pod's view with the fact that its node is cordoned."""
     return replace(view, node_is_cordoned=True)
 
 

@@ -36,7 +36,7 @@ documentation."""
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Progress of a request.
+    """Progress of a ProfileRequest.
 
     Attributes:
         phase: Phase of the request.
@@ -68,12 +68,12 @@ def outcome(
     *,
     now_s: float,
 ) -> Outcome:
-    """Return the progress of a request whose Job exists.
+    """Return the progress of a ProfileRequest whose Job exists.
 
     Args:
         job: The Job.
         pods: The Job's pods.
-        result: Data of the result's ConfigMap; None if it does not exist.
+        result: Data of the ConfigMap into which the Job writes its result; None if that ConfigMap does not exist.
         config_map: Name of that ConfigMap.
         now_s: Current Unix time in seconds.
     """
@@ -97,7 +97,7 @@ def outcome(
 
 
 def recommendation(result: Mapping[str, str]) -> dict[str, Any]:
-    """Return ``status.recommendation`` from the data of a result's ConfigMap; empty if it has no summary."""
+    """Return ``status.recommendation`` from ``result``, the data of the ConfigMap with a Job's result; empty if it has no summary."""
     lines = (line for line in result.get(SUMMARY_KEY, "").splitlines() if line.strip())
     summary = [line[:LINE_CHARS] for line in islice(lines, SUMMARY_LINES)]
     found = [match for line in summary if (match := _SIZE.match(line))]
@@ -114,13 +114,13 @@ def request_status(
     old: Mapping[str, Any],
     now: str,
 ) -> dict[str, Any]:
-    """Return the status of a request, for server-side apply.
+    """Return the status of a ProfileRequest, for server-side apply.
 
     Args:
-        found: Progress of the request.
+        found: Progress of the request, such as from `outcome`.
         generation: ``metadata.generation`` that the progress applies to.
         job: The Job; None if it does not exist yet.
-        config_map: Name of the result's ConfigMap.
+        config_map: Name of the ConfigMap into which the Job writes its result.
         old: Current status of the request.
         now: RFC 3339 time; used only if the condition's status changes.
     """

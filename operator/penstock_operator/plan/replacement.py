@@ -44,9 +44,9 @@ def cordoned_nodes(pods: Collection[PodView], *, wanted: int, is_drained: bool) 
 
     Args:
         pods: All pods of the service.
-        wanted: Desired replicas without a replacement.
-        is_drained: Whether surplus replicas are drained, those on cordoned nodes first, as workers are. Otherwise the
-            replacement stays in addition until the desired number are no longer on cordoned nodes.
+        wanted: Desired replicas without a replacement; 0 needs none.
+        is_drained: Whether surplus replicas are drained, those on cordoned nodes first, as it is for workers. If False
+            (routers), the additional replica remains until ``wanted`` replicas are no longer on cordoned nodes.
     """
     serving = [each for each in pods if each.alive and each.ready and each.takes_requests]
     cordoned = [each for each in serving if each.node_is_cordoned]
@@ -57,12 +57,12 @@ def cordoned_nodes(pods: Collection[PodView], *, wanted: int, is_drained: bool) 
 def replacements(
     nodes: Mapping[str, tuple[str, ...]], gpus: Mapping[str, int], *, wanted_gpus: int, budget: int | None
 ) -> dict[str, Replacement]:
-    """Return the replacement of each service that needs one; together they stay within the budget.
+    """Return the additional replica of each service that needs one; all that fit (``fits``) are together within the budget.
 
     Args:
         nodes: Result of `cordoned_nodes` by service.
         gpus: GPUs of one replica by service; 0 for routers.
-        wanted_gpus: GPUs of all desired replicas.
+        wanted_gpus: GPUs of all desired replicas of the graph, without the additional ones.
         budget: Maximum number of GPUs; None means no limit.
     """
     found = {}

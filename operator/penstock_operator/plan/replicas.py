@@ -22,12 +22,12 @@ class ServiceState:
 
     Attributes:
         spec: The service's specification.
-        bounds: Its desired replicas, limited to the allowed range.
+        bounds: Its desired number of replicas, limited to the allowed range, with the reason if the limit changed it.
         running: Current ``spec.replicas`` of its workload; the desired number if there is no workload.
         rollout: State of its rollout; None if there is no workload.
         refused: Problem that says why the API server rejects its pods; None if it rejects none.
         plan: Its next scaling step; None for routers, which are scaled without draining.
-        held: Reason why its new pod template waits; empty if it does not wait.
+        held: Reason why its new pod template is not written yet; empty if it does not have to wait.
         replacement: Replacement that starts, or has no room, because its replicas are on cordoned nodes; None if it
             needs none.
     """
@@ -43,7 +43,7 @@ class ServiceState:
 
     @property
     def number(self) -> int:
-        """Replicas that its workload should have now."""
+        """Number of replicas that its workload should have now, which draining can keep above the desired number."""
         return self.bounds.replicas if self.plan is None else self.plan.spec_replicas
 
 
@@ -71,8 +71,9 @@ class ReplicasPlan:
         switches: Drained workers that change their role.
         kept: UIDs of gated pods that must not be ungated, because a draining worker will replace them by a role
             switch.
-        bid: GPU count of each desired worker replica, the most important first, before the GPU pool's grant is
-            applied.
+        bid: GPU count of each worker replica that is desired without the limit of the GPU pool's grant, the most needed
+            first: replicas within a service's minimum, then one of the service with the lowest fraction of its
+            replicas, and so on.
     """
 
     services: Mapping[str, ServiceState]

@@ -27,11 +27,11 @@ def kept_replicas(
     """Return the number of replicas of an obsolete workload that must remain for now.
 
     Args:
-        role: Role of its service, from the workload's label.
-        old: Its pods.
+        role: Role of the obsolete service, from the workload's label.
+        old: Pods of the obsolete workload.
         services: State of each service that the graph has now.
         pods: All pods of the graph.
-        routers_behind: Whether routers may still run that know only the old services.
+        routers_behind: Whether routers may still run that do not know the new services yet.
     """
     leaders = [each for each in old if not each.finished and not each.worker_index]
     present = sum(each.ready or each.terminating for each in leaders)

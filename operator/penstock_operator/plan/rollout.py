@@ -87,9 +87,9 @@ def rollout_view(
 ) -> RolloutView:
     """Return the rollout state of a Deployment or LeaderWorkerSet.
 
-    It is rolling if replicas of an older revision exist, or if its controller has not seen the newest pod template.
-    Replicas that are only starting, or that are only surplus, are not a rollout, and neither is a new number of
-    replicas that the controller has not seen.
+    The workload is rolling out if replicas of an older revision exist, or if its controller has not seen the newest pod
+    template. Replicas that are only starting, or that are only surplus, are not a rollout, and neither is a new number
+    of replicas that the controller has not seen.
 
     Args:
         service: Name of the service.
@@ -124,9 +124,13 @@ def rollout_view(
 def held_rollouts(changed: Collection[str], views: Iterable[RolloutView]) -> dict[str, str]:
     """Return which of the ``changed`` services must not get their new pod template yet, with the reason.
 
-    Routers never wait. A worker service can roll out if no other one is rolling, or if it is rolling itself (a
-    correction of its own rollout), or if some worker service has no ready replica, since then nothing is served and
-    there is no ratio to preserve. If several services changed, decode is first.
+    Args:
+        changed: Names of services whose pod template is about to change.
+        views: Rollout state of the workload of every service.
+
+    Routers never wait. A worker service can roll out if no other worker service is rolling, or if it is rolling itself
+    (the change then corrects its own rollout), or if some worker service has no ready replica, since then nothing is
+    served and there is no ratio to preserve. If several services changed, decode is first.
     """
     workers = [view for view in views if view.role.is_worker]
     asking = sorted(

@@ -334,7 +334,7 @@ def phase(graph: StatusInput, held: Mapping[str, bool]) -> GraphPhase:
 
     Args:
         graph: Facts about the graph.
-        held: Whether each condition is True, by type.
+        held: Whether each of the operator's conditions is True, by type.
     """
     if graph.failure is not None and not held[READY]:
         return GraphPhase.FAILED

@@ -70,7 +70,7 @@ class ServiceStatusInput:
         updated: Number of replicas of the newest revision.
         selector: Label selector of its pods.
         rolling: Whether a rollout is in progress.
-        held: Reason why a necessary step waits, for example for another rollout; empty if none waits. A desired
+        held: Reason why a necessary step waits, for example for another rollout; empty if no step waits. A desired
             number outside the bounds is not such a step; the ScalingAdapter reports it.
         refused: Problem that says why the API server rejects its pods; None if it rejects none.
         bounds: Minimum and maximum replicas that the graph allows.
@@ -106,7 +106,7 @@ class StatusInput:
         failure: Reason why the specification cannot be applied; None if there is none.
         deleting: Sentence about what a deletion waits for; empty unless the graph is being deleted.
         is_woken: Whether its routers queue requests until the planner has started workers that are scaled to zero.
-        paused: Reason why its children are not changed; empty if they are.
+        paused: Reason why the operator does not change the graph's children; empty if it changes them.
         url: URL for clients; empty if the graph has no router, None if unknown.
         served_model: Model name for clients; None if unknown.
         served: Specification that the operator applies; None if there is none.
@@ -150,7 +150,7 @@ def missing_definition(spec: GraphSpec, served: Collection[Kind]) -> Failure | N
 
 
 def worst_failure(found: Iterable[Failure | None]) -> Failure | None:
-    """Return failures as one, with the first one's reason and all messages; None if there are none. The most serious must be first."""
+    """Return failures as one, with the reason of the first, which must be the most serious, and all messages; None if there are none."""
     kept = [each for each in found if each is not None]
     return Failure(kept[0].reason, "; ".join(each.message for each in kept)) if kept else None
 
@@ -246,11 +246,12 @@ def _is_missed(
 
 
 def late_services(graph: GraphDeployment, since: Mapping[str, float], *, now_s: float) -> frozenset[str]:
-    """Return the services that have had too few replicas for longer than their startup timeout.
+    """Return the services that have had too few serving replicas for longer than their startup timeout.
 
     Args:
-        graph: The graph.
-        since: Unix time in seconds since when each such service has had too few replicas, by name.
+        graph: The graph, for the startup timeout of each service.
+        since: Unix time in seconds since when a service has had too few serving replicas, by its name; other services
+            are absent.
         now_s: Current Unix time in seconds.
     """
     services = graph.spec.services
@@ -286,7 +287,7 @@ def observed_status_input(
     name or with an unknown role are ignored. The number of updated replicas is unknown and reported as 0.
 
     Args:
-        raw: The GraphDeployment.
+        raw: The GraphDeployment as the API server returned it.
         pods: All pods of the graph.
         failure: Reason why its specification cannot be applied; None if there is none.
         deleting: Sentence about what its deletion waits for; empty if it is not being deleted.

@@ -20,7 +20,7 @@ from penstock_operator.plan.replicas import RoleSwitch, ServiceState
 def plan_switches(
     spec: GraphSpec, services: Mapping[str, ServiceState], pods: Sequence[PodView], *, now_s: float
 ) -> tuple[RoleSwitch, ...]:
-    """Return the role switches that can be made now: idle, ready workers that are not part of a rollout, each with a waiting pod.
+    """Return the role switches that can be made now: each has an idle worker that is ready and in no rollout, and a waiting pod.
 
     Args:
         spec: Specification of the graph.
@@ -49,7 +49,7 @@ def plan_switches(
 def kept_places(
     spec: GraphSpec, services: Mapping[str, ServiceState], pods: Sequence[PodView]
 ) -> frozenset[str]:
-    """Return the UIDs of gated pods that must not be ungated, because a worker that is still draining will replace them.
+    """Return the UIDs of gated pods that must not be ungated, because a worker that is still draining will take their place.
 
     Args:
         spec: Specification of the graph.
@@ -67,7 +67,7 @@ def kept_places(
 def without_switching(
     services: Mapping[str, ServiceState], switches: Sequence[RoleSwitch]
 ) -> dict[str, ServiceState]:
-    """Return the service states in which services with a switching worker do not shrink yet, so that the worker is not deleted.
+    """Return ``services``, in which the services with a switching worker do not shrink yet, so that the worker is not deleted.
 
     Args:
         services: State of each service.

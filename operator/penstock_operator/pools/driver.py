@@ -46,7 +46,8 @@ from penstock_operator.queue import Key
 from penstock_operator.trim import Object
 
 TICK_S: Final = 5.0
-"""Maximum seconds between two allocations, because hold times end without an event. Chosen."""
+"""Maximum seconds between two allocations, because minimum times between changes of a grant end without an event.
+Chosen."""
 
 GAP_S: Final = 0.1
 """Minimum seconds between two allocations, because changes come in groups. Chosen."""
@@ -139,7 +140,7 @@ class GpuPools:
         return self._watch.problem()
 
     def all(self) -> list[Object]:
-        """Return the known pools."""
+        """Return all pools of the operator class, as the API server returned them."""
         return [pool for key in self._watch.known() if (pool := self._watch.get(key)) is not None]
 
     def grant(self, raw: Object) -> PoolGrant | None:
@@ -181,11 +182,11 @@ class GpuPools:
         )
 
     def act_under(self, raw: Object, grant: PoolGrant | None) -> None:
-        """Store the grant that a graph's reconcile now uses; triggers a new allocation if that changes the graph's part in its pool.
+        """Store the grant that a graph's reconcile now uses; triggers a new allocation if the graph's data in its pool change.
 
         Args:
             raw: The GraphDeployment.
-            grant: Result of `grant`.
+            grant: Result of `grant` for this graph; None if the graph is in no pool.
         """
         key = key_of(raw)
         if grant is None:
@@ -201,12 +202,14 @@ class GpuPools:
             self._views[key] = view
 
     def report(self, raw: Object, graph: GraphDeployment, bid: tuple[int, ...]) -> None:
-        """Store the GPUs that a graph requests from its pool; triggers a new allocation if they changed.
+        """Store the GPUs that a graph requests from its pool (its bid); triggers a new allocation if they changed.
 
         Args:
             raw: The GraphDeployment.
-            graph: The specification that the operator applies.
-            bid: Number of GPUs of each desired worker replica, the most important first.
+            graph: The validated specification that the operator applies: that of ``raw`` or, if that is invalid, the
+                last one that was applied.
+            bid: Number of GPUs of each desired worker replica, the most needed first (see `ReplicasPlan.bid`); empty if
+                none is desired.
         """
         key, metadata = key_of(raw), raw["metadata"]
         labelled = graph.metadata.model_copy(update={"labels": metadata.get("labels") or {}})
@@ -217,7 +220,7 @@ class GpuPools:
                 self.changed.set()
 
     def forget(self, key: Key) -> None:
-        """Drop the state of a deleted graph; its workers count in its pool until they are gone."""
+        """Drop the state of a deleted graph; the GPUs of its workers count in its pool until the workers are gone."""
         is_in_pool = key in self._views or any(
             member_of(key_of(pool), key) in rows_of(pool.get("status")) for pool in self.all()
         )

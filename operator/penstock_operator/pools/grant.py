@@ -1,8 +1,8 @@
 """Computes the GPUs that a graph in a pool requests (its bid), and the replicas of each service that fit into its grant. Pure.
 
 The graph's planner writes into the graph's status how many replicas it would have without the limit of the grant. Its
-ScalingAdapters request no more than the grant, unless another writer sets them. The bid is the larger of both, so
-that an outdated status shrinks nothing.
+ScalingAdapters request no more than the grant, unless another writer sets them. The bid is the larger of these two
+numbers, so that an outdated status shrinks nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PoolGrant:
         kind: Kind of the pool: GpuPool or ClusterGpuPool.
         pool: Name of the pool.
         gpus: Maximum number of GPUs that the graph's existing workers can occupy.
-        most: Number of GPUs of the entire pool; it is the budget of a graph that names none.
+        most: Number of GPUs of the entire pool; it is the budget of a graph that names no budget.
         message: Which graphs occupy GPUs that this graph lacks, or why its grant cannot change; empty if neither
             applies.
         reclaim_s: Maximum drain time in seconds of a worker whose GPUs the pool reclaims; None means the worker's own
@@ -33,7 +33,8 @@ class PoolGrant:
         is_planner_silent: Whether the replicas that its planner last requested from the pool have expired.
         guaranteed: Number of GPUs that the graph gets whenever it needs them.
         uid: UID of the pool; empty if the pool was deleted and the graph keeps its last grant.
-        serial: Number of the grant, which the graph acknowledges; 0 if the graph has no grant yet.
+        serial: Serial number of the grant, which increases with each change and which the graph acknowledges when it
+            has reconciled under the grant; 0 if the graph has no grant yet.
     """
 
     kind: str
@@ -89,7 +90,7 @@ def effective_budget(graph: GraphDeployment, grant: PoolGrant | None) -> Effecti
 
 
 def bids_of(graph: GraphDeployment, wanted: Mapping[str, Bounded]) -> dict[str, RoleBid]:
-    """Return the bid of each worker service: its desired replicas, its minimum, and its GPUs per replica.
+    """Return what each worker service requests from the pool (its bid): desired replicas, minimum, and GPUs per replica.
 
     Args:
         graph: The graph.
@@ -124,14 +125,15 @@ def with_wants(
     *,
     max_gpu_budget: int | None,
 ) -> dict[str, Bounded]:
-    """Return the replicas that each service requests from the pool: its adapter's, or the planner's if those are more.
+    """Return the replicas that each service requests from the pool: its ScalingAdapter's number, or the planner's if that is larger.
 
     Args:
         graph: The graph.
-        wanted: Replicas by the adapters, by service.
+        wanted: Replicas according to the ScalingAdapters, by service.
         wants: Replicas that the planner requests, by role. They may be outdated, so they are limited to the current
             bounds.
-        max_gpu_budget: Maximum number of GPUs of the graph, as in `bounded`; None means no limit.
+        max_gpu_budget: Maximum number of GPUs of the graph, which limits the planner's numbers (see `bounded`); None
+            means no limit.
     """
     found = dict(wanted)
     for name, service in graph.spec.workers.items():
@@ -144,14 +146,14 @@ def with_wants(
 def within_grant(
     wanted: Mapping[str, Bounded], bids: Mapping[str, RoleBid], *, gpus: int, pool: str
 ) -> dict[str, Bounded]:
-    """Return the replicas of each service that fit into the grant, but never less than the service's minimum.
+    """Return the replicas of each service that fit into the pool's grant, but never less than the service's minimum.
 
     A minimum that does not fit remains desired: its pods wait at their scheduling gates, and no serving pod is
     removed.
 
     Args:
         wanted: Desired replicas by service.
-        bids: Bids of the worker services.
+        bids: Bid of each worker service, from `bids_of`; other services are returned unchanged.
         gpus: Number of GPUs that the pool grants.
         pool: Kind and name of the pool, for messages.
     """

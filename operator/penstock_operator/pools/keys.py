@@ -26,7 +26,7 @@ def kind_of_pool(key: Key) -> Kind:
 
 
 def member_of(pool: Key, graph: Key) -> str:
-    """Return the name under which a pool lists a graph."""
+    """Return the name under which a pool's status lists a graph: ``namespace/name`` in a ClusterGpuPool, else the name alone."""
     return (ClusterGpuPool if is_of_cluster(pool) else GpuPool).member(*graph)
 
 

@@ -21,18 +21,18 @@ class PoolMember:
     """One graph of a pool.
 
     Attributes:
-        entry: First entry of the pool that matches the graph; None if none matches any more or the graph was deleted,
-            so that it returns all its GPUs.
-        graph: The specification that the operator applies, with the graph's labels; None if unknown, in which case
-            the graph keeps its share.
-        bid: Number of GPUs of each desired worker replica, the most important first; None if unknown, in which case
-            the graph keeps its share.
+        entry: First entry in the pool's specification that matches the graph; None if no entry matches any more or the
+            graph was deleted, so that it returns all its GPUs.
+        graph: The specification that the operator applies, with the graph's labels; None if unknown, in which case the
+            graph keeps the grant of the last allocation.
+        bid: Number of GPUs of each desired worker replica, the most needed first; None if unknown, in which case the
+            graph keeps the grant of the last allocation.
         held: Number of GPUs of its existing workers.
-        leaving: Part of ``held`` whose workers are draining or terminating.
+        leaving: How many of the GPUs in ``held`` belong to workers that are draining or terminating.
         serial: Serial number of the grant that its reconciles use; None if unknown.
-        arrived_with: Number of GPUs that it can occupy until it has a share; None if it has not been reconciled in
-            this pool yet.
-        drains: Drain times of its workers.
+        arrived_with: Number of GPUs that it can occupy until the pool first allocates it some; None if it has not been
+            reconciled in this pool yet.
+        drains: When its draining workers began to drain, and how long a drain takes.
         created: Creation time of the graph, RFC 3339; empty if unknown.
     """
 
@@ -57,7 +57,8 @@ class PoolObservation:
         now_s: Current Unix time in seconds.
         status: The pool's last written status, which stores the allocator's state; None if there is none yet.
         generation: ``metadata.generation`` of the pool.
-        elsewhere: Kind and name of the older pool, by name of each matching graph that already belongs to it.
+        elsewhere: Kind and name of an older pool, by the name of each graph that matches this pool but belongs to the
+            older one.
         unbounded: Matching graphs without a planner, which have no budget that the pool could set.
         nodes: GPUs that its nodes offer; None if the pool selects no nodes.
         quotas: ResourceQuotas by namespace, for the namespaces of its graphs.
@@ -80,7 +81,7 @@ class PoolObservation:
 
     @property
     def counted(self) -> int | None:
-        """Number of GPUs that the nodes offered at the last successful count; None if there was none."""
+        """Number of GPUs that the nodes offered at the last successful count; None if no count has succeeded."""
         counted: int | None = ((self.status or {}).get("gpus") or {}).get("counted")
         return counted
 
@@ -100,7 +101,7 @@ def shares_of(status: Status | None) -> dict[str, Share]:
 
 
 def rows_of(status: Status | None) -> dict[str, Status]:
-    """Return the rows of a pool's status by graph name; empty if ``status`` is None."""
+    """Return the entries that a pool's status has about its graphs, by graph name; empty if ``status`` is None."""
     return {row["name"]: row for row in (status or {}).get("graphs") or ()}
 
 
@@ -111,7 +112,7 @@ def gpus_of(status: Status | None) -> int | None:
 
 
 def entry_of(pool: PoolObject, name: str, labels: Mapping[str, str], namespace: str) -> PoolEntry | None:
-    """Return the pool's first entry that matches a graph; None if none does.
+    """Return the first entry in a pool's specification that matches a graph; None if no entry does.
 
     Args:
         pool: The pool.
@@ -134,12 +135,11 @@ def leaving_gpus(pods: Iterable[PodView]) -> int:
 
 
 def drains_after(before: DrainTimes | None, row: Status, pods: Iterable[PodView], now_s: float) -> DrainTimes:
-    """Return the updated drain times of a graph's workers.
+    """Return when a graph's draining workers began to drain, and how long a drain takes, updated for the current pods.
 
     Args:
-        before: Drain times so far; None if unknown, as after a restart, in which case ``row`` supplies the last
-            duration.
-        row: The graph's row in the pool's status.
+        before: Previous result; None if unknown, as after a restart, in which case the duration is read from ``row``.
+        row: The graph's entry in the pool's status, from `rows_of`.
         pods: The graph's workers.
         now_s: Current Unix time in seconds.
     """

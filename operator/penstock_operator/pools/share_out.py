@@ -16,7 +16,7 @@ class PoolShares:
     Attributes:
         grants: Grant of each graph with a known bid, by graph name.
         shares: Allocator state of each graph, by graph name.
-        total: Number of GPUs that all graphs together can occupy now.
+        total: Number of GPUs that all graphs of the pool together can occupy now.
         unavailable: Number of further GPUs of the pool that its nodes do not offer now.
     """
 
@@ -34,8 +34,8 @@ class PoolShares:
 def share_out(observed: PoolObservation) -> PoolShares | None:
     """Return the grants of all graphs of a pool.
 
-    Returns None if a graph that is new in the pool has not been reconciled since it joined: until then the number of
-    GPUs that it may occupy is unknown.
+    Returns None if a graph that is new in the pool has not been reconciled since it joined, because the number of GPUs
+    that its workers may occupy is unknown before that.
     """
     members, before = observed.members, observed.shares
     state = {name: share for name, share in before.items() if name in members}
@@ -61,9 +61,9 @@ def share_out(observed: PoolObservation) -> PoolShares | None:
 
 
 def guarantees(gpus: int, members: Mapping[str, PoolMember]) -> dict[str, int]:
-    """Return the number of GPUs guaranteed to each graph: its entry's number, reduced if the pool has too few; older graphs come first.
+    """Return the number of GPUs guaranteed to each graph: that of its entry, but less for the youngest graphs if the pool has too few.
 
-    So no user can take another one's guarantee by creating more graphs that an entry matches.
+    So no user can take another user's guarantee by creating more graphs that an entry matches.
 
     Args:
         gpus: Number of GPUs of the pool.

@@ -65,7 +65,7 @@ def refused_status(problem: str, *, old: Status | None, generation: int, now_s: 
     """Return the status of a pool whose own manifest is invalid; the grants in the old status remain.
 
     Args:
-        problem: Problem of the manifest.
+        problem: Sentence that says why the manifest is invalid.
         old: Current status; None if there is none.
         generation: ``metadata.generation`` of the pool.
         now_s: Current Unix time in seconds.
@@ -75,7 +75,7 @@ def refused_status(problem: str, *, old: Status | None, generation: int, now_s: 
 
 
 def lacking_in(status: Status | None, name: str) -> str:
-    """Return a sentence about the graphs that occupy GPUs which graph ``name`` lacks; empty if it lacks none or is not in the status."""
+    """Return a sentence about the graphs that occupy GPUs which graph ``name`` lacks; empty if it lacks none or is unknown."""
     holdings = holdings_in(status)
     if name not in holdings:
         return ""
@@ -86,8 +86,9 @@ def own_bound(graph: Mapping[str, Any], *, wanted: int, pool_gpus: int) -> str:
     """Return a sentence if a graph's own budget, which is below the pool's GPUs, limits it now; else an empty string.
 
     Args:
-        graph: The GraphDeployment. Its budget may be a default that an older API version wrote.
-        wanted: Number of GPUs that it requests.
+        graph: The GraphDeployment as the API server returned it. Its budget may be a default that an older API version
+            wrote.
+        wanted: Number of GPUs that the graph requests from its pool.
         pool_gpus: Number of GPUs of the pool.
     """
     own = (graph["spec"].get("planner") or {}).get("maxGpuBudget")
@@ -130,9 +131,9 @@ def problems_of(observed: PoolObservation, found: PoolShares) -> Iterator[str]:
 
 
 def needed_by_namespace(observed: PoolObservation, total: int) -> Mapping[str, int]:
-    """Return the GPUs that the quotas of each namespace must allow, by namespace.
+    """Return how many GPUs the ResourceQuotas of each namespace must allow, by namespace; ``total`` is the pool's number of GPUs.
 
-    For a GpuPool these are all its GPUs; for a ClusterGpuPool, the GPUs guaranteed to graphs in that namespace.
+    For a GpuPool that is ``total``; for a ClusterGpuPool, the GPUs guaranteed to graphs in that namespace.
     """
     if not isinstance(observed.pool, ClusterGpuPool):
         return {observed.pool.metadata.namespace or "": total}

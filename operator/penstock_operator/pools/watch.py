@@ -143,7 +143,7 @@ class PoolWatch:
         return [key for informer in self._informers.values() for key in informer.objects if self.get(key)]
 
     def get(self, key: Key) -> Object | None:
-        """Return a pool, from the watch or from a newer answer to this process's own write; None if there is no such pool."""
+        """Return the pool with this key, from the watch or from a newer answer to this process's own write; None if there is none."""
         informer = self._informers.get(kind_of_pool(key))
         shown = None if informer is None else informer.objects.get(key)
         if shown is None or not is_of_class(shown["spec"], self._class):
@@ -154,11 +154,11 @@ class PoolWatch:
         return shown
 
     def note(self, answer: Object) -> None:
-        """Store the API server's answer to a write of this process."""
+        """Store ``answer``, the pool as returned by a write of this process; `get` returns it until the watch shows a newer version."""
         self._answers[key_of(answer)] = answer
 
     def model(self, pool: Object) -> tuple[PoolObject | None, str]:
-        """Return the validated pool with namespace labels resolved and an empty text, or None and the problem with it."""
+        """Return the validated pool with namespace labels resolved and an empty text, or None and the reason why it cannot be used yet."""
         if _selects(pool) and not self._namespaces.synced.is_set():
             why = self._namespaces.problem or "they are being listed"
             return (
@@ -177,7 +177,7 @@ class PoolWatch:
         return self._models[identity]
 
     def entry(self, pool: Object, graph: Object) -> PoolEntry | None:
-        """Return the first entry of a pool that matches a graph; None if none does or the pool's manifest is invalid."""
+        """Return the first entry in a pool's specification that matches a graph; None if no entry does or the manifest is invalid."""
         model, _ = self.model(pool)
         metadata = graph["metadata"]
         if model is None:
@@ -194,7 +194,7 @@ class PoolWatch:
         return self.entry(pool, graph) is not None
 
     def of(self, graph: Object) -> Iterator[Object]:
-        """Yield the pools that apply to a graph, the oldest first; only the oldest takes effect."""
+        """Yield the pools that apply to a graph, the oldest first; only the oldest one takes effect. Yields nothing if none applies."""
         known = [pool for key in self.known() if (pool := self.get(key)) is not None]
         yield from sorted(
             (each for each in known if self.covers(each, graph)),

@@ -51,7 +51,7 @@ def claim_templates(graph: GraphDeployment, name: str) -> list[str]:
 
 
 def claimed_gpus(graph: GraphDeployment, name: str, claimed: Mapping[str, int]) -> int | None:
-    """Return the number of GPUs that the claims of one pod of a service hold; None if it has no claims or one is unknown.
+    """Return the number of GPUs that the claims of one pod of a service hold; None if it has no claims, or one of an unknown number.
 
     Args:
         graph: The graph.

@@ -70,8 +70,9 @@ def children(
 
     Args:
         graph: A valid graph.
-        context: Settings of the build.
-        replicas: Replicas to write by service; the number in the graph for services that are not listed.
+        context: Settings from which the objects are built.
+        replicas: Number of replicas to write into each service's workload, by service; services that are not listed get
+            the number in the graph.
         unavailable: Number of replicas by service that its rollout can take away at once (maxUnavailable). 0, also
             for services that are not listed, starts a new pod before an old one ends, which needs room in the budget.
 
@@ -115,7 +116,7 @@ def adapter(
     Args:
         graph: The graph.
         service: Name of the service.
-        context: Settings of the build.
+        context: Settings from which the objects are built.
         replicas: Value of ``spec.replicas``; None leaves the field out, so that its current owner keeps it.
     """
     number = {} if replicas is None else {"replicas": replicas}

@@ -51,7 +51,7 @@ class BuildContext:
             budget itself.
         labels: Labels of the graph that are copied to its children, but not to its pods, since a change would restart
             them.
-        annotations: Annotations of the graph that are copied likewise.
+        annotations: Annotations of the graph that are copied to its children, but not to its pods.
     """
 
     owner_uid: str
@@ -113,7 +113,7 @@ def needed_kinds(spec: GraphSpec) -> dict[Kind, str]:
 
 
 def recommended_labels(instance: str, component: str) -> dict[str, str]:
-    """Return Kubernetes' recommended labels for a component of the named object; they are the same in every release."""
+    """Return Kubernetes' recommended labels for a component of the object named ``instance``; they are the same in every release."""
     names = {"name": _APPLICATION, "instance": instance, "component": component, "part-of": MANAGED_BY}
     return {f"{_RECOMMENDED}/{key}": value for key, value in names.items()}
 
@@ -124,12 +124,13 @@ def release_label() -> dict[str, str]:
 
 
 def inherit(context: BuildContext, metadata: Mapping[str, Any], annotations: Iterable[str]) -> BuildContext:
-    """Return a context whose children get the graph's labels and those of its annotations that ``annotations`` lists.
+    """Return a copy of ``context`` whose children get the graph's labels, and the annotations whose keys are in ``annotations``.
 
     Args:
         context: Context to extend.
         metadata: Metadata of the GraphDeployment.
-        annotations: Keys of the annotations to copy.
+        annotations: Keys of the annotations to copy. Labels and annotations by which other tools recognise their own
+            objects are never copied.
     """
     chosen = set(annotations)
     labels, others = metadata.get("labels") or {}, metadata.get("annotations") or {}
@@ -164,7 +165,7 @@ def graph_child(
     Args:
         kind: Kind of the object.
         graph: The graph.
-        context: Settings of the build.
+        context: Settings from which the objects are built.
         suffix: Suffix of the name; also the component label.
         **fields: Other top-level fields of the object, such as ``spec``.
     """
@@ -186,7 +187,7 @@ def service_child(
         kind: Kind of the object.
         graph: The graph.
         service: Name of the service.
-        context: Settings of the build.
+        context: Settings from which the objects are built.
         more_labels: Additional labels.
         **fields: Other top-level fields of the object, such as ``spec``.
     """

@@ -158,12 +158,12 @@ MAIN: Final = "main"
 
 
 class Counted(NamedTuple):
-    """GPUs that a pod counts against its budget.
+    """GPUs that a pod counts against its graph's GPU budget.
 
     Attributes:
         gpus: Number of GPUs.
         resource: Extended resource that the pod requests for them; empty if it requests none.
-        key: Manifest key that sets the number, for messages.
+        key: Manifest key that sets ``gpus``, for messages.
         known: Names, or patterns, of the resources that count as GPUs.
     """
 

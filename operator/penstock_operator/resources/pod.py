@@ -75,14 +75,14 @@ _IDENTITY: Mapping[str, str] = {"POD_IP": "status.podIP", "POD_NAME": "metadata.
 
 
 def environment(graph: GraphDeployment, spec: ProcessSpec, context: BuildContext) -> list[dict[str, Any]]:
-    """Return the environment variables of a service; if a name occurs twice, the later value applies in the earlier position.
+    """Return the environment variables of a service; a name that is set twice is listed once, at its first position with its last value.
 
     The pod's own address and name come first, because other variables refer to them, such as ``$(POD_IP)``.
 
     Args:
         graph: The graph.
         spec: Process of the service.
-        context: Settings of the build.
+        context: Settings from which the objects are built.
     """
     found: dict[str, dict[str, Any]] = {}
     for name, path in {**_IDENTITY, **runtime_of(graph.spec.runtime).cluster.fields}.items():
@@ -156,7 +156,7 @@ def probes(
     Args:
         role: Role of the service; routers are probed more often.
         path: HTTP path that answers 200 while the process can serve.
-        startup_s: Maximum seconds until the first 200.
+        startup_s: Maximum seconds from the container's start until the first 200.
         liveness_s: Maximum seconds without a 200 after that, before the container is restarted.
         scheme: ``http`` or ``https``.
     """
@@ -235,8 +235,9 @@ def lifecycle(
     Args:
         finishes_requests: Whether the process itself finishes its requests at SIGTERM.
         grace_s: The pod's termination grace period in seconds, which includes the hook's duration.
-        keeps_leases: Whether the hook must also wait until other workers have read the leased KV blocks of this
-            worker. False for decode workers, whose blocks without a request are only a cache for the next turn.
+        keeps_leases: Whether the hook must also wait until other workers have read the KV blocks that this worker keeps
+            for them (leased blocks). False for decode workers, whose blocks without a request are only a cache for the
+            next turn.
         traits: Traits of the runtime, whose workers may have their own gauges.
         scheme: Scheme of the process's HTTP endpoints: ``http`` or ``https``.
         is_ipv6: Whether the process may listen on IPv6 addresses only.
@@ -286,7 +287,10 @@ def stated_gpu_ceiling(raw: Mapping[str, Any]) -> int | None:
 
 
 def processes(graph: GraphDeployment, context: BuildContext) -> dict[str, ProcessSpec]:
-    """Return the process of each service, by service name. The planner is not included: one planner serves all graphs."""
+    """Return the process that runs in the pods of each service, by service name.
+
+    The planner is not included, because one planner serves all graphs.
+    """
     runtime = RuntimeContext(
         python="python",
         graph_file=GRAPH_FILE,
@@ -314,10 +318,10 @@ def pod_template(
     Args:
         graph: The graph.
         spec: Process of the service.
-        context: Settings of the build.
-        follows: Whether it is for the followers of a multi-node replica; followers answer no requests, so they have
-            no probes and belong to no Service.
-        more_args: Arguments to insert before the user's own.
+        context: Settings from which the objects are built.
+        follows: Whether the template is for the followers (all pods except the first) of a multi-node replica;
+            followers answer no requests, so they have no probes and belong to no Service.
+        more_args: Command-line arguments to insert before those that the user set.
 
     Raises:
         InvalidSpecError: The service's podTemplate cannot be merged into the template, or uses privileges that the

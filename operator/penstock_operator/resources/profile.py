@@ -66,12 +66,12 @@ _Env = list[dict[str, Any]]
 def profile_objects(
     request: ProfileRequest, graph: GraphDeployment, context: BuildContext
 ) -> list[dict[str, Any]]:
-    """Return the objects of a request that measures a graph, its Job last; equal arguments give equal objects.
+    """Return the objects of a ProfileRequest that measures a graph, the Job last; equal arguments give equal objects.
 
     Args:
         request: The request.
         graph: The graph to measure.
-        context: Settings of the build.
+        context: Settings from which the objects are built.
 
     Raises:
         InvalidSpecError: The request does not fit the graph: it names a node pool that the graph does not have, there

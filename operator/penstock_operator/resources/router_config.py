@@ -24,7 +24,7 @@ _DUMPER: Final[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 def config_map(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
-    """Return the routers' ConfigMap."""
+    """Return the ConfigMap of a graph's routers, with the result of `router_manifest`."""
     data = {PurePosixPath(GRAPH_FILE).name: router_manifest(graph)}
     return graph_child(CONFIG_MAP, graph, context, ROUTER_SUFFIX, data=data)
 
@@ -101,7 +101,7 @@ def graph_secret(graph: GraphDeployment, context: BuildContext, value: str) -> d
 
     Args:
         graph: The graph.
-        context: Settings of the build.
+        context: Settings from which the objects are built.
         value: The secret value.
     """
     return graph_child(SECRET, graph, context, _suffix(context), immutable=True, stringData={_KEY: value})

@@ -17,6 +17,9 @@ class SimulatedClock:
     """Monotonic clock of simulated time, which runs ``speed`` times as fast as wall-clock time.
 
     Its origin is the host's (CLOCK_MONOTONIC), so processes on one host with the same speed have the same time.
+
+    Attributes:
+        speed: Simulated seconds per wall-clock second, above 0; 1 is real time.
     """
 
     __slots__ = ("speed",)
@@ -52,9 +55,9 @@ WINDOW_SAMPLES = 4096
 
 
 class LagTracker:
-    """Keeps the newest samples of lateness and computes their percentile.
+    """Keeps how late the newest events (such as the steps of a simulated engine) were, and computes the 99th percentile.
 
-    A sample is ``actual - scheduled`` in simulated seconds; negative samples count as 0.
+    A sample is the actual minus the scheduled time of an event in simulated seconds; negative samples count as 0.
 
     Attributes:
         total: Number of samples recorded since the start, including those that are no longer kept.
@@ -67,7 +70,7 @@ class LagTracker:
         self.total = 0
 
     def record(self, lag_s: float) -> None:
-        """Add one sample, in simulated seconds."""
+        """Add one sample: ``lag_s`` simulated seconds; a negative value counts as 0."""
         self._samples.append(lag_s if lag_s > 0 else 0.0)
         self.total += 1
 

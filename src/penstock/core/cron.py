@@ -45,12 +45,12 @@ class Recurring:
     duration_s: float
 
     def is_on(self, at_s: float) -> bool:
-        """Return whether a period is active at a Unix time: at or after its start, and before its end."""
+        """Return whether a period is active at Unix time ``at_s``: at or after the period's start, and before its end."""
         start_s = last_start_s(self.cron, self.time_zone, int(at_s // 60))
         return start_s is not None and at_s < start_s + self.duration_s
 
     def ends_s(self, at_s: float) -> float | None:
-        """Return the Unix time at which the period that is active at ``at_s`` ends; None if none is active or the next begins before the end."""
+        """Return the Unix time at which the period active at ``at_s`` ends; None if none is active, or if another begins before that end."""
         start_s = last_start_s(self.cron, self.time_zone, int(at_s // 60))
         if start_s is None or not at_s < start_s + self.duration_s:
             return None
@@ -58,7 +58,7 @@ class Recurring:
         return None if last_start_s(self.cron, self.time_zone, int(end_s // 60)) != start_s else end_s
 
     def ends_in_words(self, at_s: float) -> str:
-        """Return the end as local time, such as ``until 2026-01-05 18:00 Europe/Berlin``; empty if `ends_s` returns None."""
+        """Return the result of `ends_s` as local time, such as ``until 2026-01-05 18:00 Europe/Berlin``; empty if it is None."""
         end_s = self.ends_s(at_s)
         if end_s is None:
             return ""
@@ -67,7 +67,7 @@ class Recurring:
         )
 
     def meets(self, other: Recurring) -> bool:
-        """Return whether a period of each is active at the same time; each one's first 2,000 starts since 2024 are examined."""
+        """Return whether a period of ``other`` ever overlaps one of these; of both, the first 2,000 starts since 2024 are examined."""
         return any(map(other.is_on, self._starts_s())) or any(map(self.is_on, other._starts_s()))
 
     def _starts_s(self) -> Iterator[float]:
@@ -151,7 +151,7 @@ def quarter_of_week(at_s: float, time_zone: str) -> int:
 
 
 def clock_at(at_s: float, time_zone: str) -> str:
-    """Return the local time as hour and minute, such as ``02:10``."""
+    """Return the local time of a Unix time in a time zone as hour and minute, such as ``02:10``."""
     return f"{_local(at_s, time_zone):%H:%M}"
 
 

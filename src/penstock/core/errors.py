@@ -19,7 +19,7 @@ _UNWRITABLE: Final = {
 
 
 def unwritable(what: str, exc: OSError) -> str:
-    """Return a message about an output that cannot be written: its name, the reason, and a remedy for that reason."""
+    """Return a message about an output that cannot be written: its name ``what``, the reason, and a remedy for that reason."""
     remedy = _UNWRITABLE.get(exc.errno or 0, "choose a folder that you may write to")
     return f"{what}: cannot be written to: {exc.strerror}; {remedy}"
 
@@ -81,15 +81,15 @@ class ObservationError(PenstockError):
 
 
 class ClusterError(PenstockError):
-    """The backend (Kubernetes or the local arbiter) refused a request or failed."""
+    """The backend (Kubernetes, or the arbiter that starts the processes of a local graph) refused a request or failed."""
 
 
 class ConflictError(ClusterError):
-    """Another writer changed the object first."""
+    """Another writer changed the object first, so the write was rejected."""
 
 
 class NotFoundError(ClusterError):
-    """The object does not exist."""
+    """The object that a request to the backend names does not exist."""
 
 
 class ForbiddenError(ClusterError):
@@ -108,7 +108,7 @@ class UnavailableError(ClusterError):
     """The server is overloaded, fails, or does not answer.
 
     Attributes:
-        retry_after_s: Seconds after which the server requests a retry; None if it names none.
+        retry_after_s: Wall-clock seconds after which the server requests a retry; None if it names no time.
     """
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
@@ -137,15 +137,15 @@ class UpstreamTimeout(UpstreamError):  # noqa: N818 - named like the fact it rep
 
 
 class StreamBroken(UpstreamError):  # noqa: N818 - named like the fact it reports
-    """The connection ended, or delivered invalid data, before the message was complete."""
+    """The connection ended, or delivered invalid data, before the response was complete."""
 
 
 class StreamMoved(StreamBroken):
-    """This process has interrupted the stream itself, to resume it on another worker."""
+    """This process has interrupted the stream of a worker itself, to resume it on another worker."""
 
 
 class WrongAnswer(UpstreamError):  # noqa: N818 - named like the fact it reports
-    """The message is complete but not a response of this model's workers, such as an HTML page or a redirect."""
+    """The response is complete but is not one that a worker of the requested model sends, such as an HTML page or a redirect."""
 
 
 class ClientDisconnected(PenstockError):  # noqa: N818 - named like the fact it reports
@@ -161,8 +161,8 @@ class NoEndpointsError(PenstockError):
 
 
 class LedgerError(PenstockError):
-    """A decision could not be recorded in the ledger, so it was not taken."""
+    """A decision could not be recorded in the ledger (the planner's decision log), so it was not carried out."""
 
 
 class LedgerFileError(LedgerError, ConfigError):
-    """A file is not a ledger, or cannot be read."""
+    """A file is not a ledger (a planner's decision log), or cannot be read."""

@@ -46,7 +46,7 @@ class Sample:
 def parse_samples(page: str, names: Collection[str]) -> list[Sample]:
     """Return the samples with one of ``names``, in the order of the page.
 
-    Samples with a former vLLM name are returned with its current name.
+    Samples that have a name from vLLM 0.9 or before are returned with the current name (`metric_names.FORMER_NAMES`).
 
     Args:
         page: Metrics page in text exposition format 0.0.4; OpenMetrics' ``# EOF`` and comments are skipped.

@@ -26,7 +26,7 @@ def open_file(path: Path, *, patience_s: float = PATIENCE_S) -> BinaryIO:
         patience_s: Wall-clock seconds without data after which reading a pipe times out.
 
     Raises:
-        OSError: It cannot be opened, is a folder, or is a pipe that delivers no data for ``patience_s``.
+        OSError: The file cannot be opened, is a folder, or is a pipe that delivers no data for ``patience_s``.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode

@@ -52,9 +52,10 @@ def planner_faults(
 
     Args:
         full: Result of `full_disks` for the folders that the planner writes to.
-        silent_real_s: Wall-clock seconds since the planner last wrote, if it should have written since then; None if
-            it has.
-        problems: Problems that the planner last reported; ignored if it no longer writes.
+        silent_real_s: Wall-clock seconds since the planner last wrote its state, if it should have written since then;
+            None if its last write is recent enough.
+        problems: Problems that the planner last reported; ignored if ``silent_real_s`` is not None, since they are
+            outdated then.
     """
     silent = "" if silent_real_s is None else f"the planner last wrote {silent_real_s:,.0f} s ago (real)"
     if full:
@@ -74,6 +75,6 @@ def slow_worker(name: str, how: str) -> str:
 
     Args:
         name: Name of the worker.
-        how: Description of the difference.
+        how: Description of the difference, such as how many times as long it takes.
     """
     return f"{name} is slow: {how}"

@@ -31,14 +31,14 @@ class Flag:
         metavar: Placeholder of the value in the help; None means the type.
         choices: Allowed values; empty allows any.
         path: Kind of path that the value names; None if it is not a path.
-        convert: Converts the flag's value to the field's value; None keeps it.
+        convert: Converts the flag's value to the field's value; None uses the flag's value unchanged.
         form: Description of the value's form with an example, if ``convert`` parses text.
         is_separated: Whether one argument has all values of a tuple, separated by commas; else the flag is repeated.
-        bare: Value if the flag is given without one; None means that a value is required.
+        bare: Value of the field if the flag is given without a value; None means that a value is required.
         short: Short names of the flag, such as ``-n``.
         variable: Environment variable that sets the value.
-        key_variable: Environment variable with a secret key; the key is never an argument, and the flag names a file
-            with it.
+        key_variable: Environment variable with a secret key; the key is never a command-line argument, and the value of
+            the flag is a file that contains it.
         ge: Minimum, inclusive.
         gt: Minimum, exclusive.
         le: Maximum, inclusive.
@@ -65,12 +65,12 @@ class Flag:
 
 
 def flag(text: str, *, default: Any = MISSING, **details: Any) -> Any:
-    """Return a dataclass field that has a flag.
+    """Return a dataclass field that the command line offers as a flag.
 
     Args:
         text: Help text.
-        default: Default value of the field; without one, the field is required unless ``unset`` is given, which means
-            None.
+        default: Default value of the field. Without a default the field is required, unless ``unset`` is given: then
+            the default is None.
         **details: Other fields of `Flag`.
     """
     found = Flag(help=text, **details)
@@ -124,7 +124,7 @@ suggested."""
 
 
 def time_scale(default: float = 1.0, *, more: str = "") -> Any:
-    """Return the dataclass field of ``--speed``, the time scale.
+    """Return the dataclass field of ``--speed``, the time scale: simulated seconds per wall-clock second.
 
     Args:
         default: Default value.

@@ -39,7 +39,7 @@ at most sqrt(1.2) - 1 = 9.6%."""
 
 
 def geometric_bounds(low: float, high: float) -> tuple[float, ...]:
-    """Return upper bounds from ``low`` up to at least ``high``, each `BOUND_RATIO` times the previous one."""
+    """Return upper bounds of buckets from ``low`` up to at least ``high``, each 1.2 times (`BOUND_RATIO`) the previous one."""
     steps = math.ceil(math.log(high / low) / math.log(BOUND_RATIO) - 1e-9)
     return tuple(float(f"{low * BOUND_RATIO**step:.4g}") for step in range(steps + 1))
 
@@ -76,7 +76,7 @@ class BucketCounts:
         self.total += value * count
 
     def exemplify(self, value: float, trace_id: str, now_s: float) -> None:
-        """Store a traced sample as the exemplar of its bucket.
+        """Store a traced sample as the exemplar (linked example) of its bucket, in place of the bucket's earlier one.
 
         Args:
             value: Value of the sample.
@@ -127,7 +127,7 @@ def share_within(
     Args:
         buckets: Pairs of upper bound and cumulative count, with increasing bounds.
         bound_s: The bound, at least 0.
-        missed: Number of further samples that are beyond the bound.
+        missed: Number of samples beyond the bound that are not in ``buckets``.
 
     Returns:
         None without samples. Samples in the infinite bucket are beyond every bound.

@@ -13,7 +13,8 @@ class TransferResult(StrEnum):
     Attributes:
         DONE: The decode worker received the KV.
         NONE: The prefill worker kept no KV, so the decode worker computes the prompt again.
-        LOST: The KV did not arrive, or not within its lease, so the prompt is prefilled again.
+        LOST: The KV did not arrive in the time for which the prefill worker keeps it (its lease), so the prompt is
+            prefilled again.
     """
 
     DONE = "done"

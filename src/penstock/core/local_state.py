@@ -18,7 +18,7 @@ PLANNER_STATE_FILE: Final = "state.json"
 
 
 class EntryState(StrEnum):
-    """State of one local process, as the arbiter's supervisor records it.
+    """State of one process of a local graph, as the process that starts and supervises it (the arbiter) records it.
 
     Attributes:
         REQUESTED: The process has been requested but not started.

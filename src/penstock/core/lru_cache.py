@@ -25,14 +25,14 @@ class LruCache(Generic[K, V]):
         return found
 
     def put(self, key: K, value: V) -> None:
-        """Store a value; if the cache is full, evict the least recently used one."""
+        """Store the value of ``key``, replacing an earlier one; if there are then more than ``limit``, evict the least recently used."""
         self._entries[key] = value
         self._entries.move_to_end(key)
         if len(self._entries) > self._limit:
             self._entries.popitem(last=False)
 
     def forget(self, key: K) -> None:
-        """Remove a value; does nothing if there is none."""
+        """Remove the value of ``key``; does nothing if there is none."""
         self._entries.pop(key, None)
 
     def clear(self) -> None:

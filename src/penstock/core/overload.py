@@ -16,8 +16,8 @@ def is_overloaded(
 
     Args:
         arrivals: Number of requests that arrived in a period.
-        rejected: Number of requests rejected in that period; some may have arrived before it.
+        rejected: Number of requests rejected in the same period; some may have arrived before the period.
         oldest_wait_s: Current wait of the longest-waiting request, in simulated seconds; 0 if none waits.
-        ttft_slo_s: TTFT target in simulated seconds.
+        ttft_slo_s: TTFT target in simulated seconds; if it is 0, any wait is too long.
     """
     return rejected > REJECTED_SHARE * max(arrivals, rejected) or oldest_wait_s > ttft_slo_s

@@ -29,7 +29,7 @@ def registered(group: str) -> Mapping[str, EntryPoint]:
 
 
 def plugin(group: str, name: str) -> Any | None:
-    """Return the object that an installed package registered under ``name``; None if none did.
+    """Return the object that an installed package registered in a group under ``name``; None if no package did.
 
     Raises:
         ConfigError: The object cannot be imported.
@@ -50,9 +50,9 @@ def load(group: str, name: str, *, kind: str) -> Any:
     """Return the object that an installed package registered under ``name``.
 
     Args:
-        group: Entry-point group.
+        group: Entry-point group of the installed packages' metadata.
         name: Name of the entry point.
-        kind: Noun for messages, such as ``policy``.
+        kind: Noun for what the group contains, for messages, such as ``policy``.
 
     Raises:
         ConfigError: No package registered the name, or the object cannot be imported.

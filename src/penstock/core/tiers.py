@@ -38,5 +38,5 @@ def priority_of(tier: str) -> int:
 
 
 def tier_of(priority: int) -> TierPriority:
-    """Return the tier of a ``priority``; values outside the range belong to the first or last tier."""
+    """Return the tier of a ``priority``; a value below that of all tiers belongs to system, one above to background."""
     return TierPriority(min(max(priority, TierPriority.SYSTEM), TierPriority.BACKGROUND))

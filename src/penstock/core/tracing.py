@@ -47,7 +47,7 @@ are dropped."""
 
 
 def trace_context(headers: Mapping[bytes, bytes]) -> tuple[tuple[bytes, bytes], ...]:
-    """Return the well-formed trace headers of a request; malformed ones are dropped, since others would log and forward them.
+    """Return the well-formed trace headers of a request; malformed ones are dropped, since other processes would log and forward them.
 
     Source: W3C Trace Context, https://www.w3.org/TR/trace-context/.
     """
@@ -141,7 +141,7 @@ class Tracing:
         return TraceSpan(self, span)
 
     async def close(self) -> None:
-        """Export the remaining spans, waiting at most `_CLOSE_S`."""
+        """Export the remaining spans, which takes at most 3 wall-clock seconds (`_CLOSE_S`); spans not exported by then are lost."""
         thread = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
         thread.start()
         until_s = time.monotonic() + _CLOSE_S
@@ -150,7 +150,7 @@ class Tracing:
 
 
 class TraceSpan:
-    """One span, which can have children; if it is not sampled, its methods do nothing and cost almost nothing.
+    """One span of a trace, which can have children. If the span is not sampled, its methods do nothing and cost almost nothing.
 
     Attributes:
         is_recorded: Whether the span is sampled.
@@ -184,7 +184,8 @@ class TraceSpan:
             name: Name of the span.
             attributes: Attributes of the span.
             began_ns: Unix time of its start in nanoseconds; None means now.
-            is_call: Whether the span lasts while another process works (kind CLIENT).
+            is_call: Whether the span is a call of another process and lasts until its answer (OpenTelemetry's kind
+                CLIENT).
         """
         if not self.is_recorded:
             return self
@@ -204,7 +205,7 @@ class TraceSpan:
             self._span.add_event(event)
 
     def link(self, other: TraceSpan, why: str) -> None:
-        """Link this span to another one from which it results but which is not its parent.
+        """Link this span to another one, which caused it but is not its parent.
 
         Args:
             other: The other span.

@@ -42,10 +42,11 @@ def read_parameters(
 
     Args:
         model: Dataclass or pydantic model of the parameters.
-        given: Values by field name.
+        given: Values from the manifest, by field name.
         key: Key in the manifest, for messages.
         policy: Name of the policy, for messages.
-        own: Values of fields that other keys set and that ``given`` must not contain.
+        own: Values of fields that are set by other manifest keys than ``key``; ``given`` must not contain these fields.
+            None means that there are none.
 
     Raises:
         ConfigError: A parameter does not exist, or its value is invalid.

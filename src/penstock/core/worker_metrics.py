@@ -26,7 +26,7 @@ See `RuntimeTraits.metric_names`."""
 
 
 def names_on_page(name: str, own: OwnNames) -> tuple[str, ...]:
-    """Return the names under which a worker's page has the metric that vLLM calls ``name``."""
+    """Return the names under which a worker's page has the metric that vLLM calls ``name``, according to the runtime's names ``own``."""
     found = own.get(name, name)
     return (found,) if isinstance(found, str) else found
 
@@ -37,7 +37,7 @@ def worker_samples(page: str, wanted: Collection[str], *runtimes: OwnNames) -> l
     Args:
         page: Metrics page in the text exposition format.
         wanted: vLLM's names of the metrics to read.
-        runtimes: Own names of each runtime that the worker may have; without any, vLLM's names are used.
+        runtimes: Metric names of each runtime that the worker may have; without any, vLLM's names are used.
 
     Raises:
         ObservationError: A line with such a name is malformed.
@@ -95,7 +95,8 @@ class RankReading:
     """Values of one engine on a metrics page; a worker has one engine per data-parallel rank.
 
     Attributes:
-        figures: Values that change only if the engine core works; empty if the page has no token counters.
+        figures: Token counters, KV usage and running requests, which change only if the engine core works; empty if the
+            page has no token counters.
         running: Number of requests that the engine runs.
         is_deferred: Whether requests wait in it for KV from another worker.
     """
@@ -139,12 +140,11 @@ def running(reading: EngineReading) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RankProgress:
-    """Progress of one engine.
+    """Progress of one engine; times are wall-clock seconds of a monotonic clock.
 
     Attributes:
         figures: Values of the last reading, as in `RankReading`.
-        since_s: Time at which the values last changed, or at which the engine last had no requests; monotonic
-            seconds.
+        since_s: Time at which the values last changed, or at which the engine last had no requests.
         is_stalled: Whether the engine counts as hanging.
     """
 
@@ -164,7 +164,8 @@ class RankProgress:
             reading: The new reading.
             now_s: Time of the reading, monotonic seconds.
             is_busy: Whether the engine has requests.
-            worked_s: Time until which the worker's computing counts as progress, monotonic seconds.
+            worked_s: Time up to which the worker counts as making progress because its processes use CPU, monotonic
+                seconds.
             limit_s: Seconds without progress after which a busy engine counts as hanging.
         """
         if not reading.figures or reading.figures != self.figures:
@@ -196,7 +197,7 @@ class EngineProgress:
         return any(rank.is_stalled for rank in self.ranks.values())
 
     def stood_s(self, now_s: float) -> float:
-        """Return the seconds without progress (or without requests) of the rank that has had none for longest; 0 without ranks."""
+        """Return the seconds since the last progress of the rank whose progress is longest ago; 0 without ranks."""
         return now_s - min((rank.since_s for rank in self.ranks.values()), default=now_s)
 
     def after(
@@ -244,7 +245,7 @@ class EngineProgress:
         """Return a sentence about a worker with a hanging engine; None if none hangs.
 
         Args:
-            limit_s: Wall-clock limit to show in the sentence.
+            limit_s: Wall-clock seconds without progress after which an engine counts as hanging, for the sentence.
         """
         stalled = sorted(name for name, rank in self.ranks.items() if rank.is_stalled)
         if not stalled:
@@ -260,5 +261,5 @@ _HANGS: Final = "its engine hangs"
 
 
 def says_hangs(problem: str | None) -> bool:
-    """Return whether a worker's problem is a sentence from `EngineProgress.problem`; False for None."""
+    """Return whether ``problem``, a sentence about a worker, is from `EngineProgress.problem`, so that an engine hangs; False for None."""
     return problem is not None and problem.startswith(_HANGS)

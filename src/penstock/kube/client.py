@@ -42,8 +42,8 @@ class KubeClient:
 
     Every call raises `ClusterError`, or the subclass that fits, if the server refuses or fails. Calls that failed
     temporarily (429, 5xx, no answer) are retried for up to 30 s if repeating them is harmless. A call takes at most
-    about twice that; use `asyncio.timeout` for a shorter limit. A ``namespace`` of None means the client's own
-    namespace, or all namespaces in methods that list or watch.
+    about a minute; use `asyncio.timeout` for a shorter limit. A ``namespace`` of None means the client's own namespace,
+    or all namespaces in methods that list or watch.
 
     Attributes:
         transport: Sends the calls; it has the credentials and the random generator for jitter.
@@ -109,7 +109,7 @@ class KubeClient:
         return view
 
     async def get(self, kind: Kind, name: str, *, namespace: str | None = None) -> dict[str, Any]:
-        """Return one object.
+        """Return the object of this kind and name.
 
         Raises:
             NotFoundError: The object does not exist.
@@ -145,7 +145,7 @@ class KubeClient:
         take: Callable[[dict[str, Any]], None],
         restart: Callable[[], None],
     ) -> str:
-        """Call ``take`` for each object of a kind as its page arrives, and return the list's resource version.
+        """Call ``take`` for each object of a kind as its page arrives; return the list's resource version, at which a watch can start.
 
         Args:
             kind: Kind to list.
@@ -181,7 +181,8 @@ class KubeClient:
     ) -> dict[str, Any]:
         """Set the fields in ``obj`` by server-side apply and return the result; other fields remain unchanged.
 
-        Fields that other field managers own are taken over.
+        Fields that other field managers own (``metadata.managedFields``) are overwritten and owned by ``field_manager``
+        from then on.
 
         Args:
             obj: Object with apiVersion, kind, name and the fields to set.
@@ -207,7 +208,7 @@ class KubeClient:
         Args:
             obj: The object.
             field_manager: Name of the field manager.
-            dry_run: Whether the server only checks the object.
+            dry_run: Whether the server only checks the object and stores nothing.
 
         Raises:
             ConflictError: The object exists already.
@@ -295,7 +296,7 @@ class KubeClient:
         return (await response.read()).decode(errors="replace")
 
     async def server_time_s(self) -> float:
-        """Return the API server's time as Unix time in whole seconds, from the Date header."""
+        """Return the API server's time as Unix time in whole seconds, from the Date header of an answer."""
         call = KubeCall("GET", "/version", {})
         said = (await self.transport.send(call)).headers.get("date", "")
         try:

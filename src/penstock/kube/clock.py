@@ -27,7 +27,7 @@ log = get_logger(__name__)
 
 
 class ServerClock:
-    """Unix time by the API server's clock; until the first measurement, by this process's clock."""
+    """Unix time by the API server's clock; before the first `measure`, by this process's clock."""
 
     def __init__(self, client: KubeClient) -> None:
         self._client = client
@@ -38,13 +38,13 @@ class ServerClock:
         return time.time() - self._ahead_s
 
     async def run(self) -> None:
-        """Measure the server's clock every `MEASURE_S` until cancelled."""
+        """Measure the server's clock every 5 minutes (`MEASURE_S`), the first time after 5 minutes, until cancelled."""
         while True:
             await asyncio.sleep(MEASURE_S)
             await self.measure()
 
     async def measure(self) -> None:
-        """Measure the difference to the server's clock; keep the last difference if the server does not answer."""
+        """Measure how far this process's clock is ahead of the server's; keep the last difference if the server does not answer."""
         before_s = time.time()
         try:
             server_s = await self._client.server_time_s()

@@ -1,9 +1,9 @@
 """Kubernetes Events of operator and planner, which users see in `kubectl describe` and `kubectl get events`.
 
 Equal Events (same object, reason and text) are one object with a count, as client-go's correlator creates them. A
-repeated Event is written at most every `REPEAT_S`. Events are of core/v1, because events.k8s.io refuses the fields by
-which `kubectl get events --sort-by=.lastTimestamp` sorts. An Event that cannot be recorded is counted and dropped:
-Events are informational, and no action depends on them.
+repeated Event is written at most once per minute (`REPEAT_S`). Events are of core/v1, because events.k8s.io refuses the
+fields by which `kubectl get events --sort-by=.lastTimestamp` sorts. An Event that cannot be recorded is counted and
+dropped: Events are informational, and no action depends on them.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class EventMessage:
 
     Attributes:
         reason: Reason in UpperCamelCase.
-        text: One sentence; cut to `MAX_NOTE` bytes when written.
-        action: Action that was taken, one word; empty means the recorder's default.
+        text: One sentence; cut when written, so that the message has at most 1,024 bytes (`MAX_NOTE`).
+        action: Action that was taken, one word; empty means the default of the `EventRecorder`.
         is_warning: Whether the Event is of type Warning, so that a person should look at it.
         detail: Text appended in brackets; Events that differ only in it count as repeats.
     """
@@ -60,7 +60,7 @@ class EventMessage:
 
     @property
     def note(self) -> str:
-        """Text as it is written: cut to `MAX_NOTE` bytes, with the detail complete."""
+        """Text and detail as they are written: the text is cut so that both have at most 1,024 bytes (`MAX_NOTE`)."""
         suffix = f" ({self.detail})" if self.detail else ""
         kept = self.text.encode()[: MAX_NOTE - len(suffix)].decode(errors="ignore")
         return kept + suffix
@@ -75,7 +75,7 @@ class _Repeats:
 
 
 class EventRecorder:
-    """Writes Events, and remembers them to count repeats."""
+    """Writes Events, and remembers those that were emitted last, by default 4,096 (`MAX_REMEMBERED`), to count repeats."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ class Expiry:
     at: dt.datetime | None
 
     def problem(self, now: dt.datetime) -> str | None:
-        """Return a sentence that the credential has expired at ``now``; None if it has not, or if that is unknown."""
+        """Return a sentence that the credential has expired at ``now``; None if it has not expired, or if its expiry is unknown."""
         if self.at is None or now < self.at:
             return None
         return f"{self.name} expired at {self.at:%Y-%m-%dT%H:%M:%SZ}"

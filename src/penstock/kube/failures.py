@@ -71,7 +71,7 @@ def penstock_errors(about: str) -> Iterator[None]:
 
 
 def cluster_error(exc: BaseException, about: str) -> ClusterError | ConfigError:
-    """Return the Penstock error for a foreign exception; arguments as in `penstock_errors`."""
+    """Return Penstock's error for ``exc``, one of `FOREIGN`; ``about`` is the attempted action, for the message."""
     if isinstance(exc, ApiException):
         message = f"{about}: {exc.status}: {_message(exc.body or '')}{_expired(exc) or _REMEDIES.get(exc.status, '')}"
         error = _error_class(exc.status or 500)(message)
@@ -93,7 +93,7 @@ def _expired(exc: BaseException) -> str:
 
 
 def event_error(status: Mapping[str, Any], about: str) -> ClusterError:
-    """Return the error for the Status of a watch's ERROR event; a Status without a code counts as a server failure."""
+    """Return the error for ``status``, the object of a watch's ERROR event; without a code it counts as a server failure."""
     code = status.get("code")
     code = code if isinstance(code, int) else 500
     return _error_class(code)(f"{about}: {code}: {status.get('message') or 'no message'}")

@@ -62,7 +62,7 @@ class Informer:
     Attributes:
         objects: Trimmed objects by ``(namespace, name)``; a live view whose content must not be changed.
         synced: Event that is set after the first complete list.
-        problem: Reason why the copy may be outdated; None if there is none.
+        problem: Reason why the copy may be outdated; None if the watch works.
         resource_version: Resource version of the collection in `objects`; empty before the first list.
     """
 

@@ -54,13 +54,13 @@ RELEASE_S: Final = 2.0
 
 
 class Election:
-    """One candidate of a leader election.
+    """One candidate of a leader election; all durations are wall-clock seconds.
 
     Attributes:
         identity: Unique name of this candidate.
         duration_s: Lease duration in seconds.
         holder: Identity of the leader that was seen last; empty if there is none, or before the first read.
-        problem: Reason why the Lease cannot be read or written; None if there is none.
+        problem: Reason why the Lease cannot be read or written; None if the last call succeeded.
         overdue: Reason why only a restart of this process helps, since its leadership is over but its work has not
             ended; None if all is well.
     """
@@ -107,14 +107,17 @@ class Election:
 
     @property
     def is_leading(self) -> bool:
-        """Whether this process can act now; False as soon as its lease has expired, even before it has noticed that."""
+        """Whether this process is the leader now; False as soon as its Lease has expired, even before `lead` cancels the work."""
         return self._held_until_s is not None and time.monotonic() < self._held_until_s
 
     async def lead(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run ``work`` while leading; cancel it when leadership is lost, and become a candidate again.
+        """Wait until this process is the leader and run ``work``; when leadership is lost, cancel ``work`` and become a candidate again.
 
-        Returns when ``work`` returns, and raises any exception that ``work`` raises. The Lease is released then, and
-        also if this call is cancelled.
+        Returns when ``work`` returns, and raises any exception that ``work`` raises. In both cases, and if this call is
+        cancelled, the Lease is released.
+
+        Args:
+            work: Returns the coroutine to run; it is called again each time this process becomes the leader.
         """
         while True:
             await self._win()

@@ -62,7 +62,7 @@ class Credentials:
     certificate: Expiry | None = None
 
     def note_expired(self, exc: BaseException) -> bool:
-        """Add a note to ``exc`` for each credential that has expired, as a possible cause; return whether any has."""
+        """Add a note to ``exc`` for each credential that has expired, as a possible cause; return whether any has expired."""
         # Use the token that is now in the configuration, since a pod's token is reloaded.
         token = Expiry(self.token_name, token_expiry(self.configuration.api_key.get("BearerToken", "")))
         now = dt.datetime.now(dt.UTC)
@@ -73,10 +73,10 @@ class Credentials:
 
 
 async def read_credentials(*, kubeconfig: Path | None, context: str | None) -> Credentials:
-    """Read the credentials; arguments as in `KubeClient.connect`.
+    """Read the credentials of a kubeconfig or of the pod's service account; arguments as in `KubeClient.connect`.
 
     Raises:
-        ConfigError: There are none, or they are unusable.
+        ConfigError: There are no credentials, or they are unusable.
     """
     if kubeconfig is not None and not os.path.isfile(kubeconfig):  # noqa: ASYNC240, PTH113 - rarely, and local
         raise ConfigError(f"--kubeconfig: {kubeconfig}: no such file")
@@ -261,10 +261,10 @@ class Transport:
     def session(self) -> aiohttp.ClientSession:
         """Return a separate HTTP session for a library (kopf) that makes its own calls; the caller closes it.
 
-        Every request has the current token. If the server's certificate is not signed by the session's CA, the
-        session is closed and the library requests a new one. At most `MAX_CALLS` requests wait for an answer at the
-        same time (a watch only until it begins): kopf would otherwise open a connection for each of a thousand
-        graphs, and a busy machine would complete none of the TLS handshakes in time.
+        Every request has the current token. If the server's certificate is not signed by the session's CA, the session
+        is closed and the library requests a new one. At most 32 requests (`MAX_CALLS`) wait for an answer at the same
+        time (a watch only until it begins): kopf would otherwise open a connection for each of a thousand graphs, and a
+        busy machine would complete none of the TLS handshakes in time.
         """
         configuration, slots = self.credentials.configuration, asyncio.Semaphore(MAX_CALLS)
 
@@ -341,7 +341,7 @@ class Transport:
                 yield response.content
 
     async def renew(self, seen: int) -> None:
-        """Read the credentials again and use new connections; does nothing if they have been renewed since version ``seen``.
+        """Read the credentials again and use new connections; does nothing if `version` is no longer ``seen``.
 
         Raises:
             ConfigError: The current credentials are unusable.

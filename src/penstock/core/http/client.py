@@ -68,7 +68,7 @@ class _Target:
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """Limits of a connection pool; chosen.
+    """Limits of a connection pool. The values are chosen.
 
     Attributes:
         connections: Maximum number of open connections to all origins; beyond it a request raises SaturatedError.
@@ -139,7 +139,8 @@ class ConnectionPool:
             UpstreamConnectError: The connection could not be opened; the request was not sent.
             UpstreamTimeout: A timeout expired; the exception has its phase.
             StreamBroken: The connection ended early or delivered invalid data, or the body is too long.
-            SaturatedError: `PoolLimits.connections` are open, or this host has no free file descriptor.
+            SaturatedError: The maximum number of connections (`PoolLimits.connections`) is open, or no file descriptor
+                is free.
             ConfigError: The URL is not a valid http or https URL.
         """
         stream = await self.stream(method, url, body=body, headers=headers, timeouts=timeouts)
@@ -155,7 +156,7 @@ class ConnectionPool:
         headers: Headers = (),
         timeouts: Timeouts = Timeouts(),  # noqa: B008 - frozen
     ) -> StreamingResponse:
-        """Send a request and return the response as soon as its head has arrived; raises as `request` does.
+        """Send a request and return the response as soon as status line and headers have arrived; raises as `request` does.
 
         Args:
             method: HTTP method.
@@ -220,13 +221,13 @@ class ConnectionPool:
             connection.close()
 
     def cut(self, url: str, reason: str, *, silent_s: float = 0.0) -> int:
-        """Abort all requests in progress to a URL's host and port, as if that process had died; return their number.
+        """Abort all requests in progress to a URL's host and port, as if the process there had died; return their number.
 
         Args:
             url: URL with the host and port.
             reason: Reason, for the exceptions' messages.
             silent_s: If above 0, abort nothing and return 0 if any of the connections has received data within this
-                many seconds.
+                many wall-clock seconds.
         """
         origin = parse_http_url(url).origin
         found = [each for each in self._open if each.origin == origin and each.busy]

@@ -49,8 +49,8 @@ def next_chunk_at(data: bytes, at: int) -> int:
         at: Offset in ``data`` at which a chunk begins.
 
     Returns:
-        0 if ``data`` ends with a complete chunk, more if the rest of a chunk is missing, and ``UNKNOWN`` if a size
-        line is incomplete, has an extension, or is the last one.
+        0 if ``data`` ends with a complete chunk, more if the rest of a chunk is missing, and -1 (`UNKNOWN`) if the line
+        with a chunk's size is incomplete, has an extension, or is that of the last chunk.
     """
     end = len(data)
     while at < end:
@@ -185,10 +185,10 @@ class ClientConnection(asyncio.Protocol):
     async def exchange(
         self, head: bytes, body: bytes, timeouts: Timeouts, total_deadline_s: float | None
     ) -> StreamingResponse:
-        """Send a request and return its response as soon as the head has arrived.
+        """Send a request and return its response as soon as the head (status line and headers) has arrived.
 
         Args:
-            head: Complete request head.
+            head: Complete request head: request line and headers.
             body: Request body.
             timeouts: Timeouts of the request.
             total_deadline_s: Time by the event loop's clock at which the total timeout expires; None if there is
@@ -241,7 +241,7 @@ class ClientConnection(asyncio.Protocol):
             self._transport.abort()
 
     def discard(self) -> None:
-        """Abandon a connection attempt, whether or not the transport calls back."""
+        """Abandon a connection attempt, whether or not asyncio still calls this object for it."""
         self._discarded = True
         if self._transport is not None:
             self._transport.abort()

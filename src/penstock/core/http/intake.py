@@ -61,7 +61,7 @@ class Intake:
     """Limits on the requests of one process, and the buffered bytes of their bodies.
 
     Attributes:
-        limits: The limits.
+        limits: Limits of the server.
         buffered_bytes: Total length of the bodies from all listeners, until their requests are answered.
     """
 
@@ -77,7 +77,12 @@ class Intake:
         self.buffered_bytes -= count
 
     def head_refusal(self, head_bytes: int, fields: int) -> IntakeRefusal | None:
-        """Return a refusal if a request head is too large; None if it is not."""
+        """Return a refusal (431) if a request head is too large; None if it is not.
+
+        Args:
+            head_bytes: Length of request line and headers so far.
+            fields: Number of header fields so far.
+        """
         bound = self.limits.max_header_bytes
         if head_bytes <= bound and fields <= MAX_FIELDS:
             return None
@@ -85,7 +90,7 @@ class Intake:
         return IntakeRefusal(431, "headers_too_large", message)
 
     def length_refusal(self, headers: Mapping[bytes, bytes]) -> IntakeRefusal | None:
-        """Return a refusal if the announced length of a body is invalid or too large; None if it is not."""
+        """Return a refusal if the content length in ``headers`` is invalid (400) or too large (413); None if it is not."""
         sent = headers.get(b"content-length", b"0").strip()
         if not sent.isdigit():
             return IntakeRefusal(400, "malformed_length", "header content-length: send one number of bytes")
@@ -94,7 +99,7 @@ class Intake:
         return self.too_long() if is_over else None
 
     def body_refusal(self, body_bytes: int) -> IntakeRefusal | None:
-        """Return a refusal if a body, or all bodies together, are too large; None if they are not.
+        """Return a refusal if a body (413), or all buffered bodies together (503), are too large; None if they are not.
 
         Args:
             body_bytes: Number of bytes of this body that have arrived.
@@ -107,15 +112,15 @@ class Intake:
         return None
 
     def late_refusal(self) -> IntakeRefusal:
-        """Return the refusal of a request that has not arrived in time."""
+        """Return the refusal (408) of a request that has not arrived within ``limits.receive_timeout_s``."""
         limit_s = self.limits.receive_timeout_s
         return IntakeRefusal(408, "receive_timeout", f"head and body took longer than {limit_s} s")
 
     def full_refusal(self, bound: int) -> IntakeRefusal:
-        """Return the refusal of a client that exceeds the maximum number ``bound`` of connections."""
+        """Return the refusal (503) of a client that exceeds the maximum number ``bound`` of connections."""
         return IntakeRefusal(503, "too_many_connections", f"{bound} connections are open; retry later")
 
     def too_long(self) -> IntakeRefusal:
-        """Return the refusal of a body that is too long."""
+        """Return the refusal (413) of a body that is longer than ``limits.max_body_bytes``."""
         bound = self.limits.max_body_bytes
         return IntakeRefusal(413, "body_too_large", f"request body exceeds {bound} bytes; send a shorter one")

@@ -22,7 +22,7 @@ it. Chosen: each needs an open file for seconds; further ones are aborted withou
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Limits of one server.
+    """Limits of one server. "Else 431" means that a request beyond the limit is rejected with that HTTP status.
 
     Attributes:
         max_header_bytes: Maximum length of request line and headers together; else 431.
@@ -46,7 +46,8 @@ class ServerLimits:
             process's limit of open files requires it.
         reserve_connections: Number of additional connections, each for one vital request (see ``HttpServer``).
         files_per_connection: Number of open files that one connection needs, including those of its handler.
-        write_high_bytes: Number of unsent bytes at which the response is paused; it resumes at a quarter of that.
+        write_high_bytes: Number of unsent bytes at which the response is paused; it resumes at a quarter of that
+            number.
     """
 
     max_header_bytes: int = 32 * 1024

@@ -38,9 +38,10 @@ log = get_logger(__name__)
 def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
     """Run ``main(stop)`` and return its result; the first SIGTERM or SIGINT sets ``stop``, the second cancels ``main``.
 
-    A SIGTERM within `ECHO_REAL_S` of the first signal is ignored; a SIGINT, such as a user's second Ctrl-C, always
-    counts. The soft limit of open files is raised to the hard limit, because each stream needs two sockets. Tasks
-    that remain after ``main`` are cancelled; if they do not end within `END_REAL_S`, the process exits with status 1.
+    A SIGTERM within one second (`ECHO_REAL_S`) of the first signal is ignored; a SIGINT, such as a user's second
+    Ctrl-C, always counts. The soft limit of open files is raised to the hard limit, because each stream needs two
+    sockets. Tasks that remain after ``main`` are cancelled; if they do not end within ten wall-clock seconds
+    (`END_REAL_S`), the process exits with status 1.
 
     Raises:
         asyncio.CancelledError: A second signal arrived before ``main`` returned.
@@ -107,7 +108,7 @@ async def ended_or_stopped(
 
 
 async def run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None], *, grace_s: float) -> bool:
-    """Run ``work`` until it ends or ``stop`` is set; return whether it ended in time.
+    """Run ``work`` until it ends or ``stop`` is set; return False if it was cancelled and did not end within ``grace_s``, else True.
 
     When ``stop`` is set, the work is cancelled. An exception that ``work`` raises is raised.
 

@@ -1,4 +1,4 @@
-"""HTTP request as a handler receives it, the object that writes its response, and OpenAI-style error bodies.
+"""HTTP request as a handler receives it, the object that writes its response, and error bodies in OpenAI's form.
 
 The connection (``server_connection``) creates both; handlers read the request and write the response.
 """
@@ -119,10 +119,10 @@ def _split(target: bytes) -> tuple[str, dict[str, str]]:
 
 
 class ResponseOwner(Protocol):
-    """Interface of the connection that a responder needs."""
+    """Interface of the client's connection that a `Responder` uses."""
 
     def response_head(self) -> bytes:
-        """Return the header lines that every response of this server has now."""
+        """Return the header lines that every response of this server has at present, such as the date."""
 
     def response_over(self, responder: Responder) -> None:
         """Record that the response is complete, so that the next request can start."""
@@ -163,7 +163,7 @@ class Responder:
 
     @property
     def started(self) -> bool:
-        """Whether the head has been sent."""
+        """Whether the head (status line and headers) has been sent."""
         return self.status != 0
 
     @property
@@ -292,29 +292,29 @@ class Responder:
         self.on_disconnect(left)
 
     def on_pause(self, callback: Callback) -> None:
-        """Call ``callback`` whenever the client's send buffer exceeds the high-water mark; immediately if it already does."""
+        """Call ``callback`` whenever more than ``ServerLimits.write_high_bytes`` are unsent to the client; immediately if that is so already."""
         self._on_pause = callback
         if self._paused:
             callback()
 
     def on_resume(self, callback: Callback) -> None:
-        """Call ``callback`` whenever the client's send buffer falls below the low-water mark again."""
+        """Call ``callback`` whenever the unsent bytes have fallen below a quarter of ``ServerLimits.write_high_bytes`` again."""
         self._on_resume = callback
 
     def writing_paused(self) -> None:
-        """Record that the connection's send buffer exceeds the high-water mark."""
+        """Record that too many bytes are unsent, and call the callbacks of `on_pause`."""
         self._paused = True
         if self._on_pause is not None:
             self._on_pause()
 
     def writing_resumed(self) -> None:
-        """Record that the connection's send buffer is below the low-water mark."""
+        """Record that few enough bytes are unsent again, and call the callbacks of `on_resume`."""
         self._paused = False
         if self._on_resume is not None:
             self._on_resume()
 
     def connection_lost(self) -> None:
-        """Record that the client has disconnected."""
+        """Record that the client has disconnected, and call the callbacks of `on_disconnect`."""
         if self._mode == _OVER:
             return
         self.disconnected = True

@@ -30,11 +30,11 @@ class OwnLag:
         self._due_s = float("inf")
 
     def armed(self, delay_s: float) -> None:
-        """Record that the timer should run in ``delay_s`` wall-clock seconds."""
+        """Record that the measured timer should run in ``delay_s`` wall-clock seconds."""
         self._due_s = time.monotonic() + delay_s
 
     def late_s(self) -> float:
-        """Return how many wall-clock seconds the timer is late, and measure from now on; 0 if it is not late."""
+        """Return how many wall-clock seconds the timer is late, 0 if it is not late; the next call returns only the lateness since this one."""
         now_s = time.monotonic()
         late_s = max(0.0, now_s - self._due_s)
         self._due_s = max(self._due_s, now_s)
@@ -42,10 +42,10 @@ class OwnLag:
 
 
 class PatientTimer:
-    """A timer that consists of `TURNS` consecutive parts, so that a blockage of this process counts as at most one part.
+    """A timer of eight consecutive parts (`TURNS`), so that a blockage of this process counts as at most one part.
 
-    It takes ``limit_s`` wall-clock seconds if the loop is not blocked, longer if it is, and never ends before the
-    loop has read its sockets.
+    It takes ``limit_s`` wall-clock seconds if the event loop is not blocked, longer if it is, and never ends before the
+    event loop has read its sockets.
     """
 
     __slots__ = ("_lag", "_left", "_on_over", "_timer")
@@ -63,7 +63,7 @@ class PatientTimer:
         self._wait(limit_s / TURNS)
 
     def cancel(self) -> None:
-        """Stop the timer without calling ``on_over``."""
+        """Stop the timer without calling ``on_over``, the function that is called when the time is over."""
         self._timer.cancel()
 
     def _wait(self, delay_s: float) -> None:

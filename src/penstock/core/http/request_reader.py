@@ -42,7 +42,7 @@ class _Refused(Exception):  # noqa: N818 - stops the parser; never leaves this m
 
 
 class RequestReader:
-    """Reads the requests of one connection, one after another.
+    """Reads the requests of one connection, one after another, and passes them to the callbacks of its constructor.
 
     Attributes:
         phase: Part of a request that the next byte belongs to.
@@ -103,11 +103,11 @@ class RequestReader:
         return self._part_bytes if self.phase is ReaderPhase.BODY else 0
 
     def feed(self, data: bytes) -> IntakeRefusal | Request | None:
-        """Parse data; complete requests are passed to ``on_request``.
+        """Parse data from the client; each request that is then complete is passed to the callback ``on_request``.
 
         Returns:
-            A refusal if the client must not be read any further; a request without its body if ``wants_body``
-            returned False, which has to be answered now; else None.
+            A refusal if the client must not be read any further; a request without its body if the callback
+            ``wants_body`` returned False, which has to be answered now; else None.
         """
         begun, phase, body_bytes = self.begun, self.phase, self._part_bytes
         try:

@@ -35,7 +35,7 @@ _REPORT_S = 10.0
 
 
 class HttpServer:
-    """Serves one handler on one TCP address."""
+    """HTTP server that listens on one TCP address and passes every request to one handler."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class HttpServer:
         return len(self._shared.responders)
 
     def drain(self) -> None:
-        """Close every connection after its next response, which announces the end; idle connections are closed after `drain_idle_s`.
+        """Close every connection after its next response, which announces the end, or after being idle for `ServerLimits.drain_idle_s`.
 
         New connections are still accepted, for one request each.
         """
@@ -132,7 +132,7 @@ class HttpServer:
                 connection.drain()
 
     async def close(self, *, grace_s: float) -> None:
-        """Stop accepting connections and drain; return when all connections have ended, after about ``grace_s`` wall-clock seconds at most.
+        """Stop accepting connections and `drain`; return when all connections have ended, or after about ``grace_s`` wall-clock seconds.
 
         A client with a kept-alive connection can send its next request until `ServerLimits.drain_idle_s` have passed;
         the response announces the end. Clients that stop sending their request or reading their response get at most

@@ -43,10 +43,10 @@ class ServerContext:
     Attributes:
         handler: Handler of requests.
         intake: Limits and buffered bytes of all listeners of the process.
-        is_vital: Returns whether a request must be served even if all connections are in use.
+        is_vital: Returns whether a request, such as a probe, must be served even if all connections are in use.
         wants_body: Returns whether a request's body should be read.
         loop: The event loop.
-        bound: Maximum number of connections, without those of the reserve.
+        bound: Maximum number of connections, without those that are reserved for vital requests.
         refused: Number of connections rejected since the last log line about that.
         connections: Open connections.
         responders: Responders of requests whose handlers have not returned.
@@ -78,7 +78,7 @@ class ServerContext:
 
 
 class ServerConnection(asyncio.Protocol):
-    """Protocol of one accepted socket."""
+    """Asyncio protocol of one client's connection: parses and limits requests, and passes them to the handler one after another."""
 
     def __init__(self, shared: ServerContext) -> None:
         self._shared = shared
@@ -170,7 +170,7 @@ class ServerConnection(asyncio.Protocol):
             self._next()
 
     def data_received(self, data: bytes) -> None:
-        """Parse the data; the reader's callback queues complete requests."""
+        """Parse the data; requests that are complete are queued, and the first one is passed to the handler."""
         if self._is_refusing:
             self._drained_bytes += len(data)
             if self._drained_bytes > _LINGER_BYTES and self._transport is not None:
@@ -228,7 +228,7 @@ class ServerConnection(asyncio.Protocol):
         return self._shared.date_line
 
     def response_over(self, responder: Responder) -> None:
-        """Continue with the next request, or close the connection if the response announced that."""
+        """Continue with the next request, or close the connection if the response announced its end."""
         self._current = None
         self._release(self._current_bytes)
         shared, transport = self._shared, self._transport
@@ -305,7 +305,7 @@ class ServerConnection(asyncio.Protocol):
         return self._left <= 0
 
     def drain(self) -> None:
-        """Announce the end of the connection with the next response whose head is not sent yet, and close after it."""
+        """Announce the end of the connection with the next response whose head is not sent yet, and close after that response."""
         current = self._current
         if current is not None and not current.started and self._is_last():
             current.keep_alive = False

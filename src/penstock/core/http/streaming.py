@@ -25,7 +25,7 @@ Observe = Callable[[bytes, int], bytes]
 
 
 class BodySource(Protocol):
-    """Interface of the connection that a response needs."""
+    """Interface of the upstream connection that a `StreamingResponse` uses."""
 
     def pause_reading(self) -> None:
         """Stop reading from the upstream."""
@@ -38,7 +38,7 @@ class BodySource(Protocol):
 
 
 class StreamingResponse:
-    """A response whose body arrives while it is used: iterate over it, ``read`` it, or set a sink.
+    """A response whose body arrives while it is used: iterate over it, ``read`` it, or pass callbacks to ``set_sink``.
 
     Use it as an async context manager, iterate to the end, or call ``abort``; an unfinished response occupies its
     connection.
@@ -47,7 +47,7 @@ class StreamingResponse:
         status: HTTP status.
         headers: Headers by lower-case name; repeated headers are joined by ``", "``.
         ended: Whether the complete body has arrived.
-        on_chunk: Callback for reads that are exactly one chunk; see ``set_sink``.
+        on_chunk: Callback for reads of the socket that are exactly one chunk, from ``set_sink``; None if there is none.
     """
 
     def __init__(self, connection: BodySource) -> None:
@@ -129,7 +129,8 @@ class StreamingResponse:
             limit_bytes: Maximum number of bytes.
 
         Raises:
-            StreamBroken: The body is longer; the connection is aborted then. Or the connection broke.
+            StreamBroken: The body is longer than ``limit_bytes``, and the connection has been aborted; or the
+                connection broke.
         """
         parts: list[bytes] = []
         size = 0
@@ -178,7 +179,7 @@ class StreamingResponse:
     # ------------------------------------------------------------------ called by the connection
 
     def deliver(self, data: bytes) -> None:
-        """Pass body bytes to the sink or add them to the buffer."""
+        """Pass body bytes to the callbacks of `set_sink` or, if there are none, add them to the buffer."""
         if self._on_data is not None:
             self._on_data(data)
             return

@@ -99,7 +99,7 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 class Workers(Protocol):
-    """Interface of the settings for workers that use https: ``spec.engine.tls``."""
+    """Interface of the settings for workers that use https (``spec.engine.tls`` of a graph)."""
 
     @property
     def ca_bundle(self) -> str:
@@ -131,7 +131,7 @@ def files_of(workers: Workers | None, folder: str | None = None) -> TlsFiles:
 
 
 class Tls:
-    """The credentials of one connection pool."""
+    """The credentials of one connection pool: TLS context, expected server name, and authorization header."""
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files

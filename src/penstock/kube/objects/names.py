@@ -54,7 +54,7 @@ APPLIED_ANNOTATION: Final = f"{DOMAIN}/applied"
 longer desires."""
 
 DECISION_ANNOTATION: Final = f"{DOMAIN}/decision-id"
-"""Annotation on a ScalingAdapter: ledger ID of the planner's newest change to it."""
+"""Annotation on a ScalingAdapter: ID, in the planner's decision log (ledger), of the planner's newest change to it."""
 
 GRAPH_SECRET_VARIABLE: Final = "PENSTOCK_GRAPH_SECRET"  # noqa: S105 - a name
 """Environment variable of a graph's routers with the secret by which they authenticate each other."""
@@ -154,7 +154,7 @@ def pool_drawn_from(graph: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def paused_by(graph: Mapping[str, Any]) -> str:
-    """Return the reason why a live GraphDeployment is paused, as text; empty if it is not."""
+    """Return the reason why a live GraphDeployment is paused, as text; empty if it is not paused."""
     if graph["spec"].get("paused"):
         return "spec.paused is true"
     if (graph["metadata"].get("annotations") or {}).get(RECONCILE_ANNOTATION) == "disabled":
@@ -192,12 +192,12 @@ def is_of_class(spec: Mapping[str, Any], operator_class: str) -> bool:
 
 
 def child_name(graph: str, service: str) -> str:
-    """Return the name of a service's Deployment, Service and ScalingAdapter."""
+    """Return the name of the Deployment, Service and ScalingAdapter of a graph's service."""
     return f"{graph}-{service}"
 
 
 def profile_name(request: str) -> str:
-    """Return the name of a ProfileRequest's Job, ServiceAccount, Role, RoleBinding and ConfigMap with the graph to measure."""
+    """Return the name that Job, ServiceAccount, Role, RoleBinding and the ConfigMap with the graph to measure have for a ProfileRequest."""
     return f"{request}-profile"
 
 

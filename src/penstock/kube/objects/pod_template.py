@@ -30,7 +30,7 @@ class UnknownField:
     Attributes:
         path: Path of the key in the template.
         kind: Kubernetes' name of the type that lacks the key.
-        meant: Known key that was probably meant; None if none is similar.
+        meant: Known key that was probably meant; None if no known key is similar.
     """
 
     path: FieldPath

@@ -128,7 +128,7 @@ class WriteRefusal:
 
 
 def refusal_of(error: ClusterError, write: str, step: str) -> WriteRefusal | None:
-    """Return the refusal that a failed write means for this write alone.
+    """Return the refusal that ``error`` means for one write; None if the failure would concern every write.
 
     Args:
         error: Error of the write.
@@ -136,7 +136,7 @@ def refusal_of(error: ClusterError, write: str, step: str) -> WriteRefusal | Non
         step: Step of the operator, one word.
 
     Returns:
-        None if the failure does not concern the write: the server does not answer, or this process must not write.
+        The refusal with its remedy; None if the server does not answer or this process must not write.
     """
     text = str(error)
     if isinstance(error, UnavailableError) and _NO_ANSWER in text:
@@ -168,7 +168,7 @@ def kind_of_words(words: str) -> tuple[RefusalKind | None, str]:
 
 @dataclass(slots=True)
 class Attempt:
-    """State of one write.
+    """State of one write, filled in when the write has ended.
 
     Attributes:
         refusal: The refusal; None if the write was not refused.
@@ -191,7 +191,7 @@ class Refusals:
 
     @contextmanager
     def of(self, write: str, step: str) -> Iterator[Attempt]:
-        """Context manager for one write: records a refusal instead of raising it.
+        """Context manager for one write: adds a refusal to `found` instead of raising it, and yields the `Attempt`.
 
         Args:
             write: Object or part that is written, for messages.

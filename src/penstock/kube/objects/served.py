@@ -34,7 +34,7 @@ class ServedSpec:
 
 
 def current_spec(graph: Mapping[str, Any]) -> ServedSpec:
-    """Return a graph's newest specification."""
+    """Return a graph's newest specification, whether or not the operator applies it."""
     text = orjson.dumps(graph["spec"], option=orjson.OPT_SORT_KEYS)
     kept = text.decode() if len(text) <= MAX_BYTES else ""
     return ServedSpec(graph["metadata"].get("generation", 0), kept)
