@@ -96,7 +96,7 @@ class Converged:
 
 
 class Convergence:
-    """Writes and deletes the children of graphs."""
+    """Writes the desired children of graphs in the order that a rollout allows, and deletes children that are no longer desired."""
 
     def __init__(self, applier: Applier, recorder: EventRecorder, drains: Drains) -> None:
         self._applier = applier

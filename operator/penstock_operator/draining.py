@@ -84,7 +84,7 @@ class Drains:
 
         Args:
             raw: The GraphDeployment as the API server returned it.
-            snapshot: Its children and pods.
+            snapshot: The graph's children and pods.
             now_s: Current Unix time in seconds.
             refusals: Collects the writes that the API server rejects.
         """
@@ -181,11 +181,11 @@ class Drains:
 
 
 def scale_message(service: str, plan: ScalePlan, desired: int) -> str | None:
-    """Return the Event text for drains that begin or are cancelled in this step; None if there are none.
+    """Return the Event text for drains that begin or are cancelled in a scaling step; None if there are none.
 
     Args:
         service: Name of the service.
-        plan: Its scaling step.
+        plan: Scaling step of the service.
         desired: Desired replicas of the service.
     """
     if plan.begin:

@@ -125,7 +125,7 @@ class Operator:
         )
 
     async def run(self) -> None:
-        """Watch and reconcile until cancelled.
+        """Watch the cluster and reconcile its graphs, pools and ProfileRequests until cancelled.
 
         Raises:
             ClusterError: Kopf ended; a new process may recover.
@@ -188,7 +188,7 @@ class Operator:
             return False
 
     def graphs(self) -> Iterator[Object]:
-        """Yield the GraphDeployments in the view, trimmed."""
+        """Yield the GraphDeployments in this process's view of the cluster, reduced by `trim_graph`."""
         return (
             graph for key in self.cluster.known() if (graph := self.cluster.snapshot(key).graph) is not None
         )

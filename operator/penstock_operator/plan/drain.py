@@ -183,14 +183,14 @@ class ServicePool:
     """State of one worker service, as input of its scaling plan.
 
     Attributes:
-        pods: All its pods, including terminating and finished ones.
+        pods: All pods of the service, including terminating and finished ones.
         desired: Desired replicas, already limited to the allowed range; at least 0.
         spec_replicas: The workload's current ``spec.replicas``; the desired number if there is no workload.
         grace_s: Seconds after the start of its drain at which a pod is deleted even if it is busy.
         rolling: Whether a rollout of the service makes progress; the rollout replaces pods in its own order, so nothing
             is scaled down.
-        has_senders: Whether a router can still send requests to its pods, so that a drained pod has to wait until all
-            routers have seen its label.
+        has_senders: Whether a router can still send requests to the service's pods, so that a pod is removed only when
+            all routers have had time to see its drain label.
         known_replicas: The workload's ``status.replicas``. If it exceeds the replicas in ``pods``, the watch lags
             behind, and the unseen replicas count as in service.
     """

@@ -40,8 +40,8 @@ class Outcome:
 
     Attributes:
         phase: Phase of the request.
-        reason: Reason of its condition.
-        message: Message of its condition.
+        reason: Reason of the request's condition ``Complete``.
+        message: Message of that condition.
         recommendation: Value of ``status.recommendation``; None until the request has succeeded.
     """
 

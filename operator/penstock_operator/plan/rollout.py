@@ -63,7 +63,7 @@ def unavailable(
     blocked: int,
     view: RolloutView | None = None,
 ) -> int:
-    """Return how many replicas a rollout can take away at once (maxUnavailable); 0 means that it surges.
+    """Return how many replicas a rollout can take away at once (maxUnavailable); 0 if it first starts one additional replica instead.
 
     Args:
         role: The service's role; routers have no GPUs.
@@ -72,7 +72,7 @@ def unavailable(
         budget: Maximum number of GPUs; None means no limit.
         blocked: Number of the service's replicas that the budget keeps from running. They remain missing, so they are
             added to the result; a rollout with maxUnavailable 1 would wait for them forever.
-        view: Rollout state of its workload; None if there is no workload.
+        view: Rollout state of the service's workload; None if there is no workload.
     """
     if view is not None and view.rolling and view.surges and not blocked:
         return 0

@@ -77,7 +77,7 @@ class GpuPools:
     """All GPU pools of an operator class, in a namespace or in the cluster, and the allocation of their GPUs to graphs.
 
     Attributes:
-        changed: Event that is set if something changed on which an allocation depends; `run` waits for it.
+        changed: Event that is set if something changed on which an allocation depends; it makes `run` allocate again.
     """
 
     def __init__(

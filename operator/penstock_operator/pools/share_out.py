@@ -14,7 +14,7 @@ class PoolShares:
     """Result of allocating a pool's GPUs.
 
     Attributes:
-        grants: Grant of each graph with a known bid, by graph name.
+        grants: GPUs granted to each graph whose bid (GPUs of each desired worker replica) is known, by graph name.
         shares: Allocator state of each graph, by graph name.
         total: Number of GPUs that all graphs of the pool together can occupy now.
         unavailable: Number of further GPUs of the pool that its nodes do not offer now.

@@ -36,11 +36,11 @@ class _File(NamedTuple):
 
 
 def absent_files(graph: GraphDeployment, objects: Iterable[Mapping[str, Any]]) -> Iterator[ManifestProblem]:
-    """Yield a problem for each key of a valid graph that names a file which a pod lacks, or a name that cannot be a ConfigMap's.
+    """Yield a problem for each key of a graph that names a file which a pod lacks, or a ConfigMap with an impossible name.
 
     Args:
-        graph: The graph.
-        objects: Its child objects, whose pod templates show the mounted volumes.
+        graph: A valid graph.
+        objects: Child objects of the graph, whose pod templates show the mounted volumes.
     """
     found: dict[str, ManifestProblem] = {}
     for each in objects:

@@ -147,7 +147,7 @@ def _is_others(key: str) -> bool:
 
 
 def service_labels(graph: GraphDeployment, service: str) -> dict[str, str]:
-    """Return the labels of a service's children and pods that Penstock itself reads."""
+    """Return the labels of a service's children and pods by which Penstock itself finds them; see also `recommended_labels`."""
     role = graph.spec.services[service].role.value
     return {**_graph_labels(graph), SERVICE_LABEL: service, ROLE_LABEL: role}
 

@@ -25,8 +25,8 @@ class EngineMetrics:
         kv_usage: Gauge of the fraction of the KV cache in use.
         cache_tokens: Pairs of counters or histograms: tokens looked up in the prefix cache, and tokens found there.
         hit_rate: Gauge of the prefix cache hit rate as a fraction, for runtimes without such counters.
-        cache_config: Gauge whose labels ``num_gpu_blocks`` and ``block_size`` give the KV capacity; None if there is
-            none.
+        cache_config: Gauge whose labels ``num_gpu_blocks`` and ``block_size`` give the KV capacity; None if the runtime
+            has no such gauge.
     """
 
     runtime: str

@@ -44,7 +44,8 @@ class ServerLimits:
             silent ones.
         max_connections: Maximum number of open connections; further ones get 503 and are closed. It is lowered if the
             process's limit of open files requires it.
-        reserve_connections: Number of additional connections, each for one vital request (see ``HttpServer``).
+        reserve_connections: Number of additional connections, each for one vital request, such as a probe (see
+            ``HttpServer``).
         files_per_connection: Number of open files that one connection needs, including those of its handler.
         write_high_bytes: Number of unsent bytes at which the response is paused; it resumes at a quarter of that
             number.

@@ -34,7 +34,7 @@ class OwnLag:
         self._due_s = time.monotonic() + delay_s
 
     def late_s(self) -> float:
-        """Return how many wall-clock seconds the timer is late, 0 if it is not late; the next call returns only the lateness since this one."""
+        """Return how many wall-clock seconds the timer is late, 0 if it is not; the next call returns only the lateness since this one."""
         now_s = time.monotonic()
         late_s = max(0.0, now_s - self._due_s)
         self._due_s = max(self._due_s, now_s)
