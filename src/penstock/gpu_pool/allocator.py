@@ -28,16 +28,16 @@ from penstock.api import ReclaimBy
 
 @dataclass(frozen=True, slots=True)
 class GraphBid:
-    """Limits, request and current use of one graph.
+    """Limits, request and current use of one graph. All sizes are GPUs.
 
     Attributes:
         guaranteed: GPUs that the graph receives whenever it wants them, >= 0.
         priority: Rank for borrowing GPUs above the guarantees; the highest borrows first.
         max_gpus: Maximum GPUs that the graph may hold.
-        replicas: GPU count of each replica that its planner wants, the most urgent first, each >= 1. If the planner does not answer, of
-            each existing replica.
+        replicas: GPU count of each replica that its planner wants, the most urgent first, each >= 1. If the planner does not answer, the
+            GPU count of each existing replica.
         held: GPUs of its existing workers, starting and draining ones included.
-        serial: Serial number of the newest grant that the graph had received when ``held`` was counted; it never decreases.
+        serial: Serial number of the newest grant that the graph had received when ``held`` was counted; the number never decreases.
     """
 
     guaranteed: int
@@ -53,9 +53,10 @@ class PoolTerms:
     """Size of a pool and the rules for dividing it.
 
     Attributes:
-        gpus: GPUs that its graphs can hold together now, without those of lost nodes and of pods that belong to no graph.
+        gpus: GPUs that the graphs of the pool can hold together now; GPUs of lost nodes, and of pods that belong to no graph, do not count.
         startup_s: Seconds that a replica takes to become ready; for this long, a graph whose grant was raised loses nothing.
-        order: Criteria, the first most important, by which graphs give GPUs back. `ReclaimBy.PRIORITY` is always last if it is missing.
+        order: Criteria, the first most important, by which graphs give GPUs back. If `ReclaimBy.PRIORITY` is missing, it is added as the
+            last criterion.
     """
 
     gpus: int
@@ -65,14 +66,14 @@ class PoolTerms:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Stored state of one graph.
+    """Stored state of one graph. Times are seconds of the clock that the caller of `allocate` uses.
 
     Attributes:
         gpus: Its grant, in GPUs.
         serial: Serial number of the grant; it increases with each change.
         exposed: Maximum GPUs that the graph can hold until it acknowledges that serial number.
-        gained_s: Time at which the grant was raised last; None if never.
-        lost_s: Time at which the grant was last lowered below the GPUs that the graph wanted; None if never.
+        gained_s: Time at which the grant was raised last; None if it was never raised.
+        lost_s: Time at which the grant was last lowered below the GPUs that the graph wanted; None if that never happened.
     """
 
     gpus: int = 0
@@ -91,10 +92,10 @@ class Grant:
     """Grant of one graph.
 
     Attributes:
-        gpus: Maximum GPUs that the graph is allowed to hold, draining workers included; it drains what it holds above.
+        gpus: Maximum GPUs that the graph is allowed to hold, draining workers included; the graph drains workers until it holds no more.
         serial: Serial number, which the graph must acknowledge.
         target: GPUs that the graph will be granted when other graphs have returned theirs.
-        wanted: GPUs that the graph bids for, limited to its maximum.
+        wanted: GPUs of the replicas that the graph's planner wants, limited to the graph's maximum.
     """
 
     gpus: int
@@ -118,7 +119,7 @@ def allocate(
         graphs: Bids by graph name, in any order. A graph that is missing here but is in ``state`` keeps its grant. If a graph was deleted,
             the caller removes it from ``state`` when none of its workers exists any more.
         state: State returned by the last call; empty at first. A graph that is not in it starts with the GPUs that it holds.
-        now_s: Current time, seconds of any clock. If the clock is set back, changes in its future count as old.
+        now_s: Current time, seconds of any clock. If the clock was set back, stored times that lie after ``now_s`` count as long ago.
     """
     shares = {name: state.get(name) or Share(bid.held, bid.serial, bid.held) for name, bid in graphs.items()}
     kept = {**state, **shares}
@@ -134,9 +135,9 @@ def granted(
     targets: Mapping[str, int],
     now_s: float,
 ) -> tuple[Mapping[str, Grant], PoolState]:
-    """Return grants that approach the targets, and the next state.
+    """Return every graph's grant by name, as near to its target as is possible now, and the state for the next call.
 
-    A grant above its target is lowered immediately; one below it is raised by whole replicas while GPUs are free.
+    A grant above its target is lowered immediately; a grant below its target is raised by whole replicas while GPUs are free.
 
     Args:
         pool: Size of the pool.
@@ -162,7 +163,7 @@ def granted(
 
 
 def wanted_gpus(bid: GraphBid) -> int:
-    """Return the GPUs that a graph bids for, as whole replicas within its maximum."""
+    """Return the GPUs of the most urgent replicas that a graph wants: of as many whole replicas as fit into its maximum."""
     return _within(bid.replicas, bid.max_gpus)
 
 

@@ -13,18 +13,18 @@ from typing import Final, TypeVar
 K = TypeVar("K")
 
 WANTS_S: Final = 60.0
-"""Seconds between two times at which an unchanged bid is confirmed in the graph's status, to limit writes. Chosen."""
+"""Seconds after which an unchanged bid is confirmed again in the graph's status; longer intervals mean fewer writes. Chosen."""
 WANTS_VALID_S: Final = 180.0
 """Seconds after which a bid that its planner has not confirmed expires. Chosen: three times `WANTS_S`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleBid:
-    """Bid of one role or one service for GPUs of a pool.
+    """Replicas that one role or one service wants, as its part of the graph's bid for GPUs of a pool.
 
     Attributes:
         replicas: Number of replicas wanted, >= 0.
-        floor: Minimum number of replicas. Replicas up to the floors of all roles come before those above.
+        floor: Minimum number of replicas that the planner keeps. Replicas up to the floors of all roles precede all other replicas.
         gpus: GPUs per replica, >= 0.
         is_prefill: Whether it is the prefill role. If two roles have the same fraction of their replicas, the other role comes first, since
             a full decode pool discards computed prompts.
@@ -39,7 +39,8 @@ class RoleBid:
 def by_need(bids: Mapping[K, RoleBid]) -> tuple[K, ...]:
     """Return one key per wanted replica, the most urgent first.
 
-    Replicas within the floors come first, then always one of the role or service with the lowest fraction of its replicas.
+    Replicas up to the floors (the minimum numbers that the planner keeps) come first. Each further replica is one of the role or service
+    that has the lowest fraction of its wanted replicas so far.
     """
     have = Counter[K]()
     order: list[K] = []
@@ -56,7 +57,7 @@ def by_need(bids: Mapping[K, RoleBid]) -> tuple[K, ...]:
 
 
 def replicas_within(bids: Mapping[K, RoleBid], gpus: int) -> dict[K, int]:
-    """Return the number of replicas of each role or service that a grant covers: the first ones in order of need that fit.
+    """Return the number of replicas of each role or service that a grant covers: the most urgent ones whose GPUs fit into the grant.
 
     Args:
         bids: Bids by role or service.
@@ -72,5 +73,5 @@ def replicas_within(bids: Mapping[K, RoleBid], gpus: int) -> dict[K, int]:
 
 
 def sizes(bids: Mapping[K, RoleBid]) -> tuple[int, ...]:
-    """Return the GPU count of each wanted replica, the most urgent first; replicas without GPUs are left out."""
+    """Return the GPU count of each wanted replica of all roles or services, the most urgent first; replicas without GPUs are left out."""
     return tuple(bids[key].gpus for key in by_need(bids) if bids[key].gpus)

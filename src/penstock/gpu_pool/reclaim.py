@@ -31,11 +31,11 @@ def cut_sentence(worker: str, reclaim_s: float) -> str:
 
 
 def with_cut(note: str, sentence: str, ago_s: float) -> str:
-    """Return a pool's message to a graph, extended by the sentence about its last cut drain if that is at most `CUT_SHOWN_S` old.
+    """Return a pool's message to a graph, extended by ``sentence`` if the drain was cut at most 180 seconds ago (`CUT_SHOWN_S`).
 
     Args:
         note: Message to extend.
-        sentence: Sentence about the last cut drain; empty if there was none.
-        ago_s: Age of the cut in seconds.
+        sentence: Sentence about the graph's last drain that was cut short; empty if none was.
+        ago_s: Seconds since that drain was cut short.
     """
     return f"{note}; {sentence}" if sentence and ago_s <= CUT_SHOWN_S else note

@@ -13,7 +13,7 @@ from penstock.core.stamps import seconds
 from penstock.gpu_pool.allocator import Grant
 
 NEWEST: Final = 0.5
-"""Weight of the newest drain in the learned duration. Chosen: drains last as long as the running answers, which change during a day."""
+"""Weight, 0-1, of the newest drain in the learned duration. Chosen: drains last as long as the running answers, which change during a day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +22,17 @@ class DrainTimes:
 
     Attributes:
         begun: Start time of the drain of each draining worker by name, seconds of the driver's clock.
-        took_s: Learned duration of a drain, seconds (an exponential mean); None before the first drain has ended.
+        took_s: Learned duration of a drain, seconds: a mean in which each newer drain has half of the weight (`NEWEST`); None before the
+            first drain has ended.
     """
 
     begun: Mapping[str, float] = field(default_factory=dict)
     took_s: float | None = None
 
     def after(self, draining: Mapping[str, float], now_s: float) -> DrainTimes:
-        """Return the updated state. Workers that were draining before and are missing in ``draining`` have ended their drain.
+        """Return the updated state.
+
+        A worker that was draining before and is missing in ``draining`` counts as having ended its drain at ``now_s``.
 
         Args:
             draining: Start time of the drain of each worker that drains now, by name.
@@ -43,7 +46,7 @@ class DrainTimes:
 
     @property
     def ends_s(self) -> float | None:
-        """Time at which the last drain is expected to end; None if no worker drains or no duration is learned yet."""
+        """Time at which the last of the drains in progress is expected to end; None if no worker drains or no duration is learned yet."""
         if self.took_s is None or not self.begun:
             return None
         return max(self.begun.values()) + self.took_s
@@ -54,10 +57,11 @@ class Holding:
     """GPUs of one graph of a pool.
 
     Attributes:
-        guaranteed: GPUs that the pool guarantees to the graph.
-        held: GPUs of its existing workers.
-        grant: Its grant, target and bid.
-        returns_s: Time at which it is expected to have returned its GPUs above the target, seconds; None if unknown.
+        guaranteed: GPUs that the pool gives to the graph whenever its planner wants them.
+        held: GPUs of the graph's existing workers, draining ones included.
+        grant: The graph's grant, its target and the GPUs that it wants.
+        returns_s: Time, in seconds of the driver's clock, at which the graph is expected to have returned its GPUs above the target; None
+            if unknown.
     """
 
     guaranteed: int
@@ -79,10 +83,10 @@ class PoolRow:
         graph: Name of the graph.
         guaranteed: Guaranteed GPUs.
         held: GPUs of existing workers.
-        grant: Maximum that it is allowed to hold now.
-        wanted: GPUs that it bids for.
-        target: GPUs that it will be granted when other graphs have returned theirs.
-        waits_for: Names of the graphs that still have to return GPUs for it.
+        grant: Maximum GPUs that the graph is allowed to hold now.
+        wanted: GPUs of the replicas that the graph's planner wants.
+        target: GPUs that the graph will be granted when other graphs have returned theirs.
+        waits_for: Names of the other graphs that still have to return GPUs before this graph can have its target.
     """
 
     graph: str
@@ -126,7 +130,7 @@ def rows_of(holdings: Mapping[str, Holding]) -> list[PoolRow]:
 def waits_for(graph: str, holdings: Mapping[str, Holding]) -> tuple[str, ...]:
     """Return the names of the graphs that still have to return GPUs before ``graph`` can have its target.
 
-    Returns an empty tuple if its grant is at its target already.
+    Returns an empty tuple if the grant of ``graph`` is at its target already.
     """
     grant = holdings[graph].grant
     if grant.target <= grant.gpus:
@@ -135,7 +139,7 @@ def waits_for(graph: str, holdings: Mapping[str, Holding]) -> tuple[str, ...]:
 
 
 def lacking(graph: str, holdings: Mapping[str, Holding], when: Callable[[float], str]) -> str:
-    """Return a message about the GPUs that a graph wants above its grant: their holders and expected return; empty if it lacks none.
+    """Return a message about the GPUs that a graph wants above its grant: their holders and expected return; empty if it wants no more.
 
     Args:
         graph: Name of the graph.

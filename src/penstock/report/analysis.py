@@ -28,18 +28,18 @@ _COVERED = 0.99
 """Fraction of a run that a ledger must cover for its GPU-hours to count as the run's. Chosen."""
 
 FACTOR_NAMES: Final = {"prefill": "prefill", "ttft": "TTFT", "itl": "ITL"}
-"""Display names of the correction factors, by key."""
+"""Display names of the correction factors (observed time divided by the performance profile's time), by key."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """GPU-hours over a span of time, draining replicas included.
+    """GPU-hours over a span of time, draining replicas included. Times are simulated seconds from the start of the load run.
 
     Attributes:
-        start_s, end_s: Start and end of the span; times that the ledger does not cover are not in it.
+        start_s, end_s: Start and end of the span, which leaves out times that the ledger (the planner's decision log) does not cover.
         used_hours: GPU-hours held by existing replicas.
-        static_max_hours: GPU-hours if the budget were held all the time, the cost of provisioning for the peak. Without a budget, the
-            largest number of GPUs held is used.
+        static_max_hours: GPU-hours if the GPU budget were held all the time, the cost of provisioning for the peak. Without a budget, the
+            largest number of GPUs held is used in its place.
         static_min_hours: GPU-hours if the minimum replicas of each role were held all the time.
         peak_gpus: Largest number of GPUs held.
         budget_gpus: GPU budget; None if there is no limit.
@@ -59,7 +59,7 @@ class GpuUse:
         return 1 - self.used_hours / self.static_max_hours if self.static_max_hours > 0 else 0.0
 
     def covers(self, duration_s: float) -> bool:
-        """Return whether the span covers nearly all of a run of ``duration_s`` seconds, so that its GPU-hours count as the run's."""
+        """Return whether the span covers at least 99% of a load run of ``duration_s`` seconds, so that its GPU-hours count as the run's."""
         return self.end_s - self.start_s >= _COVERED * duration_s
 
     def lines(self) -> list[str]:
@@ -72,12 +72,12 @@ class GpuUse:
 
 
 def gpu_use(run: PlannerRun, *, start_s: float, end_s: float) -> GpuUse | None:
-    """Return the GPU-hours between two times; None if the ledger covers no part of them.
+    """Return the GPU-hours between two times; None if the ledger (decision log) covers no part of this span.
 
     Args:
         run: Planner's run, from its ledger.
-        start_s: Start of the span; the first metrics scrape if that is later.
-        end_s: End of the span; the newest record if that is earlier.
+        start_s: Start of the span in seconds from the start of the load run; the first metrics scrape replaces it if that is later.
+        end_s: End of the span, as ``start_s``; the newest record of the ledger replaces it if that is earlier.
     """
     steps = run.gpu_steps()
     if not steps:
@@ -107,15 +107,16 @@ def gpu_use(run: PlannerRun, *, start_s: float, end_s: float) -> GpuUse | None:
 
 @dataclass(frozen=True, slots=True)
 class Violations:
-    """Numbers of requests and token gaps that missed a latency target. Failed and rejected requests missed both.
+    """Numbers of requests and token gaps that missed a latency target. Failed and rejected requests missed both targets.
 
     Attributes:
-        ttft_target_s, itl_target_s: Targets, seconds; None if there is none.
+        ttft_target_s, itl_target_s: Targets for the TTFT and for the gaps between tokens, simulated seconds; None if there is no such
+            target.
         requests: Number of requests.
-        late_first_tokens: Number of requests without a first token within the TTFT target; None without a target.
-        slow_requests: Number of requests whose mean gap between tokens (TPOT) is above the ITL target; None without a target.
+        late_first_tokens: Number of requests without a first token within the TTFT target; None without a TTFT target.
+        slow_requests: Number of requests whose mean gap between tokens (TPOT) is above the ITL target; None without an ITL target.
         gaps: Number of inter-token gaps of successful requests.
-        long_gaps: Number of gaps above the ITL target; None without a target.
+        long_gaps: Number of gaps above the ITL target; None without an ITL target.
     """
 
     ttft_target_s: float | None
@@ -170,13 +171,13 @@ def violations(
 
 @dataclass(frozen=True, slots=True)
 class DemandSummary:
-    """Demand over a span of time.
+    """Demand at the routers over a span of time.
 
     Attributes:
         arrivals: Number of requests that arrived, rejected ones included.
         rejected: Number of requests that were refused or timed out in the queue.
-        oldest_wait_s: Longest wait of any queued request at a metrics scrape, simulated seconds; None if none waited.
-        unknown_pulls: Number of metrics scrapes without a demand from a router.
+        oldest_wait_s: Longest wait of any queued request at a metrics scrape, simulated seconds; None if no request waited.
+        unknown_pulls: Number of metrics scrapes of the planner at which the routers' demand was unknown.
         forecasts: Number of forecasts that could be compared with the observed demand.
         forecast_error: Median of |forecast - observed| / observed; None if no forecast could be compared.
     """
@@ -239,12 +240,13 @@ def demand_summary(run: PlannerRun, *, start_s: float, end_s: float) -> DemandSu
 
 @dataclass(frozen=True, slots=True)
 class PredictionSummary:
-    """Comparison of the fraction of requests on time as observed and as predicted by the planner's model.
+    """Comparison of the fraction of requests on time as observed and as predicted by the latency model of the planner.
 
     Attributes:
         windows: Number of ten-minute windows with enough requests.
-        agreed: Fraction of these windows in which the two fractions differ by at most one percentage point; None if there are none.
-        newest: Both fractions at the newest decision.
+        agreed: Fraction of these windows in which the observed and the predicted fraction differ by at most one percentage point; None if
+            there are no windows.
+        newest: Observed and predicted fraction at the newest decision that has both.
     """
 
     windows: int
@@ -265,7 +267,7 @@ class PredictionSummary:
 
 
 def prediction_summary(run: PlannerRun, *, start_s: float, end_s: float) -> PredictionSummary | None:
-    """Return how well the planner's model predicted the fraction of requests on time between two times.
+    """Return how well the latency model of the planner predicted the fraction of requests on time between two times.
 
     Returns None if the ledger has no predictions between them.
 
@@ -283,13 +285,13 @@ def prediction_summary(run: PlannerRun, *, start_s: float, end_s: float) -> Pred
 
 @dataclass(frozen=True, slots=True)
 class NeededReplicas:
-    """Replicas of one role that the latency targets needed according to the profile, and those it had.
+    """Number of replicas of one role that the latency targets required according to the performance profile, and the number that existed.
 
     Attributes:
         decisions: Number of decisions compared.
-        needed: Mean number of replicas needed.
-        had: Mean number of replicas, starting ones included.
-        short: Fraction of the decisions at which there were too few.
+        needed: Mean number of replicas required.
+        had: Mean number of existing replicas, starting ones included.
+        short: Fraction of the decisions at which fewer replicas existed than were required.
     """
 
     decisions: int
@@ -300,7 +302,7 @@ class NeededReplicas:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """One correction factor of mode sla, which is the observed time divided by the profile's time.
+    """One correction factor of mode sla: the observed time divided by the time in the performance profile.
 
     Attributes:
         least, median, most: Minimum, median and maximum over the decisions.
@@ -318,11 +320,11 @@ class TargetsSummary:
     """Planning of mode sla for its latency targets.
 
     Attributes:
-        goal: Fraction of the requests that should meet the targets.
+        goal: Fraction of the requests that should meet the latency targets.
         factors: Correction factors by name.
-        replicas: Needed and existing replicas by role.
-        outside: Fraction of the decisions at which the load was outside the profile's range, so that values at its edge were used; None if
-            there were no decisions.
+        replicas: Required and existing replicas by role.
+        outside: Fraction of the decisions at which the load was outside the range of the performance profile, so that the profile's values
+            at the edge were used; None if there were no decisions.
     """
 
     goal: float

@@ -32,12 +32,12 @@ class FleetOutcome:
     Attributes:
         name: Display name such as ``3P+1D`` or ``hpa``.
         kind: Component that sets the number of replicas.
-        is_measured: Whether it is the actual run; otherwise it was simulated.
-        in_time: Fraction of all requests with a TTFT below the SLO, 0-1; lost ones count as late.
+        is_measured: Whether this is the measured outcome of the actual run; otherwise the fleet was simulated.
+        in_time: Fraction of all requests with a TTFT below the TTFT target, 0-1; lost requests count as late.
         lost: Number of failed and rejected requests.
-        ttft_p50_s, ttft_p90_s, ttft_p99_s: Percentiles of the served requests' TTFT, seconds; None if none was served.
+        ttft_p50_s, ttft_p90_s, ttft_p99_s: Percentiles of the served requests' TTFT, simulated seconds; None if no request was served.
         gpu_hours: GPU-hours held from the first request to the last answer; None if unknown.
-        remark: Reason for which it is shown; empty if the name suffices.
+        remark: Reason for which the fleet is shown, for the reader; empty if the name suffices.
     """
 
     name: str
@@ -66,8 +66,9 @@ class Counterfactual:
         outcomes: Outcomes to show, the measured one first.
         fixed: Outcome of every fixed fleet that was simulated, the smallest first.
         notes: Sentences about the assumptions and limits of the comparison.
-        equal: Cheapest fixed fleet that serves as well; None if no simulated one does.
-        is_complete: Whether the search did not stop at its limit before all fixed fleets that could be as good were simulated.
+        equal: Cheapest fixed fleet that serves as large a fraction on time as the actual run; None if no simulated fleet does.
+        is_complete: Whether all fixed fleets that could be as good were simulated; False if the search reached its maximum number of
+            fleets.
     """
 
     slo_s: float
@@ -86,11 +87,11 @@ class Counterfactual:
 def served_outcome(
     results: Sequence[RequestResult], use: GpuUse | None, *, name: str, slo_s: float, duration_s: float
 ) -> FleetOutcome:
-    """Return the outcome of the actual run; its GPU-hours are unknown if the ledger does not cover the run.
+    """Return the outcome of the actual run. Its GPU-hours are unknown if the ledger (the planner's decision log) does not cover the run.
 
     Args:
         results: Results of all requests that ended; at least one.
-        use: GPU-hours from the ledger; None if unknown.
+        use: GPU-hours computed from the ledger; None if unknown.
         name: Name of the planner mode that scaled the run.
         slo_s: TTFT target, seconds.
         duration_s: Duration of the run, seconds.
@@ -126,7 +127,7 @@ def outcome(
         requests: Number of requests sent, >= 1; those that were not served count as lost.
         slo_s: TTFT target, seconds; a TTFT below it is on time.
         gpu_hours: GPU-hours held; None if unknown.
-        is_measured: Whether it is the actual run.
+        is_measured: Whether this is the actual run, not a simulation.
     """
     ranks = describe(ttft_s)
     return FleetOutcome(
@@ -143,7 +144,10 @@ def outcome(
 
 
 def sentences(found: Counterfactual) -> list[str]:
-    """Return one sentence per simulated fleet about its cost and fraction on time, followed by the notes about the assumptions."""
+    """Return one sentence per simulated fleet about its cost and fraction on time, followed by the notes about the assumptions.
+
+    ``found`` is the comparison of the actual run with these fleets.
+    """
     lines = []
     for each in found.outcomes[1:]:
         did = _did(each, found.served)

@@ -55,20 +55,20 @@ def save_all(pictures: Iterable[tuple[str, Callable[[], Figure]]], directory: Pa
 
 
 def columns(points: Sequence[tuple[float, float | None]]) -> tuple[Floats, Floats]:
-    """Return the two columns of (x, y) points as arrays; None becomes NaN, at which a line is interrupted."""
+    """Return the x and the y values of (x, y) points as two arrays; a None becomes NaN, at which a drawn line is interrupted."""
     found = np.array(points, dtype=np.float64).reshape(-1, 2)
     return found[:, 0], found[:, 1]
 
 
 def legend_beside(axes: Axes) -> None:
-    """Put the legend to the right of the axes; does nothing if they have no labels."""
+    """Put a legend to the right of the axes; does nothing if nothing drawn in the axes has a label."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         axes.legend(handles, labels, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, frameon=False)
 
 
 def legend_above(axes: Axes) -> None:
-    """Put the legend above the axes; does nothing if they have no labels."""
+    """Put a legend above the axes; does nothing if nothing drawn in the axes has a label."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         axes.legend(
@@ -85,7 +85,7 @@ def legend_above(axes: Axes) -> None:
 
 
 def legend_below(figure: Figure, axes: Axes) -> None:
-    """Put the legend of ``axes``, one of several next to each other, below all of them, where it does not take width from them."""
+    """Put the legend of ``axes``, one of several axes next to each other, below all axes of the figure, where it takes no width from them."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         figure.legend(

@@ -28,16 +28,16 @@ from penstock.workload.results import LoadRun, read_run
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """All data of a report, from which page, charts and text are made.
+    """All data of a report, from which page, charts and text are made. The ledger is the planner's decision log.
 
     Attributes:
         load: The load run.
         planner: The planner's run; None without a ledger.
-        use: GPU-hours during the load run; None without a ledger, or if it does not cover the load run.
-        violations: Numbers of requests that missed the targets.
-        demand: Demand at the routers; None without a ledger, or if it has no demand.
-        targets: Planning of mode sla for its targets; None in other modes.
-        prediction: Observed and predicted fractions on time; None if the ledger has none.
+        use: GPU-hours during the load run; None without a ledger, or if the ledger does not cover the load run.
+        violations: Numbers of requests and token gaps that missed the latency targets.
+        demand: Demand at the routers; None without a ledger, or if the ledger has no demand.
+        targets: How a planner in mode sla planned for its latency targets; None in other modes.
+        prediction: Observed and predicted fractions of requests on time; None if the ledger has no predictions.
         counterfactual: Outcomes of other fleets; None if none were simulated.
         remarks: Further sentences for the reader.
     """
@@ -60,7 +60,7 @@ class RunReport:
 
     @property
     def lag(self) -> dict[str, Any]:
-        """Lag of the load run's processes behind their schedules, as in its summary."""
+        """Lag of the load run's processes behind their schedules, as in the load run's summary."""
         lag: dict[str, Any] = self.load.summary["lag"]
         return lag
 
@@ -83,7 +83,7 @@ def analyse(
     ttft_target_s: float | None = None,
     itl_target_s: float | None = None,
 ) -> RunReport:
-    """Read a load run and, if its path is set, the planner's ledger, and return the report's data.
+    """Read a load run and, if ``ledger`` is set, the planner's ledger (decision log), and return the report's data.
 
     Args:
         run: Output directory of `penstock load`.
@@ -118,7 +118,7 @@ def analyse(
 
 
 def with_graph(report: RunReport, graph: GraphDeployment) -> RunReport:
-    """Return the report with the graph's SLO as the targets; unchanged if it has a TTFT target already."""
+    """Return the report with the graph's SLO as its latency targets; unchanged if the report has a TTFT target already."""
     if report.violations.ttft_target_s is not None:
         return report
     slo, itl_s = graph.spec.slo, report.violations.itl_target_s

@@ -10,7 +10,7 @@ _MINUTE_S = 60.0
 def headline(report: RunReport) -> str:
     """Return the result of the run: requests served, fraction on time, and GPU-hours compared with a fixed fleet.
 
-    Unknown figures are left out. The TTFT target is that of the comparison with other fleets, or else that of the report.
+    Unknown figures are left out. The TTFT target is that of the comparison with other fleets or, without a comparison, that of the report.
     """
     counts = report.load.summary["requests"]
     served = f"Served {counts['ok']:,} of {counts['planned']:,}"

@@ -43,22 +43,23 @@ class LoadOrigin:
 
 @dataclass(frozen=True, slots=True)
 class RoleChange:
-    """One role's part of a decision.
+    """One role's part of a decision of the planner.
 
     Attributes:
         role: The role.
         current: Number of ready and starting replicas.
         desired: Number of replicas requested.
         action: ``up``, ``hold`` or ``down``.
-        reason: Reason code.
-        sentence: Explanation.
-        mean: Mean of the signal in the interval that was compared with the thresholds; None if unknown or not compared.
-        outcome: ``applied``, ``failed`` or ``abandoned``; ``not asked`` for a hold or in no-operation mode; ``unknown`` if the ledger ends
-            before it.
-        forecast: Demand forecast; None if the mode makes none.
-        profile: Values from the performance profile; None if the mode has none.
-        shares: Observed and predicted fractions of requests on time; None if the mode predicts none, and for roles that requests do not
-            reach first.
+        reason: Reason code of the planner, for machines.
+        sentence: The planner's explanation, for people.
+        mean: Mean, over the adjustment interval, of the signal that was compared with the thresholds; None if unknown, or if no signal was
+            compared.
+        outcome: ``applied``, ``failed`` or ``abandoned``; ``not asked`` for a hold or in no-operation mode; ``unknown`` if the ledger
+            (decision log) ends before the outcome.
+        forecast: Demand forecast; None if the planner's mode makes no forecast.
+        profile: Values from the performance profile; None if the planner's mode uses no profile.
+        shares: Observed and predicted fractions of requests on time; None if the planner's mode predicts no fraction, and for roles that
+            requests do not reach first.
     """
 
     role: Role
@@ -76,12 +77,12 @@ class RoleChange:
 
 @dataclass(frozen=True, slots=True)
 class DecisionMark:
-    """One decision of the ledger.
+    """One decision of the planner, from its ledger (decision log).
 
     Attributes:
         id: Id of the decision.
         at_s: Seconds from the start of the load run.
-        roles: Parts of the roles, in the order in which they are carried out.
+        roles: Each role's part of the decision, in the order in which these parts are carried out.
         gpus_after: GPUs held at the decision plus those that the decision adds.
     """
 
@@ -98,15 +99,15 @@ class DecisionMark:
 
 @dataclass(frozen=True, slots=True)
 class PlannerRun:
-    """A planner's run as shown in the report. Times are seconds from the start of the load run.
+    """A planner's run, from its ledger (decision log), as the report shows it. Times are simulated seconds from the start of the load run.
 
     Attributes:
-        config: Configuration in the newest header.
+        config: Configuration of the planner, from the newest header of the ledger.
         pulls: Metrics scrapes in order of time.
         decisions: Decisions in order of time.
         adjusting: Spans (start, end) in which replicas started or drained because of the planner's decisions.
-        end_s: Time of the newest record.
-        notes: Sentences for the reader, for example about incomplete lines or another clock.
+        end_s: Time of the newest record of the ledger.
+        notes: Sentences for the reader, for example about incomplete lines of the ledger.
         start_ups_s: Start-up time of each replica that became ready, seconds, in order of time.
         graph_file: Path of the graph's manifest; None if the ledger does not name it.
     """
@@ -123,8 +124,8 @@ class PlannerRun:
     def gpu_steps(self) -> list[tuple[float, int]]:
         """Return (time, GPUs held from then on), in order of time.
 
-        A planner that waits for its adjustments scrapes no metrics meanwhile. From a decision until the next scrape, the replicas that it
-        adds count as holding their GPUs, and those that it removes still hold theirs.
+        A planner that waits for its adjustments scrapes no metrics meanwhile. From a decision until the next scrape, the replicas that the
+        decision adds count as holding their GPUs, and the replicas that it removes still hold theirs.
         """
         steps = [(pull.at_s, existing_gpus(pull.pools, self.config)) for pull in self.pulls]
         steps += [
@@ -166,7 +167,7 @@ class PlannerRun:
 
 
 def load_planner_run(path: Path, *, origin: LoadOrigin) -> PlannerRun:
-    """Read a planner's ledger, and return its newest timeline.
+    """Read a planner's ledger (decision log), and return its newest timeline: the planner's runs since the last restart of its clock.
 
     Args:
         path: Ledger file, or the folder that contains it.
@@ -186,7 +187,9 @@ def load_planner_run(path: Path, *, origin: LoadOrigin) -> PlannerRun:
 
 
 def view_of(records: Sequence[Record], *, origin: LoadOrigin) -> PlannerRun | None:
-    """Return the newest timeline of a ledger; None if the ledger has no header.
+    """Return the newest timeline of a ledger (decision log): the planner's runs since the last restart of its clock.
+
+    Returns None if the ledger has no header.
 
     Args:
         records: Records in file order.

@@ -47,7 +47,7 @@ def write_report(report: RunReport, output: Path, *, with_pictures: bool = True)
     Args:
         report: Data of the report.
         output: Folder to write to; created if it does not exist.
-        with_pictures: Whether charts are drawn, which needs matplotlib.
+        with_pictures: Whether charts are drawn, which requires matplotlib.
 
     Raises:
         ConfigError: charts are requested and matplotlib is not installed, or the folder cannot be written to.

@@ -67,13 +67,13 @@ def _needing_roles(run: PlannerRun) -> list[Role]:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A chart over time.
+    """A chart of a planner's run over time.
 
     Attributes:
         name: File name without its ending.
         title: Title of the chart.
-        panels: Number of panels.
-        draw: Function that draws the panels, one below the other.
+        panels: Number of panels, which are drawn one below the other.
+        draw: Function of the planner's run, the results of the load run's requests, and the axes of the panels, that draws the panels.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Picture:
 
 
 def planner_pictures(run: PlannerRun) -> list[Picture]:
-    """Return the charts that the ledger has data for."""
+    """Return the charts for which the planner's ledger (decision log) has data."""
     roles, thresholds = _roles(run), ", thresholds" if run.config.mode == Mode.LOAD else ""
     signals = 2 if Role.PREFILL in roles else 1
     found = [

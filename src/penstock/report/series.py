@@ -16,7 +16,7 @@ from penstock_planner.decide.observation import Pull
 Floats = NDArray[np.float64]
 
 COMPARED_S: Final = 30.0
-"""Seconds over which the observed demand is averaged, around the time of a forecast, to compare the two.
+"""Seconds over which the observed demand is averaged, around the time of a forecast, to compare it with the forecast.
 
 Chosen: tokens arrive one prompt at a time, so shorter means are noise.
 """
@@ -26,7 +26,10 @@ MAX_CURVE_POINTS: Final = 2000
 
 
 def cdf(values: Sequence[float] | NDArray[np.floating]) -> tuple[Floats, Floats]:
-    """Return the sorted values, and for each the fraction of values at or below it; thinned to `MAX_CURVE_POINTS`."""
+    """Return the sorted values, and for each the fraction of values at or below it; at most 2000 points (`MAX_CURVE_POINTS`).
+
+    Of more values, evenly spaced ones are returned. Returns two empty arrays if there are no values.
+    """
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     share = np.arange(1, ordered.size + 1) / max(1, ordered.size)
     if ordered.size > MAX_CURVE_POINTS:
@@ -38,7 +41,7 @@ def cdf(values: Sequence[float] | NDArray[np.floating]) -> tuple[Floats, Floats]
 def running_percentiles(
     times: Floats, values: Floats, *, ranks: Sequence[float], window_s: float
 ) -> tuple[Floats, Floats]:
-    """Return percentiles over half-overlapping windows of time.
+    """Return percentiles over windows of time, each of which overlaps half of the next one.
 
     Args:
         times: Times of the values, in any order.
@@ -80,7 +83,7 @@ def token_gaps(results: Sequence[RequestResult]) -> tuple[Floats, Floats]:
 
 
 def in_flight(results: Sequence[RequestResult]) -> tuple[Floats, Floats]:
-    """Return the times at which the number of requests in flight changes, and that number from each time on."""
+    """Return the times at which the number of requests in flight changes, and the number from each of these times on."""
     times = np.array([result.sent_s for result in results] + [result.ended_s for result in results])
     steps = np.repeat([1.0, -1.0], len(results))
     order = np.lexsort((-steps, times))
@@ -90,14 +93,14 @@ def in_flight(results: Sequence[RequestResult]) -> tuple[Floats, Floats]:
 def within_targets(
     results: Sequence[RequestResult], *, ttft_s: float | None, itl_s: float | None
 ) -> tuple[Floats, Floats]:
-    """Return two arrays with 1 or 0 per request: TTFT within its target, and mean gap between tokens within its target.
+    """Return two arrays with 1 (yes) or 0 per request: whether the TTFT, and whether the mean gap between tokens, is within its target.
 
-    Failed and rejected requests are 0 in both. A request with one output token has no gap, and meets the second target.
+    Failed and rejected requests are 0 in both. A successful request with one output token has no gap, and meets the target for the gaps.
 
     Args:
         results: Results of all requests.
-        ttft_s: TTFT target, seconds; with None every successful request meets it.
-        itl_s: Target for the mean gap, seconds; with None every successful request meets it.
+        ttft_s: TTFT target, seconds; None means that every successful request is within it.
+        itl_s: Target for the mean gap, seconds; None means that every successful request is within it.
     """
     first, gaps = [], []
     for result in results:
@@ -129,7 +132,7 @@ def attainment_over_time(results: Sequence[RequestResult], values: Floats) -> tu
 def tokens_around(pulls: Sequence[Pull], times: Floats) -> Floats:
     """Return the observed uncached prompt tokens/s, averaged over 30 s (`COMPARED_S`) around each time.
 
-    The result is NaN at times outside the metrics scrapes (``pulls``) that have a demand.
+    The result is NaN at times less than 15 s after the first, or before the last, of the metrics scrapes (``pulls``) that have a demand.
     """
     known = [(pull.at_s, pull.demand) for pull in pulls if pull.demand is not None]
     ends = np.array([at_s for at_s, _ in known])
@@ -144,7 +147,9 @@ def tokens_around(pulls: Sequence[Pull], times: Floats) -> Floats:
 
 
 def demand_bins(pulls: Sequence[Pull], width_s: float) -> tuple[Floats, dict[str, Floats]]:
-    """Return the demand averaged over bins; metrics are scraped each second, and without averaging a chart would show single requests.
+    """Return the demand averaged over bins of time.
+
+    Metrics are scraped each second, so without averaging a chart would show single requests.
 
     Args:
         pulls: Metrics scrapes in order of time; at least one has the demand.
@@ -183,9 +188,10 @@ def _ratio(sums: NDArray[Any], counts: NDArray[Any]) -> Floats:
 
 
 def shown_span(run: PlannerRun, *, duration_s: float) -> tuple[float, float]:
-    """Return the start and end of the time span that the charts show, seconds.
+    """Return the start and end of the time span that the charts show, in simulated seconds from the start of the load run.
 
-    It covers the load run of ``duration_s``, and up to ten adjustment intervals after it, in which the planner shrinks.
+    The span covers the load run of ``duration_s``, and up to ten adjustment intervals (times between two decisions) after the load run, in
+    which the planner removes replicas.
     """
     interval_s = run.config.adjustment_interval_s
     first_s = run.pulls[0].at_s if run.pulls else 0.0

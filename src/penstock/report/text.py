@@ -20,14 +20,14 @@ _RANKS: Final = ("p50", "p90", "p99", "mean", "max")
 
 
 def seconds(value: float | None) -> str:
-    """Return a duration for display, in milliseconds below one second; ``-`` if None."""
+    """Return a duration in seconds as text, in milliseconds below one second; ``-`` if ``value`` is None."""
     if value is None:
         return "-"
     return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
 
 
 def percent(value: float | None) -> str:
-    """Return a fraction as a percentage; ``-`` if None."""
+    """Return a fraction as text, in percent; ``-`` if ``value`` is None."""
     return "-" if value is None else f"{value:.1%}"
 
 
@@ -37,13 +37,13 @@ def _rate(value: float | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FigureTable:
-    """A table for terminal and page.
+    """A table for the terminal and the HTML page.
 
     Attributes:
         heads: Column headings.
         rows: Rows of cells.
         texts: Number of text columns, from the left; the others are numbers.
-        note: Note below the table; None for none.
+        note: Note below the table; None if the table has no note.
     """
 
     heads: Sequence[str]
@@ -63,7 +63,10 @@ class FigureTable:
 
 
 def latencies(summary: Mapping[str, Any]) -> FigureTable:
-    """Return a table of latency percentiles; a gap below the client's timer resolution is shown as less than that resolution."""
+    """Return a table of the latency percentiles in a load run's summary.
+
+    A gap between tokens that is shorter than the resolution of the client's timer is shown as less than that resolution.
+    """
     latency, lag = summary["latency"], summary["lag"]
 
     def cell(key: str, rank: str) -> str:
@@ -81,7 +84,7 @@ def latencies(summary: Mapping[str, Any]) -> FigureTable:
 
 
 GAPS_DIFFER: Final = 1.5
-"""Chosen: ratio of the medians of ITL and TPOT from which their difference is explained."""
+"""Chosen: ratio of the medians of ITL and TPOT from which on a note explains why the two differ."""
 
 
 def _why_gaps_differ(latency: Mapping[str, Any]) -> str:
@@ -110,7 +113,10 @@ def _tiers(tiers: Mapping[str, Mapping[str, Any]]) -> FigureTable:
 
 
 def fleets(found: Counterfactual) -> FigureTable:
-    """Return a table with one row per fleet on the same traffic, the measured one first."""
+    """Return a table with one row per fleet on the same traffic, the actual run first.
+
+    ``found`` is the comparison of the actual run with other fleets.
+    """
     rows = [
         (
             each.name,
@@ -148,7 +154,10 @@ def decisions(marks: Iterable[DecisionMark], *, with_holds: bool = False) -> Fig
 
 
 def process_lags(lag: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the p99 lag of each process in simulated seconds, by the names that the summary's notes use."""
+    """Return the 99th percentile of each process's lag in simulated seconds, by the names of the processes in the summary's notes.
+
+    The value is None for a process whose lag is unknown. ``lag`` is the entry of this name in the load run's summary.
+    """
     return {
         "client sending": lag["send_p99_s"],
         "client event loop": lag["loop_p99_s"],
@@ -250,7 +259,7 @@ def _lag_notes(lag: Mapping[str, Any]) -> list[str]:
 
 
 def facts(report: RunReport) -> dict[str, list[str]]:
-    """Return sentences about targets, demand, planning and GPU-hours, by topic name; topics without data are left out."""
+    """Return sentences about latency targets, demand, planning and GPU-hours, by topic name; topics without data are left out."""
     parts = {
         "target": report.violations,
         "demand": report.demand,
@@ -263,7 +272,7 @@ def facts(report: RunReport) -> dict[str, list[str]]:
 
 
 def counted(marks: Sequence[DecisionMark]) -> str:
-    """Return a sentence with the number of decisions and of those that changed replicas."""
+    """Return a sentence with the number of decisions, and the number of decisions that changed replicas."""
     changes = sum(mark.is_change for mark in marks)
     return f"{len(marks)} decisions, {changes} with a change, {len(marks) - changes} held"
 

@@ -18,7 +18,7 @@ def draw_trace(name: str, info: TraceInfo, requests: Sequence[TraceRequest]) -> 
 
     Args:
         name: Name of the trace.
-        info: Figures of the trace.
+        info: Figures that describe the trace, such as its mean rate.
         requests: Requests of the trace.
     """
     unknown = "" if info.reuse is not None else "; no ids, so reuse is unknown"

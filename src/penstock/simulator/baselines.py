@@ -21,8 +21,8 @@ from penstock_planner.options import join
 def configured(config: DecideConfig, mode: str, pools: Sequence[PoolSpec]) -> DecideConfig:
     """Return ``config`` with its mode set to ``mode``, and with the mode's parameters and latency profile taken from the pools.
 
-    Parameters that ``config`` already has are not changed. The schedule of an oracle mode is not included:
-    `oracle_search.with_best_schedule` adds it for each run.
+    Parameters that ``config`` already has are not changed. The schedule of an oracle mode (a reference that knows every arrival in advance)
+    is not included: `oracle_search.with_best_schedule` adds it for each run.
 
     Args:
         config: Planner configuration to start from.
@@ -64,8 +64,8 @@ def measured(parameters: type[Any], pools: Sequence[PoolSpec]) -> Any:
 def hardware_of(pools: Sequence[PoolSpec]) -> dict[str, float]:
     """Return the figures that a user would measure on the hardware, by name.
 
-    ``prefill_tokens_per_s`` is the peak prefill throughput of one replica, and ``kv_tokens`` the capacity of its KV cache in tokens.
-    The simple server has no latency profile: its throughput is constant, and its cache capacity is used as ``kv_tokens``.
+    ``prefill_tokens_per_s`` is the peak prefill throughput of one replica, and ``kv_tokens`` the capacity of its KV cache in tokens. For
+    the simple server (`SimpleModel`), which has no latency profile, they are its constant throughput and its cache capacity.
     """
     found: dict[str, float] = {}
     for pool in pools:

@@ -18,7 +18,7 @@ def beyond_every_fleet(scenario: Scenario, summary: Sequence[Mapping[str, Any]])
 
     Args:
         scenario: Scenario of the runs; its workers, planner and GPU budget are used.
-        summary: Rows of `summarise`; their keys ``rate_rps``, ``prompt_tokens_mean`` and ``hit_bound`` are used.
+        summary: Rows that `sweep.summarise` returns; their keys ``rate_rps``, ``prompt_tokens_mean`` and ``hit_bound`` are used.
     """
     if scenario.resizes:
         return []

@@ -130,7 +130,8 @@ class Cell:
     """One run of a sweep, which can be sent to another process or machine.
 
     Attributes:
-        work: Function that computes the figures from ``spec``. It must be defined at the top level of a module, so that it can be pickled.
+        work: Function that computes the run's figures (its results as plain data, by name) from ``spec``. It must be defined at the top
+            level of a module, so that it can be pickled.
         spec: Dataclass that holds all inputs of the figures, except for the contents of files and the code, such as a `RunSpec`.
     """
 
@@ -171,7 +172,12 @@ class Cell:
 
 
 class CellJournal:
-    """Journal of the finished cells (runs) of one output folder, from which a killed sweep continues."""
+    """Journal of the finished cells (runs) of one output folder, from which a killed sweep continues.
+
+    Attributes:
+        path: File of the journal.
+        figures: Figures of the finished cells, by the cell's key (see `Cell.key`).
+    """
 
     def __init__(self, directory: Path) -> None:
         """Read the journal of the folder ``directory``, which is created if it does not exist.

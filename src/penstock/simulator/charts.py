@@ -35,7 +35,7 @@ def draw_all(result: Mapping[str, Any], recordings: Mapping[str, Recording], dir
 
     Args:
         result: Result of `plan.run_plan`.
-        recordings: One recorded run by policy label; if empty, only the charts of the summary are drawn.
+        recordings: One recorded run of each policy, by the policy's label; if empty, only the charts of the summary are drawn.
         directory: Folder to write to.
     """
     drawn: list[tuple[str, Callable[[], Figure]]] = [
@@ -55,7 +55,7 @@ def capacity(summary: Sequence[Mapping[str, Any]], *, slo_s: float) -> Figure:
     """Draw the fraction of requests with a TTFT within the SLO, and the P90 TTFT, each against the request rate.
 
     Args:
-        summary: Rows of `summarise`.
+        summary: Rows that `sweep.summarise` returns.
         slo_s: TTFT target in seconds, drawn as a line.
     """
     figure = blank_figure("Effective request capacity")
@@ -82,7 +82,7 @@ def capacity(summary: Sequence[Mapping[str, Any]], *, slo_s: float) -> Figure:
 def hits(summary: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw the cache hit rate with its upper bound, and the load imbalance between workers, each against the request rate.
 
-    ``summary`` are rows of `summarise`.
+    ``summary`` are the rows that `sweep.summarise` returns.
     """
     figure = blank_figure("Cache hits and balance")
     rate, balance = figure.subplots(1, 2)
@@ -131,7 +131,7 @@ def ttft_cdf(recordings: Mapping[str, Recording], *, slo_s: float) -> Figure:
 def imbalance(recordings: Mapping[str, Recording]) -> Figure:
     """Draw the pending prompt tokens over time: their coefficient of variation over the workers, and their sum.
 
-    ``recordings`` are one recorded run by policy label.
+    ``recordings`` holds one recorded run of each policy, by the policy's label.
     """
     figure = blank_figure("Load over time")
     spread, total = figure.subplots(2, 1, sharex=True)

@@ -89,7 +89,7 @@ MOST_SPLITS = 7
 """Maximum number of fixed fleets tried per total GPU count. Chosen: all splits of eight GPUs between two roles."""
 
 ASSUMED_START_UP_S = 30.0
-"""Start-up time in seconds if neither the ledger nor the graph has one; it is the default of `penstock simulate`."""
+"""Start-up time of a replica, in seconds, if neither the planner's decision log nor the graph has one: the default of `penstock simulate`."""
 
 _LETTERS = {Role.PREFILL: "P", Role.DECODE: "D"}
 
@@ -100,8 +100,8 @@ class FleetSetting:
 
     Attributes:
         base: Scenario of the graph with its replicas at the start of the run, and without a planner.
-        planner: Configuration of the run's planner, or of the graph's planner if the run has no ledger.
-        has_ledger: Whether the run has a planner ledger.
+        planner: Configuration of the run's planner, or of the graph's planner if the run has no ledger (the planner's decision log).
+        has_ledger: Whether the run has a ledger.
         notes: Sentences for the reader about the assumptions made.
     """
 
@@ -113,8 +113,11 @@ class FleetSetting:
     def fleets(self, requests: Sequence[TraceRequest]) -> dict[int, list[Fleet]]:
         """Return the fixed fleets within the GPU budget, by their total GPUs, the smallest first.
 
-        The smallest total is half of the GPUs that the mean load needs without prefix caching. Of each total, at most `MOST_SPLITS` fleets
-        are returned, those first whose split between the pools is nearest to the split of that need.
+        The smallest total is half of the GPUs that the mean load needs without prefix caching. For each total, at most 7 fleets
+        (`MOST_SPLITS`) are returned, ordered by how close their split between the pools is to the split of the needed GPUs.
+
+        Args:
+            requests: Requests from which the mean load is computed.
         """
         need = needs(requests, self.base, Utilisation(1.0, 1.0))
         last_s = int(requests[-1].arrival_s) + 1
@@ -154,7 +157,7 @@ def setting_of(report: RunReport, graph: GraphDeployment) -> FleetSetting:
     """Return the settings of the alternative fleets for a recorded run.
 
     Args:
-        report: The recorded run, with its planner's ledger if there is one.
+        report: The recorded run, with its planner's ledger (decision log) if there is one.
         graph: Graph that served the run.
     """
     run = report.planner

@@ -20,10 +20,10 @@ IDLE_S: Final = 60.0
 
 
 def run_same(cell: Cell, key: str) -> CellOutcome:
-    """Run a cell on a Dask worker, and return its figures.
+    """Run a cell (one simulation run) on a Dask worker, and return its figures.
 
-    Returns an error instead if the worker's own key of the cell differs from ``key``: its code, plugins or profiles would then give other
-    figures than the sender's.
+    ``key`` is the cell's key on the machine that sent it. Returns an error instead of figures if the key that the worker computes differs:
+    the worker's code, plugins or profiles would then give other figures than the sender's.
     """
     try:
         own = cell.key
@@ -48,7 +48,7 @@ class DaskCluster:
             address: Value of ``--on``, for error messages.
 
         Raises:
-            PenstockError: the cluster has no workers for `IDLE_S`.
+            PenstockError: the cluster has had no workers for 60 seconds (`IDLE_S`).
         """
         self._client, self._address = client, address
         self._threads = self._count_threads()
@@ -69,14 +69,14 @@ class DaskCluster:
         return 2 * max(1, self._threads)
 
     def submit(self, cell: Cell) -> Any:
-        """Send a cell together with its trace, and return its Dask future."""
+        """Send a cell together with its trace, and return the cell's Dask future."""
         return self._client.submit(run_same, cell.portable(), cell.key, pure=False)
 
     def finished(self, tasks: Collection[Any]) -> Mapping[Any, CellOutcome]:
         """Wait until at least one of the tasks has ended, and return the ended tasks with their results.
 
         Raises:
-            PenstockError: the cluster is gone or has no workers, or a cell's workers died repeatedly.
+            PenstockError: the cluster is gone or has had no workers for 60 seconds (`IDLE_S`), or a cell's workers died repeatedly.
         """
         while True:
             try:

@@ -17,11 +17,14 @@ from penstock.simulator.cells import Cell, CellJournal, CellLost, CellOutcome, F
 
 SpecT = TypeVar("SpecT")
 MAX_POOL_BREAKS: Final = 3
-"""Number of times that a process may be killed, without a finished run in between, before the sweep fails. Chosen."""
+"""Number of times that a process is killed, without a finished run in between, at which the sweep fails. Chosen."""
 
 
 class Executor(Protocol):
-    """Runs a sweep's cells concurrently. `submit` returns a task for each cell; `finished` waits for tasks and returns their results."""
+    """Runs a sweep's cells (single runs) concurrently.
+
+    `submit` returns a task for each cell; `finished` waits for tasks and returns their results.
+    """
 
     def max_in_flight(self) -> int:
         """Return the maximum number of cells to submit at a time, running and queued together."""
@@ -47,7 +50,7 @@ class InProcess:
         return done
 
     def finished(self, tasks: Collection[Any]) -> Mapping[Any, CellOutcome]:
-        """Return the results of all tasks, since each has ended."""
+        """Return the results of all tasks, since each of these has ended."""
         return {task: task.result() for task in tasks}
 
 
@@ -75,7 +78,7 @@ class Processes:
         """Send a cell to the process pool; if one of its processes was killed, start a new pool first.
 
         Raises:
-            PenstockError: processes were killed `MAX_POOL_BREAKS` times without a finished run in between.
+            PenstockError: processes were killed three times (`MAX_POOL_BREAKS`) without a finished run in between.
         """
         try:
             return self._pool.submit(cell.run)
@@ -93,7 +96,7 @@ class Processes:
     def finished(self, tasks: Collection[Any]) -> Mapping[Any, CellOutcome]:
         """Wait until at least one of the tasks has ended, and return the ended ones.
 
-        If a process is killed, all cells in the pool end with `CellLost`.
+        If a process is killed, every cell that is running or queued in the process pool ends with `CellLost`.
         """
         done, _ = futures.wait(tasks, return_when=futures.FIRST_COMPLETED)
         return {task: self._outcome(task) for task in done}

@@ -38,26 +38,27 @@ class State(StrEnum):
 
 
 class SimulatedWorker:
-    """One simulated worker.
+    """One simulated worker. Times are simulated seconds.
 
     Attributes:
         spec: Pool that the worker belongs to.
-        joined_s: Time at which it was requested, in simulated seconds.
+        joined_s: Time at which it was requested.
         is_placed: Whether it is scheduled on a node, so that it occupies GPUs there.
         number: Serial number within its role.
         name: ``role-number``; names are never reused.
         state: Its lifecycle state.
         incarnation: Number of times that it has died.
-        version: Version of its newest scheduled wake-up; wake-ups with an older version are ignored.
+        version: Number of the newest scheduled call of its server's ``run``; scheduled calls with an older number are ignored.
         server: Its engine or simple server.
-        jobs: Jobs assigned to it, by index.
+        jobs: Jobs assigned to it, by `Job.index`.
         pending_tokens: Number of prompt tokens that it still has to compute.
         prompt_tokens: Sum of the prompt tokens of the jobs assigned to it.
         ended_output_tokens: Number of tokens generated for jobs that have ended, since its process started.
         computed_tokens: Cumulative number of prompt tokens computed.
         kv_usage_fraction: KV cache usage, 0-1, at the last metrics scrape; None before the first one.
-        scraped_tokens, scraped_uncomputed_tokens: Tokens in flight at that scrape: all, and those not computed then.
-        slots: Admission to its engine: the indices of the jobs that run, and of those that are queued.
+        scraped_tokens, scraped_uncomputed_tokens: Prompt tokens of its jobs at the last metrics scrape: all, and those that were not
+            computed yet; 0 before the first scrape.
+        slots: Admission to its engine: the indices of the jobs that run in the engine, and of those that wait for it.
         drains_since_s: Time at which its drain began; None if it does not drain.
         switching_to: Role that it is switching to, from the decision until it serves in that role; None if it is not switching.
     """
@@ -85,7 +86,7 @@ class SimulatedWorker:
         self.renew(server)
 
     def renew(self, server: Server) -> None:
-        """Reset the worker to a new, empty process with the given server."""
+        """Reset the worker to a new, empty process with the given server, after its process died."""
         self.server = server
         self.jobs: dict[int, Job] = {}
         self.pending_tokens = 0
@@ -148,7 +149,7 @@ class SimulatedFleet:
         return [each for each in self._workers.values() if each.spec.role is role and each.state in states]
 
     def counts(self, role: Role) -> PoolCounts:
-        """Return a pool's replica counts as the planner observes them. A dead worker that will restart counts as starting."""
+        """Return the replica counts of a role as the planner observes them. A dead worker that will restart counts as starting."""
         spec = self._scenario.pool(role)
         switching = len(self._switching_to(role))
         return PoolCounts(
@@ -160,7 +161,7 @@ class SimulatedFleet:
         )
 
     def join(self, role: Role, now_s: float) -> SimulatedWorker | None:
-        """Add a starting worker, placed on a node if the nodes have free GPUs; return None if the budget does not allow it."""
+        """Add a starting worker, placed on a node if the nodes have free GPUs; return None if the budget does not allow the worker."""
         spec = self._scenario.pool(role)
         if self._limit is not None and self.gpus + spec.gpus > self._limit:
             self.refused += 1
@@ -178,9 +179,9 @@ class SimulatedFleet:
         return worker
 
     def switched(self, worker: SimulatedWorker, now_s: float) -> SimulatedWorker:
-        """Replace a worker by one of the role in ``worker.switching_to``, with the same GPUs, an empty cache and a new name, and return it.
+        """Replace a worker by a new one of the role in ``worker.switching_to``, and return the new worker.
 
-        The new worker is in state SWITCHING until it serves.
+        The new worker has the same GPUs, an empty cache and a new name. It is in state SWITCHING until it serves.
         """
         assert worker.switching_to is not None  # noqa: S101 - the caller's
         made = self._named(self._scenario.pool(worker.switching_to), now_s)
@@ -211,8 +212,8 @@ class SimulatedFleet:
     def next_to_remove(self, role: Role) -> SimulatedWorker | None:
         """Return the worker of a role to remove next when the role is scaled down, or None if the role has none.
 
-        It is one without a node, else one that is starting or down, else one that is switching to the role, else the ready worker with the
-        fewest jobs. Among equals, the newest is chosen.
+        It is a worker without a node; if there is none, one that is starting or down; then one that is switching to the role; then the
+        ready worker with the fewest jobs. Among equals, the newest is chosen.
         """
         unready = self.of(role, State.STARTING, State.DOWN)
         if unready:
@@ -247,7 +248,7 @@ class SimulatedFleet:
         After the budget was lowered, the GPUs held above it are tolerated, as long as they do not increase.
 
         Raises:
-            BudgetExceededError: they hold more.
+            BudgetExceededError: existing workers hold more GPUs than that.
         """
         if self._limit is None:
             return

@@ -19,7 +19,7 @@ class GapHistogram:
 
     Attributes:
         total: Number of gaps.
-        late: Number of gaps above the SLO.
+        late: Number of gaps above the ITL target.
         sum_s: Sum of the gaps, seconds.
     """
 
@@ -27,7 +27,7 @@ class GapHistogram:
         """Start with no gaps.
 
         Args:
-            slo_s: Gaps above this many seconds count as late; with None, no gap does.
+            slo_s: ITL target: gaps above this many seconds count as late. None counts no gap as late.
         """
         self._counts: dict[int, int] = {}
         self._slo_s = math.inf if slo_s is None else slo_s
@@ -56,7 +56,9 @@ class GapHistogram:
 
 
 class FrontendCounters:
-    """Counters of one simulation, summed over all routers. `collect` returns their increase since the last call.
+    """Counters of one simulation, summed over all routers. Times are simulated seconds.
+
+    `collect` returns the increase of the counters since the last call.
 
     In sums of uncached tokens, each request has a fixed weight: the prompt tokens that the router expected to be computed when it arrived.
     """
@@ -83,7 +85,10 @@ class FrontendCounters:
         self._counts = defaultdict[str, float](int)
 
     def arrived(self, job: Job, uncached_tokens: int) -> None:
-        """Count an arrival, whether or not it is refused later. ``uncached_tokens`` are its prompt tokens expected to be computed."""
+        """Count the arrival of a job, whether or not the job is refused later.
+
+        ``uncached_tokens`` is the number of its prompt tokens that are expected to be computed.
+        """
         self._counts["arrivals"] += 1
         self._counts["prompt_tokens"] += job.request.input_tokens
         self._counts["uncached_tokens"] += uncached_tokens
@@ -126,7 +131,7 @@ class FrontendCounters:
             self._computed.add(job.index)
 
     def left_worker(self, job: Job) -> bool:
-        """Record that a job left its worker. Return True if its prompt was still being computed there."""
+        """Record that a job left its worker. Return whether its prompt was still being computed there; False if it was not dispatched."""
         worker = self._dispatched.pop(job.index, None)
         if worker is None:
             return False
@@ -156,10 +161,10 @@ class FrontendCounters:
     def collect(
         self, now_s: float, in_flight: dict[Role, float], turned_away: Mapping[Role, float]
     ) -> Demand | None:
-        """Return the counts since the last call together with the current gauges, and reset the counts.
+        """Return the counts since the last call together with the current gauges, and set the counts to 0.
 
         Args:
-            now_s: Current simulated time.
+            now_s: Current simulated time, seconds.
             in_flight: Number of requests at workers now, by role.
             turned_away: Cumulative number of requests refused for lack of a worker, by role.
 

@@ -12,9 +12,10 @@ from penstock.simulator.servers import SimulatedEngine
 
 
 class Heartbeats:
-    """Sends the lease heartbeats of all decode workers.
+    """Sends the heartbeats of all decode workers, which extend the leases on the KV that they are waiting for.
 
-    Messages take no simulated time. The KV transfers do; each engine's own link model computes them.
+    A lease is the time for which a prefill worker keeps a prompt's KV. Messages take no simulated time; KV transfers take the time that the
+    link model of each engine computes.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class Heartbeats:
         Args:
             kernel: Events and virtual time.
             fleet: All existing workers.
-            settle: Callback that receives a prefill worker whose leases have changed, so that its next wake-up is scheduled.
+            settle: Callback that receives a prefill worker whose leases have changed, so that the next call of its server is scheduled.
             lost: Callback that receives a decode worker and a job whose KV was lost.
         """
         self._kernel = kernel
@@ -53,9 +54,9 @@ class Heartbeats:
             self._arm(decoder, schedule)
 
     def read(self, decoder: SimulatedWorker, job: Job) -> None:
-        """Record that a job's KV has arrived at ``decoder``, and free it on its prefill worker.
+        """Record that a job's KV has arrived at ``decoder``, and free the KV on the job's prefill worker.
 
-        If that worker has died or its lease has expired, the job is lost and is retried by the router.
+        If the prefill worker has died or the lease has expired, the job is lost, and the router decides whether it is retried.
         """
         self._untrack(decoder, job)
         source = self._source(job)

@@ -34,7 +34,7 @@ class Kernel:
     """Discrete-event loop.
 
     Attributes:
-        now_s: Current virtual time, seconds; starts at 0.
+        now_s: Current virtual time, in simulated seconds; starts at 0.
         events: Number of events run so far.
     """
 

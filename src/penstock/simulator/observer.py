@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 class Requests:
     """Arrays over the jobs of a run, in order of arrival.
 
-    Durations are NaN if the job did not end OK or did not reach that stage.
+    Times are simulated seconds. A duration is NaN if the job did not end OK or did not reach that stage.
 
     Attributes:
         arrival_s: Arrival time, seconds from the start of the simulation.
@@ -32,7 +32,7 @@ class Requests:
         wait_s: Time in the router's queue, from arrival to dispatch, seconds.
         prompt_tokens, output_tokens: Length of prompt and output, as requested.
         cached_tokens: Prompt tokens found in the worker's cache.
-        is_ok, is_rejected: Whether the job was served, and whether it was rejected; if neither, it failed.
+        is_ok, is_rejected: Whether the job was served, and whether it was rejected; a job for which both are False failed.
         is_continued: Whether its stream was continued on another worker at least once.
     """
 
@@ -57,14 +57,14 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class RunSample:
-    """State of the simulation at one time.
+    """State of the simulation at one moment.
 
     Attributes:
-        at_s: Time of the sample, seconds.
+        at_s: Time of the sample, simulated seconds.
         pending_tokens: Prompt tokens still to be computed, for each ready prefill (or aggregated) worker in order of joining; tokens
             of jobs that wait in the router's queue for that worker are included.
         replicas: Numbers of (ready, starting, draining) replicas by role.
-        gpus: Number of GPUs held on nodes.
+        gpus: Number of GPUs that workers hold on nodes.
     """
 
     at_s: float
@@ -86,7 +86,7 @@ class SimulatedChange:
     """A replica change of one role that the planner decided on.
 
     Attributes:
-        at_s: Time of the decision.
+        at_s: Time of the decision, simulated seconds.
         role: Role that is scaled.
         current: Number of replicas before the change.
         desired: Number of replicas requested.
@@ -107,16 +107,16 @@ class Recording:
     Attributes:
         requests: Outcome of every job.
         samples: Periodic samples in order of time.
-        end_s: Time at which the last job ended, virtual seconds.
+        end_s: Time at which the last job ended, simulated seconds from the start.
         events: Number of events simulated.
         computed_tokens: Prompt tokens computed by each prefill (or aggregated) worker that still exists at the end, by name.
         itl_s: Percentiles (``p50``, ``p90``, ``p99``) of the gaps between tokens, seconds; None if there were no gaps.
         changes: The planner's replica changes.
         decisions: Number of decisions that the planner took, those without a change included.
         refused_joins: Number of workers that the GPU budget refused.
-        gpu_s: GPU-seconds held on nodes.
-        share_windows: Fraction of requests on time per ten minutes, observed and as predicted by the planner's model; empty if the
-            planner predicts none.
+        gpu_s: GPU-seconds that workers held on nodes.
+        share_windows: Fraction of requests on time in each window of ten minutes, observed and as predicted by the latency model of the
+            planner; empty if the planner predicts no fractions.
     """
 
     requests: Requests
@@ -156,7 +156,7 @@ def recorded(state: SimulationState, samples: Sequence[RunSample], taken: Decisi
     Args:
         state: State of the run.
         samples: Its periodic samples.
-        taken: The planner's decisions; an empty `DecisionSummary` if there was no planner.
+        taken: The data of the planner's decisions; an empty `DecisionSummary` if there was no planner.
     """
     end_s = max((job.ended_s for job in state.jobs if job.ended_s is not None), default=0.0)
     return Recording(

@@ -33,12 +33,12 @@ from penstock.workload.traces import BLOCK_TOKENS, TraceRequest
 from penstock_planner.decide.baselines.oracle import Sizes, size_at
 
 AFTER_S = 600.0
-"""Seconds after the last arrival at which the computed needs, and therefore schedules, end. Chosen."""
+"""Seconds after the last arrival until which the number of needed replicas is computed, and at which schedules end. Chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Utilisation:
-    """Utilisation up to which a schedule may fill replicas.
+    """Utilisation up to which a schedule (the number of replicas of each role over time) may fill replicas.
 
     Attributes:
         prefill: Fraction of the time for which prefill workers are busy, > 0; a lower value gives a shorter queue.
@@ -59,7 +59,7 @@ def needs(requests: Sequence[TraceRequest], scenario: Scenario, at: Utilisation)
     Args:
         requests: Requests in order of arrival.
         scenario: Scenario with the engines and the latency targets.
-        at: Utilisation up to which replicas may be filled.
+        at: Utilisation up to which replicas may be filled; a lower one gives more replicas.
     """
     work = prefill_s(requests, scenario, cached=at.cached)
     arrivals = np.array([request.arrival_s for request in requests])
@@ -78,7 +78,7 @@ def needs(requests: Sequence[TraceRequest], scenario: Scenario, at: Utilisation)
 def prefill_s(requests: Sequence[TraceRequest], scenario: Scenario, *, cached: float) -> Floats:
     """Return the seconds that each prompt takes alone on a prefill (or aggregated) worker.
 
-    This is the engine's own time for a step with one prompt, so the attention to a cached prefix is included.
+    This is the time of the simulated engine for a step with one prompt, so the attention to a cached prefix is included.
 
     Args:
         requests: Requests in order of arrival.
@@ -98,7 +98,7 @@ def prefill_s(requests: Sequence[TraceRequest], scenario: Scenario, *, cached: f
 def shared_tokens(requests: Sequence[TraceRequest]) -> list[int]:
     """Return, for each prompt, the number of leading tokens that an earlier prompt had too, in whole blocks of 512 tokens.
 
-    It is less than the prompt's length, even if an earlier prompt was the same.
+    The number is less than the prompt's length, even if an earlier prompt was the same.
     """
     chains = PrefixChains(0)
     seen: set[int] = set()
@@ -118,8 +118,8 @@ def busy_s(requests: Sequence[TraceRequest], scenario: Scenario, work: Floats, k
     Args:
         requests: Requests in order of arrival.
         scenario: Scenario with the engines.
-        work: Seconds that each prompt takes, as returned by `prefill_s`. With prefill workers this is the result; with aggregated workers
-            the request's part of the decode steps is added.
+        work: Seconds that each prompt takes, as returned by `prefill_s`. With prefill workers, ``work`` is the result; with aggregated
+            workers, the request's part of the decode steps is added.
         kv: Fraction of the KV cache in use while decoding.
     """
     if scenario.is_disaggregated:
@@ -227,7 +227,7 @@ def share_in_time(
         arrivals: Arrival time of each request, in order.
         first_s: Seconds from the start of each request's service until its first token.
         busy_s: Seconds for which each request occupies a worker.
-        changes: Result of `worker_changes`.
+        changes: Result of `worker_changes`: the times at which workers start and stop serving.
         start: Number of workers at time 0.
         deadline_s: Maximum time to first token, in seconds.
     """
@@ -255,9 +255,9 @@ Counts = NDArray[np.int64]
 """Number of replicas per second, or per decision of the planner."""
 
 TARGET = 0.99
-"""Fraction on time that a schedule must reach, if any schedule does."""
+"""Fraction of requests on time that a schedule must reach, if any schedule reaches it."""
 DRAIN_S = 10.0
-"""Seconds for which a removed replica still holds its GPUs, about the time of one answer. Chosen."""
+"""Seconds for which a removed replica still holds its GPUs while it finishes its requests, about the time of one answer. Chosen."""
 _SMOOTHINGS_S = (0.0, 15.0, 60.0, 240.0, math.inf)
 _UTILISATIONS = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.1)
 _CUTS = 150
@@ -269,11 +269,13 @@ class ScheduleTarget:
     """Requirements from which a schedule is computed.
 
     Attributes:
-        deadline: Time within which the queueing model must answer, as a multiple of the TTFT target, > 0.
+        deadline: Time within which the first token must come in the queueing model (`share_in_time`), as a multiple of the TTFT target, >
+            0.
         kv: Fraction of the KV cache that decoding may use, > 0.
-        fleet: Number of replicas of each pool, constant from the first decision on; None makes the pools follow the load.
+        fleet: Number of replicas of each pool, constant from the planner's first decision on; None lets the number follow the load.
         cached: Fraction, 0-1, of the repeated prompt tokens that is found in a cache.
-        sizes: Sizes over time of an earlier run by role, out of which spans are cut; None computes the sizes from the load.
+        sizes: Number of replicas over time of an earlier schedule, by role. Spans of time in which one replica less suffices are cut out of
+            it. None computes the numbers from the load.
     """
 
     deadline: float
@@ -286,7 +288,7 @@ class ScheduleTarget:
 def schedule(
     requests: Sequence[TraceRequest], scenario: Scenario, target: ScheduleTarget
 ) -> dict[Role, Sizes]:
-    """Return the sizes of every pool over time, within the GPU budget and the planner's maximum step.
+    """Return the number of replicas of every role over time, within the GPU budget and the planner's maximum change per decision.
 
     Args:
         requests: Requests in order of arrival.
@@ -393,7 +395,7 @@ class _Search:
 def reachable(wanted: Counts, start: int, step: int) -> Counts:
     """Return the smallest numbers of replicas that are at least ``wanted`` and change by at most ``step`` per decision.
 
-    If the increase from ``start`` would be too fast, the numbers are below ``wanted`` until they have caught up.
+    If an increase from ``start`` is too large for the first decisions, the numbers stay below ``wanted`` until they have reached it.
     Example: wanted 2 2 2 5 1 1, from 2 with step 1: 2 3 4 5 4 3.
 
     Args:

@@ -42,8 +42,8 @@ class ScheduleCandidate:
     def rank(self) -> tuple[float, float]:
         """Sort key; the lowest is the best.
 
-        Schedules that reach `TARGET` come first, by their GPU-seconds. The others follow by the fraction that they miss (to three
-        decimals), then by their GPU-seconds.
+        Schedules with 99% (`TARGET`) of the requests on time come first, in order of their GPU-seconds. The other schedules follow in order
+        of the fraction that they miss (to three decimals), then of their GPU-seconds.
         """
         return (0.0 if self.in_time >= TARGET else 1.0 - round(self.in_time, 3)), self.gpu_s
 
@@ -57,10 +57,10 @@ def with_schedule(scenario: Scenario, requests: Sequence[TraceRequest], target: 
 
 
 def search(scenario: Scenario, requests: Sequence[TraceRequest]) -> ScheduleCandidate:
-    """Return the cheapest schedule that serves `TARGET` on time, or else the one that serves the most.
+    """Return the cheapest schedule with 99% (`TARGET`) of the requests on time; if there is none, the one with the most requests on time.
 
-    Candidates that follow the load are sorted by cost, and a binary search for the cheapest one that reaches the target simulates
-    about five of them; it is approximate, since more GPUs do not always serve more. These candidates assume no cached tokens. If the
+    Candidates that follow the load are sorted by cost. A binary search for the cheapest one that reaches 99% simulates about five of them;
+    the search is approximate, since more GPUs do not always serve more requests on time. These candidates assume no cached tokens. If the
     best of them found prefixes in caches, the search is repeated with that fraction of cached tokens. Finally, constant fleets are
     simulated if they are cheaper.
     """

@@ -80,7 +80,7 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def goodput_text(row: dict[str, Any]) -> str:
-    """Return a goodput with its range over the seeds.
+    """Return the goodput in ``row`` (an entry of `sweep.goodputs`) with its range over the seeds.
 
     It starts with ``>=`` if some seed reached the required fraction at every simulated rate, so that its goodput is a lower bound.
     """
@@ -227,7 +227,7 @@ def write(result: Mapping[str, Any], recordings: Mapping[str, Recording], direct
 
     Args:
         result: Result of `plan.run_plan`.
-        recordings: One recorded run by policy label, for charts.
+        recordings: One recorded run of each policy, by the policy's label, for charts.
         directory: Folder to write to.
 
     Raises:
@@ -243,7 +243,7 @@ def write(result: Mapping[str, Any], recordings: Mapping[str, Recording], direct
 
 
 def write_result(result: Mapping[str, Any], directory: Path) -> Path:
-    """Write the result as `RESULT_FILE`, and return its path. The file is replaced atomically, so no reader sees a partial file.
+    """Write the result as ``simulate.json``, and return its path. The file is replaced atomically, so no reader sees a partial file.
 
     Raises:
         PenstockError: the file cannot be written.

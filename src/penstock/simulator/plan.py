@@ -69,7 +69,10 @@ DEFAULT_TRACE = "mooncake"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions:
-    """Options of the command line, by their names. An option that is not set is None; ``admission`` holds only the flags that are set."""
+    """Options of the command line of `penstock simulate`, by their names.
+
+    An option that is not set is None; ``admission`` holds only the flags that are set.
+    """
 
     trace: str = flag(
         "A trace file (JSON lines as Mooncake's, AIPerf's or Bailian's; CSV as Azure's, BurstGPT's, splitwise-sim's or ServeGen's), the "
@@ -246,8 +249,8 @@ def make_plan(
 
     Args:
         options: Options of the command line.
-        graph: Graph that replaces the file ``options.manifest``; None reads that file, if it is set.
-        trace: Trace that replaces ``options.trace``; None reads that one.
+        graph: Graph that replaces the file ``options.manifest``; None reads that file, if the option is set.
+        trace: Trace that replaces ``options.trace``; None reads the trace that the option names.
 
     Raises:
         ConfigError: options contradict each other or the manifest, or contain an unknown name.
@@ -412,8 +415,9 @@ def routers_label(policy: str, count: int) -> str:
 def shares_by_routers(summary: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return one row per policy and rate with the fraction of requests on time for each number of routers.
 
-    Returns an empty list unless several numbers of routers were simulated. ``in_time`` is keyed by the number of routers as text.
-    ``behind_best`` is the largest difference, as a fraction, to the best policy at the same rate and number of routers.
+    Returns an empty list unless several numbers of routers were simulated. In each row, ``in_time`` holds the fractions, by the number of
+    routers as text. ``behind_best`` is how far the policy's fraction is below that of the best policy at the same rate and number of
+    routers, where this difference is largest.
     """
     if len({row["router_count"] for row in summary}) < 2:
         return []
@@ -436,7 +440,10 @@ def shares_by_routers(summary: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
 
 
 def record(plan: RunPlan) -> dict[str, Recording]:
-    """Return one recorded run by policy label, for charts: the first seed at the last rate. The runs are simulated again."""
+    """Return one recorded run of each policy, by the policy's label, for charts: the first seed at the last rate.
+
+    These runs are simulated again.
+    """
     last = plan.runs[-1].qps
     return {spec.label: simulate(spec)[0] for spec in plan.runs if (spec.qps, spec.seed) == (last, 0)}
 

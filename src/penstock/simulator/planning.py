@@ -55,21 +55,21 @@ _ABOUT: Mapping[str, str | float | None] = {
 """Facts about a simulated planner in its ledger's header, by the keys of a live one's."""
 
 DEADLINE_S = 600.0
-"""Default of the planner's ``--adjustment-deadline``, in seconds."""
+"""Seconds that a replica may take to become ready before its scale-up is rolled back: the default of ``--adjustment-deadline``."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedObservation:
-    """What the planner observes at one tick.
+    """What the planner observes at one tick (a metrics scrape, possibly with a decision). Times are simulated seconds.
 
     Attributes:
         pools: Replica counts by role.
         is_adjusting: Whether a requested replica is not ready yet, or a replica is draining or switching. A dead replica that restarts is
             not an adjustment.
-        kv: KV usage, 0-1, by name of each ready decode (or aggregated) worker; None if a worker's metrics are not available.
+        kv: KV cache usage, 0-1, of each ready decode (or aggregated) worker, by name; None for a worker whose metrics are not available.
         waiting: Number of requests that wait for prefill; NaN if unknown, None in aggregated simulations.
-        age_s: Age of the gauges, in seconds.
-        demand: Requests at the frontend since the last observation; None if unknown.
+        age_s: Age in seconds of the gauges (KV cache usage and waiting requests).
+        demand: Counts of the requests at the routers since the last observation; None if unknown.
         worker_waiting: Number of requests that wait inside each ready decode (or aggregated) worker; None if unknown.
         never_ready: Reason for which a replica will not become ready, for each role with such a replica.
         max_age_s: Age in seconds above which the gauges count as stale.
@@ -109,10 +109,10 @@ OnDecision = Callable[[Decision], None]
 
 
 class VirtualPlanner:
-    """Runs one planner in virtual time. Decisions are passed to a callback and are not stored.
+    """Runs one planner in virtual time. Decisions are passed to a callback, not stored. Times are simulated seconds.
 
     Attributes:
-        next_s: Time of the planner's next tick.
+        next_s: Time of the planner's next tick (metrics scrape).
     """
 
     def __init__(
@@ -131,9 +131,9 @@ class VirtualPlanner:
             config: Configuration of the planner.
             on_decision: Callback that receives every decision.
             deadline_s: Seconds that a replica may take to become ready before its scale-up is rolled back.
-            memory: Learned state to start with; None to learn from nothing.
+            memory: Learned state of an earlier planner to start with; None starts without any.
             calendar_s: Wall-clock time at time 0, seconds since 1970.
-            recorder: Writes the ledger that a live planner would write; None writes nothing.
+            recorder: Writes the ledger (decision log) that a live planner would write; None writes nothing.
         """
         self._calendar_s = calendar_s
         self._recorder = recorder
@@ -148,7 +148,7 @@ class VirtualPlanner:
         return for_other_graph(resumed(self._core.decided, -now_s, 0.0).learned)
 
     def tick(self, now_s: float, seen: SimulatedObservation, scale: ScalePool) -> None:
-        """Run one tick of the planner: observe, decide and scale.
+        """Run one tick of the planner: observe and, if a decision is due, decide and scale.
 
         Args:
             now_s: Current simulated time; must be `next_s`.
@@ -179,7 +179,7 @@ class VirtualPlanner:
         return replace(seen.pull(now_s), wall_s=wall_s)
 
     def restart(self, now_s: float) -> None:
-        """Restart the planner's process. A planner with a ledger continues; one without loses its state."""
+        """Restart the planner's process. A planner with a ledger (decision log) continues; one without loses its state."""
         if not self._settings.config.policy.has_ledger:
             self._start(now_s, first_sequence=self._core.decided.sequence)
 
@@ -197,7 +197,7 @@ class VirtualPlanner:
         """Set the GPUs granted by the pool from now on.
 
         Args:
-            gpus: The grant.
+            gpus: Maximum number of GPUs that the graph may hold.
             note: Sentence that names the graphs holding GPUs which this graph lacks.
         """
         config = replace(self._settings.config, grant=gpus, grant_note=note)
@@ -234,7 +234,7 @@ class DecisionSummary:
     Attributes:
         count: Number of decisions, those without a change included.
         changed: Decisions that change a role's replicas.
-        shares: Time and fraction of requests on time, observed and predicted, of each decision that has both.
+        shares: Time of each decision that has both an observed and a predicted fraction of requests on time, with these two fractions.
         bid: Newest request for a pool's GPUs: the GPU count of every wanted replica, the most urgent first.
     """
 
@@ -258,7 +258,7 @@ class Control:
 
     Attributes:
         planner: The planner.
-        taken: Stored data of its decisions.
+        taken: Stored data of the planner's decisions.
         listeners: Callbacks that receive every decision, after it was added to ``taken``.
     """
 
@@ -278,7 +278,7 @@ class Control:
             config: Configuration of the planner.
             scale: Callback that sets the number of replicas of a role.
             switch: Callback that moves a number of workers from the first role to the second.
-            ledger: Ledger to write as a live planner does; None writes none.
+            ledger: Ledger (decision log) to write as a live planner does; None writes none.
         """
         self._state = state
         self._scale_pool = scale

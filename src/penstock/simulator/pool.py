@@ -26,12 +26,12 @@ POOL_TICK_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class PooledGraph:
-    """One graph of a simulated pool.
+    """One graph of a simulated pool of GPUs.
 
     Attributes:
         scenario: Scenario of the graph, with a planner and without a GPU budget.
         requests: Requests in order of arrival.
-        guaranteed: Number of GPUs that the pool guarantees to the graph.
+        guaranteed: Number of GPUs that the pool gives to the graph whenever its planner wants them.
         max_gpus: Maximum number of GPUs that the graph may hold.
         priority: Priority for GPUs above the guarantee; the highest borrows first.
     """
@@ -50,12 +50,12 @@ class PooledGraph:
 
 @dataclass(frozen=True, slots=True)
 class PoolSample:
-    """One allocation of the pool's GPUs.
+    """One allocation of the pool's GPUs to its graphs.
 
     Attributes:
-        at_s: Time of the allocation.
-        held: GPUs of existing workers just before it, draining ones included, by graph.
-        grants: Grant of each graph from that time on.
+        at_s: Time of the allocation, simulated seconds.
+        held: GPUs of each graph's existing workers just before the allocation, draining workers included, by graph.
+        grants: Grant of each graph (the number of GPUs that it may hold) from ``at_s`` on, by graph.
     """
 
     at_s: float
@@ -134,7 +134,8 @@ class PoolSimulation:
             graphs: Graphs by name.
             changes: Changes of the pool's GPUs during the run.
             allocator: Function that divides the GPUs.
-            reclaim_s: Seconds after which a drain is cut short if its graph holds more than its grant; None never cuts drains.
+            reclaim_s: Seconds after which a drain is cut short if the graph of the draining worker holds more GPUs than its grant; None
+                never cuts drains.
         """
         self._terms = terms
         self._reclaim_s = reclaim_s

@@ -42,7 +42,8 @@ class PoolPlan:
         workloads: Workload of each graph, by its name.
         notes: Sentences about the workloads for the reader.
         changes: Changes of the pool's GPUs during the run.
-        reclaim_s: Seconds after which a drain is cut short if its graph holds more than its grant; None never cuts drains.
+        reclaim_s: Seconds after which a drain is cut short if the graph of the draining worker holds more GPUs than its grant; None never
+            cuts drains.
     """
 
     name: str
@@ -140,14 +141,11 @@ def _of_graph(options: SimulateOptions, trace: str, graph: GraphDeployment) -> S
 def pool_result(plan: PoolPlan, run: PoolRun) -> dict[str, Any]:
     """Return the figures of each graph and of the pool as plain data.
 
-    The keys of a graph include:
-        guaranteed: GPUs that the pool guarantees to the graph.
-        lost: Number of requests that were accepted and failed.
-        borrowed_gpu_hours: GPU-hours held above the guarantee.
-        lacked_s: Seconds in which it held less of its guarantee than it wanted.
-        gave_back: Number of times that its grant was lowered below the GPUs that it wanted.
-        cut: Drains that were cut short after reclaim.graceSeconds: their number, the requests on their workers, and the number of those
-            requests that failed.
+    The keys of a graph include: guaranteed: GPUs that the pool guarantees to the graph. lost: Number of requests that were accepted and
+    failed. borrowed_gpu_hours: GPU-hours that the graph held above its guarantee. lacked_s: Seconds in which the graph wanted GPUs of its
+    guarantee that it did not hold. gave_back: Number of times that the graph's grant was lowered below the GPUs that it wanted. cut: Drains
+    that were cut short after the pool's ``reclaim.graceSeconds``: the number of these drains, of the requests on their workers, and of
+    those requests that failed.
     """
     rows = [_row(name, graph, plan, run) for name, graph in plan.graphs.items()]
     held = [sum(sample.held.values()) for sample in run.samples]

@@ -53,12 +53,12 @@ _BEGAN: Final = Began(is_stream=True, can_resume=True)
 
 
 class RequestPath:
-    """Moves all jobs of a run from arrival to end.
+    """Moves all jobs of a run from arrival to end. Times are simulated seconds from the start of the run.
 
     Attributes:
-        heartbeats: Sends the KV lease heartbeats of the decode workers.
-        open: Number of jobs that have not ended.
-        end_s: Time at which the simulation stops even if jobs are open.
+        heartbeats: Sends the heartbeats of decode workers, which extend the leases on the KV that they wait for.
+        open: Number of jobs that have not ended yet; those that have not arrived count.
+        end_s: Time at which the simulation stops even if jobs have not ended: one hour (`PATIENCE_S`) after the last arrival.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class RequestPath:
 
         Args:
             state: State of the simulation.
-            succession: Decides which router picks workers.
+            succession: Decides which router is the picker, the one that chooses workers.
             chains: Source of the prefix keys.
             on_maybe_idle: Callback that receives a worker that may have become idle, so that it can be removed if it drains.
         """
@@ -99,13 +99,16 @@ class RequestPath:
         self._scrapes.start()
 
     def begin(self, job: Job) -> None:
-        """Start a job at the router that picks workers. Does nothing if the job has ended already."""
+        """Start a job that has reached the picker (the router that chooses workers). Does nothing if the job has ended already."""
         if job.outcome is None:
             job.machine = RequestMachine(self._plan, self._routers[-1].retries, job.tries, self._now_s)
             self._go_on(job, None)
 
     def apply(self, effects: Effects[Job]) -> None:
-        """Continue the jobs that the router's effects concern, each of which was assigned to a worker or refused."""
+        """Continue the jobs that the router has assigned to a worker or refused.
+
+        ``effects`` are actions that the router leaves to its caller: one assignment or refusal per job.
+        """
         reached: set[str] = set()
         for effect in effects:
             job = effect.item
@@ -118,7 +121,7 @@ class RequestPath:
     def end(self, job: Job, outcome: JobOutcome) -> None:
         """End a job with an outcome. A job must be ended exactly once.
 
-        An orphan, whose client is gone with its router, ends as failed.
+        An orphan (a job whose client lost its connection when a router died) ends as failed, whatever ``outcome`` is.
         """
         assert job.outcome is None  # noqa: S101 - each job ends once
         job.outcome = JobOutcome.FAILED if job.is_orphan else outcome
@@ -290,7 +293,7 @@ class RequestPath:
     # -- reports of workers ---------------------------------------------------------------------------
 
     def rearm(self, worker: SimulatedWorker) -> None:
-        """Schedule the worker's next wake-up, and void the one scheduled before."""
+        """Schedule the next call of the worker's server, and void the call that was scheduled before."""
         due_s = worker.server.next_s()
         worker.version += 1
         if due_s is not None:
@@ -391,14 +394,14 @@ class RequestPath:
     def lose(self, jobs: Iterable[Job]) -> None:
         """Report to the routers that the worker of these jobs has died.
 
-        Nothing is dispatched until the routers have the new list of workers.
+        No job is dispatched until the routers have the new list of workers.
         """
         for job in jobs:
             self._frontend.left_worker(job)
             self._router_of(job).lost(job, self._now_s())
 
     def retry(self, jobs: Iterable[Job]) -> None:
-        """Retry or fail jobs whose worker has died, after `lose` and after the routers have the new list of workers."""
+        """Retry or fail jobs whose worker has died. Call it after `lose`, when the routers have the new list of workers."""
         for job in jobs:
             assert job.assignment is not None  # noqa: S101 - it was dispatched to that worker
             self._go_on(job, FailedTry(BROKEN, RetryScope.ANYWHERE, (job.assignment.worker,)))

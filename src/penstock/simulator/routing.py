@@ -28,12 +28,15 @@ from penstock.simulator.scenario import Fault, Faults
 
 
 class VirtualRouter:
-    """One router of a simulation, with jobs instead of HTTP requests and virtual time instead of a clock.
+    """One router of a simulation, with jobs instead of HTTP requests and simulated seconds instead of a clock.
+
+    Methods that return effects leave these actions to the caller: each effect is a job that was assigned to a worker, or that was refused.
 
     Attributes:
         core: The live router's core.
-        retries: Rules that decide whether a failed try is repeated.
-        reads_usage: Whether the routing policy or the admission thresholds use the scraped KV usage of the prefill (or aggregated) workers.
+        retries: Rules that decide whether a job is sent to a worker again after an attempt failed.
+        reads_usage: Whether the routing policy or the admission thresholds use the scraped KV cache usage of the prefill (or aggregated)
+            workers.
         is_down: Whether its process is dead; it then dispatches nothing.
     """
 
@@ -53,7 +56,7 @@ class VirtualRouter:
             sizes: Capacity of a worker, by role.
             slo: Latency targets.
             faults: Faults of the scenario; only router outages are used.
-            lease_s: First lease of a prefilled prompt's KV, seconds; infinite if there are no leases.
+            lease_s: Seconds for which a prefill worker keeps a prompt's KV at first; infinite if there is no time limit.
         """
         wait_s = worker_wait_s(config.retries)
         self.core: RouterCore[Job] = build_router(
@@ -79,7 +82,7 @@ class VirtualRouter:
         self.core.learn(job.worker, self._arrival(job))
 
     def remove_waiting(self, job: Job, now_s: float) -> bool:
-        """Remove a job from the queues. Return whether it was waiting."""
+        """Remove a job from the router's queues. Return whether the job was waiting in one."""
         role = self._waits_for(job)
         if role is not None:
             self.core.cancel(job, role, now_s)
@@ -88,8 +91,8 @@ class VirtualRouter:
     def take_over(self, job: Job, before: VirtualRouter, now_s: float) -> Effects[Job]:
         """Take over a job from the previous picker, the router that chose workers before, with the state that the job's relay reports.
 
-        A waiting job is queued again and keeps its waiting time; a running one stays at its worker. Does nothing for a job that is between
-        the two, since it will arrive by itself.
+        A waiting job is queued again and keeps its waiting time; a running job stays at its worker. Does nothing for a job that is neither,
+        since that job will arrive by itself.
 
         Args:
             job: Job to take over.
@@ -97,7 +100,7 @@ class VirtualRouter:
             now_s: Current simulated time.
 
         Returns:
-            Effects of the dispatches that follow.
+            The assignments and refusals that follow; empty for a running job.
         """
         if job.machine is not None:
             job.machine.rules = self.retries
@@ -133,14 +136,18 @@ class VirtualRouter:
     def acquire(self, job: Job, now_s: float, *, again: bool = False) -> Effects[Job]:
         """Request a prefill (or aggregated) worker for a job.
 
-        ``again`` means that a try has failed before: the job is then not subject to admission, and precedes new ones.
+        ``again`` means that an earlier attempt has failed: the job is then not subject to admission, and precedes jobs that are new.
+        Returns the assignments and refusals that follow; empty if the job only waits.
         """
         if not again:
             self.retries.budget.request_arrived()
         return self._at(now_s).acquire(job, self.core.entry, self._arrival(job), now_s, again=again)
 
     def acquire_decode(self, job: Job, now_s: float) -> Effects[Job]:
-        """Request a decode worker for a job. The caller must have updated the loads of the decode workers (`Scrapes.count_decode`)."""
+        """Request a decode worker for a job, and return the assignments and refusals that follow; empty if the job only waits.
+
+        The caller must have updated the loads of the decode workers (`Scrapes.count_decode`).
+        """
         return self._at(now_s).acquire(job, Role.DECODE, self._arrival_at(job, Role.DECODE), now_s)
 
     def loads_read(self, workers: Iterable[Worker], now_s: float) -> Effects[Job]:
@@ -151,7 +158,10 @@ class VirtualRouter:
         return effects
 
     def prefilled(self, job: Job, now_s: float) -> Effects[Job]:
-        """Record that a job's worker has computed its prompt, and free the worker's slot unless it is needed until the answer ends."""
+        """Record that a job's worker has computed the prompt, and return the dispatches that this allows.
+
+        The worker's slot is freed, unless the routing policy or an aggregated worker counts a job until its answer ends.
+        """
         assignment = _assigned(job)
         if assignment.role is not self.core.entry:
             return self._at(now_s).prefilled(assignment, now_s)
@@ -190,10 +200,11 @@ class VirtualRouter:
             self.core.tiers.rejected(job.tier)
 
     def longest_waits_s(self, job: Job, role: Role) -> tuple[float, ...]:
-        """Return the times, in seconds from now, after each of which the job may have waited too long; `expire` must be called then.
+        """Return the waits, in seconds from now, after each of which `expire` must be called, since the job may then have waited too long.
 
-        They are the queue timeout and, if the planner starts workers for the request, the time until those are expected and the sum of
-        both. An infinite time means that the job never times out.
+        The first is the queue timeout. If the planner is starting workers for the waiting jobs, two more follow: the seconds until these
+        workers are expected to be ready, and that time plus the queue timeout. An infinite queue timeout means that the job never times
+        out.
 
         Args:
             job: Job that waits.
@@ -205,7 +216,10 @@ class VirtualRouter:
         return (own_s,) if startup_s == inf else (own_s, startup_s, startup_s + own_s)
 
     def release(self, job: Job, now_s: float, *, is_quiet: bool = False) -> Effects[Job]:
-        """End a job's assignment to its worker, and return the dispatches that this allows; ``is_quiet`` suppresses them."""
+        """End a job's assignment to its worker, and return the dispatches that this allows.
+
+        With ``is_quiet``, no job is dispatched, and the result is empty.
+        """
         core = self._at(now_s)
         if is_quiet:
             core.paused = tuple(core.queues)
@@ -221,7 +235,7 @@ class VirtualRouter:
     def set_workers(self, workers: Iterable[SimulatedWorker], now_s: float) -> Effects[Job]:
         """Set the ready workers from now on, and return the dispatches that follow.
 
-        Jobs that are queued for a worker which is no longer ready are assigned again.
+        Jobs that are queued for a worker which is no longer ready are queued for another one.
         """
         specs = [
             WorkerSpec(each.name, each.role, "", supervised=True, incarnation=str(each.incarnation))
@@ -234,11 +248,11 @@ class VirtualRouter:
         return effects
 
     def expire(self, now_s: float) -> Effects[Job]:
-        """Refuse the jobs that have waited longer than allowed, and return these refusals."""
+        """Refuse the jobs that have waited longer than allowed at ``now_s``, and return these refusals; empty if there are none."""
         return self._at(now_s).expire(now_s)
 
     def tick(self, now_s: float) -> Effects[Job]:
-        """Do the router's periodic work; called once per simulated second."""
+        """Do the router's periodic work, and return the effects that follow; called once per simulated second."""
         self._fit_caches()
         return self._at(now_s).tick(now_s)
 
@@ -264,7 +278,7 @@ class VirtualRouter:
     # ------------------------------------------------------------------ gauges
 
     def uncached_tokens(self, job: Job) -> int:
-        """Return the prompt tokens of a job that are expected to be computed; for a refused job, all its prompt tokens."""
+        """Return the number of prompt tokens of a job that are expected to be computed; for a refused job, of all its prompt tokens."""
         expected = self.core.entry_queue.uncached_tokens(job)
         return job.prompt_tokens if expected is None else expected
 

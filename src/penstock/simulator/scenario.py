@@ -24,7 +24,7 @@ from penstock_planner.decide.decision import Memory
 MAX_WAITING: Final = 1_000_000
 """Maximum queue length that a router section allows."""
 MAX_WAIT_S: Final = 86_400.0
-"""Maximum queue timeout, in seconds, that a router section allows; it exceeds the time after the last arrival that is simulated."""
+"""Maximum queue timeout, in seconds, that a router section allows. A simulation ends sooner than this after its last arrival."""
 
 
 MONDAY_S: Final = 1_704_067_200.0
@@ -71,7 +71,10 @@ class FaultPeriod:
 
 @dataclass(frozen=True, slots=True)
 class BudgetChange:
-    """New GPU budget ``gpus`` from ``at_s`` on. Existing workers above it are not removed, but no worker may join above it."""
+    """New GPU budget ``gpus`` from ``at_s`` (simulated seconds) on.
+
+    Existing workers above it are not removed, but no worker may join above it.
+    """
 
     at_s: float
     gpus: int
@@ -97,11 +100,11 @@ _KINDS = ", ".join(kind.value for kind in Fault)
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Everything that goes wrong in one run.
+    """Everything that goes wrong in one run. Times are simulated seconds.
 
     Attributes:
         periods: Temporary faults.
-        restarts: Times at which the planner's process is restarted, seconds.
+        restarts: Times at which the planner's process is restarted.
         budget: Changes of the GPU budget, or of the pool's GPUs.
         failing_starts: Fraction of the requested replicas that never become ready, 0-1.
         node_gpus: GPUs of all nodes together; replicas beyond them stay unscheduled. None for no limit.
@@ -142,7 +145,7 @@ class Faults:
         return self.since_s(kind, now_s) is not None
 
     def since_s(self, kind: Fault, now_s: float) -> float | None:
-        """Return the time at which the active fault of this kind began, or None if none is active at ``now_s``."""
+        """Return the time at which the active fault of this kind began, or None if no fault of this kind is active at ``now_s``."""
         for each in self.periods:
             if each.kind is kind and each.from_s <= now_s < each.to_s:
                 return each.from_s
@@ -157,7 +160,7 @@ class SimpleModel:
         name: Display name of the model.
         prefill_s_per_token: Seconds to compute one uncached token.
         cache_tokens: Capacity of its prefix cache in tokens; the least recently used blocks are evicted.
-        slot_requests: Number of requests that a router dispatches to it at a time.
+        slot_requests: Maximum number of requests that a router dispatches to the server at a time.
     """
 
     name: str
@@ -181,8 +184,8 @@ DUALMAP_14B = SimpleModel("dualmap-14b", 0.127e-3, 500_000)
 class ProfiledModel:
     """The engine core with a latency profile, as in the live simulated worker.
 
-    The live worker's KV blocks have 16 tokens. Traces share prefixes in units of 512 tokens, so larger blocks change only partial last
-    blocks, and need a third of the time.
+    A live simulated worker has KV blocks of 16 tokens. Traces share prefixes in units of 512 tokens, so the larger blocks used here change
+    only partial last blocks, and a run takes a third of the time.
 
     Attributes:
         profile: Name or path of the latency profile.
@@ -191,7 +194,7 @@ class ProfiledModel:
         max_num_batched_tokens: Maximum number of prompt tokens per engine step.
         max_num_seqs: Maximum number of requests in a batch.
         link: Bandwidth and latency of KV transfers.
-        lease: Durations of the leases on prefilled KV.
+        lease: Durations of the leases, the times for which a worker keeps a prompt's KV for another worker.
         preemption: Settings of preemption by priority; None disables it.
         request_limit: Maximum number of requests in the engine; None for no limit.
         request_queue: Maximum number of requests that wait beyond ``request_limit``; further ones are rejected.
@@ -255,8 +258,8 @@ class PoolSpec:
 class Resize:
     """A change of a pool's size by someone other than the planner.
 
-    At ``at_s`` the ready and starting replicas of the role are set to ``replicas``: added ones start with the cold start, removed ones
-    drain.
+    At ``at_s`` (simulated seconds), the number of ready and starting replicas of the role is set to ``replicas``: added replicas take the
+    cold start to become ready, removed replicas drain.
     """
 
     at_s: float
@@ -270,9 +273,10 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailure:
-    """The death of the worker named ``worker`` at ``at_s``.
+    """The death of the worker named ``worker`` at ``at_s``, in simulated seconds.
 
-    All its requests and its cache are lost. It restarts, empty, at ``back_s``, and holds its GPUs until then; with None it is removed.
+    All requests on the worker and its cache are lost. The worker restarts, empty, at ``back_s``, and holds its GPUs until then; with None,
+    the worker is removed.
     """
 
     at_s: float
@@ -287,13 +291,16 @@ class WorkerFailure:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRouters:
-    """Routers of a simulation, all with the same router section. They receive requests in turn, and one, the picker, chooses all workers.
+    """Routers of a simulation, all with the same router section.
+
+    They receive requests in turn. One of them, the picker, chooses the workers for all. Times are simulated seconds.
 
     Attributes:
         count: Number of routers.
-        propagation_delay_s: Seconds until the picker learns of loads and caches, except for those due to its own dispatches.
+        propagation_delay_s: Seconds until the picker learns of changes of the workers' loads and caches, except for changes by its own
+            dispatches, which it knows at once.
         pick_delay_s: Seconds that a request to another router takes to the picker and back.
-        picker_deaths_s: Times at which the current picker dies, seconds.
+        picker_deaths_s: Times at which the router that is then the picker dies.
     """
 
     count: int = flag("Number of routers.", name="--routers", default=1, ge=1)
@@ -320,9 +327,9 @@ class PlannerTimeouts:
     """Timeouts of the planner.
 
     Attributes:
-        deadline_s: Seconds that a replica may take to become ready before its scale-up is rolled back, > 0. None means 600 s, or twice
-            the cold start if that is longer, as a user would set it.
-        max_age_s: Age in seconds above which a metric counts as stale, > 0.
+        deadline_s: Seconds that a replica may take to become ready before its scale-up is rolled back, > 0. None means 600 s, or twice the
+            cold start if that is longer, since a user would set a longer deadline then.
+        max_age_s: Age in seconds above which the planner treats a metric as stale, > 0.
     """
 
     deadline_s: float | None = None
@@ -342,7 +349,7 @@ def unbounded_router(policy: str, **section: Any) -> RouterConfig:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Configuration of one simulation.
+    """Configuration of one simulation. Times are simulated seconds.
 
     Attributes:
         pools: Worker pools, either prefill and decode, or aggregated.
@@ -350,14 +357,14 @@ class Scenario:
         routers: Number of routers and their delays.
         planner: Configuration of the planner; None if nothing scales.
         patience: Timeouts of the planner.
-        memory: Learned state that the planner starts with, from an earlier planner; empty to learn from nothing.
+        memory: Learned state of an earlier planner that the planner starts with; empty to start without any.
         resizes: Changes of pool sizes at set times.
         failures: Deaths of workers at set times.
         faults: Temporary faults.
         cold_start_s: Mean seconds from the request for a replica until it serves.
-        cold_start_cv: Coefficient of variation of those times.
+        cold_start_cv: Coefficient of variation of these start-up times; 0 makes them equal.
         max_gpus: GPU budget for all existing workers, draining ones included; None for no limit.
-        slo: Latency targets that decide whether a request is on time: its TTFT, and the mean gap between its tokens.
+        slo: Latency targets that decide whether a request is on time: for its TTFT, and for the mean gap between its tokens.
         sample_s: Seconds between two samples of the run's state.
         calendar_s: Wall-clock time at second 0, in seconds since 1970, for the planner's schedule.
         seed: Random seed, for hash ring positions and start-up times. The arrivals are drawn by the caller.

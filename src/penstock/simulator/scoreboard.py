@@ -42,7 +42,7 @@ def known(values: Floats) -> Floats:
 
 VIOLATION_WINDOW_S = 10.0
 VIOLATION_SHARE = 0.9
-"""Fraction on time below which a window of `VIOLATION_WINDOW_S` seconds counts as violated. Chosen."""
+"""Fraction of requests on time below which a window of 10 seconds (`VIOLATION_WINDOW_S`) counts as violated. Chosen."""
 
 
 def measures(recording: Recording, scenario: Scenario, *, warmup: int = 0) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def measures(recording: Recording, scenario: Scenario, *, warmup: int = 0) -> di
     Args:
         recording: The run.
         scenario: Its scenario, for the targets.
-        warmup: Number of requests at the start that are left out of ``in_time``; the other figures include them.
+        warmup: Number of requests at the start that are left out of the figure ``in_time``; the other figures include them.
     """
     requests = recording.requests
     is_ttft, is_itl = in_time(recording, scenario)
@@ -80,7 +80,7 @@ def measures(recording: Recording, scenario: Scenario, *, warmup: int = 0) -> di
 
 
 def in_time(recording: Recording, scenario: Scenario) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return two boolean arrays over all requests of a run: TTFT within the target, and mean gap between tokens within the target.
+    """Return two boolean arrays over a run's requests: whether the TTFT, and whether the mean gap between tokens, is within its target.
 
     A request that failed or was rejected is False in both. The targets are those of the scenario.
     """
@@ -113,7 +113,7 @@ def _by_window(
 
 
 def reversals(changes: Sequence[SimulatedChange]) -> int:
-    """Return the number of replica changes whose direction (up or down) is opposite to the previous change of the same role."""
+    """Return the number of replica changes whose direction (up or down) is opposite to that of the previous change of the same role."""
     count = 0
     before: dict[str, bool] = {}
     for change in changes:
@@ -126,8 +126,8 @@ def reversals(changes: Sequence[SimulatedChange]) -> int:
 def tier_scores(recording: Recording, workload: Workload, scenario: Scenario) -> dict[str, dict[str, Any]]:
     """Return figures by tier, the highest tier first; empty if no request asks for a tier. Requests of the warm-up are left out.
 
-    ``compliance`` is the fraction of admitted requests that met all targets of their tier. ``attainment`` is that fraction of all
-    requests of the tier, so a rejected or shed request counts as late.
+    ``compliance`` is the fraction of admitted requests that met all targets of their tier. ``attainment`` is the number of these requests
+    as a fraction of all requests of the tier, so a rejected or shed request counts as late.
     """
     asked = np.array([request.tier for request in workload.requests], dtype=object)
     judged = np.arange(asked.size) >= workload.warmup
@@ -162,7 +162,7 @@ def _figures(recording: Recording, own: Any, slo: Slo) -> dict[str, Any]:
 
 
 def mean_tiers(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return each tier's figures over several runs: counts are summed, all others are averaged."""
+    """Return each tier's figures over several runs: counts are summed, all other figures are averaged."""
     found: dict[str, dict[str, Any]] = {}
     for name in runs[0]["tiers"]:
         rows = [run["tiers"][name] for run in runs if name in run["tiers"]]
@@ -247,8 +247,8 @@ def attainment_over_time(
 def goodput(points: Sequence[tuple[float, float]], *, share: float = 0.9) -> tuple[float | None, bool]:
     """Return the largest rate at which at least ``share`` of the requests are on time.
 
-    The rate is interpolated linearly between the first simulated rate that misses the share and the rate before it. Higher rates that
-    reach the share again by chance are ignored.
+    The rate is interpolated linearly between the first simulated rate that misses the share and the rate before it. Rates above that are
+    ignored, even if they reach the share again by chance.
 
     Args:
         points: (requests/s, fraction on time), in strictly increasing order of rate.

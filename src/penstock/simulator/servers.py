@@ -57,21 +57,21 @@ class SimpleServer:
         self._wake_s = 0.0
 
     def add(self, job: Job, now_s: float) -> None:
-        """Queue a job at ``now_s``."""
+        """Queue a job at ``now_s``, in simulated seconds."""
         self._queue.append(job)
         self._wake_s = now_s
 
     def next_s(self) -> float | None:
         """Return the time at which `run` must be called next, or None if no job is running or queued.
 
-        It is the end of the running job or, if only queued jobs exist, the time of the last arrival.
+        This is the end of the running job or, if jobs are queued and none runs, the time of the last arrival.
         """
         if self._running is not None:
             return self._end_s
         return self._wake_s if self._queue else None
 
     def run(self, now_s: float) -> list[Report]:
-        """Finish the running job if its time is over, start the next one, and return the reports.
+        """Finish the running job if its time is over, start the next job, and return the reports: pairs of a job and its new stage.
 
         Returns no reports while a job still runs.
         """
@@ -113,7 +113,7 @@ class SimpleServer:
             self._tokens -= blocks.popitem(last=False)[1]
 
     def kv_usage_fraction(self, now_s: float) -> float:  # noqa: ARG002 - the same at any time
-        """Return the running prompt's fraction of the cache, 0-1; cached blocks that no running prompt needs do not count."""
+        """Return the fraction of the cache that the running prompt uses, 0-1; cached blocks that no running prompt needs do not count."""
         if self._running is None:
             return 0.0
         return min(1.0, self._running.prompt_tokens / self._model.cache_tokens)
@@ -168,13 +168,13 @@ class EngineModel:
 
 
 class SimulatedEngine:
-    """An engine core in virtual time.
+    """An engine core in virtual time. Times are simulated seconds.
 
     Attributes:
         engine: The engine core.
         gaps: Histogram that receives the gaps between output tokens.
-        gap_s: Cumulative sum of the gaps before its output tokens, seconds.
-        gap_tokens: Number of those tokens.
+        gap_s: Cumulative sum of the gaps before the engine's output tokens, seconds; first tokens of requests have no gap.
+        gap_tokens: Number of output tokens whose gaps are in ``gap_s``.
     """
 
     def __init__(
@@ -228,19 +228,19 @@ class SimulatedEngine:
         self._wake(now_s)
 
     def outputs_of(self, job: Job, now_s: float) -> int:
-        """Return the number of tokens generated for a job until ``now_s``."""
+        """Return the number of tokens generated for a job until ``now_s``; 0 if the job is unknown or has ended."""
         self._catch_up(now_s)
         return self.engine.outputs_of(job.name)
 
     def end_leases(self, names: Sequence[str], now_s: float) -> list[str]:
-        """Free the KV of prefilled requests after it was read; return the names that have no lease (any more)."""
+        """Free the kept KV of the requests in ``names``, since it was read; return the names that have no lease, or none any more."""
         self._cut(now_s)
         unknown = self.engine.pinned.read(Read(name) for name in names)
         self._wake(now_s)
         return unknown
 
     def extend_leases(self, names: Sequence[str], now_s: float) -> list[str]:
-        """Renew the leases of prefilled requests, as a heartbeat does; return the names that have no lease (any more)."""
+        """Renew the leases of the requests in ``names``, as a heartbeat does; return the names that have no lease, or none any more."""
         self._cut(now_s)
         return self.engine.pinned.renew(names, now_s)
 
@@ -249,7 +249,8 @@ class SimulatedEngine:
     def next_s(self) -> float | None:
         """Return the time at which `run` must be called next; None if nothing is pending.
 
-        It is the end of the last predicted step, or, if no step runs, the next transfer, lease expiry or arrival.
+        This is the end of the last of the steps that were predicted together or, if no step runs, the next transfer, lease expiry or
+        arrival.
         """
         if self._step is not None:
             return self._ends[-1]
@@ -257,7 +258,7 @@ class SimulatedEngine:
         return min(times, default=None)
 
     def run(self, now_s: float) -> list[Report]:
-        """Finish the predicted steps if they are over, start the next step, and return the reports.
+        """Finish the predicted steps if they are over, start the next ones, and return the reports: pairs of a job and its new stage.
 
         Returns no reports while the predicted steps still run.
         """
@@ -370,4 +371,7 @@ class SimulatedEngine:
 
 
 Server = SimpleServer | SimulatedEngine
-"""The server inside a worker. After jobs were added, `run` must be called at the time that `next_s` returns; it returns the reports."""
+"""The server inside a worker.
+
+After jobs were added, ``run`` must be called at the time that ``next_s`` returns; it reports the jobs' stages.
+"""

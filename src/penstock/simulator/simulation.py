@@ -35,9 +35,9 @@ class CutDrain:
     """A worker that was removed before it had finished draining.
 
     Attributes:
-        at_s: Time of the removal.
+        at_s: Time of the removal, simulated seconds.
         worker: Name of the worker.
-        requests: Indices of the requests that it was still serving.
+        requests: Indices of the requests that the worker was still serving.
     """
 
     at_s: float
@@ -46,7 +46,7 @@ class CutDrain:
 
 
 SWITCH_S = 2.0
-"""Seconds from idle in one role to serving in the other.
+"""Seconds from the end of a worker's last request in one role until the worker serves in the other role.
 
 Chosen: the switch request, its check, and two discovery intervals of the router.
 """
@@ -61,9 +61,9 @@ class Simulation:
         gaps: Histogram of the gaps between output tokens.
         fleet: All existing workers.
         jobs: All requests in order of arrival.
-        routers: All routers that have picked workers so far; the last one picks now.
+        routers: All routers that have been the picker (the router that chooses workers) so far; the last one is the picker now.
         frontend: Request counters for the planner.
-        control: The planner; None if the scenario has none.
+        control: The planner; None if the scenario has no planner.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Simulation:
             requests: Requests in order of arrival.
             chains: Source of prefix keys; None creates one from the scenario's seed.
             kernel: Kernel to share with other simulations; None creates one.
-            ledger: Ledger that the planner writes as a live one does; None writes none.
+            ledger: Ledger (decision log) that the planner writes as a live planner does; None writes none.
         """
         self.scenario = scenario
         self.kernel = kernel or Kernel()
@@ -159,7 +159,7 @@ class Simulation:
         return recorded(self._state, self._samples, taken)
 
     def set_grant(self, gpus: int, note: str) -> None:
-        """Limit the fleet to the GPUs that a pool grants, from now on. The planner drains the workers above the grant.
+        """Limit the fleet to the GPUs that a GPU pool grants, from now on. The planner drains the workers above this grant.
 
         Args:
             gpus: Number of GPUs granted.
@@ -170,7 +170,7 @@ class Simulation:
             self.control.planner.set_grant(gpus, note)
 
     def cut_drains(self, reclaim_s: float | None) -> list[CutDrain]:
-        """Remove the workers whose drain has exceeded its time limit, and return them.
+        """Remove the workers whose drain has exceeded its time limit, and return them; empty if there are none.
 
         Args:
             reclaim_s: The pool's reclaim.graceSeconds; drains are not limited if it is None or if the fleet is within its grant.

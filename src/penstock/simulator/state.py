@@ -20,13 +20,13 @@ from penstock.simulator.servers import SimulatedEngine
 
 @dataclass(frozen=True, slots=True)
 class SimulationState:
-    """The state of one run.
+    """The state of one run. Times are simulated seconds.
 
     Attributes:
         scenario: The scenario.
         kernel: Events and virtual time.
         fleet: All existing workers.
-        routers: All routers that have picked workers so far; the last one picks now.
+        routers: All routers that have been the picker (the router that chooses workers) so far; the last one is the picker now.
         jobs: All requests in order of arrival.
         gaps: Histogram of the gaps between output tokens.
         frontend: Request counters for the planner.
@@ -41,7 +41,7 @@ class SimulationState:
     frontend: FrontendCounters
 
     def queued_tokens(self, worker: SimulatedWorker) -> int:
-        """Return the prompt tokens that are queued in routers for one worker."""
+        """Return the number of prompt tokens of the jobs that wait in routers for ``worker``."""
         return sum(router.core.entry_queue.workers.queued_tokens(worker.name) for router in self.routers)
 
     @property
@@ -79,7 +79,7 @@ class Scrapes:
     def count_decode(self, router: VirtualRouter) -> list[Worker]:
         """Update a router's view of each ready decode worker's requests and tokens to the current values, and return those workers.
 
-        These values grow with every decode step. The KV usage stays that of the last scrape.
+        The requests and tokens change with every decode step. The KV cache usage stays that of the last scrape.
         """
         found = []
         for each in self._state.fleet.of(Role.DECODE, State.READY):

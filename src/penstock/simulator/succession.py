@@ -1,7 +1,7 @@
 """The routers of a simulation and the death of the picker, the router that chooses workers for all.
 
-Clients send requests to the routers in turn; the oldest router is the picker. When it dies, the streams that it relays fail, and no
-worker is picked for `ELECTION_S`. Then the next oldest router is the picker. It has received the most recent prompts in advance.
+Clients send requests to the routers in turn; the oldest router is the picker. When it dies, the streams that it relays fail, and no worker
+is picked for 0.6 seconds (`ELECTION_S`). Then the next oldest router is the picker. It has received the most recent prompts in advance.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from penstock.simulator.routing import VirtualRouter
 from penstock.simulator.scenario import SimulatedRouters
 
 ELECTION_S: Final = 0.6
-"""Seconds without a picker after one was stopped, as measured by `bench/picker.py`; after a kill it takes less."""
+"""Seconds without a picker after the picker was stopped, as measured by `bench/picker.py`; after a kill the time is shorter."""
 
 
 class Succession:
-    """The routers of one run, one of which is the picker.
+    """The routers of one run, one of which is the picker: it chooses the workers for all. Times are simulated seconds.
 
     Attributes:
         pickers: All pickers so far in order of time; the last one is the current picker.
@@ -76,14 +76,14 @@ class Succession:
         self._open.pop(job.index, None)
 
     def prefilled(self, job: Job) -> None:
-        """Record that a job's prompt was computed, so that the next router that picks workers learns where its prefix is cached."""
+        """Record that a job's prompt was computed, so that the next picker learns where the prompt's prefix is cached."""
         if self._group.picker_deaths_s:
             self._recent.append(job)
 
     def delay_s(self, job: Job) -> float:
         """Return the seconds until a job that arrives now reaches the picker, the router that chooses workers.
 
-        They include the remaining time of an election of a new picker.
+        If the picker has died, these include the remaining time until there is a new one.
         """
         way_s = 0.0 if job.relay == min(self._relays) else self._group.pick_delay_s
         return max(way_s, self._without_until_s - self._kernel.now_s)

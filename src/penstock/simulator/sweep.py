@@ -33,7 +33,7 @@ class RunSpec:
         qps: Mean rate in requests/s to which the workload is scaled; None keeps the rate of the workload.
         seed: Random seed.
         planner: Name of the planner; None if nothing scales.
-        ledger: File to which the planner writes its ledger; None writes none.
+        ledger: File to which the planner writes its ledger (decision log); None writes none.
     """
 
     label: str
@@ -119,7 +119,8 @@ def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def add_regrets(rows: Sequence[dict[str, Any]]) -> None:
     """Add ``regret`` to each row: the GPU-hours as a multiple of each oracle's, by the oracle's mode.
 
-    An oracle's run with the same routing policy, number of routers and rate is used. ``regret`` is empty if there is none.
+    The run of an oracle (a schedule that knows every arrival in advance) with the same routing policy, number of routers and rate is used.
+    ``regret`` is empty if there is no such run.
     """
     known = {(row["policy"], row["planner"], row["router_count"], row["qps"]): row for row in rows}
     for row in rows:
@@ -135,7 +136,7 @@ def goodputs(runs: Sequence[dict[str, Any]], *, share: float = GOODPUT_SHARE) ->
     """Return the goodput of each label: the mean, minimum and maximum over its seeds.
 
     ``is_lower_bound`` is True if at least one seed reached ``share`` even at the highest rate. ``seeds_missing`` is the number of seeds
-    that missed it at the lowest rate; these have no goodput, and are left out of the mean.
+    that missed ``share`` even at the lowest rate; these seeds have no goodput, and are left out of the mean.
 
     Args:
         runs: Figures of the runs; those without a rate are ignored.

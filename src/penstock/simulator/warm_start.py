@@ -30,10 +30,10 @@ def learnt_from_trace(
     Args:
         graph: Graph whose workers have latency profiles and whose planner's mode learns.
         trace: Trace, or its name or path as for `penstock simulate --trace`.
-        rate_rps: Mean rate, requests/s; None keeps the trace's.
+        rate_rps: Mean rate, requests/s; None keeps the rate of the trace.
         cold_start_s: Seconds from the request for a replica until it serves, > 0.
         limit: Maximum number of requests; None uses all.
-        profile: Latency profile of all workers, by name or path; None uses the graph's.
+        profile: Latency profile of all workers, by name or path; None uses the profile that the graph names.
 
     Raises:
         ConfigError: the planner's mode does not learn, or the trace ended before the first decision.

@@ -43,8 +43,8 @@ class WorkloadSpec:
         on_long: Whether longer prompts are cut or their requests left out.
         limit: Maximum number of requests.
         warmup: Number of requests at the start that are served but not counted.
-        copies: Number of copies of the workload that run at the same time. Each has the same requests with its own prefixes and its
-            own spreading; ``limit`` and ``warmup`` apply to each. For clusters that are too large for one trace.
+        copies: Number of copies of the workload that run at the same time. Each copy has the same requests, with prefixes and spread
+            arrival times of its own; ``limit`` and ``warmup`` apply to each copy. For clusters that are too large for one trace.
         tiers: Proportions in which requests ask for tiers, such as ``premium=20,background=80``.
         block_tokens: Tokens per block id of a trace file; None uses the default of its format.
     """
@@ -76,7 +76,7 @@ class Workload:
         name: Description of the source for the reader.
         requests: Requests in order of arrival.
         warmup: Number of requests at the start that are served but not counted.
-        rate_rps: Mean rate, requests/s; None if it is not defined.
+        rate_rps: Mean rate, requests/s; None if all requests arrive at the same time.
         truncated: Number of prompts that were cut.
         dropped: Number of requests that were left out because their prompts are too long.
         spread: Rule by which equal arrival times were spread.
@@ -120,10 +120,10 @@ def prepare(spec: WorkloadSpec, *, seed: int, qps: float | None = None) -> Workl
     Args:
         spec: Source and transformations.
         seed: Random seed of arrival times and tiers.
-        qps: Mean rate in requests/s to scale to; None keeps the rate.
+        qps: Mean rate in requests/s to which arrival times are scaled; None keeps the rate of the source.
 
     Raises:
-        ConfigError: the source does not exist, or no requests remain.
+        ConfigError: the source does not exist, or no requests remain after the transformations.
     """
     return _prepared(spec, seed, qps, _version(spec.source))
 

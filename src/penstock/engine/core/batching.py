@@ -1,9 +1,9 @@
 """Continuous batching as in vLLM V1: one token budget per step, and running requests before waiting ones.
 
-The engine calls `Batcher.plan` at the start of a step and `Batcher.complete` at its end. All decoding requests
-advance by one token per step. Therefore the batcher counts steps (ticks), and stores each request under the tick at
-which it needs a new block and the tick at which it ends: the cost of a step depends on the requests that change in
-it, not on the size of the batch.
+The engine calls `Batcher.plan` at the start of a step and `Batcher.complete` at its end. All decoding requests advance
+by one token per step. Therefore the batcher counts completed steps (ticks), and stores each request under the tick at
+which it needs a new block and the tick at which it ends: the cost of a step depends on the requests that change in it,
+not on the size of the batch.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ class Span:
         state: The request.
         start: First token of the chunk.
         end: End of the chunk (exclusive).
-        begins: Whether the request's prefill begins with this chunk.
-        epoch: Epoch of the request when the chunk was planned; if it has changed, the chunk is void.
+        begins: Whether this is the first chunk that is computed of the request's prompt.
+        epoch: Value of `RequestState.epoch` when the chunk was planned. If that has changed since, the request has left
+            the batch, and the chunk is void.
     """
 
     state: RequestState
@@ -42,14 +43,15 @@ class Batch:
 
     Attributes:
         spans: Prompt chunks to compute.
-        joined: Requests whose KV was fetched from another worker and that enter the batch in this step.
-        loads: Requests for which a KV transfer starts now; their blocks are allocated.
-        declined: Requests whose KV is on another worker but is computed here.
+        joined: Requests that enter the batch in this step after their KV was fetched from another worker.
+        loads: Requests for which a KV transfer from another worker starts now; their blocks are allocated.
+        declined: Requests whose KV is on another worker, but is computed here because fetching it is not worthwhile.
         admitted: Requests that leave the waiting queue in this step.
-        preempted: Requests that are preempted in this step, with the kind of preemption.
+        preempted: Requests that are preempted in this step (they leave the batch to make room), with the kind of
+            preemption.
         swapped_in: Requests whose KV is copied back from host memory from now on, with the number of tokens to copy.
         decode_batch: Number of requests that decode in this step.
-        decode_kv_tokens: Total number of tokens that they attend to.
+        decode_kv_tokens: Number of tokens that the decoding requests attend to, in total.
     """
 
     spans: list[Span] = field(default_factory=list)
@@ -64,7 +66,7 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens that the step computes, at most the budget."""
+        """Number of tokens that the step computes, at most `BatchLimits.max_num_batched_tokens`."""
         return self.decode_batch + sum(span.end - span.start for span in self.spans)
 
 
@@ -74,15 +76,16 @@ RECOMPUTE_TOKENS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """Limits of a step.
+    """Limits of one step of the engine.
 
     Attributes:
         max_num_batched_tokens: Maximum number of tokens computed per step, at least max_num_seqs.
         max_num_seqs: Maximum number of requests in the batch.
         block_size: Tokens per KV block.
-        by_priority: Whether order and victims are determined by (priority, arrival) instead of arrival alone.
-        least_load_tokens: Minimum number of tokens, in addition to the locally cached ones, for which the part of a
-            prompt that is on another worker is fetched; fewer are computed here. At least 1 (vLLM's
+        by_priority: Whether the order of waiting requests, and the choice of requests to preempt, go by (priority,
+            arrival) instead of arrival alone.
+        least_load_tokens: Minimum number of tokens for which KV is fetched from another worker. Tokens that are cached
+            here do not count. If fewer tokens would be fetched, they are computed here. At least 1 (vLLM's
             ``kv_recompute_threshold``).
     """
 
@@ -99,8 +102,8 @@ class Batcher:
     Attributes:
         decoding: Requests that decode, as an ordered set.
         prefilling: Requests whose prompt is being computed, as an ordered set.
-        loading: Number of requests whose KV is being fetched or swapped.
-        kv_tokens: Total number of tokens that the decoding requests attend to.
+        loading: Number of requests whose KV is being fetched from another worker or copied from or to host memory.
+        kv_tokens: Number of tokens that the decoding requests attend to, in total.
         tick: Number of completed steps.
     """
 
@@ -132,7 +135,7 @@ class Batcher:
         return len(self._waiting) + len(self._loaded) - self._dead
 
     def outputs_of(self, state: RequestState) -> int:
-        """Return the number of tokens that ``state`` has generated."""
+        """Return the number of output tokens that the request ``state`` has generated."""
         if state.status is RequestStage.DECODING:
             return state.outputs + self.tick - state.base_tick
         return state.outputs
@@ -152,10 +155,10 @@ class Batcher:
         heapq.heappush(self._loaded, self._order(state))
 
     def remove(self, state: RequestState) -> bool:
-        """Remove ``state`` from queue or batch; it keeps its blocks.
+        """Remove the request ``state`` from queue or batch; its blocks stay allocated.
 
         Returns:
-            Whether its blocks can be released now; False while a transfer uses them.
+            Whether the request's blocks can be released now; False while a transfer uses them.
         """
         status = state.status
         state.outputs = self.outputs_of(state)
@@ -193,9 +196,9 @@ class Batcher:
     def steady_steps(self, batch: Batch) -> int:
         """Return the number of steps, including the planned one, that will only decode; the last one may end requests.
 
-        Before the last of them no request joins, is admitted, is preempted or ends, unless the caller adds, aborts or
-        loads requests meanwhile. Waiting requests wait for capacity that decoding does not free. 1 means that nothing
-        is known about later steps.
+        Before the last of these steps no request joins, is admitted, is preempted or ends, unless the caller adds,
+        aborts or loads requests meanwhile. Waiting requests wait for capacity that decoding does not free. Returns 1 if
+        nothing is known about later steps.
         """
         if batch.spans or batch.joined or batch.admitted or batch.preempted or not batch.decode_batch:
             return 1
@@ -207,7 +210,7 @@ class Batcher:
         return steps if blocks <= self._pool.free else 1
 
     def skip(self, steps: int) -> None:
-        """Complete ``steps`` steady steps and plan the next one, with the same result as alternating `complete` and `plan`.
+        """Complete ``steps`` decode-only steps and plan the next one, with the same result as alternating `complete` and `plan`.
 
         ``steps`` must be less than `steady_steps` returned.
         """
@@ -224,8 +227,8 @@ class Batcher:
         """End the step.
 
         Returns:
-            Requests whose prompt is now completely computed (each has one more output, which may end it), and
-            requests that ended. The latter have left the batch but still have their blocks.
+            Requests whose prompt is now completely computed (each has one more output, which may end it), and requests
+            that ended. The requests that ended have left the batch, but still have their blocks.
         """
         self.tick += 1
         self.kv_tokens += len(self.decoding)

@@ -35,13 +35,14 @@ class EngineSettings:
         role: Role of the worker in disaggregated serving.
         num_blocks: Number of KV blocks, at least 1.
         kv_bytes_per_token: Bytes of KV per token.
-        limits: Limits of a step.
-        lease: Durations of the leases for workers that read its kept blocks.
+        limits: Limits of one step.
+        lease: Durations of the leases, the times for which it keeps blocks of a prompt for other workers to read.
         link: Bandwidth and latency of its incoming KV link.
         keeps_journal: Whether changes of the cache are recorded for `Engine.take_kv_facts`.
         preemption: Limits of preemption by tier, which requires ``limits.by_priority``; None means vLLM's own
             preemption.
-        ranks: Tensor parallelism, at least 1; each rank has a part of every block.
+        ranks: Number of GPUs that share each block (tensor parallelism), at least 1; each rank has a part of every
+            block.
     """
 
     role: EngineRole
@@ -59,7 +60,7 @@ class EngineSettings:
             raise ValueError("preemption by tier needs by_priority")
 
     def longest_tokens(self, priority: int = TierPriority.PREMIUM) -> int:
-        """Return the maximum number of tokens of one request that fit into the cache.
+        """Return the maximum number of tokens of one request (prompt and output) that fit into the KV cache.
 
         Args:
             priority: Priority of the request; below premium, it cannot use the blocks reserved for premium.
@@ -75,7 +76,7 @@ class EngineStep:
     """A running step; times are simulated seconds.
 
     Attributes:
-        batch: Work of the step.
+        batch: Work that the step does.
         start_s: Start of the step.
         end_s: End of the step.
     """
@@ -91,10 +92,12 @@ class StepOutcome:
 
     Attributes:
         end_s: End of the step.
-        gap_s: Time since the previous output of every request counted in ``steady_tokens``.
-        steady_tokens: Number of outputs from requests that also had an output in the previous step.
-        late_gaps_s: Time since the previous output, for each request that resumed after a preemption.
-        started: Requests that have their first output in this step.
+        gap_s: Seconds since the previous output token of the requests counted in ``steady_tokens``, the same for all of
+            them.
+        steady_tokens: Number of output tokens of requests that also had an output token in the previous step.
+        late_gaps_s: Seconds since the previous output token, for each request that has its first one after a
+            preemption.
+        started: Requests that have their first output token in this step.
         finished: Requests that ended with this step.
         computed_tokens: Number of tokens computed, including those of prompts.
     """
@@ -114,9 +117,10 @@ class Events:
 
     Attributes:
         transfers: KV transfers that arrived.
-        declined: Requests whose KV was not fetched but computed here.
-        expired: IDs of requests whose kept blocks were not read within their lease.
-        dropped: Preempted requests that failed.
+        declined: Requests whose KV was to be fetched from another worker, but is computed here.
+        expired: IDs of requests whose kept blocks were released, because no other worker had read them when the lease
+            expired.
+        dropped: Requests that failed because they were preempted and resuming them would have taken too long.
     """
 
     transfers: list[Transfer] = field(default_factory=list)
@@ -126,7 +130,7 @@ class Events:
 
 
 class Engine:
-    """Scheduler, cache, leases and KV link of one worker.
+    """Scheduler, cache, leases and KV link of one worker. Times are simulated seconds.
 
     Attributes:
         settings: Settings of the engine.
@@ -206,7 +210,7 @@ class Engine:
         return 0 if state is None else self.batcher.outputs_of(state)
 
     def take_kv_facts(self) -> list[KvFact]:
-        """Return the changes of the cache since the last call, oldest first; empty if the engine keeps no journal."""
+        """Return the changes of the prefix cache since the last call, oldest first; empty if the engine keeps no journal."""
         return [] if self._journal is None else self._journal.take()
 
     # -- time -----------------------------------------------------------------------------------------
@@ -232,7 +236,7 @@ class Engine:
         return min((at for at in times if at is not None), default=None)
 
     def take_events(self) -> Events:
-        """Return the events since the last call."""
+        """Return the events since the last call of this method."""
         events, self._events = self._events, Events()
         return events
 
@@ -247,7 +251,7 @@ class Engine:
         return EngineStep(batch, now_s, now_s + duration_s)
 
     def finish_step(self, step: EngineStep) -> StepOutcome:
-        """Complete ``step`` and return its outputs; call it at the step's ``end_s``."""
+        """Complete ``step`` and return its outcome; call this at the step's ``end_s``."""
         now_s = step.end_s
         decoded = len(self.batcher.decoding)
         prefilled, ended = self.batcher.complete(step.batch)
@@ -293,7 +297,7 @@ class Engine:
         return ends
 
     def skip(self, step: EngineStep, ends: Sequence[float], steps: int) -> EngineStep:
-        """Complete ``steps`` foreseen steps at once and return the step that then runs; the state is identical to that of single steps.
+        """Complete ``steps`` foreseen steps at once and return the step that then runs; the state is the same as after single steps.
 
         Args:
             step: The running step.

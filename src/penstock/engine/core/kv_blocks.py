@@ -23,7 +23,7 @@ def count_tokens(prompt: bytes) -> int:
 
 
 def prefix_keys(prompt: bytes, block_size: int, *, seed: int = 0) -> list[int]:
-    """Return one chained 64-bit key per complete block of ``prompt``.
+    """Return one chained 64-bit key per complete block of ``prompt``; empty if the prompt is shorter than a block.
 
     Args:
         prompt: Token IDs of the prompt, 4 bytes each.
@@ -42,13 +42,13 @@ def prefix_keys(prompt: bytes, block_size: int, *, seed: int = 0) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
-    """Consecutive blocks of one prompt that can now be reused.
+    """Consecutive blocks of one prompt that later requests can now reuse.
 
     Attributes:
         keys: Prefix keys of the blocks.
         parent: Key of the block before them; None if they are the start of the prompt.
         tokens: Token IDs of the blocks, 4 bytes each.
-        adapter: LoRA adapter that computed them, for whose requests alone they can be reused; None for the base
+        adapter: LoRA adapter with which the blocks were computed; only its requests can reuse them. None for the base
             model.
     """
 
@@ -75,7 +75,7 @@ KvFact = BlocksStored | BlocksRemoved | CacheCleared
 
 
 class KvJournal:
-    """Records changes of the prefix cache until they are taken."""
+    """Records changes of the prefix cache until `take` returns them."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -127,7 +127,7 @@ class BlockPool:
     """Manages ``capacity`` blocks, numbered from 0.
 
     Attributes:
-        capacity: Number of blocks.
+        capacity: Number of blocks in total.
         version: Number that increases whenever blocks are registered, released or cleared.
     """
 
@@ -152,7 +152,7 @@ class BlockPool:
         return self.capacity - len(self._blank) - len(self._idle)
 
     def count_hits(self, keys: Sequence[int], limit: int | None = None) -> int:
-        """Return how many of the leading ``keys`` are cached, at most ``limit``."""
+        """Return how many of the leading ``keys`` are cached, up to the first one that is not; at most ``limit``, if it is set."""
         by_key = self._by_key
         for hits, key in enumerate(keys):
             if hits == limit or key not in by_key:
@@ -160,11 +160,11 @@ class BlockPool:
         return len(keys)
 
     def claim(self, hit_keys: Iterable[int], total: int) -> list[int] | None:
-        """Allocate ``total`` blocks, including the cached ones; return them, or None (and change nothing) if there are too few free blocks.
+        """Allocate ``total`` blocks and return them; return None, and change nothing, if there are too few free blocks.
 
         Args:
             hit_keys: Keys of cached blocks, as just counted by `count_hits`; their blocks come first.
-            total: Number of blocks in total.
+            total: Number of blocks to allocate, the cached ones included.
         """
         references, idle = self._references, self._idle
         blocks = [self._by_key[key] for key in hit_keys]
@@ -184,7 +184,7 @@ class BlockPool:
         return [self._by_key[key] for key in keys]
 
     def idle_among(self, blocks: Iterable[int]) -> int:
-        """Return how many of ``blocks`` are unreferenced."""
+        """Return how many of ``blocks`` no request references."""
         return sum(1 for block in blocks if not self._references[block])
 
     def sole(self, blocks: Iterable[int]) -> int:

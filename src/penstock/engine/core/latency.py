@@ -12,10 +12,10 @@ from typing import Protocol
 
 
 class PrefillModel(Protocol):
-    """Model of the TTFT of a prompt that runs alone on the worker."""
+    """Model of the TTFT of a prompt that runs alone on a worker."""
 
     def ttft_s(self, tokens: int) -> float:
-        """Return the TTFT in seconds for ``tokens`` >= 0 new tokens without cached context; at 0 the fixed overhead."""
+        """Return the TTFT in seconds for ``tokens`` >= 0 new tokens without cached context; for 0 tokens it is the fixed overhead."""
 
 
 class DecodeModel(Protocol):
@@ -70,9 +70,10 @@ class TablePrefill:
     """Measured TTFTs, with linear interpolation between the points.
 
     Attributes:
-        tokens: Prompt lengths, strictly increasing. Shorter prompts extend the first segment.
+        tokens: Prompt lengths, strictly increasing. For shorter prompts the line through the first two points is
+            extended.
         measured_s: Measured TTFT of each length, in seconds.
-        beyond: Formula that extends the table above the last point.
+        beyond: Formula whose increase extends the table above the longest prompt.
     """
 
     tokens: tuple[float, ...]
@@ -162,7 +163,7 @@ class LatencyModel:
         Args:
             chunks: (start, end, begins) of each prompt chunk; start and end in tokens.
             batch: Number of decoding requests, at least 0.
-            kv_tokens: Total number of tokens that they attend to, at least ``batch``.
+            kv_tokens: Number of tokens that the decoding requests attend to in total, at least ``batch``.
         """
         if not chunks:
             return self.decode.step_s(batch, kv_tokens)

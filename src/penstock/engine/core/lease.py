@@ -1,8 +1,8 @@
 """Leases on prompts whose KV blocks a worker keeps for another worker to read: reads by rank, durations, heartbeats.
 
-A lease is granted when a request ends, extended by heartbeats, ended by the read, and expires if neither arrives in
-time. Rules: vLLM 0.32, NixlConnector; ``duration * 2 // 3`` and ``duration // 6`` are its own integer arithmetic on
-seconds.
+A lease is granted when a request ends, extended by heartbeats, and ended by the read. If neither arrives in time, the
+lease expires. Rules: vLLM 0.32, NixlConnector; ``duration * 2 // 3`` and ``duration // 6`` are its own integer
+arithmetic on seconds.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Read:
 
     Attributes:
         request_id: ID of the request at the keeping worker.
-        rank: Rank of the keeping worker that was read.
-        reader: Rank of the reading worker.
-        readers: Number of reading ranks that read from this rank in total.
+        rank: Rank (GPU) of the keeping worker whose part was read.
+        reader: Rank (GPU) of the reading worker that has read it.
+        readers: Number of ranks of the reading worker that read from ``rank`` in total.
     """
 
     request_id: str
@@ -42,7 +42,8 @@ def reads_of(request_id: str, source_ranks: int, reader_ranks: int) -> Iterator[
     Args:
         request_id: ID of the request at the keeping worker.
         source_ranks: Number of ranks of the keeping worker.
-        reader_ranks: Number of ranks of the reading worker; one number must divide the other.
+        reader_ranks: Number of ranks of the reading worker. The larger of the two numbers must be a multiple of the
+            smaller.
     """
     many = max(source_ranks, reader_ranks)
     readers = max(1, reader_ranks // source_ranks)
@@ -60,8 +61,10 @@ class LeaseTerms:
     """Durations of leases in simulated seconds.
 
     Attributes:
-        duration_s: First duration of a lease of a prefill worker; vLLM's ``kv_lease_duration``.
-        decoder_ttl_s: First duration of a lease of a decode worker; vLLM's ``decoder_kv_blocks_ttl``.
+        duration_s: Duration of a lease that a prefill worker grants, until a heartbeat extends it; vLLM's
+            ``kv_lease_duration``.
+        decoder_ttl_s: Duration of a lease that a decode worker grants, until a heartbeat extends it; vLLM's
+            ``decoder_kv_blocks_ttl``.
     """
 
     duration_s: float = 30.0
@@ -69,7 +72,7 @@ class LeaseTerms:
 
     @property
     def extension_s(self) -> float:
-        """Seconds from its arrival for which a heartbeat extends a lease."""
+        """Seconds from a heartbeat's arrival until which it extends a lease: two thirds of ``duration_s``, rounded down to whole seconds."""
         return self.duration_s * 2 // 3
 
     @property
@@ -93,15 +96,15 @@ class LeaseTable:
         self._heap: list[tuple[float, str]] = []
 
     def grant(self, request_id: str, until_s: float) -> None:
-        """Start a lease that expires at ``until_s`` unless it is renewed; the ID must not have one."""
+        """Start a lease that expires at ``until_s`` unless it is extended; ``request_id`` must not have a lease."""
         self._expiry[request_id] = until_s
         heapq.heappush(self._heap, (until_s, request_id))
 
     def extend(self, request_ids: Iterable[str], until_s: float) -> tuple[int, list[str]]:
-        """Extend leases to ``until_s``, never shortening one.
+        """Extend leases to ``until_s``; leases that last longer are not changed.
 
         Returns:
-            The number of leases that were extended, and the IDs without a lease.
+            The number of leases that were extended, and the IDs in ``request_ids`` that have no lease.
         """
         expiry, moved, unknown = self._expiry, 0, []
         for request_id in request_ids:
@@ -114,14 +117,14 @@ class LeaseTable:
         return moved, unknown
 
     def end(self, request_id: str) -> None:
-        """End a lease because its blocks were read; does nothing if there is none."""
+        """End the lease of ``request_id``, because its blocks were read; does nothing if the ID has no lease."""
         self._expiry.pop(request_id, None)
         if len(self._heap) > 2 * len(self._expiry) + _SLACK:
             self._heap = [(until_s, each) for each, until_s in self._expiry.items()]
             heapq.heapify(self._heap)
 
     def expire(self, now_s: float) -> list[tuple[str, float]]:
-        """End all leases that expire at or before ``now_s``; return their IDs and expiry times, oldest first."""
+        """End all leases that expire at or before ``now_s``; return their IDs and expiry times, the earliest expiry first."""
         expired = []
         while (next_s := self.next_expiry_s()) is not None and next_s <= now_s:
             _, request_id = heapq.heappop(self._heap)
@@ -143,7 +146,7 @@ class LeaseTable:
         return None
 
     def expiry_s(self, request_id: str) -> float | None:
-        """Return the time at which a lease expires; None if the ID has none."""
+        """Return the time at which the lease of ``request_id`` expires; None if the ID has no lease."""
         return self._expiry.get(request_id)
 
 
@@ -181,7 +184,7 @@ class HeartbeatSchedule:
         return {engine_id: list(requests) for engine_id, requests in self._tracked.items()}
 
     def next_s(self) -> float | None:
-        """Return when the next messages must be sent (a time in the past means at once); None if no request is tracked."""
+        """Return the time at which the next messages must be sent; None if no request is tracked. If the time is past, send them at once."""
         return self._sent_s + self._interval_s if self._tracked else None
 
 
@@ -222,7 +225,7 @@ class PinnedPrompts:
 
     @property
     def oldest_s(self) -> float | None:
-        """Time at which the oldest lease was granted; None if there are none."""
+        """Time at which the oldest lease was granted; None if there are no leases."""
         state = next(iter(self._states.values()), None)
         return None if state is None else state.finished_s
 
@@ -234,13 +237,13 @@ class PinnedPrompts:
         self._references.update(state.blocks)
 
     def renew(self, request_ids: Iterable[str], now_s: float) -> list[str]:
-        """Process a heartbeat: extend the leases of these requests; return the IDs without a lease, which are ignored."""
+        """Process a heartbeat: extend the leases of these requests; return the IDs that have no lease, which are otherwise ignored."""
         moved, unknown = self._leases.extend(request_ids, now_s + self._terms.extension_s)
         self._counters.lease_renewals += moved
         return unknown
 
     def read(self, reads: Iterable[Read]) -> list[str]:
-        """Process completed reads; return the IDs without a lease.
+        """Process completed reads; return the IDs of requests that have no lease.
 
         The blocks of a prompt are released when all readers of all ranks are done.
         """
@@ -254,7 +257,7 @@ class PinnedPrompts:
         return list(unknown)
 
     def expire(self, now_s: float) -> list[str]:
-        """Release the blocks whose lease has expired at ``now_s``; return their request IDs, oldest expiry first."""
+        """Release the blocks whose lease expires at or before ``now_s``; return their request IDs, the earliest expiry first."""
         expired = []
         for request_id, expiry_s in self._leases.expire(now_s):
             granted_s = self._states[request_id].finished_s or 0.0

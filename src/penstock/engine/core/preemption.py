@@ -16,17 +16,18 @@ of running requests do not preempt it again. Chosen."""
 
 @dataclass(frozen=True, slots=True)
 class PreemptionTerms:
-    """Limits of preemption by tier.
+    """Limits of preemption by tier. Times are simulated seconds.
 
     Attributes:
-        max_per_request: Maximum number of preemptions of one request, at least 0. A request with that many is
-            admitted only if there is room for its full length, and is never a victim.
+        max_per_request: Maximum number of preemptions of one request, at least 0. A request that has been preempted
+            that often is admitted only if there is room for its full length, and is never preempted again.
         reserved_fraction: Fraction of the KV blocks that only premium and system requests can use, at least 0 and
             below 1.
         host_blocks: Number of KV blocks in host memory for swapping; 0 disables swapping.
-        host_link: Link between GPU memory and host memory in each direction, for all GPUs of the worker together.
-        drop_above_s: Seconds of preempting and resuming above which a preempted request fails instead; None means
-            never.
+        host_link: Bandwidth and latency between GPU memory and host memory in each direction, for all GPUs of the
+            worker together.
+        drop_above_s: Seconds of preempting and resuming above which a preempted request fails instead. None means that
+            none fails.
     """
 
     max_per_request: int = 3
@@ -44,11 +45,11 @@ class PreemptionTerms:
 class PreemptionCosts:
     """Computes the seconds that preempting and resuming a request takes, by kind of preemption.
 
-    A swap transfers its KV twice; recomputing prefills its prompt and the tokens that it has generated.
+    A swap transfers the request's KV twice; recomputing prefills its prompt and the tokens that it has generated.
 
     Attributes:
         kv_bytes_per_token: Bytes of KV per token.
-        link: Link between GPU memory and host memory.
+        link: Bandwidth and latency between GPU memory and host memory.
         prefill: Prefill model of the worker.
     """
 
@@ -63,14 +64,14 @@ class PreemptionCosts:
     def cheapest(
         self, tokens: int, *, can_swap: bool, drop_above_s: float | None = None
     ) -> tuple[PreemptionKind, float]:
-        """Return the kind of preemption to use and the lowest cost in seconds.
+        """Return the cheapest kind of preemption and its cost in seconds.
 
         DROP is returned only if both swapping and recomputing cost more than ``drop_above_s``.
 
         Args:
             tokens: Number of tokens in the request's context.
             can_swap: Whether the request can be swapped.
-            drop_above_s: Cost above which the request fails; None means never.
+            drop_above_s: Cost in seconds above which the request fails; None means that it never fails.
         """
         kind, cost_s = PreemptionKind.RECOMPUTE, self.prefill.ttft_s(tokens)
         if can_swap and (swap_s := self.swap_s(tokens)) < cost_s:
@@ -98,7 +99,7 @@ class Candidate:
 
     @property
     def rank(self) -> tuple[int, int, float, int]:
-        """Sort key; requests with the lowest are preempted first.
+        """Sort key; requests with the lowest key are preempted first.
 
         The order is: lowest tier, fewest preemptions, lowest cost per freed block and remaining token, latest
         arrival.
@@ -111,7 +112,7 @@ class Candidate:
 def choose_victims(candidates: Iterable[Candidate], *, blocks: int, places: int) -> list[Candidate]:
     """Return the requests to preempt so that at least ``blocks`` blocks and ``places`` batch slots become free, best first.
 
-    Returns an empty list if that is impossible. No victim in the result could be spared.
+    Returns an empty list if that is impossible. Without any one of the returned requests, too little would become free.
 
     Args:
         candidates: Running requests of lower tiers.
@@ -140,8 +141,8 @@ class Reservation:
     """Counts the blocks used by requests that cannot use the reserve (those below premium).
 
     Attributes:
-        held: Number of blocks that they use.
-        limit: Maximum number of blocks that they can use.
+        held: Number of blocks that requests below premium use.
+        limit: Maximum number of blocks that requests below premium can use.
     """
 
     def __init__(self, capacity: int, reserved: int) -> None:
@@ -151,15 +152,15 @@ class Reservation:
 
     @property
     def headroom(self) -> int:
-        """Number of further blocks that they can use."""
+        """Number of further blocks that requests below premium can use."""
         return self.limit - self.held
 
     def added(self, blocks: Sequence[int]) -> int:
-        """Return how many of ``blocks`` none of these requests uses yet."""
+        """Return how many of ``blocks`` no request below premium uses yet."""
         return sum(1 for block in blocks if not self._references[block])
 
     def hold(self, blocks: Sequence[int]) -> None:
-        """Record that one of these requests has allocated the blocks."""
+        """Record that a request below premium has allocated ``blocks``."""
         references = self._references
         for block in blocks:
             if not references[block]:
@@ -167,7 +168,7 @@ class Reservation:
             references[block] += 1
 
     def give_back(self, blocks: Sequence[int]) -> None:
-        """Record that one of these requests has released the blocks."""
+        """Record that a request below premium has released ``blocks``."""
         references = self._references
         for block in blocks:
             references[block] -= 1
@@ -176,13 +177,13 @@ class Reservation:
 
 
 class SwapSpace:
-    """Blocks of host memory for swapped requests, and the copies in progress.
+    """Blocks of host memory for the KV of swapped requests (preempted ones whose KV is kept there), and the copies in progress.
 
     Attributes:
         capacity: Number of blocks.
         used: Number of blocks in use.
-        out: Copies from GPU to host memory.
-        back: Copies from host to GPU memory.
+        out: Copies from GPU to host memory in progress.
+        back: Copies from host to GPU memory in progress.
     """
 
     def __init__(self, capacity: int, link: LinkTerms) -> None:

@@ -18,7 +18,7 @@ class SlotState(Enum):
     Attributes:
         RUNNING: It can enter the engine.
         QUEUED: It waits for the engine.
-        REJECTED: Engine and queue are full.
+        REJECTED: It was not added, because engine and queue are full.
     """
 
     RUNNING = auto()
@@ -37,7 +37,7 @@ class RequestSlots(Generic[T]):
         """Create an empty set of requests.
 
         Args:
-            limit: Maximum number of running requests; None means no limit, so that none wait.
+            limit: Maximum number of running requests; None means no limit, so that no request waits.
             queue: Maximum number of waiting requests.
         """
         self._limit = limit
@@ -60,7 +60,7 @@ class RequestSlots(Generic[T]):
         """Add a request if there is room, and return whether it runs, is queued or was rejected.
 
         Args:
-            item: The request; must not be a current one.
+            item: The request, any hashable object; it must not be running or queued already.
             priority: Priority; the lowest value runs first.
         """
         if self._limit is None or len(self._running) < self._limit:
@@ -75,7 +75,7 @@ class RequestSlots(Generic[T]):
     def leave(self, item: T) -> T | None:
         """Remove a request, running or queued; return the queued request that runs in its place, or None if there is none.
 
-        Of requests with equal priority the first one runs. An unknown request is ignored.
+        Of queued requests with equal priority, the one that came first runs. An unknown request is ignored.
         """
         if item in self._queued:
             del self._queued[item]

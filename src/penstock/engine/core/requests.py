@@ -79,12 +79,12 @@ class RequestStage(StrEnum):
 
 
 class PreemptionKind(StrEnum):
-    """Treatment of a preempted request's KV.
+    """Treatment of the KV of a preempted request, one that was removed from the batch to make room.
 
     Attributes:
-        SWAP: It is copied to host memory and back.
-        RECOMPUTE: It is released and computed again.
-        DROP: It is released and the request fails.
+        SWAP: The KV is copied to host memory, and back later.
+        RECOMPUTE: The KV is released, and computed again later.
+        DROP: The KV is released, and the request fails.
     """
 
     SWAP = "swap"
@@ -93,12 +93,12 @@ class PreemptionKind(StrEnum):
 
 
 class LeaseTerm(StrEnum):
-    """Term of a lease that expired.
+    """Term in which a lease (the time for which a worker keeps a prompt's KV for another one) expired.
 
     Attributes:
-        INITIAL: Its first term.
-        EXTENSION: A term that heartbeats had extended.
-        DECODER_TTL: The first term of a lease of a decode worker.
+        INITIAL: The first term of a lease that a prefill worker granted.
+        EXTENSION: A term after heartbeats have extended the lease.
+        DECODER_TTL: The first term of a lease that a decode worker granted.
     """
 
     INITIAL = "initial"
@@ -116,14 +116,14 @@ class EngineRequest:
         output_tokens: Number of tokens to generate, at least 1.
         arrival_s: Time of arrival in simulated seconds.
         block_keys: Prefix keys of the prompt's complete blocks; empty disables reuse.
-        priority: Priority; lower values run first. It is used only with the priority policy.
-        ends_by: Finish reason after ``output_tokens`` tokens.
+        priority: Priority; lower values run first. It has an effect only if `BatchLimits.by_priority` is set.
+        ends_by: Finish reason that is recorded after ``output_tokens`` tokens.
         load_remote: Whether the prompt's KV is on another worker and is fetched instead of computed.
-        remote_tokens: Number of leading prompt tokens whose KV is there, at least 1; None means all. The other
-            tokens, and at least the last one, are then computed here.
-        pin_blocks: Whether the blocks are kept after its end for another worker to read.
+        remote_tokens: Number of leading prompt tokens whose KV is on the other worker, at least 1; None means all. The
+            other tokens, and at least the last one, are then computed here.
+        pin_blocks: Whether the request's blocks are kept after its end for another worker to read.
         prompt: Token IDs of the prompt, 4 bytes each; only the journal of the cache reads them.
-        adapter: LoRA adapter, for the journal; None for the base model.
+        adapter: LoRA adapter, which only the journal of the cache reads; None for the base model.
     """
 
     request_id: str
@@ -144,8 +144,9 @@ class EngineRequest:
 class RequestState:
     """State of a request in the engine; times are simulated seconds.
 
-    While it decodes, ``computed`` and ``outputs`` have their values of tick ``base_tick``: every decoding request
-    advances by one token per step, so the batcher counts the steps for all of them together.
+    While the request decodes, ``computed`` and ``outputs`` keep the values that they had at the step number (tick)
+    ``base_tick``: every decoding request advances by one token per step, so the batcher counts the steps for all of
+    them together.
 
     Attributes:
         request: The request.
@@ -153,15 +154,15 @@ class RequestState:
         prefill_target: Number of tokens to compute before the next output: the prompt and, after a preemption, the
             outputs.
         remote_pending: Whether its KV still has to be fetched.
-        status: Stage of the request.
-        epoch: Number that increases whenever the request enters or leaves the batch; entries with an older epoch are
-            void.
+        status: Stage of the request in the engine.
+        epoch: Number that increases whenever the request enters or leaves the batch. Plans and transfers that were made
+            with an older number are void.
         blocks: Its KV blocks.
-        registered: Number of its blocks that are in the prefix cache.
+        registered: Number of its leading blocks that can be found in the prefix cache.
         generated_keys: Prefix keys of blocks with generated tokens.
         computed: Number of tokens whose KV is computed.
         outputs: Number of generated tokens.
-        base_tick: Tick at which it began to decode.
+        base_tick: Number of completed steps (tick) when it began to decode.
         cached_tokens: Number of prompt tokens found in the local prefix cache at its first admission.
         external_tokens: Number of prompt tokens fetched from another worker.
         preemptions: Number of times that it was preempted.
@@ -204,22 +205,24 @@ class RequestState:
 
 @dataclass(slots=True)
 class EngineCounters:
-    """Cumulative counters since the start, in requests or tokens as vLLM counts them.
+    """Cumulative counters since the start, counted as in vLLM.
 
     Attributes:
-        prompt_tokens: Prompt tokens of requests that had their first output.
-        prompt_tokens_cached: Part of these that was not computed here: cached or fetched.
-        generation_tokens: Generated tokens.
-        preemptions: Preemptions of requests.
-        prefix_queries: Prompt tokens looked up in the prefix cache.
-        prefix_hits: Tokens found there.
-        external_queries: Prompt tokens that were not cached, of requests that fetch KV.
-        external_hits: Tokens whose KV was fetched.
-        lease_renewals: Leases extended by heartbeats.
-        notifications_after_expiry: Reads of prompts that had no lease.
-        steps: Completed steps.
-        lease_expiries: Expired leases by term.
-        preemptions_by: Preemptions by kind and the victim's priority.
+        prompt_tokens: Number of prompt tokens of requests that have had their first output token.
+        prompt_tokens_cached: Number of those tokens that were not computed here, but found in the prefix cache or
+            fetched from another worker.
+        generation_tokens: Number of generated tokens.
+        preemptions: Number of preemptions of requests.
+        prefix_queries: Number of prompt tokens that were looked up in the prefix cache.
+        prefix_hits: Number of prompt tokens that were found in the prefix cache.
+        external_queries: Number of prompt tokens that were not in the prefix cache, of requests that fetch KV from
+            another worker.
+        external_hits: Number of prompt tokens whose KV was fetched from another worker.
+        lease_renewals: Number of times that a heartbeat extended a lease.
+        notifications_after_expiry: Number of reads of prompts that had no lease, or none any more.
+        steps: Number of completed steps.
+        lease_expiries: Number of expired leases, by the term in which they expired.
+        preemptions_by: Number of preemptions, by the kind of preemption and the priority of the preempted request.
     """
 
     prompt_tokens: int = 0

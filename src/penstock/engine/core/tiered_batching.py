@@ -1,8 +1,8 @@
 """Continuous batching with tiers: a waiting request of a higher tier gets room by preempting running requests of lower tiers.
 
-docs/engine.md#tiers has the rules. A running request that finds no free block for its next token needs one in the
-same step. So its victim is always recomputed: a request of a lower tier, else the latest arrival of its own tier, and
-as a last resort the request itself.
+docs/engine.md#tiers has the rules. A running request that finds no free block for its next token needs one in the same
+step. The victim, which is preempted to free a block, is therefore always recomputed. It is a request of a lower tier,
+else the latest arrival of the same tier, and as a last resort the running request itself.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class TieredBatcher(Batcher):
 
     @property
     def reserved_free(self) -> int:
-        """Number of free blocks that only premium and system requests can use now."""
+        """Number of free blocks that only requests of the tiers premium and system can use now."""
         return max(0, self._pool.free - self._reservation.headroom)
 
     # -- a step ---------------------------------------------------------------------------------------
@@ -74,10 +74,12 @@ class TieredBatcher(Batcher):
         return batch
 
     def steady_steps(self, batch: Batch) -> int:
-        """Return the number of steps that will only decode; the growth of lower tiers must fit without the reserve.
+        """Return the number of steps, including the planned one, that will only decode.
 
-        A request that waits for victims continues to wait, because a block that a victim allocates is not free any
-        more.
+        Returns 1 if requests of tiers below premium would meanwhile need blocks that are reserved for premium requests.
+
+        A request that waits until enough running requests can be preempted continues to wait, because the blocks that
+        these requests allocate meanwhile are not free any more.
         """
         steps = super().steady_steps(batch)
         if steps == 1:
@@ -95,7 +97,7 @@ class TieredBatcher(Batcher):
     def remove(self, state: RequestState) -> bool:
         """Remove ``state`` from queue or batch; return whether its blocks can be released now, which is False during a copy.
 
-        Its host memory is released at the same time.
+        If they can, the request's blocks in host memory are released, too.
         """
         is_quiet = super().remove(state)
         if is_quiet:
@@ -103,7 +105,7 @@ class TieredBatcher(Batcher):
         return is_quiet
 
     def release(self, state: RequestState) -> None:
-        """Release the blocks of ``state``, and subtract them from its tier's use."""
+        """Release the blocks of the request ``state``, and subtract them from the blocks that its tier uses."""
         if not _is_premium(state.request):
             self._reservation.give_back(state.blocks)
         super().release(state)
@@ -126,7 +128,8 @@ class TieredBatcher(Batcher):
         """Process copies between GPU and host memory that ended at or before ``now_s``.
 
         Returns:
-            Number of these copies whose requests have ended meanwhile; their blocks are released now.
+            Number of the copies whose requests ended before the copy did; the blocks of these requests are released
+            now.
         """
         orphans = 0
         for copies, take_in in (

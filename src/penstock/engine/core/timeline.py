@@ -13,7 +13,7 @@ from penstock.engine.core.requests import EngineRequest
 
 
 class Timeline:
-    """An engine, its running step, and requests whose arrival is later than the current simulated time.
+    """An engine, its running step, and requests whose arrival is later than the current simulated time. Times are simulated seconds.
 
     Attributes:
         engine: The engine.
@@ -32,12 +32,12 @@ class Timeline:
 
     @property
     def backlog(self) -> int:
-        """Number of submitted requests whose arrival has not been reached."""
+        """Number of submitted requests whose arrival time has not been reached yet."""
         return len(self._inbox)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is left to do; kept prompts count as work."""
+        """Whether nothing is left to do. Prompts that are kept for other workers count as work."""
         return not self._inbox and self.engine.is_idle
 
     def submit(self, request: EngineRequest) -> None:
@@ -59,8 +59,8 @@ class Timeline:
 
         Args:
             now_s: Simulated time in seconds.
-            max_steps: Maximum number of steps, so that a late server can send data in between; more may then be
-                pending.
+            max_steps: Maximum number of steps to process, so that a server that is behind its schedule can send data in
+                between. Further steps can then be pending.
         """
         outcomes: list[StepOutcome] = []
         while len(outcomes) < max_steps and (due_s := self.next_due_s()) is not None and due_s <= now_s:
@@ -72,13 +72,13 @@ class Timeline:
         return outcomes
 
     def retry(self, now_s: float) -> None:
-        """Start a step if none is running; call it after blocks were released from outside."""
+        """Start a step if none is running and a request can run; call this after blocks were released by something other than a step."""
         if self._step is None:
             self._now_s = max(self._now_s, now_s)
             self._begin(self._now_s)
 
     def abort(self, request_id: str, now_s: float) -> bool:
-        """End a request wherever it is; return False if it is unknown or has ended."""
+        """End a request, whether it has reached the engine or not; return False if it is unknown or has ended."""
         for request in self._inbox:
             if request.request_id == request_id:
                 self._inbox.remove(request)

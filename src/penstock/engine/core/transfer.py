@@ -30,10 +30,11 @@ class Transfer:
 
     Attributes:
         state: The request.
-        epoch: Epoch of the request at the start; if it has changed, the request has ended meanwhile.
-        bytes: Number of bytes.
-        started_s: Time at which it was queued.
-        done_s: Time at which it ends.
+        epoch: Value of `RequestState.epoch` at the start of the transfer; if that has changed since, the request has
+            ended meanwhile.
+        bytes: Number of bytes to transfer.
+        started_s: Time at which the transfer was queued.
+        done_s: Time at which the transfer ends.
     """
 
     state: RequestState
@@ -52,7 +53,7 @@ class TransferLink:
         self._heap: list[tuple[float, int, Transfer]] = []
 
     def start(self, state: RequestState, size: int, now_s: float) -> Transfer:
-        """Queue a transfer and return it with its end.
+        """Queue a transfer on the link, and return it with the time at which it ends.
 
         Args:
             state: Request whose KV is transferred.
@@ -66,12 +67,12 @@ class TransferLink:
         return transfer
 
     def finish(self, now_s: float) -> list[Transfer]:
-        """Remove and return the transfers that ended at or before ``now_s``, in order."""
+        """Remove and return the transfers that ended at or before ``now_s``, in order of their end."""
         done = []
         while self._heap and self._heap[0][0] <= now_s:
             done.append(heapq.heappop(self._heap)[2])
         return done
 
     def next_s(self) -> float | None:
-        """Return the time at which the next transfer ends; None if there is none."""
+        """Return the time at which the next transfer ends; None if no transfer is in progress."""
         return self._heap[0][0] if self._heap else None

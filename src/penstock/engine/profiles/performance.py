@@ -37,7 +37,7 @@ class EngineSpeed:
 
     Attributes:
         profile: Name or path of its latency profile.
-        kv_tokens: Capacity of its KV cache in tokens; None means the profile's.
+        kv_tokens: Capacity of its KV cache in tokens; None uses the capacity in the latency profile.
         max_running: Maximum number of requests in a batch.
         gpus: Number of GPUs of one replica.
     """
@@ -49,11 +49,11 @@ class EngineSpeed:
 
 
 def performance_of(entry: EngineSpeed, holder: EngineSpeed) -> PerformanceProfile:
-    """Return the performance profile that a profiler would measure.
+    """Return the performance profile that a profiler would measure on two simulated engines, which can be the same one.
 
     Args:
-        entry: Engine that computes prompts.
-        holder: Engine that decodes.
+        entry: Engine of the prefill (or aggregated) workers, which computes prompts.
+        holder: Engine of the decode (or aggregated) workers, which holds the KV of decoding requests.
     """
     prefill = load(entry.profile).latency().prefill
     table = PrefillTable(_PROMPTS, tuple(prefill.ttft_s(round(tokens)) for tokens in _PROMPTS))
@@ -84,8 +84,8 @@ def planning_profile(spec: GraphSpec | None, named: str | None) -> PerformancePr
             means the simulated engine's own profile, which requires runtime ``simulated``.
 
     Raises:
-        ConfigError: Nothing is named and the runtime has no profile of its own, the named profile cannot be read, or
-            it was measured with another model or engine size than the graph has.
+        ConfigError: ``named`` is None and the runtime is not ``simulated``, the named profile cannot be read, or it was
+            measured with another model or engine size than the graph has.
     """
     if named is None:
         if spec is not None and spec.traits.is_simulated:

@@ -43,7 +43,7 @@ class MemoryBudget(_Model):
 
     Attributes:
         gpu_memory_bytes: Memory of one GPU.
-        gpu_memory_utilization: Fraction of it that the engine uses.
+        gpu_memory_utilization: Fraction of the GPU memory that the engine uses.
         weight_bytes: Size of the model's weights, over all GPUs.
         reserve_bytes_per_gpu: Memory per GPU for other purposes, such as activations.
     """
@@ -126,7 +126,7 @@ class MeasuredPrefill(_Sourced):
     beyond: QuadraticFit
 
     def model(self) -> latency.TablePrefill:
-        """Return the prefill model of the engine's core."""
+        """Return the prefill model of the engine's core, in seconds."""
         return latency.TablePrefill(*_monotone(self.points), self.beyond.model())
 
 
@@ -151,7 +151,7 @@ class MeasuredDecode(_Sourced):
     beyond: LinearFit
 
     def model(self) -> latency.TableDecode:
-        """Return the decode model of the engine's core."""
+        """Return the decode model of the engine's core, in seconds."""
         ordered = sorted(self.curves, key=lambda curve: curve.context)
         curves = tuple(latency.DecodeCurve(curve.context, *_monotone(curve.points)) for curve in ordered)
         return latency.TableDecode(curves, self.beyond.model())

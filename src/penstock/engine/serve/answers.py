@@ -25,13 +25,15 @@ _ENCODED_SLOT = b"\\u0000"
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Result of a finished request.
+    """Result of a request that has ended.
 
     Attributes:
         output_tokens: Number of generated tokens.
         reason: Finish reason.
-        cached_tokens: Number of prompt tokens that were not computed.
-        kv_transfer_params: Parameters with which another worker can fetch its KV; None if its blocks are not kept.
+        cached_tokens: Number of prompt tokens that were found in a prefix cache, as the prefill worker reports it;
+            without such a report, the number that were not computed here.
+        kv_transfer_params: Parameters with which another worker can fetch the request's KV; None if its blocks are not
+            kept.
     """
 
     output_tokens: int
@@ -72,7 +74,7 @@ class CompletionFormat:
         """Return one event per text.
 
         Args:
-            start: Index of the first text's output token.
+            start: Index of the output token from which the first text comes.
             texts: Text of each event.
             reason: Finish reason for the last event; None if the response has not ended.
         """
@@ -136,7 +138,7 @@ class CompletionFormat:
         }
 
     def closing(self, done: Finished) -> bytes:
-        """Return the end of the stream, after a usage event if ``stream_options`` asks for it."""
+        """Return the bytes that end the stream: an event with the token counts, if ``stream_options`` asks for it, and the end mark."""
         if self._call.usage is Usage.NONE:
             return DONE
         return self._event([], usage=self._usage(done)) + DONE
@@ -254,7 +256,8 @@ class ResponseFormat:
     def closing(self, done: Finished) -> bytes:
         """Return the events that end text, part, message and response.
 
-        As in vLLM, the last event is named completed even if the token limit cut the text; its status shows that.
+        As in vLLM, the last event is named completed even if the token limit cut the text; the status in this event
+        shows that.
         """
         text = self._call.text(done.output_tokens)
         item = self._item(text, _status(done))

@@ -33,7 +33,7 @@ class RequestError(PenstockError):
 
     Attributes:
         status: HTTP status of the response.
-        param: Request field that is wrong; None if there is no single one.
+        param: Name of the request field that is wrong; None if no single field is.
     """
 
     def __init__(self, message: str, *, param: str | None = None, status: int = 400) -> None:
@@ -90,7 +90,7 @@ def read_fields(model: type[_Model], given: Mapping[str, Any]) -> _Model:
 
 
 def too_small(name: str, value: float, lowest: float = 1) -> RequestError:
-    """Return the error for a number below its minimum."""
+    """Return the error for a field ``name`` whose number ``value`` is below its minimum ``lowest``."""
     message = f"{name} must be at least {lowest}, got {value}. (parameter={name}, value={value})"
     return RequestError(message, param=name)
 
@@ -176,7 +176,7 @@ class ResponseFormat(Fields):
 
     @property
     def schema_of_text(self) -> dict[str, Any] | None:
-        """JSON schema of the text; None if it is free."""
+        """JSON schema that the text must satisfy; None if the text is free."""
         if self.type == "text":
             return None
         return {"type": "object"} if self.json_schema is None else self.json_schema.json_schema
@@ -241,7 +241,7 @@ class CompletionFields(SamplingFields):
 
     @property
     def alternatives(self) -> int | None:
-        """Number of alternatives whose log probabilities each token has; None without log probabilities."""
+        """Number of alternatives whose log probabilities are returned with each token; None if none are requested."""
         return self.logprobs
 
 
@@ -339,12 +339,12 @@ class ChatFields(SamplingFields):
 
     @property
     def alternatives(self) -> int | None:
-        """Number of alternatives whose log probabilities each token has; None without log probabilities."""
+        """Number of alternatives whose log probabilities are returned with each token; None if none are requested."""
         return self.top_logprobs if self.logprobs else None
 
     @property
     def called_tool(self) -> dict[str, Any] | None:
-        """Function that must be called; None if none must."""
+        """Definition of the function that the response must call, from ``tools``; None if the response need not call one."""
         if not isinstance(self.tool_choice, _NamedTool) and self.tool_choice != "required":
             return None
         functions = [each.get("function") for each in self.tools]

@@ -37,7 +37,7 @@ _QUESTION_FRAMES: Final = 3
 
 
 class ReplayBuffer:
-    """The batches that were published last, limited in number and total size; the oldest are dropped first."""
+    """The batches of events that were published last, limited in number and total size; the oldest batches are dropped first."""
 
     def __init__(self, batches: int) -> None:
         self._batches = batches
@@ -45,14 +45,17 @@ class ReplayBuffer:
         self._bytes = 0
 
     def add(self, number: bytes, payload: bytes) -> None:
-        """Store a batch under its sequence number."""
+        """Store a batch (the encoded message ``payload``) under its sequence number."""
         self._held.append((number, payload))
         self._bytes += len(payload)
         while len(self._held) > self._batches or self._bytes > MAX_BYTES:
             self._bytes -= len(self._held.popleft()[1])
 
     def since(self, first: bytes) -> list[tuple[bytes, bytes]]:
-        """Return the batches from sequence number ``first`` on; big-endian numbers of equal length compare like their bytes."""
+        """Return (sequence number, payload) of the stored batches from sequence number ``first`` on, oldest first.
+
+        Big-endian numbers of equal length compare like their bytes. Returns an empty list if no such batch is stored.
+        """
         return [held for held in self._held if held[0] >= first]
 
 
@@ -69,12 +72,12 @@ class KvEventsConfig(BaseModel):
 
     Attributes:
         enable_kv_cache_events: Whether events are published.
-        publisher: ``zmq``, or ``null`` to publish nothing; None means ``zmq``.
+        publisher: ``zmq``, or the text ``null`` to publish nothing; None means ``zmq``.
         endpoint: ZMQ endpoint of the publishing socket.
         replay_endpoint: ZMQ endpoint for replay requests; None disables replay.
         buffer_steps: Maximum number of batches in the replay buffer.
-        hwm: Maximum number of messages queued per subscriber; 0 means no limit.
-        topic: Topic of the messages.
+        hwm: Maximum number of messages queued per subscriber (ZMQ's high-water mark); 0 means no limit.
+        topic: ZMQ topic of the messages.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -108,7 +111,7 @@ def parse_events_config(text: str | None) -> KvEventsConfig:
 
 
 class KvPublisher:
-    """Publishes the KV events of one worker."""
+    """Publishes the KV events (changes of the prefix cache) of one worker."""
 
     def __init__(self, config: KvEventsConfig, block_size: int) -> None:
         try:
@@ -131,12 +134,12 @@ class KvPublisher:
 
     @property
     def endpoint(self) -> str:
-        """Address at which it publishes, with the actual port."""
+        """Address at which the worker publishes, with the actual port."""
         return str(self._socket.getsockopt_string(self._zmq.LAST_ENDPOINT))
 
     @property
     def replay_endpoint(self) -> str:
-        """Address at which it answers replay requests, with the actual port."""
+        """Address at which the worker answers replay requests, with the actual port."""
         return str(self._replay.getsockopt_string(self._zmq.LAST_ENDPOINT))
 
     def start(self) -> None:
@@ -169,7 +172,7 @@ class KvPublisher:
         return socket
 
     def publish(self, facts: Iterable[KvFact]) -> None:
-        """Send changes as one batch; does nothing before `start` and after `close`."""
+        """Send changes of the prefix cache as one batch; does nothing before `start` and after `close`."""
         if self._socket is None:
             return
         batch = [time.time(), [self._event(fact) for fact in facts], _RANK]

@@ -33,7 +33,7 @@ from penstock.engine.core.transfer import Transfer
 from penstock.engine.serve.settings import ServeSettings
 
 TRANSFER_BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0)
-"""Bucket bounds of the duration of KV transfers, in seconds."""
+"""Bucket bounds of the duration of KV transfers, in simulated seconds."""
 TRANSFER_BOUNDS_BYTES: Final = tuple(float(2 ** (10 + power)) for power in range(1, 25, 2))
 """Bucket bounds of the size of KV transfers, in bytes."""
 STEP_BOUNDS_TOKENS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -83,8 +83,8 @@ class IgnoredNotification(StrEnum):
 
     Attributes:
         MALFORMED: The message is invalid.
-        WRONG_ENGINE: The message is for another process.
-        UNKNOWN_REQUEST: The request has no lease.
+        WRONG_ENGINE: The message names another process, for example one that ran at this address before.
+        UNKNOWN_REQUEST: The request has no lease (time for which the worker keeps its KV), or none any more.
     """
 
     MALFORMED = "malformed"
@@ -93,12 +93,12 @@ class IgnoredNotification(StrEnum):
 
 
 class EngineMetrics:
-    """Collects metrics of the engine and renders the page.
+    """Collects metrics of the worker, and renders the /metrics page. Times are simulated seconds.
 
     Attributes:
         finished: Number of ended requests by finish reason.
         failed_transfers: Number of requests whose KV could not be fetched.
-        failed_notifications: Number of notifications that another worker did not accept.
+        failed_notifications: Number of notifications to other workers that failed or were not accepted.
         heartbeats_sent: Number of heartbeat messages sent.
         heartbeats_received: Number of heartbeat messages received.
         ignored: Number of ignored notifications or request IDs by reason.
@@ -118,9 +118,9 @@ class EngineMetrics:
         Args:
             settings: Settings of the worker.
             timeline: Timeline with the engine.
-            lag: Lateness of the worker.
-            slots: Requests in the worker.
-            now_s: Returns the simulated time in seconds.
+            lag: Samples of how late, in simulated seconds, the worker processed its steps.
+            slots: Requests that are in the engine or wait for it.
+            now_s: Function that returns the simulated time in seconds.
         """
         self._now_s = now_s
         self._slots = slots
@@ -190,7 +190,7 @@ class EngineMetrics:
     # -- the page -------------------------------------------------------------------------------------
 
     def render(self) -> bytes:
-        """Return the page in text format 0.0.4."""
+        """Return the /metrics page in version 0.0.4 of the Prometheus text format."""
         labels = self._labels
         page = []
         for kind, suffix, metrics in (

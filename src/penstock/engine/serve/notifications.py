@@ -1,8 +1,9 @@
 """Notifications from a worker that reads KV to the worker that keeps it: heartbeats and completed reads, as JSON.
 
-One POST to ``/kv/notify`` per keeping worker and wake-up contains all of them. The answer names IDs without a lease:
-their blocks have been reused, so KV fetched from them is invalid. vLLM's NIXL notifications have the same content as
-text: ``HB:id,id`` and ``id:readers``, to each agent of an engine.
+One POST to ``/kv/notify`` contains everything that a worker has for one keeping worker at that time. The answer names
+the IDs that have no lease (any more): the blocks of these requests have been reused, so KV that was fetched from them
+is invalid. vLLM's NIXL notifications have the same content as text: ``HB:id,id`` and ``id:readers``, to each agent of
+an engine.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Notification(BaseModel):
     Attributes:
         engine_id: ID of the receiving process.
         heartbeat: IDs of requests whose leases are extended.
-        read: Completed reads as rows of request ID, rank, reading rank and number of readers.
+        read: Completed reads as rows of request ID, rank that was read, rank that read it, and number of readers of the
+            rank that was read.
     """
 
     model_config = ConfigDict(strict=True)
@@ -48,7 +50,7 @@ class Notification(BaseModel):
 
     @property
     def reads(self) -> list[Read]:
-        """Completed reads as the core's objects."""
+        """Completed reads as objects of the engine's core."""
         return [Read(*row) for row in self.read]
 
     @property
@@ -99,7 +101,7 @@ class _Answer(BaseModel):
 
 @dataclass(slots=True)
 class Outbox:
-    """Messages to one worker that have not been sent yet.
+    """Content for one worker that has not been sent yet, for the next message.
 
     Attributes:
         url: URL of the worker's /kv/notify.
@@ -130,7 +132,7 @@ class Notifier:
     def send(
         self, url: str, engine_id: str, *, reads: Iterable[Read] = (), heartbeats: Iterable[str] = ()
     ) -> None:
-        """Queue reads and heartbeats for another worker; everything queued in one turn of the event loop is sent together.
+        """Queue reads and heartbeats for another worker. Everything that is queued in one turn of the event loop is sent together.
 
         Args:
             url: URL of the worker's /kv/notify.
@@ -179,10 +181,10 @@ class Notifier:
         """Process the answer to one message; subclasses implement it.
 
         Args:
-            reads: IDs of the reads in the message.
-            heartbeats: IDs of the heartbeats in the message.
-            unknown: IDs that have no lease.
-            failed: Reason why the message failed; None if it did not.
+            reads: IDs of the requests whose reads were in the message.
+            heartbeats: IDs of the requests whose leases the message should extend.
+            unknown: IDs of the requests that have no lease, or none any more.
+            failed: Reason why the message failed; None if it was answered.
         """
         raise NotImplementedError
 
@@ -198,7 +200,7 @@ class Notifier:
 
 
 class KvReading(Notifier):
-    """The prompts whose KV a worker reads from other workers."""
+    """The prompts whose KV a worker reads from other workers, and the messages about them to these workers."""
 
     def __init__(
         self,
@@ -220,7 +222,10 @@ class KvReading(Notifier):
         self._replies: dict[str, Reply] = {}
 
     def track(self, reply: Reply) -> None:
-        """Extend the lease of the KV that a request fetches from now on, also while the request is queued; does nothing without remote KV."""
+        """Send heartbeats, from now on, for the lease of the KV that a request fetches, also while the request is queued.
+
+        Does nothing if the request fetches no KV.
+        """
         remote = reply.call.remote
         if remote is None:
             return
@@ -229,11 +234,11 @@ class KvReading(Notifier):
             self._heartbeats.track(remote.engine_id, remote.request_id)
 
     def next_s(self) -> float | None:
-        """Return the simulated time at which the next heartbeats must be sent; None if there are none."""
+        """Return the simulated time at which the next heartbeats must be sent; None if no request needs heartbeats."""
         return self._heartbeats.next_s()
 
     def send_due(self, now_s: float) -> None:
-        """Send the heartbeats that are due at ``now_s``: one message per keeping worker."""
+        """Send the heartbeats that are due at ``now_s`` (simulated seconds): one message to each worker that keeps KV."""
         for engine_id, request_ids in self._heartbeats.due(now_s).items():
             remote = self._replies[request_ids[0]].call.remote
             if remote is not None:
@@ -241,7 +246,10 @@ class KvReading(Notifier):
                 self.send(remote.notify_url(self._scheme), engine_id, heartbeats=request_ids)
 
     def arrived(self, reply: Reply) -> None:
-        """Process the arrival of a request's KV: announce the read, whose answer says whether the lease was still valid."""
+        """Process the arrival of a request's KV: announce the read to the worker that keeps the KV.
+
+        Its answer tells whether the lease was still valid.
+        """
         remote = reply.call.remote
         if remote is not None:
             self._heartbeats.untrack(remote.engine_id, remote.request_id)
@@ -249,12 +257,12 @@ class KvReading(Notifier):
             reply.is_read_sent = True
 
     def declined(self, reply: Reply) -> None:
-        """Process that a request's KV is not fetched: release the remote copy, and let the request continue without waiting for it."""
+        """Process that a request's KV is not fetched: release the KV on the other worker, and let the request continue at once."""
         self.forget(reply, is_read_pending=True)
         self._on_confirmed(reply)
 
     def release(self, remote: RemoteKv) -> None:
-        """Announce KV as read, whether it was read or will not be fetched, so that its blocks are released."""
+        """Announce KV as read, so that the other worker releases its blocks, also if the KV was not fetched."""
         reads = list(reads_of(remote.request_id, remote.ranks, self._ranks))
         self.send(remote.notify_url(self._scheme), remote.engine_id, reads=reads)
 

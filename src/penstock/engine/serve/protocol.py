@@ -42,11 +42,14 @@ WORDS: tuple[bytes, ...] = tuple(
 )
 """The simulated vocabulary: 256 words of 4 ASCII bytes, one token each."""
 _STRIDE: Final = 37
-"""Distance of consecutive words in the vocabulary. It is odd, so that all words occur before one repeats."""
+"""Distance in the vocabulary between two consecutive words of a response. It is odd, so that all words occur before one repeats."""
 
 
 def words(salt: int, start: int, stop: int) -> list[bytes]:
-    """Return the output tokens from ``start`` (inclusive) to ``stop`` (exclusive) of the request with ``salt``."""
+    """Return the output tokens from ``start`` (inclusive) to ``stop`` (exclusive) of a request as words.
+
+    ``salt`` is the number that selects the words (`EngineCall.salt`).
+    """
     return [WORDS[(salt + position * _STRIDE) & 255] for position in range(start, stop)]
 
 
@@ -54,14 +57,14 @@ _NUMBERS: Final = {word: number for number, word in enumerate(WORDS)}
 
 
 def said_before(prompt: bytes, salt_of: Callable[[bytes], int]) -> int:
-    """Return how many words at the end of a prompt are the start of its own response.
+    """Return how many words at the end of a prompt are the first words of the response to the text before them.
 
     So a prompt that is sent again with the first part of its response continues where that part ended, as a real
     model does at temperature 0.
 
     Args:
         prompt: The prompt as bytes.
-        salt_of: Returns the salt of a prompt.
+        salt_of: Function that returns the salt of a prompt, the number that selects the words of its response.
     """
     most, expected = 0, None
     for end in range(len(prompt), BYTES_PER_TOKEN - 1, -BYTES_PER_TOKEN):
@@ -99,7 +102,7 @@ class Usage(StrEnum):
 
     Attributes:
         NONE: No event.
-        LAST_EVENT: An additional event at the end.
+        LAST_EVENT: Only an additional event at the end.
         EVERY_EVENT: Every event.
     """
 
@@ -112,12 +115,12 @@ class RemoteKv(BaseModel):
     """Location of a prompt's KV on another worker, from the ``kv_transfer_params`` of its response; a port may be a string.
 
     Attributes:
-        engine_id: ID of the process that keeps it.
+        engine_id: ID of the process that keeps the KV.
         request_id: ID of the request at that process.
         host: Host of that process.
         port: Port of that process.
-        ranks: Tensor parallelism of that process.
-        tokens: Number of the prompt's tokens that are there; None means all.
+        ranks: Number of GPUs that share the KV in that process (its tensor parallelism).
+        tokens: Number of the prompt's leading tokens whose KV is kept there; None means all.
         cached_tokens: Number of prompt tokens that the prefill worker found in its own cache; None if unknown.
     """
 
@@ -132,7 +135,7 @@ class RemoteKv(BaseModel):
     cached_tokens: int | None = Field(default=None, ge=0, alias="remote_prefill_cached_tokens")
 
     def notify_url(self, scheme: str) -> str:
-        """Return the URL for heartbeats and reads."""
+        """Return the URL of that process for heartbeats and reads, with ``scheme`` ``http`` or ``https``."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{scheme}://{host}:{self.port}/kv/notify"
 
@@ -146,27 +149,29 @@ class EngineCall:
         model: Model name for the response.
         prompt: Prompt as bytes, of which every 4 are one token.
         prompt_tokens: Number of tokens in the prompt.
-        output_tokens: Number of tokens that it will generate.
-        ends_by_stop: Whether the simulated model ends by itself after these tokens (finish reason stop), or at its
-            limit.
-        salt: Number that selects the words; equal for equal prompts and seeds.
-        said: Number of words of the response with which the prompt ends; its own tokens follow them.
-        text_bytes: Number of bytes of the words that are shown; a stop string may cut the last ones.
+        output_tokens: Number of tokens that the engine will generate for the request.
+        ends_by_stop: Whether the simulated model ends by itself after ``output_tokens`` tokens (finish reason stop);
+            otherwise the token limit ends the response.
+        salt: Number that selects the words of the response; equal for equal prompts and seeds.
+        said: Number of the response's first words with which the prompt already ends; the generated tokens continue
+            after them.
+        text_bytes: Number of bytes of the text that the client receives; a stop string may cut the last words.
         held_bytes: Number of bytes at the end that are withheld until the response ends: the length of the longest
             stop string minus one.
-        stop_reason: Stop string that ends it; None if there is none.
+        stop_reason: Stop string that ends the response; None if no stop string does.
         stream: Whether the response is streamed.
         usage: Events of the stream that contain token counts.
         priority: Priority of the request.
         pin: Whether its KV is kept for another worker: a prompt for decode, or a conversation for the prefill of its
             next turn.
-        remote: KV to fetch; None if there is none.
+        remote: KV on another worker to fetch; None if the prompt is computed here.
         fields: The request's JSON, for responses that repeat its fields.
         adapter: LoRA adapter of the request; None for the base model.
-        alternatives: Number of alternatives whose log probabilities each token has; None without log probabilities.
+        alternatives: Number of alternatives whose log probabilities are returned with each token; None if no log
+            probabilities are requested.
         content: The response's text if it is JSON for a schema; None if it consists of words.
-        tool: Name of the function whose arguments the content is; None if it is text.
-        must_choose: Whether the model chose the function, among those that the request allows.
+        tool: Name of the function whose arguments ``content`` holds; None if the response is text.
+        must_choose: Whether the request left the choice of the function ``tool`` to the model.
         returns_ids: Whether the response contains the token IDs of prompt and output.
     """
 
@@ -316,7 +321,7 @@ def _content(fields: SamplingFields, salt: int) -> tuple[bytes | None, str | Non
 
 
 def adapter_seed(adapter: str | None, seed: int = 0) -> int:
-    """Return the seed of an adapter's KV and words; for None, the base model, return ``seed``."""
+    """Return the seed from which the KV keys and the words of a LoRA adapter follow; for None, the base model, return ``seed``."""
     return seed if adapter is None else xxhash.xxh3_64_intdigest(adapter.encode(), seed)
 
 
@@ -333,10 +338,11 @@ def find_stop(
         strings: Stop strings.
         tokens: Maximum number of output tokens.
         min_tokens: Minimum number of output tokens.
-        said: Number of words of the response that are in the prompt.
+        said: Number of the response's first words that are in the prompt already; the search starts after them.
 
     Returns:
-        Number of tokens, number of bytes before the stop string, and the string; None if none occurs.
+        Number of tokens up to the end of the stop string, number of bytes of text before the stop string, and the stop
+        string; None if no stop string occurs.
     """
     longest = max(len(string.encode()) for string in strings)
     most = min(tokens, min_tokens + len(WORDS) + longest // BYTES_PER_TOKEN + 2)
@@ -373,10 +379,10 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def check_model(model: str | None, settings: ServeSettings) -> None:
-    """Check that this worker serves the model; None is accepted.
+    """Check that this worker serves the model named ``model``; None is accepted.
 
     Raises:
-        RequestError: It does not (status 404).
+        RequestError: The worker does not serve the model (status 404).
     """
     names = (*settings.served_names, *settings.adapters)
     if model is not None and model not in names:
@@ -439,7 +445,7 @@ def _usage(fields: SamplingFields) -> Usage:
 
 
 def rejected_remote(body: bytes, settings: ServeSettings) -> RemoteKv | None:
-    """Return the KV that a refused request should have fetched; None if it names none.
+    """Return the KV that a refused request should have fetched; None if the request names no KV or cannot be read.
 
     No other worker will fetch that KV, so its blocks can be released. Source: vLLM 0.32,
     ``_with_kv_transfer_rejection_cleanup``.

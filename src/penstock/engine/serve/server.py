@@ -37,7 +37,7 @@ Ticket: TypeAlias = "asyncio.Future[bool]"
 
 
 class EngineFull(Exception):  # noqa: N818 - named like the fact it reports
-    """Engine and queue are full; routers recognise the message."""
+    """A request was rejected because engine and queue are full. Routers recognise the message of this error."""
 
     def __init__(self) -> None:
         super().__init__("Server overloaded: worker at capacity")
@@ -62,7 +62,8 @@ class RequestGate:
     async def enter(self, responder: Responder, priority: int) -> AsyncIterator[bool]:
         """Context manager that occupies a slot for its block; yields whether the client is still connected.
 
-        If the engine is full, it waits in the queue; the request with the lowest priority value runs next.
+        If the engine is full, the request waits in the queue, from which the request with the lowest priority value
+        runs next.
 
         Raises:
             EngineFull: The queue is full too.
@@ -112,7 +113,7 @@ class EngineServer:
 
     Attributes:
         settings: Settings of the worker.
-        state: ``starting``, then ``ready``, then ``draining``; requests are accepted only if it is ``ready``.
+        state: ``starting``, then ``ready``, then ``draining``; requests are accepted only in state ``ready``.
         worker: The engine and its clients.
     """
 
@@ -155,7 +156,7 @@ class EngineServer:
         return f"{self.settings.scheme}://{self.settings.flags.host}:{self.port}"
 
     async def start(self) -> None:
-        """Start to listen, and become ready after the simulated startup time."""
+        """Start to listen, and become ready after the simulated startup time (`ServeFlags.startup_s`)."""
         flags = self.settings.flags
         if self.worker.publisher is not None:
             self.worker.publisher.start()
@@ -168,7 +169,7 @@ class EngineServer:
             self.state = "ready"
 
     async def drain(self) -> None:
-        """Refuse new requests; return when all streams have ended and all kept blocks are released."""
+        """Refuse new requests; return when all streams have ended and all blocks that are kept for other workers are released."""
         self.state = "draining"
         self._http.drain()
         while not (self.worker.is_idle and self._gate.is_empty):  # noqa: ASYNC110 - four conditions; an event for each would cost more

@@ -31,7 +31,7 @@ from penstock.engine.serve.kv_publisher import KvEventsConfig, parse_events_conf
 log = get_logger(__name__)
 
 LONGEST_CONTEXT_TOKENS = 131_072
-"""Default maximum length of a sequence, if the cache can store more: the context length of the profiled Llama models."""
+"""Default maximum number of prompt and output tokens, if the KV cache can store more: the context length of the profiled Llama models."""
 _LEAST_QUEUE = 2
 """Minimum queue length. Source: Dynamo's minimum, so that one setting is valid for both runtimes."""
 
@@ -41,7 +41,7 @@ class LoadFailurePolicy(StrEnum):
 
     Attributes:
         FAIL: The request fails.
-        RECOMPUTE: The prompt is computed on the decode worker.
+        RECOMPUTE: The prompt is computed on the decode worker, and the request continues.
     """
 
     FAIL = "fail"
@@ -155,7 +155,7 @@ class ServeFlags:
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """Validated settings.
+    """Validated settings of one simulated worker.
 
     Attributes:
         flags: Command-line options.
@@ -165,8 +165,8 @@ class ServeSettings:
         served_names: Names of the model in requests.
         load_failure: Treatment of requests whose KV could not be fetched.
         kv_events: Configuration of KV events.
-        is_bidirectional: Whether decode workers keep conversations for their next turn, and prefill workers fetch
-            them.
+        is_bidirectional: Whether decode workers keep the KV of conversations for the next turn, and prefill workers
+            fetch it.
         adapters: Path of each LoRA adapter, by its name in requests.
     """
 
@@ -192,7 +192,8 @@ class ServeSettings:
     def longest_tokens(self, priority: int) -> int:
         """Return the maximum number of prompt and output tokens of a request with this priority.
 
-        Requests below premium must fit without the reserve, or they would wait forever.
+        Requests below the tier premium must fit without the blocks that are reserved for premium, or they would wait
+        forever.
         """
         return min(self.max_model_len, self.engine.longest_tokens(priority))
 
@@ -359,7 +360,7 @@ class PreemptionFlag(PreemptionConfig):
     swap_link_latency_ms: Annotated[Number, Field(ge=0)] = 1.0
 
     def terms(self, profile: Profile, block_size: int) -> PreemptionTerms:
-        """Return the preemption terms for a worker with ``profile`` and blocks of ``block_size`` tokens."""
+        """Return the limits of preemption for a worker with ``profile`` and KV blocks of ``block_size`` tokens."""
         block_bytes = profile.kv.bytes_per_token * block_size
         bytes_per_s = self.swap_link_gigabytes_per_second * 1e9 * profile.tensor_parallel
         most, reserved = self.max_per_request, self.premium_reserved_fraction

@@ -27,16 +27,17 @@ _FORMATS: Final[Mapping[Api, type[CompletionFormat | ResponseFormat | MessageFor
 
 
 class Reply:
-    """Response to one request.
+    """Response to one request. Times are simulated seconds.
 
     Attributes:
         call: The parsed request.
         request_id: Unique ID in the engine; it contains the client's own ID.
-        is_held: Whether nothing can be sent yet, because it is not known whether its KV was read in time.
-        is_read_sent: Whether the prefill worker has been notified that its blocks were read.
+        is_held: Whether nothing can be sent yet, because it is not known whether the request's KV was read from the
+            other worker before its lease expired.
+        is_read_sent: Whether the worker that keeps the request's KV has been notified that the KV was read.
         done: Future that is set when the response is complete or the client has disconnected.
-        transfer_s: Start and end of the transfer of its KV in simulated seconds; None if the KV was computed here.
-        state: State in the engine; None before the first `pump`.
+        transfer_s: Start and end of the transfer of the request's KV; None if the KV was computed here.
+        state: State of the request in the engine; None before the first call of `pump`.
     """
 
     def __init__(
@@ -55,13 +56,14 @@ class Reply:
 
         Args:
             call: The parsed request.
-            responder: Writes the HTTP response.
+            responder: Object that writes the HTTP response.
             response_id: ID that the client sees.
             request_id: Unique ID in the engine.
             headers: Additional headers of the response.
             interval: Number of tokens per streamed event.
-            outputs_of: Returns the number of tokens that a request has generated.
-            kv_params: Returns the ``kv_transfer_params`` of a request; None if its blocks are not kept.
+            outputs_of: Function that returns the number of tokens that a request has generated.
+            kv_params: Function that returns the ``kv_transfer_params`` of a request, or None if the request's blocks
+                are not kept.
         """
         self.call = call
         self.request_id = request_id
@@ -88,7 +90,9 @@ class Reply:
             responder.on_resume(self._resume)
 
     def pump(self, state: RequestState, outputs: int) -> None:
-        """Send the tokens up to ``outputs`` that are not sent yet, and the end if the request has ended.
+        """Send the tokens that are not sent yet, and the end of the response if the request has ended.
+
+        ``outputs`` is the number of tokens that the request has generated so far.
 
         Does nothing while the response is held or the client is slow, or if it is done.
         """
@@ -106,12 +110,12 @@ class Reply:
             self.abandon()
 
     def release(self) -> None:
-        """Let a held response continue, after its KV was read in time."""
+        """Let a held response continue, after the request's KV was read before its lease expired."""
         self.is_held = False
         self._catch_up()
 
     def restart(self, request_id: str) -> None:
-        """Start again as another request in the engine; nothing must have been sent."""
+        """Start the response again, with a new request in the engine; nothing of the response must have been sent."""
         self.request_id = request_id
         self.state = None
         self.is_held = False

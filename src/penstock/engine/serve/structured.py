@@ -21,7 +21,7 @@ _BY_FORMAT: Final = {
     "ipv4": "192.0.2.1",
 }
 _UNSUPPORTED: Final = ("pattern", "not", "if", "patternProperties", "dependentRequired", "contains")
-"""Keywords that a value made here may violate."""
+"""Keywords of JSON Schema that are refused, because a value that is made here may violate them."""
 
 
 def json_of(schema: Any, seed: int, *, param: str) -> bytes:

@@ -64,4 +64,4 @@ ANSWERS: Final[Mapping[str, Answer]] = {
     "/detokenize": detokenize,
     f"{MESSAGES}/count_tokens": count_tokens,
 }
-"""Functions by path."""
+"""Functions that answer requests for tokens, by the path of the request."""

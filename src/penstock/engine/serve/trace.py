@@ -30,13 +30,13 @@ class EngineTrace:
         self._role = {"penstock.role": role}
 
     def begin(self, request: Request) -> TraceSpan:
-        """Return the span of an accepted request, a child of the router's span."""
+        """Return a new span for an accepted request, a child of the router's span."""
         return self._tracing.begin(
             "llm_request", request.headers, began_ns=time.time_ns(), attributes=self._role
         )
 
     def end(self, span: TraceSpan, reply: Reply) -> None:
-        """End the span, with attributes and child spans for queue time, KV transfer, prefill and decode."""
+        """End the span of a request, with attributes and child spans for queue time, KV transfer, prefill and decode."""
         state = reply.state
         if state is None or state.finished_s is None:
             span.fail("aborted")

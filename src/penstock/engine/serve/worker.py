@@ -29,7 +29,7 @@ from penstock.engine.serve.streams import Reply
 log = get_logger(__name__)
 
 STEPS_PER_WAKE = 256
-"""Maximum number of steps per wake-up. Chosen: a late worker sends data and reads its sockets at least this often."""
+"""Maximum number of steps that are processed at once. Chosen: a worker that is late sends data and reads its sockets in between."""
 _TIMER_S = 0.001
 """Resolution of uvloop's timers: one millisecond."""
 
@@ -39,14 +39,14 @@ class ServedWorker:
 
     Attributes:
         settings: Settings of the worker.
-        clock: Simulated clock.
-        lag: Lateness of steps.
+        clock: Clock that converts real to simulated seconds.
+        lag: Samples of how late, in simulated seconds, steps were processed.
         timeline: Timeline of the engine.
         engine: The engine.
         metrics: Metrics of the worker.
-        reading: Prompts whose KV is read from other workers.
+        reading: Prompts whose KV is read from other workers, and the messages to these workers.
         publisher: Publisher of KV events; None if they are disabled.
-        port: Port at which other workers reach it; 0 until it listens.
+        port: Port at which other workers reach this worker; 0 until it listens.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ServedWorker:
     # -- requests -------------------------------------------------------------------------------------
 
     def submit(self, reply: Reply) -> None:
-        """Pass a request to the engine; ``reply.done`` is set when it is over."""
+        """Pass a request to the engine; ``reply.done`` is set when the response is complete or the client has disconnected."""
         self.reading.track(reply)
         self._submit(reply)
 
@@ -139,7 +139,7 @@ class ServedWorker:
         self._arm()
 
     def notified(self, message: Notification) -> list[str]:
-        """Process a message from another worker; return the IDs without a lease, which are ignored."""
+        """Process a message from another worker; return the IDs of requests that have no lease, which are otherwise ignored."""
         if message.engine_id != self._engine_id:
             self.metrics.ignored[IgnoredNotification.WRONG_ENGINE] += 1
             return message.ids
@@ -262,7 +262,7 @@ class ServedWorker:
     # -- KV transfer ------------------------------------------------------------------------------------
 
     def pinned_params(self, state: RequestState) -> dict[str, Any] | None:
-        """Return ``kv_transfer_params`` for a request whose blocks are kept; None if they are not."""
+        """Return the ``kv_transfer_params`` with which another worker can fetch a request's KV; None if its blocks are not kept."""
         request_id = state.request.request_id
         expiry_s = self.engine.pinned.expiry_s(request_id)
         if expiry_s is None:
