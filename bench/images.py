@@ -59,8 +59,8 @@ def run(command: list[str], **more: str) -> None:
 def demo(folder: Path, work: Path) -> None:
     """Take the two pictures of the README from a demo's report."""
     run([*PENSTOCK, "demo", "--output-dir", str(work / "demo")])
-    for name in ("replicas.png", "other-fleets.png"):
-        shutil.copy(work / "demo" / "report" / name, folder / name)
+    for drawn, name in (("replicas.png", "replicas.png"), ("counterfactual.png", "other-fleets.png")):
+        shutil.copy(work / "demo" / "report" / drawn, folder / name)
 
 
 def page(folder: Path, work: Path) -> None:
