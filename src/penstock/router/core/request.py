@@ -102,7 +102,9 @@ class ClientLeft(Exception):  # noqa: N818 - thrown into the generator, which en
 
 @dataclass(frozen=True, slots=True)
 class RequestPlan:
-    """The stages that a request passes, and its limits. A router has one plan for requests with one prompt, and one for all others.
+    """The stages that a request passes, and its limits.
+
+    A router has one plan for requests whose prompt's KV can be transferred to a decode worker, and one for all others.
 
     Attributes:
         entry: Role of the router's first stage.

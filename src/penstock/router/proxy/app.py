@@ -90,11 +90,11 @@ class RouterApp:
         group: Connections to the other routers of the graph.
         reader: Reads prefix keys of prompts; None if the policy does not use them.
         access_log: Access log.
-        tiers: Determines the tiers of requests.
+        tiers: Determines the tier (priority class) of each request.
         tracing: Creates tracing spans.
-        intake: Limits of incoming requests, and the total size of their bodies, for all entry points together.
+        intake: Limits on the number and size of incoming requests, for HTTP and gateways together.
         is_stopping: Whether the router is shutting down and must not be ready.
-        load: Number of API requests that have arrived and are not answered yet.
+        load: Number of API requests that have arrived and whose response is not complete yet.
     """
 
     context: RouterContext
@@ -139,7 +139,7 @@ class RouterApp:
         }
 
     def wants_body(self, request: Request) -> bool:
-        """Return whether a request's body must be read: not if the head alone is rejected or answered."""
+        """Return whether a request's body must be read; False if its status line and headers suffice to reject or answer it."""
         try:
             if request.path in PATHS:
                 self._check(request)
@@ -152,7 +152,7 @@ class RouterApp:
         return True
 
     def handle(self, request: Request, responder: Responder) -> Awaitable[None]:
-        """Return the awaitable that answers a request."""
+        """Return the awaitable that answers ``request`` by means of ``responder``."""
         if request.path in PATHS and request.method != "OPTIONS":
             return self._complete(request.path, request, responder)
         return self._answer(request.path, request, responder)

@@ -96,6 +96,8 @@ class TierIdentity(NamedTuple):
 class TierKeys:
     """Keys that select a tier, looked up by their digests, so that the time of a look-up reveals nothing about a key.
 
+    A tier is a priority class of requests.
+
     Attributes:
         keys: All keys.
     """
@@ -105,7 +107,7 @@ class TierKeys:
         self._by_digest = {_digest(key): value for key, value in keys.items()}
 
     def of(self, authorization: bytes | None) -> TierIdentity | None:
-        """Return the tier and tenant of the key in an Authorization header; None if the header has no known key."""
+        """Return the tier and tenant of the key in an Authorization header; None if there is no header, or no known key in it."""
         token = _bearer_token(authorization)
         return None if token is None or not self._by_digest else self._by_digest.get(_digest(token))
 
@@ -155,13 +157,13 @@ def _bearer_token(authorization: bytes | None) -> bytes | None:
 
 
 class KeyCheck:
-    """Checks bearer tokens by their digests, like `TierKeys`."""
+    """Checks the keys in Authorization headers (bearer tokens), by their digests like `TierKeys`."""
 
     def __init__(self, keys: frozenset[bytes]) -> None:
         self._digests = frozenset(map(_digest, keys))
 
     def check(self, authorization: bytes | None) -> None:
-        """Check that an Authorization header contains one of the keys.
+        """Check that an Authorization header contains one of the keys; None is a request without this header.
 
         Raises:
             RequestRefused: 401, there is no key or a wrong one.
@@ -175,7 +177,7 @@ class KeyCheck:
             )
 
     def holds(self, authorization: bytes | None) -> bool:
-        """Return whether an Authorization header contains one of the keys."""
+        """Return whether an Authorization header contains one of the keys; False if it is None."""
         token = _bearer_token(authorization)
         return token is not None and _digest(token) in self._digests
 
@@ -195,7 +197,7 @@ class GraphSecret:
         self.headers = ((GRAPH_SECRET, secret),) if secret else ()
 
     def holds(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Return whether a request comes from a router of the graph."""
+        """Return whether the ``headers`` of a request contain the graph's secret, so that it comes from a router of the graph."""
         sent = headers.get(GRAPH_SECRET, b"")
         return any(hmac.compare_digest(sent, secret) for _, secret in self.headers)
 
@@ -257,7 +259,7 @@ class AdminCheck:
             )
 
     def allows(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Return whether `check` would accept a request."""
+        """Return whether `check` would accept a request with these headers."""
         try:
             self.check(headers)
         except RequestRefused:

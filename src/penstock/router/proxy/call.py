@@ -55,15 +55,19 @@ class PrefillBeside:
 class CompletionCall:
     """One completion request and its progress in the router.
 
+    The head of a response is its status line and headers; comments are lines of an event stream that clients ignore. A try is
+    one attempt to have workers serve the request. The clock of simulated seconds runs ``speed`` times as fast as that of real
+    seconds; both are equal in production.
+
     Attributes:
-        request: Request to send to workers; if the stream is resumed, the request for the rest.
+        request: Request to send to workers; if the stream is resumed, the request for the remaining part of the response.
         responder: Writes the response to the client.
         arrived_real_s: ``time.monotonic()`` at arrival.
         prompt_tokens: Number of prompt tokens: estimated, or counted by a worker if ``prompt_counted``.
         headers: Headers of the response to the client; the first is the request's id.
         upstream_headers: Headers of the requests to workers.
-        machine: State machine of the request; set when it is served.
-        assignment: Assignment to a worker in its newest stage; set with the first one.
+        machine: State machine of the request; set when `CompletionHandler.serve` starts.
+        assignment: Assignment to a worker in the request's newest stage; set when the first worker is assigned.
         session: Value of the header that groups requests into a session; empty without one.
         identity: Tier and tenant of the request; None if tiers are disabled.
         prompt_counted: Whether `prompt_tokens` was counted by a worker.
@@ -73,24 +77,26 @@ class CompletionCall:
         dispatched_real_s: ``time.monotonic()`` when the prompt was dispatched, in the last try, to the worker that computes
             it.
         ttft_s: Time from arrival to first token, in simulated seconds; None for non-streaming responses.
-        tries: Failures and retries so far.
+        tries: Failures and retries of the request so far.
         is_delivered: Whether the complete response was written; a client that disconnects then has not left early.
-        transfer: Response of the prefill worker that holds the prompt's KV for decode; None if there is none.
+        transfer: Response of the prefill worker that holds the prompt's KV for decode; None if no worker holds it.
         keyed: Prefix keys of the prompt; None if the policy does not use them.
         prefill_worker: Name of the last prefill worker; None if there was none.
         worker: Name of the last worker of the stage that generates the response; None if there was none.
         error: Reason for which the request failed; None if it has not failed.
-        has_comments_alone: Whether the client has the head of its stream, followed only by comments.
-        failed_status: HTTP status of the error, if the client has the head of a 200 response and no token; 0 if the head
-            contains the status.
+        has_comments_alone: Whether the client has received the head of the response with status 200 and only comments after
+            it, but no token.
+        failed_status: HTTP status that the error would have had, if the request failed after the head with status 200 but
+            before any token; 0 otherwise.
         asks_ids: Whether workers are asked for token ids, so that another worker can resume the stream by them.
-        begun: State of a stream that another worker could resume; None if nothing was sent or none could resume it.
+        begun: State of a stream that another worker could resume; None if no token has arrived yet or no other worker could
+            resume it.
         response: Response of the assigned worker; None if none has arrived.
         prefill: Prefill that runs concurrently with decode; None if there is none.
         beginning: First part of the worker's response: up to the first token, or the complete non-streaming response.
         usage: Usage object of a non-streaming response; None if it has none.
-        reads_kv: Whether the assigned worker fetches the KV of `transfer`.
-        refusal: Error response for the client if there is no further try; None if there is no specific one.
+        reads_kv: Whether the assigned decode worker fetches the KV that `transfer` describes.
+        refusal: Error response for the client if the newest try is the last one; None if that try produced no error response.
         problem: Exception that ended the newest try; None if there was none.
         trace: Tracing spans; None if the request is not traced.
     """
@@ -132,13 +138,13 @@ class CompletionCall:
     trace: RequestTrace | None = None
 
     def take_keys(self, keyed: Keyed) -> None:
-        """Store the prefix keys, and the number of prompt tokens if that was counted exactly and no worker has counted it yet."""
+        """Store the prefix keys in ``keyed``, and its exact number of prompt tokens (if any) unless a worker has counted them."""
         self.keyed = keyed
         if keyed.tokens is not None and not self.prompt_counted:
             self.prompt_tokens = keyed.tokens
 
     def shown(self) -> dict[str, Any]:
-        """Return the values for the access log, except those of the request's end."""
+        """Return the values for the access log by key, except those that are only known at the request's end (status, duration)."""
         identity = {} if self.identity is None else {"tier": self.tier.value, "tenant": self.identity.tenant}
         return {
             **identity,
@@ -174,7 +180,8 @@ class CompletionCall:
 
         Args:
             role: Role of the stage.
-            unpaired: Names of workers that cannot transfer the KV and are avoided.
+            unpaired: Names of workers of this role that cannot transfer KV to or from the other stage's worker; they are
+                avoided.
             bytes_per_token: Mean number of bytes per token, to convert between prefix keys and tokens.
         """
         keyed, is_complete, avoid = self.keyed, not self.request.stream, self.tries.avoid | unpaired

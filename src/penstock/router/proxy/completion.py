@@ -74,7 +74,7 @@ _BOUNDS: Final = ((MAX_CONTAINERS, "objects and lists"), (MAX_STRINGS, "strings"
 
 
 def check_size(raw: bytes) -> Iterator[None]:
-    """Count a body's values and check the limits, in steps; the caller lets other tasks run between two steps.
+    """Count the objects, strings and values of a body, and check their limits; the caller lets other tasks run at each yield.
 
     Braces, quotes and commas are counted first wherever they are. Only a body with too many of them is read string by string,
     because the text of a prompt may contain any number.
@@ -127,7 +127,7 @@ def _excess(*counts: int) -> str | None:
 
 
 def check_depth(raw: bytes, body: dict[str, Any]) -> None:
-    """Check that a body is not nested deeper than `MAX_DEPTH`.
+    """Check that a body (``raw`` as bytes, ``body`` parsed) is not nested deeper than 64 levels (`MAX_DEPTH`).
 
     Raises:
         RequestRefused: 400, the body is nested deeper.
@@ -157,7 +157,7 @@ _SHOWN_CHARACTERS: Final = 256
 
 
 class CompletionRequest(NamedTuple):
-    """A parsed request.
+    """A parsed request to one of the API endpoints in `PATHS`.
 
     Attributes:
         endpoint: API endpoint.
@@ -167,9 +167,10 @@ class CompletionRequest(NamedTuple):
         stream: Whether the client requests a stream.
         prompt_bytes: Number of UTF-8 bytes of the prompt's text; 0 if it was sent as token ids.
         prompt_ids: Number of token ids of the prompt; 0 if it was sent as text.
-        is_single: Whether the request has one prompt and one answer.
+        is_single: Whether the request has one prompt and asks for one response to it.
         adapter: Name of the requested LoRA adapter; None for the model itself.
-        parts: Parts of the prompt other than text, and the recognized blocks of its text.
+        parts: Parts of the prompt other than text (tools, images and so on), and long texts that often recur unchanged in
+            other requests (system prompts).
     """
 
     endpoint: ApiEndpoint
@@ -253,7 +254,7 @@ def encoded(body: dict[str, Any]) -> bytes:
 
 
 def changed_body(request: CompletionRequest, changes: dict[str, Any]) -> bytes:
-    """Return a request's own bytes with ``changes`` added as keys at the end.
+    """Return the bytes that the client sent as the body, with ``changes`` added as keys at the end.
 
     If the body already has one of these keys, it is encoded again with the new values.
 

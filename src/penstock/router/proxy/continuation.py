@@ -43,18 +43,21 @@ LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 class EmittedPrefix:
     """The part of a stream that the client has, and the part of it that another worker is asked to continue.
 
+    A stream is resumed by text (the next worker's prompt ends with the text so far) or by tokens (it ends with their ids).
+
     Attributes:
         text: Text of the response that follows the prompt in the next request.
         shown: Text that the client has: `text`, plus the text that the next worker generates again.
         tokens: Number of tokens of `text`.
-        reported: Number of tokens whose events the client has; those beyond `tokens` are generated again.
-        head: Keys of the stream's chunks that the rest must repeat: ``id``, ``created``, ``model``, ``object``. For the
-            Responses API: those of the response, the id of its item, and the number of its last event.
+        reported: Number of tokens that the client has received; those beyond `tokens` are generated again by the next worker.
+        head: Keys of the stream's events, with their values, that the events of the remaining part must repeat: ``id``,
+            ``created``, ``model``, ``object``. For the Responses API: those of the response, the id of its item, and the
+            number of its last event.
         finish_reason: Finish reason of the response, if the client has it; only the end of the stream is then missing. None
             otherwise.
         has_usage: Whether the client has the event with the usage.
-        refusal: Why another worker cannot continue; empty if one can.
-        token_ids: Token ids of the prompt and the text, if the stream is resumed by them; empty if by text.
+        refusal: Why another worker cannot resume the stream; empty if one can.
+        token_ids: Token ids of the prompt and of `text`, if the stream is resumed by tokens; empty if it is resumed by text.
     """
 
     text: str = ""
@@ -110,9 +113,10 @@ class StreamSeam(ABC):
         self._splitter = EventSplitter()
 
     def join(self, data: bytes) -> bytes:
-        """Return events of the worker that resumes the stream, changed so that they continue the first part.
+        """Return the complete events in ``data``, changed so that they continue the first part of the stream.
 
-        ``data`` is the next part of that worker's stream; an event that is not complete is kept for the next call.
+        ``data`` is the next part of the stream of the worker that resumes it; an incomplete event at its end is kept for the
+        next call. Events that the client has already are left out.
         """
         return b"".join(self._joined(event) for event in self._splitter.feed(data))
 
@@ -152,9 +156,10 @@ class BegunStream:
     """The state of a stream whose client has its first part, and which another worker could resume.
 
     Attributes:
-        kept: Record of the part that the present worker sends.
+        kept: Record of the part of the stream that the present worker sends.
         request: Request of the client.
-        hides_ids: Whether workers are asked for token ids that the client has not requested.
+        hides_ids: Whether token ids are removed from the events for the client, because the router has requested them and the
+            client has not.
         said: Part that the present worker continues; None if it is the first worker.
         last_real_s: ``time.monotonic()`` when the last token was relayed; 0 before it.
         seam: Joins the present worker's events to the first part; None if it is the first worker.
@@ -409,7 +414,10 @@ class Seam(StreamSeam):
     """Joins the parts of an interrupted completion or chat stream."""
 
     def __init__(self, said: EmittedPrefix, request: CompletionRequest) -> None:
-        """Make it for a client's ``request``; a chat's rest by ids is a completion."""
+        """Create the joint for the client's ``request``, of whose response the client has ``said``.
+
+        If a chat is resumed by tokens, the remaining part comes as a completion, and is converted to a chat's events.
+        """
         super().__init__(said)
         self._head = said.head
         self._is_chat = request.endpoint is ApiEndpoint.CHAT
@@ -469,7 +477,7 @@ def _make_delta(choice: dict[str, Any]) -> None:
 
 
 def ending(request: CompletionRequest, said: EmittedPrefix, prompt_tokens: int | None) -> bytes:
-    """Return the final events of a stream all of whose text was sent.
+    """Return the final events (finish reason, usage, ``[DONE]``) of a stream whose text the client has completely.
 
     Args:
         request: Request of the client.

@@ -16,10 +16,10 @@ from penstock.router.proxy.routes import ApiEndpoint
 
 @dataclass(frozen=True, slots=True)
 class DecodeAlone:
-    """One reason for which decode computes a prompt.
+    """One reason for which the decode worker computes a prompt itself, without a prefill worker.
 
     Attributes:
-        what: Description of the requests, as in the table.
+        what: Description of the requests to which it applies, as in the table of docs/router.md.
         why: Why a prefill worker cannot help.
         holds: Returns whether the reason applies to a request.
     """
@@ -71,7 +71,7 @@ _KEYS: Final = frozenset({"prompt_logprobs", "echo", "use_beam_search"})
 
 
 def decode_alone(request: CompletionRequest) -> DecodeAlone | None:
-    """Return why a decode worker must compute a request alone; None if a prefill worker can compute its prompt."""
+    """Return the first of `REASONS` that applies to a request; None if a prefill worker can compute its prompt."""
     if request.is_single and not _is_response(request) and _KEYS.isdisjoint(request.body):
         return None
     return next((each for each in REASONS if each.holds(request)), None)

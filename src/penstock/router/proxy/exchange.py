@@ -295,7 +295,7 @@ class WorkerCalls:
     # ------------------------------------------------------------------ counting
 
     def note_usage(self, call: CompletionCall, usage: Any) -> None:
-        """Record the token counts of a worker's ``usage`` object for the request; does nothing if it is not an object."""
+        """Record the token counts in ``usage``, the usage object of a worker's response; does nothing if it is not a JSON object."""
         prompt_tokens, output_tokens, cached_tokens = read_usage(usage)
         self._count_prompt(call, prompt_tokens)
         if output_tokens is not None:

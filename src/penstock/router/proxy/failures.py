@@ -149,9 +149,9 @@ def retry_after(expected_real_s: float | None, *, floor_s: int, is_rate: bool) -
     """Return the value of Retry-After: real seconds until capacity is expected, rounded up.
 
     Args:
-        expected_real_s: Expected time in real seconds; None if it is unknown, which returns the floor.
+        expected_real_s: Expected time in real seconds; None if it is unknown, and ``floor_s`` is returned.
         floor_s: Minimum value, ``router.admission.retryAfterSeconds``; it takes precedence over the maximum of 60 s.
-        is_rate: Whether the time is derived from a measured drain rate; it is then limited to `MAX_RETRY_AFTER_S`.
+        is_rate: Whether the time is derived from a measured drain rate; it is then limited to 60 s (`MAX_RETRY_AFTER_S`).
     """
     if expected_real_s is None or not isfinite(expected_real_s):
         return str(floor_s).encode()
@@ -175,7 +175,7 @@ class ErrorReply(Exception):  # noqa: N818 - what the worker said, not a fault o
     Attributes:
         status: HTTP status, or the status that the event implies.
         content: Body of the response, or data of the event.
-        retry_after: Value of the worker's Retry-After header; None if there is none.
+        retry_after: Value of the worker's Retry-After header; None if the response has no such header.
     """
 
     def __init__(self, status: int, content: bytes, retry_after: bytes | None = None) -> None:

@@ -95,7 +95,7 @@ _ONE_PROMPT = (
 
 
 class CompletionHandler:
-    """Serves completion requests within the limits, and reports outcomes to the workers' circuit breakers.
+    """Serves completion requests within the router's limits, and reports outcomes to the workers' circuit breakers.
 
     Attributes:
         exchanges_type: Class that calls workers.
@@ -168,7 +168,7 @@ class CompletionHandler:
         self.retry_after_s = settings.admission(settings.config.admission).retry_after_seconds
 
     async def serve(self, call: CompletionCall) -> None:
-        """Serve one request; every error becomes a response, except that the client has disconnected.
+        """Serve one request; every failure is answered with an error response, unless the client has disconnected.
 
         Raises:
             RequestRefused: 400, its KV cannot be transferred, and decode workers of this graph compute no prompts.
@@ -217,7 +217,7 @@ class CompletionHandler:
         return self._rests.begin(call) is not None
 
     def writes_stream(self, call: CompletionCall) -> bool:  # noqa: ARG002 - gateways need it
-        """Return whether the stream that the client gets is this router's, which may begin before a worker has answered."""
+        """Return whether this router writes the client's stream, so that it can start the stream before a worker has answered."""
         return True
 
     def _check_kv_transfer(self, request: CompletionRequest) -> None:

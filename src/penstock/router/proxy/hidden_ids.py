@@ -1,4 +1,4 @@
-"""Token ids that the router asks workers for, to continue streams by them, and that the client did not ask for. Pure."""
+"""Token ids that the router requests from workers to resume streams by them, and that the client did not request. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NULL: Final = b"null"
 
 
 def with_ids(request: CompletionRequest) -> CompletionRequest:
-    """Return a request that asks its worker for the ids of prompt and answer."""
+    """Return a copy of a request that asks its worker for the token ids of the prompt and the response."""
     if request.body.get(WITH_IDS):
         return request
     asked = {WITH_IDS: True}
@@ -22,7 +22,7 @@ def with_ids(request: CompletionRequest) -> CompletionRequest:
 
 
 def without_ids(events: bytes) -> bytes:
-    """Return complete events with null for each list of ids, as a worker writes them that is not asked for ids."""
+    """Return complete events with null instead of each list of token ids, as if the worker had not been asked for ids."""
     at = events.find(_KEY)
     if at < 0:
         return events
@@ -38,5 +38,8 @@ def without_ids(events: bytes) -> bytes:
 
 
 def observe_without_ids(observe: Observe, data: bytes, at: int = 0) -> bytes:
-    """Take one read, and return what to send without ids; as `RelayMeter.observe`."""
+    """Pass one read to ``observe``, and return the bytes for the client without token ids.
+
+    ``data`` and ``at`` are the arguments of `RelayMeter.observe`; ``observe`` is that method or one with the same arguments.
+    """
     return without_ids(observe(data[at:-2] if at else data, 0))

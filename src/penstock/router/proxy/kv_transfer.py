@@ -178,10 +178,11 @@ class KvTransfers:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def unpaired(self, role: Role, transfer: PrefillAnswer | None) -> frozenset[str]:
-        """Return the names of the workers of a role that cannot transfer KV, because the engine versions differ.
+        """Return the names of the workers of ``role`` that cannot take part in a KV transfer, because the engine versions differ.
 
-        For prefill, these are the workers that no decode worker matches; for decode, the workers that do not match the
-        prefill worker of ``transfer`` (none if ``transfer`` is None).
+        For prefill, these are the workers whose version no decode worker has; for decode, the workers whose version differs
+        from that of the prefill worker of ``transfer``. Returns an empty set if all versions are equal, or for decode if
+        ``transfer`` is None.
         """
         pool = self._workers
         if not pool.versions_differ:
@@ -195,9 +196,9 @@ class KvTransfers:
         self._context.metrics.kv_transfers[result] += 1
 
     async def confirm(self, lease: KvLease) -> bool:
-        """Return whether the blocks were certainly held until they were read; called after decode's first token.
+        """Return whether the KV blocks under ``lease`` were certainly held until they were read; called after decode's first token.
 
-        If they may not have been, the prompt has to be computed again. May read the prefill worker's metrics. The outcome is
+        If this returns False, the prompt has to be computed again. May read the prefill worker's metrics. The outcome is
         counted.
         """
         now_s = self._clock.now_s()

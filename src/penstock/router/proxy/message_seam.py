@@ -1,4 +1,4 @@
-"""Joins the streams of Anthropic's Messages API: its rest comes from a chat, whose chunks become the API's events. Pure."""
+"""Joins the streams of Anthropic's Messages API: the remaining part comes from a chat, whose chunks become its events. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REASONS: Final = {"length": "max_tokens"}
 
 
 class MessageSeam(StreamSeam):
-    """Joins the parts of an interrupted stream of messages: one block of text, whose start the client has."""
+    """Joins the parts of an interrupted stream of Anthropic's Messages API, which is one text block whose start the client has."""
 
     def __init__(self, said: EmittedPrefix) -> None:
         super().__init__(said)

@@ -21,22 +21,22 @@ _CACHE_KEYS: Final = ("cache_read_input_tokens", "cache_creation_input_tokens")
 
 
 def is_delta(event: bytes) -> bool:
-    """Return whether an event contains a token."""
+    """Return whether an event of Anthropic's Messages API contains a token."""
     return event.startswith(_DELTA)
 
 
 def is_stop(event: bytes) -> bool:
-    """Return whether an event is the last one of a stream."""
+    """Return whether an event of Anthropic's Messages API is the last one of a stream."""
     return event.startswith(_STOP)
 
 
 def is_error(event: bytes) -> bool:
-    """Return whether an event ends a stream with an error."""
+    """Return whether an event of Anthropic's Messages API ends a stream with an error."""
     return event.startswith(_ERROR)
 
 
 def chat_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the messages of the equivalent chat, the system prompt first, in the form in which vLLM builds them."""
+    """Return the messages of the chat that a Messages request stands for, the system prompt first, in vLLM's form."""
     system = _plain(body.get("system"))
     head = [{"role": "system", "content": system}] if system else []
     return [*head, *({**each, "content": _plain(each.get("content"))} for each in body["messages"])]
@@ -63,7 +63,7 @@ def _text(block: Any) -> str:
 
 
 def read_usage(usage: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the total number of prompt tokens in a usage object and the number of cached ones; None for each one that is missing.
+    """Return the total number of prompt tokens in a usage object and the number of cached ones; None for a missing number.
 
     The API reports cached tokens separately from ``input_tokens``; the total includes them.
     """
@@ -89,7 +89,7 @@ def with_cached_tokens(usage: dict[str, Any], cached_tokens: int | None) -> None
 
 
 def usage_of(event: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the usage object of an event or of its message; None if it has none."""
+    """Return the usage object of an event or of the message in it; None if neither has one."""
     message = event.get("message")
     usage = message.get("usage") if isinstance(message, dict) else event.get("usage")
     return usage if isinstance(usage, dict) else None

@@ -46,7 +46,10 @@ class StreamMoves:
         self._lookups_left = 0
 
     def follow(self, call: CompletionCall, meter: RelayMeter) -> None:
-        """Record that the worker assigned to ``call`` has started to send its stream, which ``meter`` measures."""
+        """Record that the worker assigned to ``call`` has started to send its stream, which ``meter`` measures.
+
+        Does nothing else than end an earlier move if streams are never moved, or no other worker could resume this one.
+        """
         self._moving.discard(call)
         if call.begun is not None and self._after_s is not None:
             self._streams.setdefault(call.assignment.worker, {})[call] = meter
@@ -59,11 +62,11 @@ class StreamMoves:
             del self._streams[worker]
 
     def end(self, call: CompletionCall) -> None:
-        """Forget a request that has ended."""
+        """Record that a request has ended, so that it no longer counts as a stream that is being moved."""
         self._moving.discard(call)
 
     def tick(self) -> None:
-        """Move streams from workers that have been draining for ``migrateAfterSeconds``; does nothing if that is not configured."""
+        """Move streams from workers that have been draining for ``migrateAfterSeconds`` (simulated); does nothing if that is unset."""
         after_s = self._after_s
         if after_s is None:
             return

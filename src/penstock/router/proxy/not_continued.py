@@ -24,13 +24,15 @@ WITH_IDS: Final = "return_token_ids"
 
 @dataclass(frozen=True, slots=True)
 class NotContinued:
-    """One reason for which a stream cannot be resumed.
+    """One reason for which another worker cannot resume a stream.
+
+    A stream is resumed by text (the next worker's prompt ends with the text so far) or by tokens (it ends with their ids).
 
     Attributes:
-        what: Description of the requests or streams, as in the table.
+        what: Description of the requests or streams to which it applies, as in the table of docs/router.md.
         why: Why another worker cannot continue exactly.
-        holds: Returns whether the reason applies to a request; None if it depends on what was sent.
-        binds_tokens: Whether it also prevents resuming by tokens.
+        holds: Returns whether the reason applies to a request; None if it depends on what the worker has sent.
+        binds_tokens: Whether it also prevents the stream from being resumed by tokens; if False, only by text.
     """
 
     what: str
@@ -44,7 +46,7 @@ class NotContinued:
 
     @property
     def row(self) -> str:
-        """Both, and whether tokens help, as the docs show them."""
+        """Description and reason, and whether the stream can be resumed by tokens nevertheless, as docs/router.md shows them."""
         return str(self) if self.binds_tokens else f"{self} (not with `continueBy: tokens`)"
 
 
@@ -202,7 +204,7 @@ BY_TEXT: Final = (
         ),
     ),
 )
-"""By a request, what continues by text although the router continues by tokens."""
+"""Reasons for which a stream is resumed by text even if the router resumes streams by tokens."""
 
 BEGUN: Final = NotContinued("a tool call or reasoning that has begun", "no API takes up half of it")
 NO_IDS: Final = NotContinued(f"`{WITH_IDS}` without ids in the stream", "the worker gives none")
@@ -216,7 +218,7 @@ UNKNOWN: Final = NotContinued(
 )
 
 OF_STREAM: Final = (BEGUN, ENDING, NO_IDS, NOT_KEPT, UNKNOWN)
-"""Reasons that depend on what was sent."""
+"""Reasons that depend on what the worker has sent."""
 
 
 def refusal_of(request: CompletionRequest) -> str:
@@ -227,12 +229,12 @@ def refusal_of(request: CompletionRequest) -> str:
 
 
 def takes_tokens(request: CompletionRequest, context_tokens: int | None) -> bool:
-    """Return whether a request's stream can continue elsewhere by the ids of its tokens, where workers give those.
+    """Return whether another worker could resume a request's stream by the ids of its tokens, if workers send these.
 
     Args:
-        request: The client's.
-        context_tokens: Longest prompt and answer of the model; None: not known. A chat that bounds its answer by it alone
-            needs it, because a completion without a limit ends after 16 tokens.
+        request: The client's request.
+        context_tokens: Context length of the model in tokens; None if unknown. A chat without a limit on its response is
+            resumed as a completion that needs it as the limit, because a completion without one ends after 16 tokens.
     """
     if request.endpoint.is_relayed:
         return False

@@ -105,7 +105,7 @@ _TEMPLATE_KEYS: Final = (
 
 
 class ExactKeys(NamedTuple):
-    """How keys are made from tokens.
+    """How prefix keys are made from tokens.
 
     Attributes:
         tokenizer: Tokenizer of the model; None if only prompts that are sent as ids have keys of tokens.
@@ -118,7 +118,7 @@ class ExactKeys(NamedTuple):
 
 
 class Keyed(NamedTuple):
-    """A prompt as policies see it.
+    """The prefix keys of a prompt, one for each block of it, by which routing policies recognize common prefixes.
 
     Attributes:
         chain: Chained keys, made from bytes (``is_text``) or from tokens; empty if the prompt cannot be read.
@@ -141,10 +141,14 @@ class Keyed(NamedTuple):
 
 
 def read_prompt(request: CompletionRequest, exact: ExactKeys | None = None) -> Keyed:
-    """Return a request's keys, and the number of its tokens if that is exact.
+    """Return the prefix keys of a request's prompt, and the number of its tokens if they were counted exactly.
 
     The keys are made from tokens if the prompt was sent as token ids or if ``exact`` contains a tokenizer; otherwise from
-    bytes.
+    bytes. They are empty if the prompt has no readable form.
+
+    Args:
+        request: The request.
+        exact: How keys are made from tokens; None makes keys from bytes, except for prompts sent as token ids.
     """
     body = request.body
     salt = body.get("cache_salt")
@@ -223,7 +227,7 @@ class PromptReader:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompts")
 
     def read_at_once(self, request: CompletionRequest) -> Keyed | None:
-        """Return a request's keys; None if the prompt is too long for the event loop, so that the caller must await `read`."""
+        """Return the prefix keys of a request's prompt; None if it is too long for the event loop: the caller must await `read`."""
         if self._exact is not None and self._exact.tokenizer is not None:
             # A template includes tools and tool calls in the prompt as well.
             is_short = request.prompt_bytes <= _AT_ONCE_BYTES and len(request.raw) <= _AT_ONCE_BODY_BYTES
@@ -233,10 +237,10 @@ class PromptReader:
         return read_prompt(request, self._exact) if is_short else None
 
     async def read(self, request: CompletionRequest) -> Keyed:
-        """Return a long request's keys, read in a thread; on cancellation the work is dropped if it has not started."""
+        """Return the prefix keys of a long prompt, made in a thread; on cancellation this is dropped if it has not started."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, read_prompt, request, self._exact)
 
     def close(self) -> None:
-        """Drop waiting prompts; a prompt that is being read ends by itself, because its length is limited."""
+        """Drop the prompts that wait for a thread; reading a prompt that has started ends by itself, because its length is limited."""
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -90,7 +90,7 @@ _OF_TEXT: Final = frozenset({TEXT, WIDE})
 
 
 class PromptCosts:
-    """Learned token costs of the parts of one model's prompts."""
+    """Learned token costs of the parts of one model's prompts: tokens per byte of text, per image, per tool definition and so on."""
 
     __slots__ = ("_blocks", "_rates", "_text")
 
@@ -101,7 +101,7 @@ class PromptCosts:
 
     @property
     def bytes_per_token(self) -> float:
-        """Number of bytes per token of plain text."""
+        """Estimated mean number of bytes per token of plain text; 4 before the first prompt."""
         return 1 / self._text.value
 
     def estimate(self, text_bytes: int, parts: Sequence[PromptPart] = ()) -> int:
@@ -118,7 +118,7 @@ class PromptCosts:
     def learn(self, text_bytes: int, parts: Sequence[PromptPart], prompt_tokens: int) -> None:
         """Adjust the costs to a worker's token count of one prompt.
 
-        Does nothing if the count is outside of the possible costs of the parts, which is a fault of the worker.
+        Does nothing if the parts cannot have this number of tokens, which is a fault of the worker.
 
         Args:
             text_bytes: Number of bytes of all its text.

@@ -59,7 +59,7 @@ def size_of(text: str) -> int:
 
 
 class PromptMeter:
-    """Adds up the parts of one prompt.
+    """Adds up the parts of one prompt, and recognizes long texts that often recur in other requests (system prompts, tools).
 
     Attributes:
         text_bytes: Number of UTF-8 bytes of the prompt's text, including recognized blocks.

@@ -44,7 +44,7 @@ class QueriesOfDeath:
         self._convicted: LruCache[str, _Conviction] = LruCache(most)
 
     def add(self, body: bytes, before: Sequence[str], worker: str) -> str:
-        """Reject a body for `REFUSED_S` from now on; return its hash, which identifies it in the log and in the message to clients.
+        """Reject a body for 10 minutes (`REFUSED_S`, simulated); return its hash, by which the log and the client's message name it.
 
         Args:
             body: Body as the client sent it.
@@ -57,7 +57,11 @@ class QueriesOfDeath:
         return digest
 
     def check(self, body: bytes) -> None:
-        """Raise `RequestRefused` (422) for a body that is rejected now; takes almost no time if there is none."""
+        """Check that a request with this body is not rejected now; takes almost no time if no body is.
+
+        Raises:
+            RequestRefused: 422, the body is rejected.
+        """
         if not self._convicted:
             return
         digest = xxhash.xxh3_64_hexdigest(body)

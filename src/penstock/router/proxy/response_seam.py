@@ -19,7 +19,7 @@ _OPENING: Final = frozenset(
 
 
 class ResponseSeam(StreamSeam):
-    """Joins the parts of an interrupted stream of the Responses API.
+    """Joins the parts of an interrupted stream of the Responses API, whose events are numbered.
 
     ``before`` is the object of the previous continuation of the same stream; None for the first continuation.
 

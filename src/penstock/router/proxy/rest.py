@@ -62,7 +62,7 @@ class StreamContinuations:
         self._total = RecordedBytes()
 
     def asks_ids(self, request: CompletionRequest) -> bool:
-        """Return whether workers are asked for the ids of a stream's tokens, so that it can continue by them."""
+        """Return whether workers are asked for the ids of a stream's tokens, so that another worker can resume it by them."""
         return (
             self._by_tokens
             and request.stream
@@ -89,7 +89,8 @@ class StreamContinuations:
         Args:
             begun: State of the stream.
             meter: Measures the present worker's stream.
-            ttft_s: TTFT of the stream in simulated seconds, for a stream that is resumed.
+            ttft_s: TTFT of the stream in simulated seconds; only used for a stream that is resumed, and None if no token has
+                arrived.
         """
         meter.kept = begun.kept
         observe: Observe = meter.observe
@@ -99,7 +100,7 @@ class StreamContinuations:
         return partial(observe_without_ids, observe) if begun.hides_ids else observe
 
     def said(self, begun: BegunStream, meter: RelayMeter) -> tuple[dict[str, Any] | None, int]:
-        """Return the usage (None if unknown) and the number of tokens of the entire stream, when a worker's part has ended."""
+        """Return the usage object (None if unknown) and the number of tokens of the entire stream, when a worker's part has ended."""
         if meter.tokens:
             begun.last_real_s = meter.last_real_s
         if begun.seam is None:
@@ -136,7 +137,7 @@ class StreamContinuations:
         return continuation_request(begun.request, said, context_tokens=self._context_tokens)
 
     def left(self, call: CompletionCall, meter: RelayMeter) -> StreamLeft:
-        """Return the progress and the limits of a stream, from counts alone."""
+        """Return the progress and the limits of a stream, without parsing its events."""
         begun = _begun(call)
         before = 0 if begun.seam is None else begun.seam.tokens
         limits = (begun.request.body.get(key) for key in LIMITS)
@@ -144,7 +145,7 @@ class StreamContinuations:
         return StreamLeft(call.prompt_tokens, before + meter.tokens * self._tokens_per_event, limit)
 
     def can_continue(self, call: CompletionCall) -> bool:
-        """Return whether another worker could resume a stream; once this is False for a stream, it stays False."""
+        """Return whether another worker could resume the stream of ``call``; once this is False for a stream, it stays False."""
         begun = _begun(call)
         return not refusal_of_stream(begun.kept, begun.said)
 
@@ -177,7 +178,7 @@ class StreamContinuations:
         )
 
     def refuse(self, call: CompletionCall, step: QueryOfDeath) -> None:
-        """Reject repeats of a request that killed a worker for `REFUSED_S` simulated seconds, and log the hash of its body."""
+        """Reject repeats of a request that killed a worker for 10 minutes (`REFUSED_S`, simulated), and log the hash of its body."""
         raw = (call.request if call.begun is None else call.begun.request).raw
         digest = self._queries_of_death.add(raw, step.before, step.worker)
         log.warning(

@@ -34,7 +34,7 @@ from penstock.router.proxy.stream_record import BATCH, LARGE_READ_BYTES, StreamR
 def read_completion(
     content: bytes, content_type: bytes, worker: str, endpoint: ApiEndpoint
 ) -> dict[str, Any]:
-    """Parse the body (``content``) of a response with status 200 from the worker named ``worker``.
+    """Parse ``content``, the body of a response with status 200 from the worker named ``worker``.
 
     ``content_type`` is only used in error messages.
 
@@ -248,7 +248,7 @@ class RelayMeter:
             self.kept.read()
 
     def rest(self) -> bytes:
-        """Return the bytes that were held back because their event has not ended; for a stream that ended in order."""
+        """Return the bytes that were held back because their event is incomplete; called when the stream has ended without an error."""
         held = bytes(self._tail) if self._is_held else b""
         self._tail.clear()
         return held

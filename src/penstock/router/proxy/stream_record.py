@@ -57,7 +57,7 @@ _STRING_BODY: Final = re.compile(rb'(?:[^"\\]|\\.)*')
 
 @dataclass(slots=True)
 class RecordedBytes:
-    """Size of the records of all streams of a router.
+    """Size of the records of all streams of a router; at most 64 MiB (`RECORDED_BYTES`).
 
     Attributes:
         recorded_bytes: Present size in bytes.
@@ -88,13 +88,13 @@ class StreamRecord:
 
     Attributes:
         append: Adds one read of complete events, without HTTP framing. It takes a few nanoseconds and parses nothing; the
-            caller must call `read` every `BATCH` reads.
-        unread: Reads that were added and not parsed yet.
+            caller must call `read` every 128 reads (`BATCH`).
+        unread: Reads (bytes of complete events) that were added and not parsed yet.
         request: Request of the client.
         by_tokens: Whether the router asks for token ids, to resume the stream by them.
         tokens: Number of tokens of the text.
         characters: Number of characters of the text.
-        head: Keys of the events that a continuation must repeat.
+        head: Keys of the events, with their values, that the events of a continuation must repeat.
         finish_reason: Finish reason of the response; None if it has not come.
         has_usage: Whether the event with the usage has come.
         token_ids: Token ids of the text, if the events contain them.

@@ -22,7 +22,7 @@ _OVERLOADED: Final = (429, 503)
 
 
 class LiveTiers:
-    """Determines the tiers of requests, and connects them to the core's counters and the metrics page.
+    """Determines the tiers (priority classes) of requests, and connects them to the core's counters and the metrics page.
 
     Attributes:
         config: Tiers section of the graph; replaced by `configure`.

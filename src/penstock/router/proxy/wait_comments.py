@@ -23,10 +23,10 @@ KEEP_ALIVE: Final = b": keep-alive\n\n"
 
 
 class WaitComments:
-    """Sends SSE comments to the silent streams of one router, with a timer for each stream."""
+    """Sends SSE comments (lines that clients ignore) to the silent streams of one router, with a timer for each stream."""
 
     def __init__(self, keep_alive_real_s: float | None) -> None:
-        """Create it without streams.
+        """Create the sender without any streams.
 
         ``keep_alive_real_s`` is the interval between comments before the first token, in real seconds; None sends none then.
         """
@@ -40,7 +40,7 @@ class WaitComments:
             self._arm(call, self._keep_alive_real_s, KEEP_ALIVE)
 
     def begin(self, call: CompletionCall) -> None:
-        """Send a comment every `COMMENT_REAL_S`, or more often, until `end`; does nothing for a stream that gets comments already."""
+        """Send a comment at least every 15 real seconds (`COMMENT_REAL_S`) until `end`; does nothing if the stream gets comments."""
         if call not in self._timers:
             self._arm(call, self._begun_real_s, COMMENT)
 
