@@ -58,7 +58,7 @@ _WARNINGS: Final = frozenset({WorkerChange.EJECTED, WorkerChange.KEPT})
 
 
 def log_worker_change(change: WorkerChange, worker: str, **facts: object) -> None:
-    """Log a change of a worker; a `penstock.router.core.worker.Recorder`."""
+    """Log a change of a worker, as a warning if it was ejected or should be; a `penstock.router.core.worker.Recorder`."""
     write = log.warning if change in _WARNINGS else log.info
     write(change.value, worker=worker, **facts)
 

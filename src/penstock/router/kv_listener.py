@@ -132,7 +132,7 @@ class KvSubscription:
         self._is_connected = False
 
     def worker_changed(self) -> None:
-        """Record that the workers have changed, so that this worker may have become eligible."""
+        """Record that the workers have changed; if this worker has become eligible, its cached blocks are learned from its events."""
         if self._is_connected and self._listener.index_of(self._name) is not self._index:
             self._may_begin.set()
 
@@ -401,5 +401,5 @@ class KvListener:
         self.malformed += 1
 
     def begin(self, index: PrefixIndex) -> KvEvents:
-        """Return a new `KvEvents` for an index."""
+        """Return a new `KvEvents`, which applies events to the prefix index ``index``."""
         return KvEvents(index, engine_block_tokens=self._engine_block_tokens)

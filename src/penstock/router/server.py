@@ -81,7 +81,7 @@ class RouterServer:
         thresholds: This router's copy of the graph's busy thresholds.
         intake: Limits on the number and size of incoming requests.
         app: HTTP application.
-        tick_jobs: Jobs that are run every `TICK_REAL_S`, by name, in order; none depends on another one.
+        tick_jobs: Jobs that are run every 0.1 real seconds (`TICK_REAL_S`), by name, in order; none depends on another one.
     """
 
     handler_type: ClassVar[type[CompletionHandler]] = CompletionHandler

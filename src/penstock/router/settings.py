@@ -112,7 +112,7 @@ class RouterSettings:
             raise ConfigError(f"--worker: roles {have} given; the graph needs {want}")
 
     def admission(self, section: AdmissionConfig) -> AdmissionConfig:
-        """Return an admission section of the graph with the fields that were set by flags replaced."""
+        """Return ``section``, an admission section of the graph, with the fields replaced that were set by command-line flags."""
         return section.model_copy(update=dict(self.admission_flags))
 
     @property
@@ -122,12 +122,12 @@ class RouterSettings:
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """Further names of the model that the workers accept as well."""
+        """Further names of the served model that the workers accept as well."""
         return () if self.graph is None else self.graph.model.aliases
 
     @property
     def adapters(self) -> Mapping[str, str]:
-        """Paths of the model's LoRA adapters, by the names that clients request."""
+        """Paths of the LoRA adapters of the served model, by the names that clients request."""
         given = () if self.graph is None else self.graph.model.adapters
         return {each.name: each.path for each in given}
 

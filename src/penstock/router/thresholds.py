@@ -189,7 +189,7 @@ class GraphThresholds:
         return self.state.now
 
     def set(self, changes: Mapping[str, Any]) -> None:
-        """Set the thresholds that a client sent to this router, by field name; the others do not change."""
+        """Set the thresholds in ``changes`` (by field name of `BusyThresholds`; None disables one); the others do not change."""
         version = self.state.version + 1
         of_keys = [
             version if key in changes else old
@@ -228,7 +228,7 @@ class GraphThresholds:
         return True
 
     def are_known_to(self, state: ThresholdState | None, sent: KeyVersions) -> bool:
-        """Return whether another router, by the state that it sends, has all values of this one or newer ones."""
+        """Return whether another router, which sends ``state`` with the versions ``sent``, has all values of this one or newer ones."""
         if state is None:
             return not self.state.version
         return all(

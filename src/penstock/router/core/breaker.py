@@ -112,7 +112,7 @@ class CircuitBreaker:
         return self.is_closed or not self._probing
 
     def sent(self, now_s: float) -> bool:
-        """Record that a request was sent; return whether it is the probe of a half-open circuit."""
+        """Record that a request was sent; return whether it is the probe by which a circuit that is not closed is tested."""
         if self.is_closed or self._probing or not self.allows(now_s, is_last=True):
             return False
         self._enter(Circuit.HALF_OPEN)

@@ -152,14 +152,15 @@ class RequestMachine:
     returned step, and so on until an `End`. All times are in simulated seconds.
 
     Attributes:
-        steps: Notifications (steps without a result) that precede the newest returned step; the driver removes and carries
-            them out in order.
-        rules: Decides about retries. If another router becomes responsible for the request, that router's rules replace them.
+        steps: Notifications (steps without a result, such as `Release`) that precede the newest returned step; the driver
+            removes and carries them out in order.
+        rules: Rules that decide about retries; the driver may replace them by those of another router that becomes
+            responsible.
         tries: Failures and retries of the request so far.
         alone_at: Roles on whose workers the request must run alone, because it is suspected of crashing workers; empty if it
             is not. See `penstock.router.core.suspects`.
         deadline_s: Time after which nothing is retried, in simulated seconds; the driver may change it.
-        continuations: Number of failures of workers after the stream had begun; limited by `limits.CONTINUATIONS`.
+        continuations: Number of failures of workers after the stream's first token; limited by `limits.CONTINUATIONS`.
         moves: Number of times that the stream has left a draining worker.
     """
 

@@ -441,8 +441,8 @@ class RetryRules:
     ) -> int | None:
         """Decide whether a failed request is retried: return the number of back-off pauses before the retry, or None if it is not.
 
-        The number is 0 if another worker can take the request, else the number of retries including the next one, at most
-        `MOST_PAUSES`. ``tries`` is updated.
+        The number is 0 if another worker can take the request, else the number of retries including the next one, at most 20
+        (`MOST_PAUSES`). ``tries`` is updated.
 
         Args:
             tries: Failures and retries of the request so far.

@@ -142,7 +142,7 @@ class AwaitingFirstToken(KeyedAmounts[tuple[str, int]]):
 
 
 class ShareExcess:
-    """Number of prompt tokens by which each tier exceeds its share of what the workers could compute."""
+    """Number of prompt tokens by which each tier exceeds its share of what the workers could compute; never below 0."""
 
     def __init__(self) -> None:
         self._excess: dict[Tier, float] = dict.fromkeys(SHARED, 0.0)
@@ -289,7 +289,7 @@ class TierControl:
         self._held[role].leave(item)
 
     def held_back(self, workers: Iterable[str], now_s: float) -> frozenset[Tier]:
-        """Return the tiers whose requests must not be dispatched to prefill workers now, because enough of them wait at decode workers.
+        """Return the tiers whose requests must not be dispatched to prefill workers now; see `AwaitingFirstToken.held`.
 
         ``workers`` are the names of the decode workers that can be routed to.
         """

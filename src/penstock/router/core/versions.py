@@ -17,7 +17,7 @@ def are_compatible(prefill: Worker, decode: Worker) -> bool:
 
 
 def unpaired_prefills(pool: WorkerPool, serving: Sequence[Worker]) -> frozenset[str]:
-    """Return the names of the prefill workers that cannot transfer KV to any of the decode workers in ``serving``."""
+    """Return the names of the prefill workers of ``pool`` that cannot transfer KV to any of the decode workers in ``serving``."""
     return frozenset(
         each.name
         for each in pool
@@ -26,7 +26,7 @@ def unpaired_prefills(pool: WorkerPool, serving: Sequence[Worker]) -> frozenset[
 
 
 def unpaired_decodes(pool: WorkerPool, prefill: Worker) -> frozenset[str]:
-    """Return the names of the decode workers to which ``prefill`` cannot transfer KV."""
+    """Return the names of the decode workers of ``pool`` to which the worker ``prefill`` cannot transfer KV."""
     return frozenset(
         each.name for each in pool if each.spec.role is Role.DECODE and not are_compatible(prefill, each)
     )

@@ -122,7 +122,7 @@ def picked(
 
 
 def head(headers: Headers) -> ProcessingResponse:
-    """Return the message that relays a response's head with additional headers; the length of its body may change."""
+    """Return the message that relays a response's status and headers, with ``headers`` added; the body's length may change."""
     mutation = _mutation(headers)
     mutation.remove_headers.append("content-length")
     return ProcessingResponse(

@@ -104,7 +104,7 @@ def _no_worker(subset: frozenset[str]) -> AdmissionError:
 
 
 class GatewayWorkerCalls(WorkerCalls):
-    """Has Envoy send a request to the worker that answers it; prefill workers are called directly."""
+    """Calls workers: the worker that generates the response through Envoy, prefill workers directly."""
 
     async def _send(
         self, call: CompletionCall, assignment: LiveAssignment, body: bytes, timeouts: Timeouts

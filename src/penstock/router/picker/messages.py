@@ -290,7 +290,8 @@ class Loads(_Struct, tag=14):
 
     Attributes:
         term: Election term of the picker.
-        tokens: By worker name, pending tokens and prefill throughput in tokens/s (None if unknown).
+        tokens: By worker name, its load, as in `KnownWorkers.load_of`: tokens, and prefill throughput in tokens/s (None if
+            unknown).
     """
 
     term: Count
@@ -319,7 +320,7 @@ _decoder: msgspec.msgpack.Decoder[tuple[Message, ...]] = msgspec.msgpack.Decoder
 
 
 def frames(messages: Iterable[Message]) -> bytes:
-    """Return messages encoded as frames of at most `MESSAGES_PER_FRAME` messages."""
+    """Return messages encoded as frames of at most 256 messages (`MESSAGES_PER_FRAME`)."""
     left, parts = list(messages), []
     for at in range(0, len(left), MESSAGES_PER_FRAME):
         content = _encoder.encode(left[at : at + MESSAGES_PER_FRAME])

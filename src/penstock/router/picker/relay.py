@@ -117,7 +117,7 @@ class RemotePicker:
         self.channel: Channel | None = None
 
     def join(self, picks: Counter[str], picked: Callable[[str, Arrival], None]) -> None:
-        """Become one of several routers.
+        """Become one of several routers, so that another one may be the picker from now on.
 
         Args:
             picks: Counter for requests whose worker this router did not choose as the picker; see `RouterMetrics.picks`.

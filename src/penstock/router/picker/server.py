@@ -115,7 +115,7 @@ class Session:
             self.channel.abort()
 
     def drop(self) -> None:
-        """Release the router's requests, because this router is no longer the picker or the other one is gone."""
+        """Release the requests of the router on this connection, because this router is no longer the picker or that one is gone."""
         requests, self.requests, self.term = self.requests, {}, None
         self._unsettled.clear()
         # Waiting requests first, so that none of them gets the capacity that a running one frees.

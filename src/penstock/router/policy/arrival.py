@@ -24,7 +24,8 @@ class Arrival:
         tokens: Number of prompt tokens, known or estimated, >= 0.
         avoid: Names of workers that have failed the request or are busy; they are chosen only if there is no other worker.
         block_tokens: Number of prompt tokens per block, > 0. It is 512 if the keys are made from token ids or come from a
-            trace. If they are made from bytes, it is ``BLOCK_BYTES`` divided by the prompt's bytes per token.
+            trace. If they are made from bytes, it is 2,048 bytes (``BLOCK_BYTES``) divided by the mean number of bytes per
+            token.
         sub_block_keys: Number of keys that together represent a complete first block, >= 1.
         session: Identifier by which the client groups requests into a session; empty if it gives none.
         is_non_streaming: Whether the response arrives in one piece, so that the end of the prefill cannot be observed.
@@ -287,11 +288,11 @@ class PromptTokenCounts:
         return tokens * self.admitted / self.routed if self.routed else tokens
 
     def add_pending(self, worker: str, weight: int) -> None:
-        """Count a request's weight as pending at a worker."""
+        """Count a request's ``weight`` (its expected uncached tokens) as pending at a worker."""
         self.pending[worker] = self.pending.get(worker, 0) + weight
 
     def remove_pending(self, worker: str, weight: int) -> None:
-        """Subtract a request's weight that `add_pending` has added."""
+        """Subtract a request's ``weight``, which `add_pending` has added, from the pending tokens of a worker."""
         left = self.pending[worker] - weight
         if left:
             self.pending[worker] = left

@@ -265,7 +265,7 @@ class BusyWorkers:
         self._at_capacity.pop(load.name, None)
 
     def refused(self, name: str, now_s: float) -> None:
-        """Record that a worker has refused a request for lack of capacity."""
+        """Record that the worker ``name`` has refused a request for lack of capacity, so that it is at capacity."""
         self._at_capacity[name] = now_s
 
     def keep_only(self, names: Collection[str], now_s: float) -> None:
@@ -294,7 +294,7 @@ class BusyWorkers:
         return bool(self._busy or self._at_capacity)
 
     def at_capacity(self) -> frozenset[str]:
-        """Return the names of the workers that have refused a request for lack of capacity since their metrics were last scraped."""
+        """Return the names of the workers that are at capacity, because they have refused a request (see the class)."""
         return frozenset(self._at_capacity)
 
     def none_takes(self, names: frozenset[str]) -> bool:
@@ -309,7 +309,7 @@ class BusyWorkers:
         return bool(names) and len(self._at_capacity) >= len(names) and names <= self._at_capacity.keys()
 
     def have_blocks(self, names: frozenset[str]) -> bool:
-        """Return whether at least one of the workers ``names`` has KV blocks and is not at capacity, even if it is busy with prefills."""
+        """Return whether one of the workers ``names`` has free KV blocks and is not at capacity, even if it is busy with prefills."""
         return not names <= self._out_of_blocks | self._at_capacity.keys()
 
     def has_blocks(self, name: str) -> bool:

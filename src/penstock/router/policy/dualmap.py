@@ -85,7 +85,7 @@ class DualMap:
 
     @classmethod
     def from_config(cls, config: RouterConfig, slo: SloConfig) -> Self:
-        """Return the policy as configured by a graph's router section and targets."""
+        """Return the policy as configured by a graph's router section (``config``) and SLO targets (``slo``)."""
         return parameters(cls, config, _own_keys(config, slo))
 
     @property
@@ -168,7 +168,7 @@ class PairCost(DualMap):
 
     @classmethod
     def from_config(cls, config: RouterConfig, slo: SloConfig) -> Self:
-        """Return the policy as configured by a graph's router section and targets."""
+        """Return the policy as configured by a graph's router section (``config``) and SLO targets (``slo``)."""
         given = parameters(cls, config, {**_own_keys(config, slo), "choice": PairChoice.PREFIX_COST})
         return replace(given, start_depth=max(PAIR_COST_DEPTH, given.start_depth))
 
@@ -196,7 +196,7 @@ class CacheAffinity(LeastPending):
         self._ring.remove(name)
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
-        """Return the key's worker; if it has failed the request, the worker with the fewest pending tokens."""
+        """Return the worker to which the ring maps the prompt's key; if it has failed the request, that with the fewest pending tokens."""
         name = self._ring.find(self._hotness.key(arrival.chain, len(workers)))
         if name is None or name in arrival.avoid:
             return super().route(arrival, workers, estimates)

@@ -50,7 +50,7 @@ class _Memoryless:
 
 
 class RoundRobin(_Memoryless):
-    """Assigns requests to the workers with free capacity in turn, in the order of the mapping."""
+    """Assigns requests to the workers with free capacity in turn, in the order in which `route` is given them."""
 
     assigns = AssignTime.WHEN_FREE
 
@@ -79,7 +79,7 @@ class LeastLoaded(_Memoryless):
         self._turn = 0
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:  # noqa: ARG002 - loads decide, not prompts
-        """Return the least loaded worker."""
+        """Return the least loaded of ``workers``: by KV usage, or by tokens in flight (see the class)."""
         turn = self._turn
         self._turn += 1
         pool = list(workers.values())
@@ -125,7 +125,7 @@ class _Cheapest(_Memoryless, ABC):
         """Return the cost of a request at each worker of ``pool``, in the same order."""
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
-        """Return the cheapest worker."""
+        """Return the worker with the lowest of `costs`."""
         pool = eligible(workers, arrival.avoid)
         costs = self.costs(pool, arrival, estimates)
         as_good = min(costs) * (1 + self.noise)
@@ -153,7 +153,10 @@ class MinTtft(_Cheapest):
     reason = "smallest estimated TTFT"
 
     def costs(self, pool: list[WorkerQueue[Any]], arrival: Arrival, estimates: Estimates) -> list[float]:
-        """Return the estimated TTFTs, in simulated seconds; in tokens while no throughput is known."""
+        """Return the estimated TTFT of a request at each worker of ``pool``, in simulated seconds.
+
+        While no throughput is known, it is the number of tokens to compute before the first token instead.
+        """
         return [
             (estimates.pending_tokens(each, arrival) + each.uncached(arrival))
             / (estimates.tokens_per_s(each) or 1.0)
@@ -172,7 +175,7 @@ class KvCost(_Cheapest):
     reason = "lowest KV cost"
 
     def costs(self, pool: list[WorkerQueue[Any]], arrival: Arrival, estimates: Estimates) -> list[float]:
-        """Return the costs, in tokens."""
+        """Return the cost of a request at each worker of ``pool``, in tokens."""
         return [
             estimates.pending_tokens(each, arrival) + each.uncached(arrival) + each.running_prompt_tokens
             for each in pool
@@ -222,7 +225,8 @@ def prefix_cost(worker: WorkerQueue[Any], arrival: Arrival, uncached: int, estim
     """Return the cost of a request at a worker, in waiting tokens: the tokens before it plus 4 times its own uncached tokens.
 
     On a worker that takes s times as long per token as the fleet: s times the tokens before it, plus (3 + s) times its own
-    uncached tokens. On workers that decode as well, `DECODE_WEIGHT` times the tokens being decoded is added.
+    uncached tokens. On workers that decode as well, the prompt tokens of the requests being decoded are added with a weight of
+    0.1 (`DECODE_WEIGHT`), and a higher one for a worker that decodes much more than the others.
 
     Args:
         worker: The worker.
@@ -252,7 +256,7 @@ _PREFIXES: Final = 1 << 16
 
 
 def prefix_keys_of(keys: tuple[int, ...]) -> list[int]:
-    """Return the last keys of a prompt's first 1, 2, 4, ... blocks, and of the complete prompt; empty if there are no keys."""
+    """Return, of a prompt's ``keys``, those of its first 1, 2, 4, ... blocks, and of the complete prompt; empty for no keys."""
     found, blocks = [], 1
     while blocks < len(keys):
         found.append(keys[blocks - 1])
@@ -267,7 +271,7 @@ _NOISE = 0.02
 def cheapest(
     pool: Sequence[WorkerQueue[Any]], arrival: Arrival, estimates: Estimates
 ) -> tuple[WorkerQueue[Any], int]:
-    """Return the worker with the lowest prefix cost, and the number of tokens to compute there.
+    """Return the worker of ``pool`` with the lowest prefix cost, and the number of tokens to compute there.
 
     Of workers with about equal cost (2%), the one with the fewest blocks in its prefix index is chosen. Costs are only
     calculated for workers that can be among the cheapest: the cost is never less than `HIT_WEIGHT` - 1 times the request's own
@@ -292,7 +296,7 @@ def cheapest(
 def idle_sooner(
     pool: Sequence[WorkerQueue[Any]], arrival: Arrival, estimates: Estimates, *, than_s: float
 ) -> tuple[WorkerQueue[Any], int] | None:
-    """Return the idle worker with the smallest estimated TTFT, and the number of tokens to compute there.
+    """Return the idle worker of ``pool`` with the smallest estimated TTFT, and the number of tokens to compute there.
 
     Returns None if no idle worker would be sooner than ``than_s``, in simulated seconds. Of equal ones, the worker with the
     fewest blocks in its prefix index is chosen.
@@ -458,7 +462,11 @@ class PrebleE2:
         self._given = deque(each for each in self._given if each[1] != name)
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
-        """Return the least loaded of the workers with the longest cached prefix, if that is long enough; else the least loaded of all."""
+        """Return the worker for a request and the reason.
+
+        If the longest prefix of the prompt that any worker has cached is longer than the rest of the prompt, it is the least
+        loaded of the workers that have it; otherwise the least loaded of all.
+        """
         given, sums = self._given, self._sums
         while given and given[0][0] <= estimates.now_s - WINDOW_S:
             _, name, tokens = given.popleft()

@@ -130,11 +130,11 @@ _SHORT_CHARACTERS = 256
 def render_chat(
     messages: Sequence[Mapping[str, Any]], tools: Any = None, options: Mapping[str, Any] | None = None
 ) -> bytes:
-    """Return the first `MAX_BYTES` bytes that represent a chat; appending messages never changes the bytes rendered before.
+    """Return the first MiB (`MAX_BYTES`) of bytes that represent a chat; appending messages never changes the bytes before them.
 
-    This is not a model's chat template; it only has to differ where the template's output differs. Options and tools come first,
-    as in the templates of models that have tools. Images and other data are represented by the hash of their content in as many
-    bytes for each, so that equal texts with different images differ, and what follows an image still has keys.
+    This is not a model's chat template; it only has to differ where the template's output differs. Options and tools come
+    first, as in the templates of models that have tools. Images and other data are represented by the hash of their content in
+    as many bytes for each, so that equal texts with different images differ, and what follows an image still has keys.
 
     Args:
         messages: Messages of the chat.
@@ -238,7 +238,7 @@ class PrefixIndex:
         self.clear()
 
     def resize(self, capacity: int) -> None:
-        """Set the capacity to the number of blocks that the worker's cache can store; blocks above it are deleted."""
+        """Set the maximum number of blocks to ``capacity``; above it, the least recently used blocks are deleted."""
         self.capacity = capacity
         if self.count > capacity:
             self._forget(self.count - capacity)
@@ -261,7 +261,7 @@ class PrefixIndex:
         self.any_memory: PrefixIndex | None = None
 
     def held(self, prefix: Prefix) -> int:
-        """Return the number of leading blocks of a prompt that the worker is assumed to have cached."""
+        """Return how many of the first blocks of the prompt with the keys ``prefix`` the worker is assumed to have cached."""
         keys, table, mask = prefix.keys, self._table, self._mask
         place, total = 0, len(keys)
         while place < total:

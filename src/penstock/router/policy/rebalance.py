@@ -38,9 +38,9 @@ class RebalanceParams(NamedTuple):
 def decode_delay_s(worker: WorkerQueue[T], estimates: Estimates, now_s: float, bottleneck_s: float) -> float:
     """Return the delay to add to the estimated TTFT at a worker that is limited by decode, in simulated seconds; else 0.
 
-    A worker is limited by decode if it has work, and the time since it last computed a prompt exceeds the expected duration of
-    its running prompts by ``bottleneck_s``. The delay is that time. The paper compares the time alone with the limit, which
-    long prompts exceed as well.
+    A worker is limited by decode if it has prompts to compute, and the time since it last computed a prompt exceeds the
+    expected duration of its running prompts by ``bottleneck_s``. The delay is that time. The paper compares the time alone
+    with the limit, which long prompts exceed as well.
     """
     if not worker.running:
         return 0.0
@@ -52,7 +52,7 @@ def decode_delay_s(worker: WorkerQueue[T], estimates: Estimates, now_s: float, b
 def decode_bound(
     workers: Mapping[str, WorkerQueue[T]], estimates: Estimates, now_s: float, bottleneck_s: float
 ) -> list[str]:
-    """Return the names of the workers that are limited by decode (see `decode_delay_s`) and for which requests wait."""
+    """Return the names of the workers for which requests wait and that are limited by decode; arguments as of `decode_delay_s`."""
     return [
         each.name
         for each in workers.values()
@@ -77,8 +77,8 @@ def plan_moves(
 ) -> list[QueuedRequest[T]]:
     """Return the requests that should leave the overloaded worker ``source`` until its queue meets the TTFT target.
 
-    They are in order of benefit, the largest first. Only requests that their other candidate would serve sooner, and within
-    the target, are moved. A request moves at most once per call.
+    They are in order of benefit (reduction of their estimated TTFT), the largest first. Only requests that their other
+    candidate would serve sooner, and within the target, are moved. A request moves at most once per call.
 
     Args:
         source: The overloaded worker.

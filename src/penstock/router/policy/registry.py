@@ -37,7 +37,7 @@ def policy_names() -> tuple[str, ...]:
 
 
 def make_policy(config: RouterConfig, slo: SloConfig = DEFAULT_SLO) -> RoutingPolicy:
-    """Return a new policy as configured by a graph's router section and targets.
+    """Return a new policy as configured by a graph's router section (``config``) and SLO targets (``slo``).
 
     Raises:
         ConfigError: the policy is not installed, or does not accept its parameters.

@@ -20,7 +20,10 @@ no number, and its figures show one virtual node."""
 
 
 class HashRing:
-    """A consistent-hash ring: maps a key to the next worker clockwise."""
+    """A consistent-hash ring: maps a key to the next worker clockwise.
+
+    Each worker has 128 positions on the ring (virtual nodes). Rings with different ``seed`` have different positions.
+    """
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -72,7 +75,9 @@ class HashRing:
 
 
 def pair(first: HashRing, second: HashRing, key: int) -> tuple[str, ...]:
-    """Return a key's two different candidates on two rings with the same workers; fewer if there are fewer workers.
+    """Return the two different candidate workers of ``key``, one from each ring; fewer if there are fewer workers.
+
+    Both rings must contain the same workers.
 
     If both rings map the key to the same worker, the second candidate is the next worker on the second ring. The paper uses
     the next worker number instead (its equation 5), which remaps keys when numbers shift.

@@ -153,7 +153,7 @@ class PrefillThroughput:
             self._set(self._tokens * _DECAY + tokens, self._seconds * _DECAY + max(0.0, took_s))
 
     def learn_other(self, tokens_per_s: float) -> None:
-        """Add a throughput that another router has measured, with the weight of a measurement of one second."""
+        """Add a throughput that another router has measured, with the weight of a prefill that took one second."""
         self._set(self._tokens * _DECAY + tokens_per_s, self._seconds * _DECAY + 1.0)
 
     def is_own(self, idle_s: float) -> bool:
@@ -292,8 +292,8 @@ class WorkerQueue(Generic[T]):
     def uncached(self, arrival: Arrival) -> int:
         """Return the number of a prompt's tokens that would have to be computed here; at least 1 unless the prompt is empty.
 
-        A prompt is never cached entirely: its last token is computed to generate the first output token. A token that would
-        be loaded from other memory than the GPU's counts as `LOAD_COST` tokens.
+        A prompt is never cached entirely: its last token is computed to generate the first output token. A token that would be
+        loaded from other memory than the GPU's counts as 0.25 tokens (`LOAD_COST`).
         """
         index = self.index
         missing = arrival.uncached(index.held(arrival.prefix))

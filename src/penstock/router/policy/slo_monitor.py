@@ -98,7 +98,7 @@ class SlidingWindow:
         self._values.append((now_s, value))
 
     def values(self, now_s: float, *, since_s: float = float("-inf")) -> list[float]:
-        """Return the values measured within the window and after ``since_s``, the oldest first."""
+        """Return the values measured within the last `length_s` seconds and after ``since_s``, the oldest first."""
         values = self._values
         while values and values[0][0] <= now_s - self.length_s:
             values.popleft()
@@ -113,7 +113,7 @@ class SloMonitor:
     Attributes:
         tiers: Targets and shares of the tiers.
         settings: Settings of shedding.
-        step: Number of steps of `STEPS` that are in effect, 0 to 4.
+        step: Number of steps of shedding in effect, 0 to 4: half of background, all of it, half of standard, all of it.
     """
 
     def __init__(self, tiers: TiersConfig) -> None:

@@ -48,19 +48,19 @@ _NO_SLO: Final = BackgroundSlo(end_to_end_seconds=None)
 
 
 def slo_of(tiers: TiersConfig, tier: Tier) -> Slo:
-    """Return the targets of a tier; the system tier has none."""
+    """Return the SLO targets of a tier; for the system tier all targets are None."""
     slo: Slo = getattr(tiers.slo, tier.value, _NO_SLO)
     return slo
 
 
 def share_of(tiers: TiersConfig, tier: Tier) -> float:
-    """Return the share of a tier of `SHARED`, in (0, 1]; all shares add up to 1."""
+    """Return the share of a tier (premium, standard or background) in the capacity, in (0, 1]; all shares add up to 1."""
     share: float = getattr(tiers.shares, tier.value)
     return share
 
 
 def quantum(tiers: TiersConfig, tier: Tier) -> float:
-    """Return the number of uncached tokens of which a tier of `SHARED` is served in one round."""
+    """Return the number of uncached tokens that one round allots to a tier of `SHARED` (all tiers except system)."""
     return tiers.round_tokens * share_of(tiers, tier)
 
 
@@ -102,7 +102,7 @@ class TierQueue(Generic[T]):
         self.held: Collection[Tier] = ()
 
     def configure(self, settings: TiersConfig) -> None:
-        """Replace shares, aging and targets; waiting requests stay where they are."""
+        """Replace shares, aging and targets by those of ``settings``; waiting requests stay where they are."""
         self._settings = settings
         self._credits = {tier: min(self._credits[tier], quantum(settings, tier)) for tier in SHARED}
 
@@ -143,7 +143,7 @@ class TierQueue(Generic[T]):
         self._tiers[queued.arrival.tier].pull(queued)
 
     def charge(self, queued: QueuedRequest[T]) -> None:
-        """Charge a served request's uncached tokens to its tier and tenant."""
+        """Subtract a dispatched request's uncached tokens (at least 1) from its tier's credit, and count them for its tenant."""
         tier, tokens = queued.arrival.tier, max(1, queued.uncached)
         if tier in self._credits:
             self._credits[tier] -= tokens

@@ -157,7 +157,7 @@ _SHOWN_CHARACTERS: Final = 256
 
 
 class CompletionRequest(NamedTuple):
-    """A parsed request to one of the API endpoints in `PATHS`.
+    """A parsed request to one of the inference endpoints (completions, chat, embeddings and so on).
 
     Attributes:
         endpoint: API endpoint.

@@ -89,7 +89,7 @@ def no_usable_answer(reason: str) -> ErrorResponse:
 
 
 def failed_try(error: UpstreamError, worker: Worker) -> tuple[FailedTry, ErrorResponse]:
-    """Return the failure of a try whose worker sent no complete completion, and the error response for the client.
+    """Return the failure of a try whose ``worker`` sent no complete response because of ``error``, and the client's error response.
 
     A ``total`` timeout is the request's own deadline, so that no time is left for another try. The messages do not contain a
     worker's address, which must not leave the cluster.

@@ -48,7 +48,7 @@ class StreamMoves:
     def follow(self, call: CompletionCall, meter: RelayMeter) -> None:
         """Record that the worker assigned to ``call`` has started to send its stream, which ``meter`` measures.
 
-        Does nothing else than end an earlier move if streams are never moved, or no other worker could resume this one.
+        An earlier move of the stream ends with this. `tick` can move it again if another worker could resume it.
         """
         self._moving.discard(call)
         if call.begun is not None and self._after_s is not None:

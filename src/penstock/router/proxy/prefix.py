@@ -48,7 +48,7 @@ def load_tokenizer(path: str) -> PromptTokenizer:
     """Return a model's tokenizer, with its chat template if that is in the same folder.
 
     Args:
-        path: Path of a ``tokenizer.json``, or `SIMULATED`.
+        path: Path of a ``tokenizer.json``, or `SIMULATED` for the tokenizer of simulated workers.
 
     Raises:
         ConfigError: a library is not installed, or a file cannot be read.
@@ -136,7 +136,7 @@ class Keyed(NamedTuple):
         return SUB_BLOCK_KEYS if self.is_text else 1
 
     def block_tokens(self, bytes_per_token: float) -> float:
-        """Return the number of prompt tokens per block, given the mean number of bytes per token."""
+        """Return the number of prompt tokens per block: 512, or 2,048 / ``bytes_per_token`` if the keys are made from bytes."""
         return BLOCK_BYTES / bytes_per_token if self.is_text else BLOCK_TOKENS
 
 

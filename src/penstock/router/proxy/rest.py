@@ -157,7 +157,7 @@ class StreamContinuations:
         log.info("stream continues elsewhere", reason=reason, left=call.worker, tokens=seam.tokens)
 
     def lose(self, call: CompletionCall, step: StreamLost) -> None:
-        """Count an interrupted stream that cannot be resumed, and log the cause and the last failure before it."""
+        """Count and log an interrupted stream that cannot be resumed; ``step`` contains the cause and the failure before it."""
         why = step.why
         if why == "request":
             why = "" if call.asks_ids else refusal_of(call.request)

@@ -40,7 +40,7 @@ def read_completion(
 
     Raises:
         WrongAnswer: the body is not a JSON object; or it has none of the lists ``choices``, ``output`` and ``content``,
-            although the endpoint is not only relayed.
+            although ``endpoint`` generates tokens (it is not `ApiEndpoint.is_relayed`).
     """
     try:
         answer = orjson.loads(content)

@@ -465,7 +465,7 @@ def _logprob_count(choice: dict[str, Any]) -> int:
 
 
 def stops_of(request: CompletionRequest) -> Sequence[str]:
-    """Return the strings that end a request's response."""
+    """Return a request's stop strings, at which its response ends; empty if there are none."""
     stop = request.body.get("stop") or ()
     return (stop,) if isinstance(stop, str) else stop
 

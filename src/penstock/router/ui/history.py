@@ -117,7 +117,7 @@ class RouterHistory:
         }
 
     def series(self, now_s: float, minute: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the points, and a last one for the present time.
+        """Return the values to plot: `points`, and a last one for the present time.
 
         The last point contains the figures of ``minute``, the result of `minute`; its rates are those of the last complete
         step.
