@@ -281,7 +281,7 @@ class Admission:
         self._own.apply(self.core.load_read(worker, self._now_s()))
 
     def set_thresholds(self, thresholds: BusyThresholds) -> None:
-        """Replace the thresholds above which workers are busy; they apply from the next request on."""
+        """Replace the thresholds above which workers are busy. They apply to new requests; no waiting one is rejected."""
         self.core.set_thresholds(thresholds, self._now_s())
 
     def check_capacity(self, role: Role) -> None:

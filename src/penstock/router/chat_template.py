@@ -56,7 +56,10 @@ class ChatTemplate:
         self._takes_parts = _PARTS_LOOP.search(source) is not None
 
     def render(self, body: Mapping[str, Any]) -> str | None:
-        """Return the prompt of a chat request with this body; None if it cannot be determined here."""
+        """Return the prompt of a chat request with this body; None if it cannot be determined here.
+
+        That is the case if a message contains more than text, a field changes the template, or the template fails.
+        """
         if any(body.get(name) for name in _ELSEWHERE):
             return None
         messages = [_message(each, takes_parts=self._takes_parts) for each in body["messages"]]

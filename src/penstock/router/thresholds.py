@@ -34,7 +34,7 @@ def _refused(status: int, message: str) -> RequestRefused:
 
 
 def unconfirmed(limit_s: float) -> RequestRefused:
-    """Return the response to a change that is in effect at this router, but was not confirmed by another router in ``limit_s``."""
+    """Return the response (503) to a change that is in effect at this router, but that no other confirmed in ``limit_s`` real seconds."""
     return _refused(
         503, f"set at this router, but no other one has confirmed it within {limit_s} s; send it again"
     )

@@ -315,9 +315,9 @@ class TierControl:
         """Return whether a new request may wait although a stage is full, so that its tier gets its configured share.
 
         It may wait while requests of other tiers occupy the stage, and one of these holds: its own tier has less to compute
-        than its share of the threshold at each worker (or than one prompt), or fewer of its tokens were admitted recently
-        than its share. Requests of lower tiers in the stage are then not a reason to reject it, and the requests that wait
-        take no longer than the threshold allows. A tier that requests no more than its share may exceed this by a burst,
+        than its share of `FirstStage.limit_tokens` at each worker (or than one prompt), or fewer of its tokens were admitted
+        recently than its share. Requests of lower tiers in the stage are then not a reason to reject it, and the requests that
+        wait take no longer than the threshold allows. A tier that requests no more than its share may exceed this by a burst,
         which ends by itself.
 
         Args:

@@ -329,7 +329,11 @@ class Worker(WorkerLoad):
 
     @property
     def keeps_its_cache(self) -> bool:
-        """Whether a worker that takes no requests now will return with the same cache, or else as a process that is known to be new."""
+        """Whether the prefix index of a worker that takes no requests now should be kept.
+
+        It should if the worker will return with the same cache, or as a process that is known to be new (which clears the
+        index).
+        """
         return self.spec.supervised or self.health_problem is None
 
     def metrics_age_s(self, now_s: float) -> float | None:

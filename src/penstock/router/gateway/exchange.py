@@ -334,7 +334,7 @@ class GatewayResponder(Responder):
 
     @property
     def write_framed(self) -> None:
-        """None: bytes are never sent with HTTP chunk framing."""
+        """Always None, because bytes are never sent to Envoy with HTTP chunk framing."""
 
     def end(self) -> None:
         """Complete a started response; does nothing after the end."""

@@ -126,7 +126,7 @@ class Status(_Struct, tag=0):
 
 
 class Follow(_Struct, tag=1):
-    """The sender accepts the receiver as the picker, the router that chooses the workers for all.
+    """Message to the picker: the sender accepts the receiver as the picker, the router that chooses the workers for all.
 
     `InFlight` messages follow for its running requests, then `Ask` messages for its waiting requests.
 
@@ -144,14 +144,17 @@ class Follow(_Struct, tag=1):
 
 
 class ComputedPrompt(_Struct, tag=2):
-    """A recent prompt, and the name of the worker that computed it, so that the receiver knows what is cached there."""
+    """Message to a new picker or to the successor: a recent prompt, and the name of the worker that computed it.
+
+    The receiver then knows what the worker has cached.
+    """
 
     worker: Name
     prompt: Prompt
 
 
 class InFlight(_Struct, tag=3):
-    """A request that the sender has in flight at a worker.
+    """Message to the picker: a request that the sender has in flight at a worker.
 
     Attributes:
         number: Number of the request, unique on the connection.
@@ -171,7 +174,7 @@ class InFlight(_Struct, tag=3):
 
 
 class Ask(_Struct, tag=4):
-    """A request for a worker of a role; see `RouterCore.acquire`.
+    """Message to the picker: the sender needs a worker of a role for a request; see `RouterCore.acquire`.
 
     Attributes:
         number: Number of the request, unique on the connection.
@@ -189,7 +192,7 @@ class Ask(_Struct, tag=4):
 
 
 class Prefilled(_Struct, tag=6):
-    """A request's prompt was computed.
+    """Message to the picker: the prompt of one of the sender's requests was computed.
 
     Attributes:
         number: Number of the request.
@@ -203,7 +206,7 @@ class Prefilled(_Struct, tag=6):
 
 
 class WorkerOutcome(_Struct, tag=7):
-    """The verdict of a request on its worker.
+    """Message to the picker: the verdict of one of the sender's requests on its worker.
 
     Attributes:
         number: Number of the request.
@@ -219,13 +222,13 @@ class WorkerOutcome(_Struct, tag=7):
 
 
 class Release(_Struct, tag=8):
-    """A request has left its worker, or no longer waits; ``number`` identifies it."""
+    """Message to the picker: the sender's request ``number`` has left its worker, or no longer waits."""
 
     number: Count
 
 
 class Progress(_Struct, tag=9):
-    """The token counts of requests in flight that have changed; also the heartbeat of a router that follows the picker.
+    """Message to the picker: the changed token counts of the sender's requests in flight; also the sender's heartbeat.
 
     Attributes:
         numbers: Numbers of the requests whose token counts have changed.
@@ -237,13 +240,13 @@ class Progress(_Struct, tag=9):
 
 
 class AtCapacity(_Struct, tag=10):
-    """A worker has refused a request for lack of capacity."""
+    """Message to the picker: ``worker`` has refused a request of the sender for lack of capacity."""
 
     worker: Name
 
 
 class TierOutcome(_Struct, tag=11):
-    """An event of a request of a tier; the fields are the arguments of `Admission.record_tier_event`."""
+    """Message to the picker: an event of a request of a tier; the fields are the arguments of `Admission.record_tier_event`."""
 
     tier: Tier
     ttft_s: float | None = None
@@ -251,7 +254,7 @@ class TierOutcome(_Struct, tag=11):
 
 
 class Assigned(_Struct, tag=12):
-    """A request is assigned to a worker by the picker.
+    """Message from the picker: it has assigned the receiver's request ``number`` to a worker.
 
     Attributes:
         term: Election term of the picker.
@@ -269,7 +272,7 @@ class Assigned(_Struct, tag=12):
 
 
 class Refused(_Struct, tag=13):
-    """A request is rejected.
+    """Message from the picker: the receiver's request ``number`` is rejected.
 
     Attributes:
         term: Election term of the picker. The other fields, except `number`, are those of
@@ -286,7 +289,7 @@ class Refused(_Struct, tag=13):
 
 
 class Loads(_Struct, tag=14):
-    """Load of all routers on each worker of the first stage.
+    """Message from the picker: the load of all routers on each worker of the first stage (prefill or aggregated).
 
     Attributes:
         term: Election term of the picker.

@@ -196,7 +196,7 @@ class CacheAffinity(LeastPending):
         self._ring.remove(name)
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
-        """Return the worker to which the ring maps the prompt's key; if it has failed the request, that with the fewest pending tokens."""
+        """Return the worker to which the ring maps the prompt; if it has failed the request, the one with the fewest pending tokens."""
         name = self._ring.find(self._hotness.key(arrival.chain, len(workers)))
         if name is None or name in arrival.avoid:
             return super().route(arrival, workers, estimates)

@@ -57,7 +57,7 @@ class Prefix:
 def space_seed(*parts: str) -> int:
     """Return the seed of a key space: prompts share keys only with prompts that have equal ``parts``, such as a cache salt or adapter.
 
-    Returns `ROOT` if all parts are empty.
+    Returns the fixed seed `ROOT` if all parts are empty: such prompts share keys with each other.
     """
     return xxhash.xxh3_64_intdigest("\0".join(parts).encode(), ROOT) if any(parts) else ROOT
 

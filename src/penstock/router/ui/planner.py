@@ -198,7 +198,10 @@ def planner_state(data: Mapping[str, Any], *, age_s: float, stale_s: float) -> S
 
 
 class GraphStatusReader(PlannerReader):
-    """Reads the graph's object, in whose status the planner writes its last changes; it does not contain the planner's last run."""
+    """Reads the graph's object on Kubernetes, to whose status the planner writes its last changes.
+
+    The status does not show when the planner has last run without a change.
+    """
 
     def __init__(self, discovery: Discovery) -> None:
         super().__init__(ShownPlanner("missing", "the graph's status was not read yet"))
