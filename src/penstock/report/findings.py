@@ -1,4 +1,4 @@
-"""Reads a load run and a planner's ledger, and analyses them: the data of `penstock report`."""
+"""Reads a load run and a planner's ledger (decision log), and analyses them: the data of `penstock report`."""
 
 from __future__ import annotations
 

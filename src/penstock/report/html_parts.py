@@ -53,7 +53,7 @@ def figure(path: Path, captions: Mapping[str, str]) -> str:
 
 
 def pairs(rows: Iterable[tuple[str, object]]) -> str:
-    """Return an HTML table with two columns, keys and values; lists are shown as several lines."""
+    """Return an HTML table with two columns, keys and values; a value that is a list is shown as several lines."""
     cells = "".join(f"<tr><th>{text(key)}</th><td>{_value(value)}</td></tr>" for key, value in rows)
     return f"<table>{cells}</table>"
 

@@ -1,4 +1,4 @@
-"""Converts a planner's ledger into the data that the report shows: metrics, decisions and adjustments over time.
+"""Converts a planner's ledger (decision log) into the data that the report shows: metrics, decisions and adjustments over time.
 
 Pure except for `load_planner_run`, which reads the file. Times are converted to seconds from the start of the load run.
 """
@@ -83,7 +83,7 @@ class DecisionMark:
         id: Id of the decision.
         at_s: Seconds from the start of the load run.
         roles: Each role's part of the decision, in the order in which these parts are carried out.
-        gpus_after: GPUs held at the decision plus those that the decision adds.
+        gpus_after: GPUs held at the decision plus the GPUs of the replicas that the decision adds.
     """
 
     id: str
@@ -137,7 +137,7 @@ class PlannerRun:
         return sorted(steps, key=lambda step: step[0])
 
     def floor_gpus(self) -> int:
-        """Return the GPUs that the planner's minimum number of replicas needs, summed over all roles."""
+        """Return the number of GPUs of the minimum replicas that the planner keeps (its floors), summed over all roles."""
         engines: dict[Role, int] = {}
         for pull in self.pulls:
             for role, pool in pull.pools.items():

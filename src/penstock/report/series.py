@@ -111,14 +111,15 @@ def within_targets(
 
 
 def attainment_over_time(results: Sequence[RequestResult], values: Floats) -> tuple[Floats, Floats]:
-    """Return means of ``values`` by windows of arrival time.
+    """Return means of ``values`` by windows of arrival time, whose width is that of `window_for`.
 
     Args:
         results: Results of the requests.
         values: One value per request, such as 1 if it met a target.
 
     Returns:
-        Centres of the windows in seconds, and the mean in each window; NaN in windows without requests.
+        Centres of the windows in seconds, and the mean in each window; NaN in windows without requests. Two empty arrays if there are no
+        requests.
     """
     arrivals = np.array([result.arrival_s for result in results])
     if not arrivals.size:

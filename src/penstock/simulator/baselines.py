@@ -52,7 +52,7 @@ def has_profile(pools: Sequence[PoolSpec]) -> bool:
 
 
 def measured(parameters: type[Any], pools: Sequence[PoolSpec]) -> Any:
-    """Return an instance of the class ``parameters`` whose hardware fields are measured from the pools.
+    """Return an instance of the class ``parameters`` (a planner mode's parameters) whose hardware fields are measured from the pools.
 
     Only the fields ``prefill_tokens_per_s`` (peak prefill throughput of one replica) and ``kv_tokens`` (KV cache capacity of one
     replica, in tokens) are set, each if the class has it. All other fields have their defaults.

@@ -55,9 +55,10 @@ class SimulatedWorker:
         prompt_tokens: Sum of the prompt tokens of the jobs assigned to it.
         ended_output_tokens: Number of tokens generated for jobs that have ended, since its process started.
         computed_tokens: Cumulative number of prompt tokens computed.
-        kv_usage_fraction: KV cache usage, 0-1, at the last metrics scrape; None before the first one.
-        scraped_tokens, scraped_uncomputed_tokens: Prompt tokens of its jobs at the last metrics scrape: all, and those that were not
-            computed yet; 0 before the first scrape.
+        kv_usage_fraction: KV cache usage, 0-1, of a decode worker at the last metrics scrape; None before the first one, and for other
+            roles.
+        scraped_tokens, scraped_uncomputed_tokens: Tokens of its jobs at the last metrics scrape: the prompt and generated tokens, and the
+            prompt tokens that were not computed yet; 0 before the first scrape, and for roles other than decode.
         slots: Admission to its engine: the indices of the jobs that run in the engine, and of those that wait for it.
         drains_since_s: Time at which its drain began; None if it does not drain.
         switching_to: Role that it is switching to, from the decision until it serves in that role; None if it is not switching.

@@ -75,7 +75,7 @@ _TIERS: Final[Mapping[str, Callable[[Row], str]]] = {
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """Return the texts of one summary row, one per column of `COLUMNS`."""
+    """Return the texts of one summary row, one per column of the table (`COLUMNS`)."""
     return tuple(read(row) for read in _ROUTERS.values())
 
 

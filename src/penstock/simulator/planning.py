@@ -1,6 +1,6 @@
 """Runs the planner's core in virtual time: its observations, its scaling requests, and faults of either.
 
-A planner with a ledger keeps all its state over a restart, and rolls failed scale-ups back.
+A planner with a ledger (decision log) keeps all its state over a restart, and rolls failed scale-ups back.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _ABOUT: Mapping[str, str | float | None] = {
     "speed": 1.0,
     "graph_file": None,
 }
-"""Facts about a simulated planner in its ledger's header, by the keys of a live one's."""
+"""Facts about a simulated planner in the header of its ledger (decision log), by the keys that a live planner uses."""
 
 DEADLINE_S = 600.0
 """Seconds that a replica may take to become ready before its scale-up is rolled back: the default of ``--adjustment-deadline``."""
@@ -184,7 +184,7 @@ class VirtualPlanner:
             self._start(now_s, first_sequence=self._core.decided.sequence)
 
     def skip_tick(self, now_s: float) -> None:
-        """Skip a tick because the process is down; a planner without a ledger loses its state."""
+        """Skip a tick because the planner's process is down; a planner without a ledger (decision log) loses its state."""
         self.restart(now_s)
         self._follow(self._core.answer(None, now_s))
 

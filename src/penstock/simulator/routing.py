@@ -89,7 +89,9 @@ class VirtualRouter:
         return role is not None
 
     def take_over(self, job: Job, before: VirtualRouter, now_s: float) -> Effects[Job]:
-        """Take over a job from the previous picker, the router that chose workers before, with the state that the job's relay reports.
+        """Take over a job from the previous picker, the router that chose workers before.
+
+        The job keeps the state that its relay, the router that its client uses, reports.
 
         A waiting job is queued again and keeps its waiting time; a running job stays at its worker. Does nothing for a job that is neither,
         since that job will arrive by itself.

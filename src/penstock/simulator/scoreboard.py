@@ -48,8 +48,8 @@ VIOLATION_SHARE = 0.9
 def measures(recording: Recording, scenario: Scenario, *, warmup: int = 0) -> dict[str, Any]:
     """Return a run's figures for latency targets, cost and planner stability, as plain data.
 
-    A request that failed or was rejected counts as late for every target. The mean gap between a request's tokens is (e2e - TTFT) /
-    (output tokens - 1); a request with one output token is always on time for it.
+    A request that failed or was rejected counts as late for every target. The mean gap between a request's tokens is (e2e - TTFT) / (output
+    tokens - 1); a request with one output token always meets the target for this gap.
 
     Args:
         recording: The run.
@@ -180,7 +180,8 @@ def score(recording: Recording, workload: Workload, scenario: Scenario) -> dict[
     """Return all figures of a run as plain data.
 
     Requests of the warm-up are left out of latencies, ``on_time``, ``in_time`` and cache hits, but are in the counts. ``on_time`` is the
-    fraction of requests with a TTFT below the SLO; a request that failed or was rejected counts as late.
+    fraction of requests with a TTFT below the TTFT target, and ``in_time`` holds the fractions that met the TTFT target, the target for
+    gaps between tokens, and both; a request that failed or was rejected counts as late.
 
     Args:
         recording: The run.

@@ -147,7 +147,7 @@ class Simulation:
 
     @property
     def is_open(self) -> bool:
-        """Whether some jobs have not ended and the simulation's time limit is not reached."""
+        """Whether some jobs have not ended and the simulation's time limit, one hour after the last arrival, is not reached."""
         return self._path.open > 0 and self.kernel.now_s <= self._path.end_s
 
     def finish(self) -> Recording:

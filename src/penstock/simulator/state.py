@@ -60,7 +60,7 @@ SCRAPE_S = 1.0
 
 
 class Scrapes:
-    """Scrapes the workers' metrics periodically, and passes them to the router that picks workers."""
+    """Scrapes the workers' metrics once per simulated second, and passes them to the picker, the router that chooses workers."""
 
     def __init__(self, state: SimulationState, apply: Callable[[Effects[Job]], None]) -> None:
         """Prepare the scrapes.
@@ -73,7 +73,7 @@ class Scrapes:
         self._apply = apply
 
     def start(self) -> None:
-        """Start the periodic scrapes now."""
+        """Start the periodic scrapes, the first one now."""
         self._state.kernel.at(self._state.kernel.now_s, Order.MESSAGE, self._scrape)
 
     def count_decode(self, router: VirtualRouter) -> list[Worker]:

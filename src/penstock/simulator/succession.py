@@ -41,7 +41,7 @@ class Succession:
             kernel: Events and virtual time.
             group: Number of routers, their delays, and the times at which the picker dies.
             make: Function that creates a router.
-            ready: Callback that gives a new picker the list of workers.
+            ready: Callback that gives the newest picker its list of ready workers.
         """
         self._kernel = kernel
         self._group = group

@@ -1,4 +1,4 @@
-"""Simulates a graph on a trace, so that its planner can start with learned state instead of an earlier ledger."""
+"""Simulates a graph on a trace, so that its planner can start with learned state although there is no earlier ledger (decision log)."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class Workload:
 
     @cached_property
     def ideal_hits(self) -> Sequence[int]:
-        """Number of tokens of each prompt that a single shared cache of unlimited size would hold."""
+        """Number of tokens of each prompt that a single cache of unlimited size, shared by all workers, would hold when the prompt arrives."""
         return ideal_hits(self.requests)
 
 

@@ -212,7 +212,7 @@ class Batcher:
     def skip(self, steps: int) -> None:
         """Complete ``steps`` decode-only steps and plan the next one, with the same result as alternating `complete` and `plan`.
 
-        ``steps`` must be less than `steady_steps` returned.
+        ``steps`` must be less than the number that `steady_steps` returned.
         """
         for tick in range(self.tick + 1, self.tick + steps + 1):
             for state, epoch in self._block_due.pop(tick, ()):

@@ -205,7 +205,7 @@ class Engine:
         return True
 
     def outputs_of(self, request_id: str) -> int:
-        """Return the number of tokens generated for a request; 0 if it is unknown or has ended."""
+        """Return the number of tokens generated for a request; 0 if the request is unknown or has ended."""
         state = self._requests.get(request_id)
         return 0 if state is None else self.batcher.outputs_of(state)
 

@@ -151,7 +151,7 @@ class LeaseTable:
 
 
 class HeartbeatSchedule:
-    """Schedules heartbeats, combined into one message per remote engine; times are simulated seconds."""
+    """Schedules heartbeats, which extend the leases on KV at other engines, as one message per engine. Times are simulated seconds."""
 
     def __init__(self, interval_s: float) -> None:
         """Create an empty schedule.
@@ -189,7 +189,10 @@ class HeartbeatSchedule:
 
 
 class PinnedPrompts:
-    """Prompts whose KV blocks one worker keeps for other workers, under leases; times are simulated seconds."""
+    """Prompts whose KV blocks one worker keeps for other workers to read. Times are simulated seconds.
+
+    Each prompt has a lease, the time after which its blocks are released even if no worker has read them.
+    """
 
     def __init__(
         self,
@@ -272,11 +275,11 @@ class PinnedPrompts:
         return self._leases.next_expiry_s()
 
     def expiry_s(self, request_id: str) -> float | None:
-        """Return the time at which a prompt's lease expires; None if it is not kept."""
+        """Return the time at which a prompt's lease expires; None if the prompt's blocks are not kept."""
         return self._leases.expiry_s(request_id)
 
     def blocks_of(self, request_id: str) -> list[int]:
-        """Return the numbers of a prompt's kept blocks; empty if it is not kept."""
+        """Return the numbers of the blocks that are kept for a prompt; empty if none are."""
         state = self._states.get(request_id)
         return [] if state is None else state.blocks
 

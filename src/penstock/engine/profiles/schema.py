@@ -83,7 +83,7 @@ class _Sourced(_Model):
 
 
 class QuadraticFit(_Model):
-    """Prefill formula: TTFT = overhead + added overhead + per_token · n + per_token2 · n², in ms."""
+    """Prefill formula: TTFT = overhead + added overhead + per_token · n + per_token2 · n², in ms, for a prompt of n tokens."""
 
     overhead_ms: Milliseconds
     per_token_ms: PositiveFloat
@@ -97,7 +97,10 @@ class QuadraticFit(_Model):
 
 
 class LinearFit(_Model):
-    """Decode formula: step = scale · (base + per_sequence · B + per_kv_token · K), in ms."""
+    """Decode formula: step = scale · (base + per_sequence · B + per_kv_token · K), in ms.
+
+    B is the number of requests in the batch, K the number of tokens that they attend to in total.
+    """
 
     base_ms: PositiveFloat
     per_sequence_ms: Milliseconds
@@ -119,7 +122,7 @@ class FittedPrefill(QuadraticFit, _Sourced):
 
 
 class MeasuredPrefill(_Sourced):
-    """Measured TTFTs by prompt length; ``beyond`` is the formula that extends them."""
+    """Measured TTFTs, as pairs of prompt length and milliseconds; ``beyond`` is the formula that extends them above the longest prompt."""
 
     kind: Literal["table"]
     points: Annotated[tuple[Point, ...], Field(min_length=2)]
@@ -144,7 +147,7 @@ class Curve(_Model):
 
 
 class MeasuredDecode(_Sourced):
-    """Measured decode steps by context length; ``beyond`` is the formula that extends them."""
+    """Measured decode steps by context length; ``beyond`` is the formula that extends them outside the measured range."""
 
     kind: Literal["table"]
     curves: Annotated[tuple[Curve, ...], Field(min_length=1)]

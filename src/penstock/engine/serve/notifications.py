@@ -115,7 +115,7 @@ class Outbox:
 
 
 class Notifier:
-    """Sends notifications to other workers, combined into one message per worker."""
+    """Sends notifications (heartbeats and completed reads) to other workers, combined into one message per worker."""
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
         self._group = group
@@ -126,7 +126,7 @@ class Notifier:
 
     @property
     def is_idle(self) -> bool:
-        """Whether every message has been answered."""
+        """Whether nothing is queued and every message has been answered."""
         return not self._in_flight and not self._outboxes
 
     def send(
@@ -248,7 +248,7 @@ class KvReading(Notifier):
     def arrived(self, reply: Reply) -> None:
         """Process the arrival of a request's KV: announce the read to the worker that keeps the KV.
 
-        Its answer tells whether the lease was still valid.
+        The answer of that worker tells whether the lease was still valid.
         """
         remote = reply.call.remote
         if remote is not None:
