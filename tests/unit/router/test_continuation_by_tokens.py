@@ -262,3 +262,16 @@ def test_ids_are_hidden_and_nothing_else(events):
         none = {**choice, "prompt_token_ids": None, "token_ids": None}
         plain += b"data: " + orjson.dumps({"choices": [none]}) + b"\n\n"
     assert without_ids(asked_for) == plain
+
+
+@pytest.mark.parametrize(
+    ("malformed", "shown"),
+    [
+        (b'data: {"token_ids":[1,2\n\n', b'data: {"token_ids":[1,2\n\n'),
+        (b'data: {"token_ids":[1],"token_ids":[2\n\n', b'data: {"token_ids":null,"token_ids":[2\n\n'),
+        (b'data: ]"token_ids":[\n\n', b'data: ]"token_ids":[\n\n'),
+    ],
+)
+def test_a_list_of_ids_that_never_ends_is_passed_on(malformed, shown):
+    """A worker's malformed event neither hangs the router nor loses a byte."""
+    assert without_ids(malformed) == shown

@@ -22,19 +22,21 @@ def with_ids(request: CompletionRequest) -> CompletionRequest:
 
 
 def without_ids(events: bytes) -> bytes:
-    """Return complete events with null instead of each list of token ids, as if the worker had not been asked for ids."""
-    at = events.find(_KEY)
-    if at < 0:
-        return events
+    """Return complete events with null instead of each list of token ids, as if the worker had not been asked for ids.
+
+    A list that has no end, which only a malformed event contains, is not changed.
+    """
     kept = []
     begin = 0
-    while at >= 0:
+    while (at := events.find(_KEY, begin)) >= 0:
         at += len(_KEY) - 1
+        end = events.find(b"]", at)
+        if end < 0:
+            break
         kept.append(events[begin:at])
-        begin = events.find(b"]", at) + 1
-        at = events.find(_KEY, begin)
+        begin = end + 1
     kept.append(events[begin:])
-    return _NULL.join(kept)
+    return _NULL.join(kept) if len(kept) > 1 else events
 
 
 def observe_without_ids(observe: Observe, data: bytes, at: int = 0) -> bytes:
