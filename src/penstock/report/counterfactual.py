@@ -66,7 +66,8 @@ class Counterfactual:
         outcomes: Outcomes to show, the measured one first.
         fixed: Outcome of every fixed fleet that was simulated, the smallest first.
         notes: Sentences about the assumptions and limits of the comparison.
-        equal: Cheapest fixed fleet that serves as large a fraction on time as the actual run; None if no simulated fleet does.
+        equal: Fixed fleet with the fewest GPUs that serves at least the same fraction on time as the actual run; None if no simulated fleet
+            does. If lag of the load generator distorted the run, the simulated planner takes the place of the actual run.
         is_complete: Whether all fixed fleets that could be as good were simulated; False if the search reached its maximum number of
             fleets.
     """

@@ -180,8 +180,8 @@ def score(recording: Recording, workload: Workload, scenario: Scenario) -> dict[
     """Return all figures of a run as plain data.
 
     Requests of the warm-up are left out of latencies, ``on_time``, ``in_time`` and cache hits, but are in the counts. ``on_time`` is the
-    fraction of requests with a TTFT below the TTFT target, and ``in_time`` holds the fractions that met the TTFT target, the target for
-    gaps between tokens, and both; a request that failed or was rejected counts as late.
+    fraction of requests with a TTFT below its target, and ``in_time`` holds the fractions that met the TTFT target, the target for gaps
+    between tokens, and both; a request that failed or was rejected counts as late.
 
     Args:
         recording: The run.
@@ -228,7 +228,7 @@ def score(recording: Recording, workload: Workload, scenario: Scenario) -> dict[
 def attainment_over_time(
     recording: Recording, slo_s: float, *, window_s: float
 ) -> tuple[list[float], list[float]]:
-    """Return the fraction of requests with a TTFT below ``slo_s`` by windows of arrival time.
+    """Return the fraction of requests with a TTFT below ``slo_s`` in each window of arrival time.
 
     Args:
         recording: The run.

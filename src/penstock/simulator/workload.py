@@ -76,7 +76,7 @@ class Workload:
         name: Description of the source for the reader.
         requests: Requests in order of arrival.
         warmup: Number of requests at the start that are served but not counted.
-        rate_rps: Mean rate, requests/s; None if all requests arrive at the same time.
+        rate_rps: Mean rate, requests/s; None if there is only one arrival time.
         truncated: Number of prompts that were cut.
         dropped: Number of requests that were left out because their prompts are too long.
         spread: Rule by which equal arrival times were spread.
