@@ -178,3 +178,29 @@ def test_what_cannot_be_made_is_refused(fields, why):
     """With the key at fault."""
     with pytest.raises(RequestError, match=why):
         answered(**fields)
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"type": "array", "items": True, "minItems": 10**9}, "makes at most 10,000 values"),
+        ({"type": "string", "minLength": 10**9}, "makes strings of at most 10,000 characters"),
+        ({"type": "number", "multipleOf": 0, "minimum": 1}, "not a valid JSON schema"),
+        ({"type": "object", "properties": ["a"]}, "not a valid JSON schema"),
+        ({"type": "integer", "minimum": "two"}, "not a valid JSON schema"),
+        ({"allOf": [1]}, "not a valid JSON schema"),
+    ],
+)
+def test_a_schema_that_costs_too_much_or_is_none_is_refused(schema, why):
+    """At once, with the reason, in place of gigabytes or a 500."""
+    with pytest.raises(RequestError, match=why):
+        json_of(schema, 1, param="response_format")
+
+
+def test_nested_arrays_are_bounded_together():
+    """Twelve levels of ten items each would be a million million values."""
+    schema: dict = {"type": "string"}
+    for _ in range(11):
+        schema = {"type": "array", "items": schema, "minItems": 10}
+    with pytest.raises(RequestError, match="at most 10,000 values"):
+        json_of(schema, 1, param="response_format")

@@ -10,6 +10,8 @@ from penstock.engine.serve.fields import RequestError
 
 _MAX_DEPTH: Final = 12
 """Chosen: OpenAI allows schemas of 10 levels; a recursive one ends here by its optional properties."""
+_MAX_VALUES: Final = 10_000
+"""Maximum number of values, and of characters of a string. Chosen: far more than a worker could generate within a context."""
 _WORDS: Final = ("alpha", "bravo", "delta", "golf", "kilo", "lima", "oscar", "tango")
 _BY_FORMAT: Final = {
     "date": "2026-01-31",
@@ -37,7 +39,12 @@ def json_of(schema: Any, seed: int, *, param: str) -> bytes:
     """
     if not isinstance(schema, dict):
         raise RequestError(f"{param}: the schema must be an object.", param=param)
-    value = _Maker(schema, seed, param).value(schema or {"type": "object"}, 0)
+    try:
+        value = _Maker(schema, seed, param).value(schema or {"type": "object"}, 0)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:
+        raise RequestError(
+            f"{param}: not a valid JSON schema ({exc}); check the types of its keywords.", param=param
+        ) from exc
     return json.dumps(value, separators=(", ", ": ")).encode()
 
 
@@ -45,6 +52,7 @@ class _Maker:
     def __init__(self, root: Mapping[str, Any], seed: int, param: str) -> None:
         self._root, self._seed, self._param = root, seed, param
         self._made = 0
+        self._values = 0
 
     def _next(self) -> int:
         self._made += 1
@@ -55,6 +63,9 @@ class _Maker:
 
     def value(self, schema: Any, depth: int) -> Any:
         """Return a value that satisfies a schema at this depth."""
+        self._values += 1
+        if self._values > _MAX_VALUES:
+            raise self._refuse(f"makes at most {_MAX_VALUES:,} values; send a schema that requires fewer")
         if schema is True or schema == {}:
             return _WORDS[self._next() % len(_WORDS)]
         if not isinstance(schema, dict) or depth > _MAX_DEPTH:
@@ -125,7 +136,7 @@ class _Maker:
     def _array(self, schema: dict[str, Any], depth: int) -> list[Any]:
         prefix = schema.get("prefixItems") or []
         count = max(schema.get("minItems", 0), len(prefix), 1 if depth < 3 else 0)
-        count = min(count, schema.get("maxItems", count))
+        count = min(count, schema.get("maxItems", count), _MAX_VALUES + 1)
         items = schema.get("items", True)
         made = [self.value(prefix[at] if at < len(prefix) else items, depth + 1) for at in range(count)]
         if schema.get("uniqueItems") and len({json.dumps(each) for each in made}) < len(made):
@@ -136,6 +147,8 @@ class _Maker:
         if "format" in schema:
             return _BY_FORMAT.get(schema["format"], _WORDS[0])
         text = _WORDS[self._next() % len(_WORDS)]
+        if schema.get("minLength", 0) > _MAX_VALUES:
+            raise self._refuse(f"makes strings of at most {_MAX_VALUES:,} characters; lower minLength")
         text = text.ljust(schema.get("minLength", 0), "x")
         return text[: schema.get("maxLength", len(text))]
 
