@@ -41,10 +41,11 @@ from penstock_planner.series import EXPECTED, points
 from penstock_planner.stats import PlannerStats
 
 POINTS_PER_INTERVAL = 15
-"""Number of points drawn per adjustment interval. Chosen: enough to see a ramp within one interval; a day's run still opens quickly."""
+"""Number of points drawn per adjustment interval. Chosen: enough to see demand rise within one interval; a day's run
+still opens quickly."""
 
 NEWEST = 200
-"""Number of replica changes in the text tab. Chosen: a busy night of mode adaptive.
+"""Maximum number of replica changes (200) listed in the text tab. Chosen: a busy night of mode adaptive.
 
 TensorBoard keeps only a sample of a text's steps, but always the last one; therefore each text lists all these changes.
 """
@@ -99,11 +100,12 @@ class Dashboard:
     ) -> Dashboard | None:
         """Return the dashboard of a planner, or None if it has none.
 
-        It is in ``log_folder`` if the user chose that folder. Otherwise only a planner in no-operation mode has a dashboard, since it is
-        run to be observed: in a subfolder for this run, such as ``runs/2026-11-22_07-30-00``.
+        If the user chose ``log_folder``, the dashboard is in that folder. Otherwise only a planner in no-operation mode
+        has a dashboard, since it is run to be observed. The dashboard is then in a subfolder for this run, such as
+        ``runs/2026-11-22_07-30-00``.
 
         Args:
-            log_folder: Folder of the ledger.
+            log_folder: Folder of the ledger (the decision log).
             config: Configuration of the planner.
             graph: Graph whose manifest the text tab shows; None shows none.
             is_chosen: Whether the user chose ``log_folder``.
@@ -138,7 +140,7 @@ class Dashboard:
             self._write(partial(self._draw, {EXPECTED: tokens_per_s}, view, at_s=at_s))
 
     def decided(self, decision: Decision, view: PlannerView) -> None:
-        """Write the decision and the newest changes before it as text, and draw the latencies of the interval before it."""
+        """Write the decision and the newest replica changes before it as text, and draw the latencies since the previous decision."""
         self._stats.decided(decision, view)
         self._history.decided(decision, view)
         step = _step(view)
@@ -156,8 +158,8 @@ class Dashboard:
         """Show the history of earlier runs in the text and the pictures of this run. Call this before the first `tick`.
 
         Args:
-            former: Ledger of the earlier runs.
-            changes: Their replica changes, oldest first.
+            former: Records of the earlier runs.
+            changes: Replica changes of the earlier runs, oldest first.
             view: State at the start of this run.
         """
         for pull in former.pulls(view.origin_s, former_gap_s):
@@ -168,7 +170,7 @@ class Dashboard:
                 self._history.fill(each.decision, each.decision.at_s - each.origin_s)
 
     def draw_last(self) -> None:
-        """Start drawing a final picture; does nothing if it was drawn already. Call `close` when it is done."""
+        """Start drawing a final picture; does nothing if it was started already. Call `close` when the picture is done."""
         if self._view is not None and not self._has_last:
             self._has_last = True
             self._draw_pictures(self._view)

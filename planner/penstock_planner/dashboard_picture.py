@@ -36,7 +36,9 @@ PICTURE_S: Final = 60.0
 
 MOMENT_S: Final = 10.0
 MOMENTS: Final = 8_640
-"""Maximum number of moments kept, one every `MOMENT_S` simulated seconds: one day. Chosen: a ramp of a minute is visible."""
+"""Maximum number of moments kept (8640), one every 10 simulated seconds (`MOMENT_S`): one day.
+
+Chosen: a rise of demand within a minute is visible."""
 
 CHANGES: Final = 200
 LISTED: Final = 40
@@ -68,12 +70,12 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Values that the picture shows for one time.
+    """Values that the overview picture shows for one time. Times are simulated seconds.
 
     Attributes:
-        at_s: Simulated seconds since the planner first started.
+        at_s: Time since the planner first started.
         ready: Number of ready replicas by role.
-        gpus: GPUs of existing workers.
+        gpus: GPUs of existing workers, draining ones included.
         gpu_s: Cumulative GPU-seconds since the process started.
         arrivals_per_s: Mean arrival rate since the previous moment, requests/s; None if unknown.
         oldest_wait_s: Longest wait in the routers' queues since the previous moment, seconds; None if unknown.
@@ -91,12 +93,12 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A decision that changed replicas.
+    """A decision that changed replicas, as the overview picture shows it.
 
     Attributes:
         at_s: Time of the decision, simulated seconds since the planner first started.
         decision_id: Id of the decision.
-        words: Sentences of the changed roles.
+        words: Sentences of the roles that changed.
     """
 
     at_s: float
@@ -160,7 +162,7 @@ class History:
         return True
 
     def decided(self, decision: Decision, view: PlannerView) -> None:
-        """Record a decision that changes replicas; ignores others."""
+        """Record a decision if it changes replicas; does nothing for other decisions."""
         self.fill(decision, view.at_s - view.origin_s)
 
     def fill(self, decision: Decision, at_s: float) -> None:
@@ -170,7 +172,7 @@ class History:
             self._changes.append(Change(at_s, decision.id, "; ".join(words)))
 
     def of(self, last_s: float) -> tuple[list[Moment], list[Change]]:
-        """Return the recorded moments and changes of the last ``last_s`` simulated seconds, each oldest first."""
+        """Return the recorded moments and replica changes of the last ``last_s`` simulated seconds, each list oldest first."""
         since_s = self._moments[-1].at_s - last_s if self._moments else 0.0
         return (
             [each for each in self._moments if each.at_s >= since_s],
@@ -179,10 +181,13 @@ class History:
 
 
 def former_gap_s(age_s: float) -> float:
-    """Return the minimum seconds between two scrapes of earlier runs that are read, by the age of the later one.
+    """Return the minimum simulated seconds between two scrapes of earlier runs, for filling the picture's history from the ledger.
 
     The last hour is read at the resolution of this run. The rest of the day is read as a thousand moments, which takes a tenth of a second.
     Returns infinity for ages of a day or more, which are not read.
+
+    Args:
+        age_s: Age of the later scrape relative to the newest record, in simulated seconds.
     """
     if age_s >= DAY_S:
         return inf

@@ -23,10 +23,11 @@ NOTES = "planner"
 
 
 class Runs:
-    """TensorBoard event files of the runs in one folder.
+    """TensorBoard event files in one folder, one for each run; TensorBoard shows a run as a curve.
 
-    A run's file is created with its first point. The methods take ``wall_s``, the event's time in real seconds since 1970, and ``step``,
-    its position on the charts' axis in simulated seconds. They raise `OSError` if the disk fails.
+    A run's file is created with its first point. The methods take ``wall_s``, the event's time in real seconds since
+    1970, and ``step``, its position on the charts' axis in simulated seconds since the planner first started. They
+    raise `OSError` if the disk fails.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,7 +39,7 @@ class Runs:
         """Write one event of a run.
 
         Args:
-            run: Name of the run; empty for the folder's own run.
+            run: Name of the run; empty for the run of the folder itself.
             content: Content of the event.
             wall_s: Time of the event, real seconds since 1970.
             step: Position on the charts' axis, simulated seconds.
@@ -57,7 +58,11 @@ class Runs:
     def create(self, runs: Sequence[str], *, wall_s: float) -> None:
         """Create the runs in this order, since TensorBoard sorts and colours runs by the time of their first value.
 
-        That first value belongs to a plugin that TensorBoard does not have, so no tab shows it.
+        The first value that is written belongs to a plugin that TensorBoard does not have, so no tab shows it.
+
+        Args:
+            runs: Names of the runs.
+            wall_s: Time of the newest of these values, real seconds since 1970.
         """
         data = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="penstock"))
         tensor = TensorProto(dtype="DT_STRING", string_val=[b""], tensor_shape=TensorShapeProto())
@@ -66,10 +71,10 @@ class Runs:
             self.put(run, Summary(value=[first]), wall_s=wall_s - ahead / 1000, step=0)
 
     def draw(self, found: Mapping[tuple[str, str], float], *, wall_s: float, step: int) -> None:
-        """Write one point for each chart, all at the same step.
+        """Write one point for each pair of curve and chart, all at the same step.
 
         Args:
-            found: Values by (curve, tag of the chart).
+            found: Values of the points by (name of the curve's run, tag of the chart).
             wall_s: Time of the points, real seconds since 1970.
             step: Position on the charts' axis, simulated seconds.
         """
@@ -80,11 +85,25 @@ class Runs:
             self.put(run, Summary(value=values), wall_s=wall_s, step=step)
 
     def write_text(self, tag: str, text: str, *, wall_s: float, step: int) -> None:
-        """Write a Markdown text for the text tab."""
+        """Write a Markdown text for the text tab.
+
+        Args:
+            tag: Name under which the tab shows the text.
+            text: The text.
+            wall_s: Time of the event, real seconds since 1970.
+            step: Position on the charts' axis, simulated seconds.
+        """
         self.put(NOTES, summary.text(tag, text), wall_s=wall_s, step=step)
 
     def write_picture(self, tag: str, png: bytes, *, wall_s: float, step: int) -> None:
-        """Write a PNG for the images tab."""
+        """Write a PNG for the images tab.
+
+        Args:
+            tag: Name under which the tab shows the picture.
+            png: Content of the PNG file.
+            wall_s: Time of the event, real seconds since 1970.
+            step: Position on the charts' axis, simulated seconds.
+        """
         width, height = (
             int.from_bytes(png[at : at + 4]) for at in (16, 20)
         )  # fields of the header chunk, see PNG specification 11.2.2
@@ -94,11 +113,11 @@ class Runs:
     def begin_session(
         self, settings: Mapping[str, str | float], metrics: Sequence[str], *, wall_s: float
     ) -> None:
-        """Write a row of the HParams table.
+        """Write a row of TensorBoard's HParams table, which compares runs by their settings.
 
         Args:
-            settings: Settings shown in the row.
-            metrics: Tags in the folder's own run whose last points the row shows.
+            settings: Settings that the row shows, by name.
+            metrics: Tags of charts; the row shows the last point of each in the folder's own run.
             wall_s: Start of the session, real seconds since 1970.
         """
         infos = [
@@ -120,7 +139,7 @@ class Runs:
         self._put_session("session_start_info", HParamsPluginData(session_start_info=start), wall_s)
 
     def end_session(self, *, wall_s: float) -> None:
-        """Mark the row of the HParams table as complete."""
+        """Mark the row of the HParams table, as written by `begin_session`, as complete."""
         end = SessionEndInfo(status=Status.Value("STATUS_SUCCESS"), end_time_secs=wall_s)
         self._put_session("session_end_info", HParamsPluginData(session_end_info=end), wall_s)
 

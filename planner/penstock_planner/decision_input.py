@@ -33,7 +33,7 @@ _POOLS = (
 """Sets of roles that a planner scales together."""
 
 MAX_AGE_S = 10.0
-"""Age in simulated seconds above which a reading is stale; the default of --metrics-max-age."""
+"""Age in simulated seconds above which a reading is stale; the default of ``--metrics-max-age``."""
 
 
 ReadProfile = Callable[[str], PerformanceProfile]
@@ -49,7 +49,8 @@ def parse(
         text: YAML or JSON in the form of the files in ``examples``, or a ledger's decision record, also as a list of one.
         name: Name of the input for error messages.
         read: Function that reads a performance profile.
-        profile: Name or path of a performance profile that replaces the one in the file; None keeps that.
+        profile: Name or path of a performance profile that replaces the one in the file; None keeps the one in the
+            file.
 
     Raises:
         ConfigError: the input is invalid; the message names ``name`` and the key.

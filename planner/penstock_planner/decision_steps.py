@@ -28,7 +28,7 @@ class DemandForecast:
     Attributes:
         horizon_s: Simulated seconds from the decision until the forecast time, >= 0.
         tokens_per_s: Forecast rate of uncached prompt tokens, tokens/s, >= 0.
-        workers: Number of replicas that are ready by then, starting ones included, >= 0.
+        workers: Number of replicas that are ready at that time, starting ones included, >= 0.
         supply_tokens_per_s: Throughput of those replicas, tokens/s; None before any throughput was observed.
     """
 
@@ -64,14 +64,15 @@ def forecast_of(steps: Iterable[tuple[str, Mapping[str, Any]]]) -> DemandForecas
 
 @dataclass(frozen=True, slots=True)
 class ProfileReading:
-    """Profile values in one role's part of a decision.
+    """Values about the performance profile in one role's part of a decision.
 
     Attributes:
-        factors: Observed time as a multiple of the profile's, > 0, for ``prefill``, ``ttft`` and ``itl``.
+        factors: Observed time divided by the profile's time, > 0, by name: ``prefill``, ``ttft`` and ``itl``.
         is_outside: Whether prompts or contexts were outside the profile's range, so that values at its edge were used.
         needed: Number of replicas that the latency targets need according to the profile, >= 1; None if too little was observed.
-        had: Number of replicas at that time, starting ones included; None if too little was observed.
-        worker_tokens_per_s: Prompt throughput of one worker by the corrected profile, tokens/s, > 0; None if too little was observed.
+        had: Number of replicas at the time of the decision, starting ones included; None if too little was observed.
+        worker_tokens_per_s: Prompt tokens/s of one worker: the profile's throughput divided by the observed factor, >
+            0; None if too little was observed.
     """
 
     factors: Mapping[str, float]

@@ -33,12 +33,12 @@ class Span:
     until_s: float = math.inf
 
     def holds(self, record: Record) -> bool:
-        """Return whether a decision record was made within the range."""
+        """Return whether a decision record was made within the range, both ends included."""
         return self.since_s <= float(record.get("wall_s", 0.0)) <= self.until_s
 
 
 def span_of(ledger: LedgerFile, since: str | None, until: str | None) -> Span:
-    """Return the wall-clock range between two times; None leaves that end open.
+    """Return the wall-clock range between two times given as text; None leaves that end open.
 
     Times are written as ``02:00``, ``02:00:30`` or ``2026-01-05 02:00``. A start without a date is the last such time before the newest
     decision. An end without a date is the first such time after the start. Times without a time zone are in the planner's time zone.
@@ -106,9 +106,10 @@ def select(
     with_unchanged: bool = True,
     span: Span | None = None,
 ) -> list[Record]:
-    """Return the chosen decision records, oldest first, each with its ``actuations`` and its complete ``config``.
+    """Return the chosen decision records of a ledger (the planner's decision log), oldest first.
 
-    A ledger stores the performance profile of mode sla only in headers; it is added to each record's ``config``.
+    Each record has its ``actuations`` (outcomes of its replica changes) and its complete ``config``. A ledger stores
+    the performance profile of mode sla only in headers; it is added to each record's ``config``.
 
     Args:
         ledger: The ledger.
@@ -156,7 +157,7 @@ def select(
 
 
 def is_change(record: Record) -> bool:
-    """Return whether a decision record changes replica counts."""
+    """Return whether a decision record changes the replica count of any role."""
     return any(role["current"] != role["desired"] for role in record["decision"]["roles"])
 
 
@@ -165,7 +166,7 @@ def _sequence(record: Record) -> int:
 
 
 def since_last_change(ledger: LedgerFile) -> str:
-    """Return a sentence about the decisions after the newest change: their number, and the reasons in the newest one.
+    """Return a sentence about the decisions after the newest replica change: their number, and the reasons in the newest one.
 
     Returns an empty string if the newest decision is a change, or if there are no decisions.
     """
@@ -182,7 +183,7 @@ def since_last_change(ledger: LedgerFile) -> str:
 
 
 def in_words(record: Record) -> str:
-    """Return one decision record, as returned by `select`, as text."""
+    """Return one decision record, as returned by `select`, as text of several lines for people."""
     record = printable(record)
     decision = record["decision"]
     budget = "no ceiling" if decision["max_gpu_budget"] is None else f"budget {decision['max_gpu_budget']}"

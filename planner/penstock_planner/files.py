@@ -39,7 +39,7 @@ MIN_PERIOD_S = 0.2
 """Minimum real seconds between two writes of ``state.json``. Chosen: faster than people read, slow enough for a disk."""
 
 QUEUED = 30
-"""Maximum number of queued ticks. Chosen: half a minute of one graph. Further ticks are dropped, and their number is shown."""
+"""Maximum number of queued ticks (30). Chosen: half a minute of one graph. Further ticks are dropped and counted."""
 
 DROPPED_SHOWN_S: Final = 60.0
 """Real seconds for which dropped ticks are shown as a problem. Chosen: the live page covers one minute."""
@@ -47,12 +47,13 @@ DROPPED_SHOWN_S: Final = 60.0
 _SHOWN = ("action", "reason", "current", "desired", "sentence")
 
 LATE_S = 2.0
-"""Real seconds without progress after which the file thread counts as hanging at shutdown. Chosen: a busy disk makes some progress within
-that time, one that hangs makes none.
+"""Real seconds (2) for which the writing thread makes no progress at shutdown before the disk counts as hanging.
+
+Chosen: a busy disk makes some progress within that time, one that hangs makes none.
 """
 
 CLOSE_S = 20.0
-"""Maximum real seconds that a process waits at shutdown for queued writes, and again for pictures drawn meanwhile.
+"""Timeout (20 real seconds) at shutdown for queued writes, and once more for the writes of pictures that are drawn meanwhile.
 
 Chosen: below the 30 s that Kubernetes gives a process by default.
 """
@@ -61,7 +62,10 @@ log = get_logger(__name__)
 
 
 class FileThread:
-    """Runs file operations in order in one thread, for all graphs of a process. A second thread draws pictures, so they delay no write."""
+    """Runs file operations in order in one thread, for all graphs of a process.
+
+    A second thread draws pictures, so that drawing delays no write.
+    """
 
     def __init__(self) -> None:
         self._works: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
@@ -75,11 +79,14 @@ class FileThread:
         self._lock = threading.Lock()
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Queue a file operation; it runs after all earlier ones."""
+        """Queue a file operation for the writing thread; it runs after all operations that were queued before it."""
         self._works.put(work)
 
     def draw(self, work: Callable[[], object]) -> None:
-        """Queue a computation that does not touch the disk, such as drawing a picture; it runs after all earlier ones."""
+        """Queue a computation that does not touch the disk, such as drawing a picture, for the drawing thread.
+
+        It runs after all computations that were queued before it.
+        """
         with self._lock:
             self._drawings.append(work)
             if self._artist is None:
@@ -87,7 +94,12 @@ class FileThread:
                 self._artist.start()
 
     def close(self) -> None:
-        """Wait until everything queued is drawn and written, but at most about twice `CLOSE_S`, and not for a disk that hangs."""
+        """Wait until all pictures are drawn and all queued operations are done, then stop the thread.
+
+        Gives up on queued writes after 20 real seconds (`CLOSE_S`), also on those of pictures after another 20, and
+        after 2 real seconds (`LATE_S`) in which the writing thread makes no progress because the disk hangs. What is
+        not written by then is lost. Does nothing if the thread is not running.
+        """
         if not self._thread.is_alive():
             return
         is_written = self._wait()
@@ -100,9 +112,10 @@ class FileThread:
             self._thread.join(LATE_S)
 
     def _wait(self) -> bool:
-        """Return True when all submitted operations are done; False, with a warning, after `CLOSE_S` or if the disk hangs.
+        """Return True when all submitted operations are done; False, with a warning, after 20 real seconds or if the disk hangs.
 
-        The disk hangs if the thread uses no processor time for `LATE_S`, which means that it is blocked in a system call.
+        The disk hangs if the thread uses no processor time for 2 real seconds (`LATE_S`), which means that it is
+        blocked in a system call.
         """
         ident = self._thread.ident
         assert ident is not None  # noqa: S101 - it was started
@@ -144,7 +157,7 @@ def _run(work: Callable[[], object]) -> None:
 
 
 class FileObservers:
-    """Observer that shows one planner in the files of its folder: ``state.json`` and the dashboard, written by another thread."""
+    """Observer that shows one planner in the files of its folder, ``state.json`` and the dashboard, which another thread writes."""
 
     def __init__(
         self,
@@ -181,7 +194,7 @@ class FileObservers:
             self._stats.dropped_updates += 1
 
     def decided(self, decision: Decision, view: PlannerView) -> None:
-        """Queue a decision. Only one that changes no replicas can be dropped, like a tick."""
+        """Queue a decision to be written. If the queue is full, one that changes no replicas is dropped; one that changes replicas never is."""
         if any(role.desired != role.current for role in decision.roles):
             self._submit(lambda: self._observers.decided(decision, view), view, is_tick=False)
         elif self._slots.acquire(blocking=False):
@@ -190,7 +203,7 @@ class FileObservers:
             self._stats.dropped_updates += 1
 
     def close(self) -> None:
-        """Queue a last picture and the closing of the dashboard, after all earlier writes."""
+        """Queue a last picture and the closing of the dashboard, after all writes that are already queued; returns without waiting for them."""
         dashboard, thread = self._dashboard, self._thread
         if dashboard is not None:
 
@@ -238,7 +251,7 @@ class SnapshotWriter:
         Args:
             folder: Folder of ``state.json``.
             config: Configuration of the planner.
-            now_s: Monotonic clock, real seconds.
+            now_s: Monotonic clock in real seconds.
             stats: Statistics that count dropped ticks; None if no ticks are dropped.
         """
         self._stats = stats
@@ -264,7 +277,8 @@ class SnapshotWriter:
     def fill(self, changes: Sequence[FormerChange], view: PlannerView) -> None:
         """Add the changes of earlier runs, oldest first.
 
-        Changes from another boot of the host or another time factor have no ``at_s``, since their age is unknown.
+        Changes from another boot of the host or with another time factor are written without ``at_s`` (their simulated
+        time), since it cannot be compared with the times of this run.
 
         Args:
             changes: Changes to add; only the newest 20 (`SHOWN_CHANGES`) are kept.

@@ -36,10 +36,10 @@ VERSION: Final = 4
 """Version of the export's format; raised when a reader of the previous version would misunderstand the file."""
 
 RENAMED_VERSION: Final = 3
-"""Version of exports that have other names for some fields, see `older_names`. It can still be read."""
+"""Version of exports in which some fields have other names, see `older_names`. Such exports can still be read."""
 
 LEARNING: Final = READ_IN_MODES["memory"]
-"""Modes that learn; in other modes, learned state to start from is ignored."""
+"""Modes that learn. In the other modes, learned state that is given as a start is ignored."""
 
 log = get_logger(__name__)
 
@@ -52,14 +52,15 @@ class _Memories(BaseModel):
 
 
 class LearnedStateExport(BaseModel):
-    """An export of learned state, as a file.
+    """Learned state of a planner, exported as a file from which another graph's planner can start.
 
     Attributes:
-        version: Version of the format.
+        version: Version of the format of the file.
         model: Name of the served model.
-        profile: Model of the performance profile used in mode sla; empty in other modes.
+        profile: Name of the model of the performance profile used in mode sla; empty in other modes.
         gpus: Number of GPUs per worker by role.
-        memory: The learned state. Its times are in seconds relative to the ledger's newest decision, so none is above 0.
+        memory: The learned state. Its times are simulated seconds relative to the ledger's newest decision, so none is
+            above 0.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -72,11 +73,11 @@ class LearnedStateExport(BaseModel):
 
 
 def learnt(folder: Path) -> LearnedStateExport:
-    """Return the learned state of the planner whose ledger is in ``folder``.
+    """Return the learned state of the planner whose ledger (decision log) is in ``folder``.
 
     Raises:
         LedgerError: the ledger cannot be read.
-        ConfigError: the ledger has no record, or its planner has learned nothing.
+        ConfigError: the ledger has no record, or its planner has not learned anything.
     """
     records = read_ledger(folder, newest=1).records
     header = _newest_header(records, folder)
@@ -120,12 +121,12 @@ def _newest_header(records: tuple[Record, ...], folder: Path) -> Record:
 
 
 def in_words(known: LearnedStateExport) -> str:
-    """Return learned state as text, with one line for the model and one per role."""
+    """Return learned state as text, with one line for the served model and one per role."""
     return "\n".join([f"model {known.model}", *memory_in_words(known.memory, known.gpus)])
 
 
 def memory_in_words(remembered: Memory, gpus_of: Mapping[Role, int]) -> list[str]:
-    """Return learned state as lines of text, one per role; in mode sla, one more for the observed times relative to the profile's.
+    """Return learned state as lines of text, one per role; in mode sla, also one for the observed times relative to the profile's times.
 
     Args:
         remembered: Learned state of mode adaptive or sla.
@@ -153,9 +154,15 @@ def memory_in_words(remembered: Memory, gpus_of: Mapping[Role, int]) -> list[str
 
 
 def former_run(folder: Path, learning_identity: str) -> LearnedStateInfo | None:
-    """Return the learned state that a planner would find in a ledger's folder; None if there is none or it cannot be read.
+    """Return a description of the learned state that a planner would find in a ledger's folder; None if there is none.
 
-    ``learning_identity`` is the new planner's `DecideConfig.learning_identity`; the result's ``is_taken`` tells whether it uses the state.
+    It is also None if the ledger cannot be read. The result's ``is_taken`` tells whether the new planner uses the
+    state.
+
+    Args:
+        folder: Folder of the ledger (decision log).
+        learning_identity: Identity of the new planner's model, engine, profile and time scale, as
+            `DecideConfig.learning_identity`.
     """
     try:
         records = read_ledger(folder, newest=1).records
@@ -236,9 +243,10 @@ def memory_in(text: str, origin: str, options: PlannerOptions, graph: GraphDeplo
 
     Args:
         text: Content of the export file.
-        origin: Name of the source for error messages.
+        origin: Name of the file or ConfigMap with the export, for error messages.
         options: Options of the planner that starts.
-        graph: Graph of that planner; None if it is unknown, so that its workers are not compared.
+        graph: Graph of that planner; None if it is unknown, so that its GPUs per worker are not compared with those in
+            the export.
 
     Raises:
         ConfigError: the text is not an export, or was learned from another model or other workers.
@@ -321,7 +329,9 @@ def _numbers(plain: Any) -> Iterator[float]:
 
 
 def reset(folder: Path) -> None:
-    """Discard the learned state of the planner whose ledger is in ``folder``, so that it starts without it. All records are kept.
+    """Discard the learned state of the planner whose ledger (decision log) is in ``folder``, so that it starts without learned state.
+
+    All records of decisions are kept; a record of the reset is appended.
 
     Raises:
         LedgerError: the ledger cannot be read or written.

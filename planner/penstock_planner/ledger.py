@@ -1,4 +1,4 @@
-"""The planner's ledger: an append-only file with one JSON object per line that can explain and replay every decision.
+"""The planner's ledger: an append-only file with one JSON object per line from which every decision can be explained and replayed.
 
 Record types (key ``type``): ``header`` at each start, ``pull`` (a metrics scrape), ``decision`` (input, state before and after),
 ``actuation`` (outcome of a replica change) and ``settled`` (an adjustment has ended). A decision is on disk (fsync) before it is
@@ -38,20 +38,22 @@ from penstock_planner.decide.observation import Pull
 FILE_NAME: Final = "ledger.jsonl"
 
 OLDER_NAME: Final = "ledger-1.jsonl"
-"""Name of the previous file after a rotation; older ones are deleted."""
+"""Name of the previous ledger file after a rotation; files before the previous one are deleted."""
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerFile:
-    """Records read from a ledger.
+    """Records read from a ledger, the planner's decision log.
 
     Attributes:
         records: Records in file order, those of the file before the last rotation first. A recomputed decision follows the pull from which
             it was made.
-        lines: Line number of each record, from 1, in its own file; for a recomputed decision, that of its pull.
-        notes: Sentences about dropped data.
+        lines: Line number of each record, from 1, in its own file; for a recomputed decision, the line number of the
+            pull from which it was made.
+        notes: Sentences for people about lines that were left out because they are incomplete or cannot be read; empty
+            if there are none.
     """
 
     records: tuple[Record, ...]
@@ -61,13 +63,13 @@ class LedgerFile:
 
 @dataclass(frozen=True, slots=True)
 class FormerChange:
-    """A decision of an earlier run that changed replicas.
+    """A decision of an earlier run of the planner that changed replicas.
 
     Attributes:
         decision: The decision.
-        origin_s: Time at which the first run of its timeline began, simulated seconds. Runs are on the same timeline if their times are
-            comparable, that is within one boot of the host and with the same time factor.
-        wall_s: Time at which it was recorded, real seconds since 1970; None in ledgers of an older version.
+        origin_s: Time at which the first run on its clock began, simulated seconds. Runs are on the same clock if their
+            times are comparable, that is, within one boot of the host and with the same time factor.
+        wall_s: Time at which the decision was recorded, real seconds since 1970; None in ledgers of an older version.
     """
 
     decision: Decision
@@ -77,7 +79,9 @@ class FormerChange:
 
 @dataclass(frozen=True, slots=True)
 class FormerRuns:
-    """The records of earlier runs in a ledger: the file before its last rotation, and the current file up to a byte position.
+    """The records of earlier runs in a ledger, which a later run does not extend.
+
+    They are in the file before the last rotation, and in the current file up to a byte position.
 
     Attributes:
         path: Path of the current ledger file.
@@ -97,20 +101,21 @@ class FormerRuns:
             return cls(path, 0)
 
     def changes(self, newest: int) -> list[FormerChange]:
-        """Return up to ``newest`` of the newest changes, oldest first. Lines that cannot be read are left out."""
+        """Return up to ``newest`` of the newest decisions that changed replicas, oldest first. Unreadable lines are left out."""
         found = (_change_of(line) for line in self._lines())
         return list(islice((each for each in found if each is not None), newest))[::-1]
 
     def pulls(self, origin_s: float, gap_s: Callable[[float], float]) -> list[Pull]:
-        """Return metrics scrapes of one timeline at minimum distances, oldest first.
+        """Return metrics scrapes of earlier runs on one clock, thinned out to minimum distances, oldest first.
 
-        Reading goes backwards from the newest record, and ends at the first run with another origin, since times of other runs are not
-        comparable.
+        Reading goes backwards from the newest record, and ends at the first run with another ``origin_s``, since times
+        on another clock are not comparable.
 
         Args:
-            origin_s: Time at which the first run of the timeline began, simulated seconds.
-            gap_s: Function that returns the minimum seconds between a scrape and the one before it. Its argument is the age of the later
-                one relative to the newest, in seconds. It returns infinity to end the reading.
+            origin_s: Time at which the first run on the clock began, simulated seconds.
+            gap_s: Function that returns the minimum simulated seconds between a scrape and the one before it. Its
+                argument is the age of the later one relative to the newest record, in simulated seconds. It returns
+                infinity to end the reading.
         """
         found: list[Pull] = []
         accepted, newest_s, due_s = 0, None, inf
@@ -185,8 +190,8 @@ def read_ledger(path: Path, *, newest: int | None = None) -> LedgerFile:
 
     Args:
         path: Path of the ledger file, or of the folder that contains ``ledger.jsonl``.
-        newest: Number of newest decisions that the caller needs. Older decisions that are only counted may then be left out, since
-            recomputing one takes half a millisecond. None recomputes all.
+        newest: Number of newest decisions that the caller needs. Older decisions that the ledger only counts may then
+            be left out, since recomputing one takes half a millisecond. None recomputes all.
 
     Raises:
         LedgerError: the file does not exist, has an unknown schema, or has an unreadable line other than the last one.
@@ -300,7 +305,7 @@ def _parse(line: bytes, path: Path, number: int) -> Record:
 
 
 class Ledger:
-    """The writer of a ledger file; only one process can have it open, since the file is locked.
+    """The writer of a ledger (decision log) file; only one process can have it open, since the file is locked.
 
     The file is opened at the first record. A failed open or write is retried with the next record, so a full or read-only disk prevents
     decisions, but does not end the process.
@@ -308,7 +313,7 @@ class Ledger:
     Attributes:
         path: Path of the file.
         errors: Number of records that could not be written.
-        problem: Error of the newest record; empty if it was written.
+        problem: Error of the newest record; empty if that record was written.
     """
 
     def __init__(self, path: Path, *, rotate_bytes: int | None = None) -> None:
@@ -335,7 +340,7 @@ class Ledger:
             durable: Whether to return only after the record is on disk (fsync).
 
         Raises:
-            LedgerError: the record could not be written; the file then ends with the last complete record.
+            LedgerError: the record could not be written. The file then ends with the record before it.
             ConfigError: another planner has locked the file.
         """
         try:
@@ -352,14 +357,14 @@ class Ledger:
         self._is_failing = False
 
     def begin(self, header: Mapping[str, Any]) -> None:
-        """Write the header of this run. If that fails, it is written together with the first record that can be written."""
+        """Write the header record of this run. If that fails, it is written together with the next record that can be written."""
         self._header = None
         self.try_append(header)
         if self._is_failing:
             self._header = _line(header)
 
     def try_append(self, record: Mapping[str, Any]) -> None:
-        """Write a record that may be lost; only the first of several consecutive failures is logged."""
+        """Write a record that may be lost without harm; a failure is not raised, and only the first of several in a row is logged."""
         try:
             self.append(record)
         except LedgerError as exc:
@@ -399,11 +404,11 @@ class Ledger:
 
     @property
     def is_long(self) -> bool:
-        """Whether the file has reached the size at which it should be rotated."""
+        """Whether the file has reached the size ``rotate_bytes``, so that it should be rotated."""
         return self._rotate_bytes is not None and self._end >= self._rotate_bytes
 
     def rotate(self, header: Mapping[str, Any]) -> None:
-        """Continue in a new file that starts with ``header``, and keep the old one as `OLDER_NAME`.
+        """Continue in a new file that starts with ``header``, and keep the present file as ``ledger-1.jsonl`` (`OLDER_NAME`).
 
         A complete ledger exists at every instant. A failure is logged and changes nothing.
         """

@@ -51,7 +51,7 @@ from penstock_planner.sources.base import (
 from penstock_planner.targets.base import Target, TargetState
 
 LAG_TICKS = 300
-"""Number of ticks from which the lag percentile is computed, at every tick. Chosen: five minutes of ticks."""
+"""Number of newest ticks (300) whose lateness gives the lag percentile. Chosen: five minutes of ticks."""
 
 TARGET_TIMEOUT_S = 30.0
 """Timeout for one call of the backend, real seconds.
@@ -63,7 +63,7 @@ log = get_logger(__name__)
 
 
 class PlannerClock:
-    """The host's clock, scaled by the time factor."""
+    """The host's clock, scaled by the time factor (simulated seconds per real second)."""
 
     __slots__ = ("_clock",)
 
@@ -95,10 +95,10 @@ class PlannerClock:
 
 
 class PlannerLoop:
-    """The planner of one graph.
+    """The planner of one graph: carries out in real time what the planner's core requests.
 
     Attributes:
-        lag: Lateness of the last ticks.
+        lag: Record of how late the last ticks were, in simulated seconds.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class PlannerLoop:
         self._counted: dict[str, Buckets] = {}
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Plan until ``stop`` is set; continues from the ledger if it holds an earlier run."""
+        """Plan until ``stop`` is set. Continues from the ledger (decision log) if it holds records of an earlier run."""
         history = self._read_history()
         effects = self._core.start(
             self._time.now_s(),

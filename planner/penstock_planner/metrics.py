@@ -26,7 +26,7 @@ class PlannerMetrics(Collector):
         self._registry.register(self)
 
     def of(self, namespace: str, graph: str) -> PlannerStats:
-        """Return the statistics of a graph, which are created at the first call."""
+        """Return the statistics of a graph; they are created at the first call for that graph."""
         return self._graphs.setdefault((namespace, graph), PlannerStats())
 
     def all(self) -> list[PlannerStats]:
@@ -66,7 +66,7 @@ async def serve(
     unready: Callable[[], str | None],
     fault: Callable[[], str | None] = lambda: None,
 ) -> HttpServer:
-    """Serve /metrics, /readyz and /healthz (also as /health), and return the server.
+    """Serve /metrics, /readyz and /healthz (also as /health) over HTTP, and return the running server.
 
     Args:
         metrics: Metrics of all graphs.

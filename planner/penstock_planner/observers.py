@@ -23,28 +23,30 @@ class PlannerView:
 
     Attributes:
         at_s: Time of the tick.
-        origin_s: Time at which the planner first started.
+        origin_s: Time at which the planner first started on this clock.
         wall_s: Wall-clock time, real seconds since 1970.
         phase: Phase of the planner: observing; adjusting (a replica change is in progress, no decisions); or target_unavailable (the
             backend cannot be read).
         pools: Replica counts by role; empty if the backend cannot be read.
         desired: Desired number of replicas by role.
         gpus: GPUs of existing workers, draining ones included.
-        max_gpu_budget: GPU budget, limited by the grant of a GPU pool; None if there is no limit.
+        max_gpu_budget: GPU budget that applies, which is the grant if the graph is in a GPU pool; None if there is no
+            limit.
         pull: Metrics scraped at this tick; None if none were.
         latency: Cumulative latency histograms by name (``ttft``, ``itl``, ``dispatched_ttft``).
-        next_decision_s: Time of the next decision; None while adjusting.
-        lag_p99_s: 99th percentile of the lateness of ticks; None before the first tick.
-        ledger_errors: Number of ledger records that could not be written.
-        overdue: Whether the planner ignores an adjustment because it did not end within its deadline.
+        next_decision_s: Time of the next decision; None while a replica change is in progress.
+        lag_p99_s: 99th percentile of how late the last ticks were; None before the first tick.
+        ledger_errors: Number of records that could not be written to the ledger (the decision log).
+        overdue: Whether the planner goes ahead although a replica change did not finish within its deadline.
         startup_s: Time from decision to ready of the newest replica, by role.
-        other_writers: Name of the other writer by role, for roles whose replicas another writer sets.
-        failures: Newest reason for which a replica was rolled back, by role.
-        ledger_problem: Error of the newest ledger record; empty if it was written.
+        other_writers: Name of the client, other than the planner, that sets a role's replicas, by role; a role that
+            only the planner sets is absent.
+        failures: Newest reason for which a replica of a role failed, by role.
+        ledger_problem: Error of the newest ledger record; empty if that record was written.
         failed_sources: Error of each metrics source that this scrape needed and that did not answer, by name.
         remembered: Learned state that an earlier run left in the ledger; None if there is none.
         scheduled: Active entries of the schedule with their end times, as text.
-        memory: Learned state after the newest decision.
+        memory: Learned state (such as demand and throughput) after the newest decision.
         grant: GPUs that a GPU pool grants to the graph; None if it is in no pool.
         guaranteed: GPUs that the pool guarantees to the graph; None if it is in no pool or the guarantee is unknown.
     """
@@ -83,7 +85,7 @@ class Observer(Protocol):
         ...
 
     def decided(self, decision: Decision, view: PlannerView) -> None:
-        """Handle a decision that was recorded in the ledger and is not carried out yet."""
+        """Handle a decision that was recorded in the ledger (the decision log) and is not carried out yet."""
         ...
 
 

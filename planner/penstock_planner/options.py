@@ -1,4 +1,4 @@
-"""The planner's options: the fifteen of the planner document by their names, and a few more.
+"""The planner's options: the fifteen of NVIDIA Dynamo's planner documentation by their names, and a few more.
 
 Precedence: flag > environment (``PENSTOCK_PLANNER_…``) > ``--config`` file > ``--graph`` > default. The command line collects flags and
 environment; this module combines and validates all layers.
@@ -45,7 +45,8 @@ from penstock_planner.decide.policy import parameters_of
 from penstock_planner.decide.schedule import ScheduledBounds
 
 SECTION = "Planner"
-"""Top-level key of the planner in the document's configuration file; its other sections belong to other components."""
+"""Top-level key of the planner in a configuration file of NVIDIA Dynamo; other sections of the file belong to other
+components."""
 
 
 def _kebab(name: str) -> str:
@@ -57,10 +58,11 @@ def _none_word(value: Any) -> Any:
 
 
 class DeclaredOption(NamedTuple):
-    """Declaration of an option in ``spec.planner``, and its use.
+    """Where an option is declared in ``spec.planner`` of the manifest, and which decision setting it fills.
 
     Attributes:
-        key: Dotted attribute path below ``spec.planner`` of the field with the bounds, default and help.
+        key: Dotted attribute path, below ``spec.planner``, of the field from which the option takes its bounds, default
+            and help.
         decides: Field of `DecideConfig` that receives the option; None if decisions do not depend on it.
     """
 
@@ -87,10 +89,15 @@ def _meaning(target: str) -> str:
 
 
 class PlannerOptions(BaseModel):
-    """Settings of one planner.
+    """Settings of one planner, as given by flags, environment, files and the graph.
 
-    Options that are also in ``spec.planner`` take their bounds, default and help from there. The defaults of the first fifteen options are
-    those of the planner document.
+    Options that are also keys of ``spec.planner`` in the manifest take their bounds, default and help from the
+    manifest's schema. The options before ``mode`` have the names and defaults of NVIDIA Dynamo's planner documentation.
+
+    ``min_gpu_budget`` is the minimum GPUs of each role by itself, ``min_total_gpus`` of all roles together.
+    ``no_operation`` records decisions without carrying them out. ``gpu_percent_per_point`` is the extra GPU cost
+    accepted to serve one percentage point more of the requests on time. ``memory`` names a file with learned state of
+    another graph's planner.
     """
 
     model_config = ConfigDict(
@@ -174,7 +181,7 @@ class PlannerOptions(BaseModel):
 
     @property
     def slo(self) -> SloConfig:
-        """Latency targets and the fraction of requests that must meet them."""
+        """Latency targets for TTFT and ITL, and the fraction of requests that must meet them."""
         return _SLO.model_copy(
             update={
                 "ttft_seconds": self.ttft_slo,
@@ -193,7 +200,7 @@ class PlannerOptions(BaseModel):
         """Return the configuration of the decisions.
 
         Args:
-            graph: Graph whose replica bounds and services are used; None uses defaults.
+            graph: Graph whose replica bounds and GPUs per replica are used; None uses defaults.
             performance: Performance profile; ignored except in mode sla.
             speed: Time factor, simulated seconds per real second.
         """
@@ -248,14 +255,14 @@ SETTINGS: Mapping[str, DeclaredOption] = {
     for name, field in PlannerOptions.model_fields.items()
     if field.json_schema_extra
 }
-"""Declarations of the options that are also in ``spec.planner``, by attribute name."""
+"""Declarations of the options that are also keys of ``spec.planner`` in the manifest, by attribute name of the option."""
 
 TARGETS: Mapping[str, tuple[str, ...]] = {
     "ttft_slo": ("ttft_slo_s",),
     "itl_slo": ("itl_slo_s",),
     "attainment": ("attainment", "in_time"),
 }
-"""Fields of `DecideConfig` that each option of ``spec.slo`` fills, by attribute name."""
+"""Fields of `DecideConfig` that each option from ``spec.slo`` of the manifest fills, by attribute name of the option."""
 
 _DEMAND_MODES = (PlannerMode.ADAPTIVE, PlannerMode.SLA)
 
@@ -272,7 +279,7 @@ def modes_of(name: str) -> tuple[PlannerMode, ...]:
 
 
 FLAGS = tuple(_kebab(name) for name in PlannerOptions.model_fields)
-"""Name of every option without leading dashes; the fifteen of the planner document come first."""
+"""Name of every option without leading dashes; the fifteen from NVIDIA Dynamo's planner documentation come first."""
 
 
 def join(
@@ -281,7 +288,7 @@ def join(
     """Return the options combined from all layers, validated.
 
     Args:
-        given: Flags and environment by kebab-case name; they override all others.
+        given: Options set by flags and environment, by kebab-case name; they override all other layers.
         file: File of ``--config``; None if there is none.
         graph: Graph of ``--graph``, with the lowest precedence above the defaults; None if there is none.
 
@@ -304,7 +311,11 @@ def join(
 
 
 def refuse_contradictions(options: PlannerOptions, *, is_aggregated: bool) -> None:
-    """Check options that are valid on their own but may contradict each other; ``is_aggregated`` means that the graph has one pool.
+    """Check options that are valid on their own for contradictions between them.
+
+    Args:
+        options: Options to check.
+        is_aggregated: Whether the graph has one aggregated role instead of prefill and decode.
 
     Raises:
         InvalidSpecError: options contradict each other; it lists all problems found.
@@ -315,10 +326,10 @@ def refuse_contradictions(options: PlannerOptions, *, is_aggregated: bool) -> No
 
 
 def stated(*, given: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
-    """Return only the explicitly set options: flags and environment over ``--config``, by kebab-case name.
+    """Return only the options that are set explicitly, by kebab-case name: flags and environment, else the ``--config`` file.
 
     Args:
-        given: Flags and environment by kebab-case name.
+        given: Options set by flags and environment, by kebab-case name.
         file: File of ``--config``; None if there is none.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Reasons that prevent a planner from scaling, as text: unknown signals, unavailable sources, a ledger that cannot be written. Pure.
+"""Reasons that prevent a planner from scaling, as text: unknown signals, unavailable sources, a ledger (decision log) that cannot be written. Pure.
 
 `penstock status`, `penstock doctor --local` and ``/ui`` read them from ``state.json``; on Kubernetes the first one is a condition.
 """
@@ -18,7 +18,7 @@ MISSING_S: Final = 10.0
 
 
 class UnknownSignals:
-    """Tracks ticks, and reports metrics that have been unknown for 10 simulated seconds (`MISSING_S`): KV usage, prefill queue, demand."""
+    """Tracks ticks, and reports KV usage, prefill queue or demand if it has been unknown for 10 simulated seconds (`MISSING_S`)."""
 
     def __init__(self, *, needs_demand: bool) -> None:
         """Start with all signals known; ``needs_demand`` tells whether the mode decides by the demand at the routers."""
@@ -27,9 +27,9 @@ class UnknownSignals:
         self._said = ""
 
     def after(self, view: PlannerView) -> str:
-        """Process a tick; return a sentence about the unknown signals, or an empty string if none has been unknown for `MISSING_S`.
+        """Process a tick; return a sentence about the signals that have been unknown for 10 simulated seconds (`MISSING_S`).
 
-        The sentence stays the same while the same signals are unknown.
+        Returns an empty string if there are none. The sentence stays the same while the same signals are unknown.
         """
         if view.phase is PlannerPhase.ADJUSTING:
             self._known_s, self._said = None, ""

@@ -25,7 +25,7 @@ Chosen: a tick scrapes metrics and makes up to four calls of its backend, each w
 
 @dataclass(slots=True)
 class LoopTicks:
-    """Observer that records the last tick of one loop.
+    """Observer that records when the loop of one planner ticked last, and whether it could read its backend.
 
     Attributes:
         now_s: Monotonic clock, real seconds.
@@ -49,7 +49,7 @@ class LoopTicks:
 
 
 class Readiness:
-    """Tracks the planner loops of one process, to detect loops that hang."""
+    """Tracks the planner loops of one process, to detect loops that hang or cannot read their backend."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         """Start without loops; ``now_s`` is a monotonic clock in real seconds."""
@@ -69,7 +69,7 @@ class Readiness:
         return loop
 
     def end(self, namespace: str, graph: str) -> None:
-        """Stop tracking a loop that has ended. Does nothing if it is unknown."""
+        """Stop tracking the loop of a graph, because it has ended. Does nothing if no such loop is tracked."""
         self._loops.pop((namespace, graph), None)
 
     def problem(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Writes the effects of the planner's core that concern the ledger; live and simulated planners share it."""
+"""Writes the records that the planner's core requests to the ledger (the decision log); live and simulated planners share it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from penstock_planner.decide.decision import Reason
 from penstock_planner.ledger import Ledger
 
 MAX_COUNTED_DECISIONS = 150
-"""Number of equal decisions in a row that are counted in place of being written.
+"""Number of equal decisions in a row (150) that are only counted instead of being written to the ledger.
 
-Chosen: five minutes of mode adaptive. A restarted planner makes the uncounted ones again from the ledger's metrics.
+Chosen: five minutes of mode adaptive. A restarted planner recomputes decisions that are not counted from the ledger's
+metrics.
 """
 
 log = get_logger(__name__)
 
 
 class Recorder:
-    """Writes one planner's records to its ledger.
+    """Writes one planner's records to its ledger, the decision log.
 
     Attributes:
-        ledger: The ledger.
+        ledger: Ledger to which the records are written.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Recorder:
         Args:
             ledger: Ledger to write to.
             about: Facts about the planner, added to the ledger's header.
-            wall_s: Clock that returns seconds since 1970; each record carries its time.
+            wall_s: Clock that returns real seconds since 1970; each record carries its time.
         """
         self.ledger = ledger
         self._about = about
@@ -47,7 +48,7 @@ class Recorder:
         self._held = 0
 
     def write(self, effect: Append | AppendPull | BeginLedger | Checkpoint) -> None:
-        """Write an effect's record; a record that cannot be written is lost."""
+        """Write the record of an effect (an action that the planner's core requests); a record that cannot be written is lost."""
         match effect:
             case Append() | AppendPull():
                 self.ledger.try_append({**effect.record, "wall_s": round(self._wall_s(), 3)})
@@ -59,10 +60,10 @@ class Recorder:
                     self._written = None
 
     def record(self, asked: RecordDecision) -> bool:
-        """Write a decision to the disk; return whether it is there.
+        """Write a decision durably to the disk; return whether that succeeded.
 
         A decision that changes nothing and equals the last written one is only counted, since a replay of the ledger's
-        metrics makes it again.
+        metrics makes it again. It counts as written.
         """
         decision = asked.decision
         says = [(role.role, role.desired, role.reason, role.rule) for role in decision.roles]

@@ -34,7 +34,7 @@ SETTABLE: Mapping[str, tuple[str, ...]] = {
     "decode-engine-num-gpu": ("decode_gpus",),
     "prefill-engine-num-gpu": ("prefill_gpus",),
 }
-"""Options that a what-if can change, with the fields of the decision's configuration that they fill."""
+"""Options that `what_if` can change, with the fields of the decision's configuration that they fill."""
 
 
 OnRecord = Callable[[int], None]
@@ -48,8 +48,8 @@ class ReplayDifference:
     Attributes:
         line: Line number in the ledger.
         id: Id of the decision.
-        what: Part that differs: ``decision``, ``state`` (after the decision), or ``chain`` (the state before the decision is not the state
-            after the previous record).
+        what: Part that differs: ``decision``; ``state`` (the state after the decision); or ``chain`` (the state before
+            the decision is not the state after the previous record).
         recorded, recomputed: The two values of that part, as plain data.
     """
 
@@ -62,12 +62,13 @@ class ReplayDifference:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """Result of a replay.
+    """Result of a replay: which recorded decisions differ from their recomputation.
 
     Attributes:
         decisions: Number of recomputed decisions, roll-backs of scale-ups included.
-        differences: Differences in file order.
-        notes: Sentences about dropped data.
+        differences: Differences in the order of the records.
+        notes: Sentences for people about records that were left out because they cannot be read; empty if there are
+            none.
     """
 
     decisions: int
@@ -79,7 +80,7 @@ def replay(ledger: LedgerFile, on_record: OnRecord = lambda _number: None) -> Re
     """Recompute every decision from its recorded input, and return the differences from the recorded decisions.
 
     Args:
-        ledger: Ledger to verify.
+        ledger: Ledger (decision log) to verify.
         on_record: Callback that receives the number of each record, from 1, before the record is replayed.
 
     Raises:
@@ -157,10 +158,11 @@ def _plain(state: PlannerState) -> Any:
 def what_if(
     ledger: LedgerFile, changes: Mapping[str, Any], on_record: OnRecord = lambda _number: None
 ) -> tuple[int, list[tuple[Record, Decision]]]:
-    """Return the number of recorded adjustment decisions, and those that would differ with other settings.
+    """Return the number of recorded decisions, and those that would differ with other settings.
 
-    Each decision is recomputed from its recorded metrics and state. The result therefore tells what the planner would have decided at that
-    time, not how the load would have developed after another decision.
+    Roll-backs of scale-ups are not included. Each decision is recomputed from its recorded metrics and state. The
+    result therefore tells what the planner would have decided at that time, not how the load would have developed after
+    another decision.
 
     Args:
         ledger: Ledger to read.
@@ -210,7 +212,7 @@ def settings(pairs: Sequence[str]) -> dict[str, Any]:
 def recompute(
     record: Record, performance: PerformanceProfile | None, **changes: Any
 ) -> tuple[Decision, PlannerState]:
-    """Return the decision and the following state, recomputed from a decision record.
+    """Return the decision of a decision record and the state after it, both recomputed.
 
     Args:
         record: The decision record.

@@ -27,12 +27,13 @@ class Series(NamedTuple):
     Attributes:
         metric: Name on the metrics page; None if it is not on the page.
         text: Help text on the page.
-        labels: Names of its labels.
-        tag: TensorBoard chart that shows it, with label names in braces; None if it is not drawn.
-        curve: TensorBoard run that draws it, with label names in braces; TensorBoard colours and names curves by run.
-        is_counter: Whether it is a counter, which never decreases.
-        is_nan: Whether an unknown value is NaN on the page; otherwise it is left out.
-        is_decided: Whether it changes with decisions, and is only drawn after one.
+        labels: Names of the labels of the metric.
+        tag: Tag of the TensorBoard chart that shows the quantity, with label names in braces; None if it is not drawn.
+        curve: TensorBoard run (curve) that draws the quantity, with label names in braces; TensorBoard colours and
+            names curves by run.
+        is_counter: Whether the metric is a counter, which never decreases.
+        is_nan: Whether an unknown value is NaN on the page; otherwise the metric is left out.
+        is_decided: Whether the quantity changes with decisions, and is only drawn after a decision.
     """
 
     metric: str | None = None
@@ -224,7 +225,7 @@ EXPECTED: Final = ("expected", "prefill/tokens_per_second")
 
 
 def points(stats: PlannerStats, *, is_decided: bool) -> dict[tuple[str, str], float]:
-    """Return the dashboard's finite values by (curve, chart).
+    """Return the finite values of a planner for the dashboard, by (curve, tag of the chart).
 
     Args:
         stats: Statistics of the planner.
@@ -241,7 +242,7 @@ def points(stats: PlannerStats, *, is_decided: bool) -> dict[tuple[str, str], fl
 
 
 def samples(stats: PlannerStats) -> Iterator[Sample]:
-    """Yield the samples of every series that has a value."""
+    """Yield the samples of every series of `SERIES` that has a value."""
     return chain(
         _counts(stats),
         _of_view(stats),

@@ -1,6 +1,9 @@
-"""Fraction of requests served on time, as observed and as the planner's model predicts it for the same workers.
+"""Fraction of requests served on time, as observed and as the planner's latency model predicts it for the same workers.
 
 Extracted from the steps of decisions (live, simulated or from a ledger) for statuses, dashboards, reports and the scoreboard. Pure.
+
+On time means within the TTFT target. The latency model simulates which requests are late with a given number of
+workers.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from typing import Any, Final
 from penstock_planner.decide.decision import Decision
 
 WINDOW_S: Final = 600.0
-"""Seconds over which the observed and the predicted fraction are compared: ten minutes. Chosen."""
+"""Simulated seconds over which the observed and the predicted fraction are compared: ten minutes. Chosen."""
 
 AGREE_WITHIN: Final = 0.01
 """Maximum difference at which the two fractions agree: one percentage point. Chosen."""
@@ -25,15 +28,15 @@ _HINDSIGHT: Final = "hindsight"
 
 @dataclass(frozen=True, slots=True)
 class ServedShares:
-    """Observed and predicted fractions on time in one decision.
+    """Observed and predicted fraction of requests on time (within the TTFT target) in one decision.
 
     Attributes:
-        served: Observed fraction, 0-1, of about the last half hour's requests.
-        predicted: Fraction that the model predicts for the same requests and workers.
+        served: Observed fraction, 0-1, of about the last half hour's requests that were on time.
+        predicted: Fraction that the planner's latency model predicts for the same requests and workers.
         requests: Number of first tokens and rejected requests since the previous decision.
-        late: Number of those that were late.
+        late: Number of those requests that were late (rejected ones included).
         arrivals: Number of requests that arrived since the previous decision.
-        predicted_late: Number of those that the model predicts to be late.
+        predicted_late: Number of those arrivals that the latency model predicts to be late.
     """
 
     served: float
@@ -65,10 +68,10 @@ def shares_of(decision: Decision) -> ServedShares | None:
 
 @dataclass(frozen=True, slots=True)
 class ShareWindow:
-    """Observed and predicted fractions on time in one window of `WINDOW_S`.
+    """Observed and predicted fraction of requests on time in one window of ten minutes (`WINDOW_S`).
 
     Attributes:
-        at_s: Start of the window, seconds.
+        at_s: Start of the window, simulated seconds since the same start as the decisions' times.
         requests: Number of first tokens and rejected requests.
         served, predicted: Observed and predicted fraction on time, 0-1.
     """
@@ -85,10 +88,12 @@ class ShareWindow:
 
 
 def share_windows(found: Iterable[tuple[float, ServedShares]]) -> tuple[ShareWindow, ...]:
-    """Return the observed and predicted fractions on time by ten-minute windows from time 0 on.
+    """Return the observed and predicted fractions of requests on time, by windows of ten minutes from time 0 on.
 
-    Windows with fewer than 100 requests (`LEAST_REQUESTS`) are left out. ``found`` are pairs of a decision's time in seconds and its
-    fractions.
+    Windows with fewer than 100 requests (`LEAST_REQUESTS`) are left out.
+
+    Args:
+        found: Pairs of a decision's time in simulated seconds and the decision's fractions.
     """
     sums: dict[int, list[float]] = {}
     for at_s, each in found:
@@ -103,6 +108,9 @@ def share_windows(found: Iterable[tuple[float, ServedShares]]) -> tuple[ShareWin
 
 
 def agreement(windows: Iterable[ShareWindow]) -> float | None:
-    """Return the fraction of windows in which the observed and predicted fractions agree; None if there are no windows."""
+    """Return the fraction of windows in which the observed and predicted fractions differ by at most one percentage point.
+
+    Returns None if there are no windows.
+    """
     agreed = [each.agrees for each in windows]
     return sum(agreed) / len(agreed) if agreed else None

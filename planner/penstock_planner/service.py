@@ -45,7 +45,9 @@ MIN_DEADLINE_S = 30.0
 """Minimum of the deadline for a new replica, in real seconds, since a process takes seconds to start at any time factor."""
 
 LEDGER_BYTES = 32 << 20
-"""Size at which the ledger is rotated. Chosen: half a day of mode adaptive in real time; the previous file holds as much again."""
+"""Size (32 MiB) at which the ledger, the decision log, is rotated.
+
+Chosen: half a day of mode adaptive in real time; the previous file holds as much again."""
 
 CLOSE_GRACE_S = 1.0
 """Real seconds for which the metrics endpoint still serves a last scrape at shutdown."""
@@ -55,7 +57,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PlannerService:
-    """Settings of one planner process.
+    """Settings of one planner process outside Kubernetes.
 
     Attributes:
         options: Options of the planner.
@@ -65,7 +67,7 @@ class PlannerService:
         metrics_port: Port on which metrics are served; 0 serves none.
         graph_file: Path given as ``--graph``, recorded in the ledger so that its readers find the graph; None if there is none.
         performance: Performance profile of mode sla; None in other modes.
-        memory: Learned state of another graph's planner, used if the ledger holds none.
+        memory: Learned state of another graph's planner, used if the ledger (decision log) holds none.
     """
 
     options: PlannerOptions
@@ -183,11 +185,11 @@ def recording(
     is_chosen: bool,
     rotate_bytes: int,
 ) -> Iterator[tuple[Ledger, FileObservers]]:
-    """Open the ledger of a folder and the observer that writes the folder's files, for one loop; close both on exit.
+    """Open the ledger of a folder and the observer that writes the folder's other files, for one planner loop; close both on exit.
 
     Args:
         folder: Folder of the ledger.
-        config: Configuration of the planner.
+        config: Configuration of the planner's decisions.
         stats: Statistics of the loop.
         thread: Thread that writes files.
         graph: Graph whose manifest the dashboard shows; None shows none.
@@ -220,7 +222,7 @@ def made_folder(folder: Path) -> Path:
 
 
 def boot_id() -> str:
-    """Return an identifier of the host's current boot, since its monotonic clock restarts with each boot.
+    """Return an identifier of the host's current boot; times of different boots cannot be compared, since the clock restarts.
 
     Returns ``boot`` if the system provides none.
     """

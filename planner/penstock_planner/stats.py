@@ -18,34 +18,38 @@ from penstock_planner.served_shares import ServedShares, shares_of
 from penstock_planner.sources.base import Buckets, gained
 
 FORECAST_MOST_S = 60.0
-"""Simulated seconds for which a forecast counts as current after the time that it was for. Chosen: decisions come every few seconds."""
+"""Simulated seconds (60) after its forecast time for which a forecast counts as current. Chosen: decisions come every
+few seconds."""
 
 
 @dataclass(slots=True)
 class PlannerStats:
-    """Observer that keeps the newest values and counts of one graph's planner.
+    """Observer that keeps the newest values and counts of one graph's planner. Times are simulated seconds.
 
     Attributes:
-        config: Configuration of the current loop; None before the first.
+        config: Configuration of the current planner loop; None before the first loop.
         is_held: Whether the values of the newest metrics scrape are kept until the next one, as a metrics page needs them. Otherwise a tick
             without a scrape has no values, and demands are collected until `drop_demands`, as dashboard curves need them.
         view: State at the newest tick; None before the first.
         pull: Newest metrics scrape; None before the first and, unless ``is_held``, at ticks without one.
         demands: Demand of the newest scrape or, unless ``is_held``, of all scrapes since `drop_demands`.
-        desired: Desired number of replicas by role.
+        desired: Number of replicas desired by the last decision, by role.
         decisions: Number of decisions by (role, action, rule, reason).
         ticks: Number of ticks.
-        ledger_errors: Number of ledger records that could not be written, over all loops.
+        ledger_errors: Number of records that could not be written to the ledger (the decision log), over all loops.
         dropped_updates: Number of ticks and decisions that are missing in state.json and the dashboard because the disk was slow.
-        gpu_seconds: Cumulative GPU-seconds of existing workers, simulated.
+        gpu_seconds: GPU-seconds of existing workers since the process started.
         forecast: Demand forecast of the newest decision; None in a mode without forecasts.
-        demand_needs: Number of replicas that demand alone needed at the newest decision, by role.
-        shares: Observed and predicted fractions on time at the newest decision; None if unknown or in a mode without predictions.
+        demand_needs: Number of replicas that demand alone needed at the newest decision, by role; the minimum and
+            learned floors are left out.
+        shares: Observed and predicted fraction of requests on time at the newest decision; None if unknown or in a mode
+            without predictions.
         wanted_gpus: Number of GPUs for which the newest decision bids in a GPU pool; None if it does not bid.
         readings: Profile values of the newest decision by role; empty in a mode without a profile.
         quantiles_s: Latencies between the last two decisions, seconds, by name and percentile (such as ``ttft``, ``p99``).
-        attained: Fraction of requests within each latency target in the last complete adjustment interval, by name.
-        newly_attained: The value of ``attained`` if the newest decision ended an interval; else empty.
+        attained: Fraction of requests within each latency target in the last complete adjustment interval, by name
+            (``ttft``, ``itl``); only in mode sla.
+        newly_attained: The value of ``attained`` if the newest decision ended an adjustment interval; else empty.
     """
 
     config: DecideConfig | None = None
@@ -86,7 +90,7 @@ class PlannerStats:
         self._interval_s, self._rejected = None, 0.0
 
     def restarted(self) -> None:
-        """Record that a loop has ended, since the next loop counts its ledger errors from 0."""
+        """Record that a planner loop has ended, since the next loop counts its ledger errors from 0 again."""
         self._errors_seen = 0
 
     def tick(self, view: PlannerView) -> None:
@@ -143,13 +147,13 @@ class PlannerStats:
         self.demands = []
 
     def due(self, now_s: float) -> Iterator[tuple[float, float]]:
-        """Yield (time, uncached tokens/s) of each forecast whose time has come by ``now_s``; each forecast is yielded only once."""
+        """Yield (time, uncached tokens/s) of each demand forecast that was for a time up to ``now_s``; each is yielded only once."""
         while self._expected and self._expected[0][0] <= now_s:
             self._due = heapq.heappop(self._expected)
             yield self._due
 
     def expected_now(self) -> float | None:
-        """Return the uncached tokens/s that were forecast for about the current time; None if unknown."""
+        """Return the uncached tokens/s that an earlier decision forecast for about the current time; None if there is no such forecast."""
         if self.view is None or self._due is None or self.view.at_s - self._due[0] > FORECAST_MOST_S:
             return None
         return self._due[1]

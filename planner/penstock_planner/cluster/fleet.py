@@ -33,7 +33,7 @@ class GraphPlan:
     Attributes:
         options: Options of the planner, from the graph and the command line.
         config: Configuration of the decisions, derived from the options.
-        services: Scaled services by role.
+        services: Scaled worker services by role.
         disabled: Reason for which the graph has no planner; empty if it has one.
         paused: Reason for which the planner decides without acting; empty if it acts.
         unused: Sentence about keys of the graph that have no effect on a cluster; empty if there are none.
@@ -48,7 +48,10 @@ class GraphPlan:
 
 
 def parse(obj: Mapping[str, Any]) -> GraphDeployment:
-    """Return the model of a watched graph, with a flag for whether it belongs to a GPU pool.
+    """Return the model of a watched graph object, including whether it belongs to a GPU pool.
+
+    Args:
+        obj: Graph as `Watch.graph` returns it.
 
     Raises:
         InvalidSpecError: the graph is invalid for this version.
@@ -67,7 +70,11 @@ def parse(obj: Mapping[str, Any]) -> GraphDeployment:
 
 
 def draws(obj: Mapping[str, Any]) -> bool:
-    """Return whether a watched graph takes its GPUs from a GPU pool, according to its status, which the operator writes."""
+    """Return whether a watched graph takes its GPUs from a GPU pool, according to the status that the operator writes.
+
+    Args:
+        obj: Graph as `Watch.graph` returns it.
+    """
     return pool_drawn_from(obj) is not None
 
 
@@ -83,7 +90,7 @@ def plan_of(
 
     Args:
         graph: Graph as returned by `parse`.
-        overrides: Options by kebab-case name that replace the graph's own.
+        overrides: Options of the process, by kebab-case name, that replace the graph's own options.
         performance: Performance profile for mode sla; None in other modes.
         paused: Reason for which the graph is paused; empty if it is not.
         is_drawing: Whether the graph takes its GPUs from a GPU pool.
@@ -106,8 +113,12 @@ def plan_of(
 def may_switch(graph: GraphDeployment, *, has_gates: bool) -> bool:
     """Return whether workers of the graph can switch roles, which saves the start of a new pod.
 
-    This needs pods whose scheduling gate the budget controls (``has_gates``), so that a switched worker can replace a gated pod, and
-    replicas of exactly one pod.
+    This needs pods that wait with a scheduling gate until the GPU budget has room, so that a switched worker can
+    replace a gated pod, and replicas of exactly one pod.
+
+    Args:
+        graph: The graph.
+        has_gates: Whether the graph's pods have such a scheduling gate.
     """
     nodes = {each.nodes_per_replica for each in graph.spec.workers.values()}
     return has_gates and nodes == {1}
@@ -124,26 +135,27 @@ def why_disabled(graph: GraphDeployment) -> str:
 
 
 PAUSES: Final = Backoff(first_s=1.0, limit_s=60.0)
-"""Backoff, in real seconds, before a failed planner of a graph is restarted.
+"""Backoff, in real seconds, before the failed planner of a graph is restarted: 1, 2, 4 ... 60.
 
 Chosen: the ledger lock of the previous leader is released within seconds, and a bug must not fill the log.
 """
 
 STEADY_S: Final = 120.0
-"""Real seconds after which a running planner counts as healthy; after its next failure the backoff starts from the shortest pause."""
+"""Real seconds (120) for which a planner must run to count as healthy; after its next failure the backoff starts at its
+shortest."""
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerJob:
-    """One run of one graph's planner.
+    """One run of one graph's planner, with fixed inputs.
 
     Attributes:
         key: Namespace and name of the graph.
         graph: The parsed graph.
-        plan: Its plan.
-        live: The watched object from which both were made.
+        plan: Plan of the graph: what its planner loop depends on.
+        live: The watched object from which graph and plan were made.
     """
 
     key: Key
@@ -180,13 +192,13 @@ class Fleet:
 
         Args:
             graphs: Copies of the watched graphs.
-            overrides: Options by kebab-case name that replace each graph's own.
+            overrides: Options of the process, by kebab-case name, that replace each graph's own options.
             profiles: Reader of the graphs' performance profiles.
             work: Function that plans one graph.
             say: Callback that receives the report for a graph's status.
             forget: Callback that is called when a graph's task ends, because the graph was deleted.
             poll_s: Real seconds between two reads of a graph's profile.
-            pauses: Backoff after failures of a graph's planner.
+            pauses: Backoff, in real seconds, after failures of a graph's planner.
         """
         self.poll_s = poll_s
         self.pauses = pauses
@@ -201,7 +213,7 @@ class Fleet:
         self._changed: dict[Key, asyncio.Event] = {}
 
     def enqueue(self, key: Key) -> None:
-        """Have a graph's planner started, restarted or stopped as needed, since the graph was added, changed or deleted."""
+        """Have the planner of a graph started, restarted or stopped as needed, because the graph was added, changed or deleted."""
         self._queued[key] = None
         self._wake.set()
 
@@ -330,12 +342,12 @@ def _version(live: Object) -> tuple[int | None, str, bool]:
 
 
 def last_report(live: Object, reason: PlannerReason, message: str) -> Report:
-    """Return a report with a new reason and message that keeps the decisions from the graph's current status.
+    """Return a report with a new reason and message that keeps the decisions which the graph's current status reports.
 
     Args:
         live: The watched graph.
-        reason: Reason of the condition.
-        message: Message of the condition; cut after 1000 characters.
+        reason: Reason of the condition PlannerActive.
+        message: Message of the condition PlannerActive; cut after 1000 characters.
     """
     said = (live.get("status") or {}).get("planner") or {}
     return Report(

@@ -47,7 +47,7 @@ class ProfileError(ConfigError):
     """The profile of a graph in mode sla is missing or invalid. Its replicas are not changed.
 
     Attributes:
-        reason: Reason for the graph's condition.
+        reason: Reason for the graph's condition PlannerActive.
     """
 
     def __init__(self, reason: PlannerReason, message: str) -> None:
@@ -56,7 +56,7 @@ class ProfileError(ConfigError):
 
 
 class ConfigMapProfiles:
-    """Reads the performance profiles of all graphs of one process, from ConfigMaps or from simulated engines."""
+    """Reads the performance profiles of all graphs of one process, from ConfigMaps or computed from simulated engines."""
 
     def __init__(
         self, client: KubeClient, *, overrides: Mapping[str, Any], engine_profile: EngineProfile
@@ -65,8 +65,9 @@ class ConfigMapProfiles:
 
         Args:
             client: Kubernetes client.
-            overrides: Options that replace each graph's own; ``mode`` and ``profile`` are used.
-            engine_profile: Function for graphs with simulated engines that name no ConfigMap.
+            overrides: Options of the process that replace each graph's own; only ``mode`` and ``profile`` are used.
+            engine_profile: Function that computes the profile of a graph with simulated engines that names no
+                ConfigMap.
         """
         self._client = client
         self._mode = overrides.get("mode")
@@ -74,11 +75,11 @@ class ConfigMapProfiles:
         self._engine_profile = engine_profile
 
     def is_read_again(self, graph: GraphDeployment) -> bool:
-        """Return whether the graph's profile is in a ConfigMap, so that it can change without a change of the graph."""
+        """Return whether the graph's profile is in a ConfigMap, so that it can change without a change of the graph itself."""
         return self._plans_by_profile(graph.spec) and self._name_of(graph.spec) is not None
 
     async def read(self, key: Key, graph: GraphDeployment) -> PerformanceProfile | None:
-        """Return the graph's current profile, or None if its mode needs none.
+        """Return the graph's current performance profile, or None if its mode needs none.
 
         Raises:
             ProfileError: the profile is missing or invalid.
@@ -128,14 +129,17 @@ class ConfigMapProfiles:
 async def memory_of(
     client: KubeClient, namespace: str, options: PlannerOptions, graph: GraphDeployment, *, has_ledger: bool
 ) -> Memory:
-    """Return the learned state with which a graph's planner starts if its ledger holds none; empty without ``planner.memory``.
+    """Return the learned state with which a graph's planner starts if its ledger (decision log) holds none.
+
+    Returns an empty one if the graph does not set ``planner.memory``, which names a ConfigMap.
 
     Args:
         client: Kubernetes client.
         namespace: Namespace of the graph.
         options: Options of the planner.
         graph: The graph.
-        has_ledger: Whether a ledger exists. The planner then continues from it, and a missing ConfigMap is only logged.
+        has_ledger: Whether a ledger exists. The planner then continues from the ledger, and a missing ConfigMap is only
+            logged.
 
     Raises:
         ConfigError: the ConfigMap does not exist, or does not hold an export of a graph with the same model and workers.

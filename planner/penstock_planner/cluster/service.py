@@ -55,13 +55,13 @@ from penstock_planner.sources.scrape import MetricsPages, ScrapeSource
 from penstock_planner.targets.kubernetes import UNSCHEDULABLE_S, KubernetesTarget
 
 SPREAD_S: Final = 2.0
-"""Real seconds over which the starts of the loops are spread, so that they do not scrape and decide all at the same time.
+"""Real seconds (2) over which the starts of the planner loops are spread, so that they do not scrape and decide at the same time.
 
 Chosen: two scrape intervals. A graph's offset is computed from its name, so it is the same after a restart.
 """
 
 LEDGER_BYTES: Final = 8 << 20
-"""Size at which a ledger file is rotated.
+"""Size (8 MiB) at which a ledger file, a graph's decision log, is rotated.
 
 Chosen: it holds four hours at the default intervals, and the previous file as much again; the ledgers of 200 graphs fit into 4 GB.
 """
@@ -77,20 +77,20 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ClusterService:
-    """Settings of one planner process.
+    """Settings of one planner process on Kubernetes.
 
     Attributes:
-        overrides: Options by kebab-case name that replace every graph's own.
+        overrides: Options by kebab-case name that replace the options of every graph.
         engine_profile: Function that computes the profile of a graph with simulated engines.
         namespace: Namespace to watch; None uses the client's own.
         all_namespaces: Whether all namespaces are watched.
         graph: Name of the only graph to plan; None plans all.
-        operator_class: Installation whose graphs are planned, as in ``spec.operatorClass``.
-        log_dir: Folder of ledgers and dashboards, in NAMESPACE/GRAPH below it. None disables dashboards and puts the ledgers into
-            Penstock's state folder.
+        operator_class: Name of the Penstock installation whose graphs are planned, as in their ``spec.operatorClass``.
+        log_dir: Folder of ledgers (decision logs) and dashboards, in NAMESPACE/GRAPH below it. None disables dashboards
+            and puts the ledgers into Penstock's state folder.
         host: Address on which metrics are served.
         metrics_port: Port on which metrics are served; 0 serves none.
-        unschedulable_s: Seconds after which an unschedulable pod counts as failed.
+        unschedulable_s: Real seconds after which an unschedulable pod counts as failed.
         profile_poll_s: Real seconds between two reads of a graph's profile.
     """
 
@@ -183,7 +183,7 @@ class _Candidate:
 
 
 class LeaderSession:
-    """One term of leadership. All state is created at its start, so that none is stale.
+    """One term of leadership of this process. All state is created at its start, so that none is left from an earlier term.
 
     Attributes:
         status: Writer of the graphs' statuses.
@@ -202,8 +202,8 @@ class LeaderSession:
 
         Args:
             service: Settings of the process.
-            client: Kubernetes client. The session writes through a fenced view of it, whose writes fail while this process is not the
-                leader.
+            client: Kubernetes client. The session writes through a wrapper of the client, whose writes fail while this
+                process is not the leader.
             election: Leader election that this process has won.
             metrics: Metrics of the process.
         """
@@ -236,7 +236,7 @@ class LeaderSession:
         self._watch.subscribe(self.fleet.enqueue)
 
     def problem(self) -> str | None:
-        """Return the reason for which this leader cannot plan, or None. A graph without metrics is not a reason."""
+        """Return the reason for which this leader cannot plan, or None. A graph without metrics does not count as such a reason."""
         return self._watch.problem() or self._readiness.problem()
 
     async def run(self) -> None:

@@ -32,7 +32,9 @@ from penstock_planner.problems import UnknownSignals
 from penstock_planner.served_shares import shares_of
 
 STEADY_S: Final = 60.0
-"""Simulated seconds between two updates of figures that change with every decision. Chosen: each update is one API write."""
+"""Simulated seconds (60) between two updates of the figures in a status that change with every decision.
+
+Chosen: each update is one API write."""
 
 WRITE_TIMEOUT_S: Final = 10.0
 """Timeout for writing one status or Event, real seconds. Chosen: a busy API server answers within it; other writes wait meanwhile."""
@@ -41,7 +43,7 @@ RETRY_S: Final = 5.0
 """Real seconds after which a failed write is retried. Chosen: a status may be this old."""
 
 TRUST_S: Final = 30.0
-"""Real seconds for which a written status is assumed to be in place although the watch does not show it yet.
+"""Real seconds (30) for which a written status is assumed to be in place although the watch does not show it yet.
 
 Chosen: watches lag by milliseconds; if the status still differs after this time, another writer has overwritten it.
 """
@@ -54,7 +56,13 @@ log = get_logger(__name__)
 
 
 def silent_after_s(interval_s: float) -> float:
-    """Return the age of a worker's values above which the worker is silent, for routers that read at an interval; seconds."""
+    """Return the age, in seconds of ``interval_s``'s clock, above which a worker's values make it count as silent.
+
+    A silent worker is one of which no router gets values.
+
+    Args:
+        interval_s: Seconds between two readings of the workers by a router.
+    """
     return SILENT_READINGS * max(1.0, interval_s)
 
 
@@ -100,22 +108,26 @@ _SHOWN_EARLIER: Final = 9
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The planner's part of a graph's status.
+    """The planner's part of a graph's status, at one time.
 
     Attributes:
-        reason: Reason of the condition.
+        reason: Reason of the condition PlannerActive.
         message: One sentence that explains the reason; it stays the same while the state is the same.
         generation: Generation of the graph that the planner uses.
         last_decision: Sentence of the newest decision that changed replicas; empty if there is none.
-        decision_id: Id of that decision.
-        decision_time: Time of that decision (RFC 3339).
-        earlier: Earlier such decisions, newest first, as in the status; at most `_SHOWN_EARLIER`.
-        served_in_time: Observed percentage of the last half hour's requests on time, such as ``99.2%``; empty if unknown.
-        predicted_in_time: The percentage that the planner's model predicts for the same workers; empty if unknown.
-        gpus: GPUs of existing workers.
+        decision_id: Id of that newest decision; empty if there is none.
+        decision_time: Time of that newest decision (RFC 3339); empty if there is none.
+        earlier: Earlier decisions that changed replicas, newest first, as in the status; at most 9 (`_SHOWN_EARLIER`).
+        served_in_time: Observed percentage of the last half hour's requests that met the TTFT target, such as
+            ``99.2%``; empty if unknown.
+        predicted_in_time: Percentage that the planner's latency model predicts for the same requests and workers; empty
+            if unknown.
+        gpus: GPUs of existing workers, draining ones included.
         budget: GPU budget; None if there is no limit.
-        wants: Number of replicas by role for which the planner bids in a GPU pool; empty if it does not bid.
-        wants_time: Time of the bid, to the minute (RFC 3339); empty if this process has not bid yet.
+        wants: Number of replicas by role that the planner requests (bids for) from the GPU pool; empty if it requests
+            none.
+        wants_time: Time of the newest request to the GPU pool, to the minute (RFC 3339); empty if this process has made
+            none yet.
     """
 
     reason: PlannerReason
@@ -179,7 +191,7 @@ class Report:
 
 
 def is_said(report: Report, status: Mapping[str, Any]) -> bool:
-    """Return whether the live status already contains the report."""
+    """Return whether the graph's live status already contains the report."""
     condition = report.condition
     return dict(status.get("planner") or {}) == report.planner and any(
         {key: each.get(key) for key in condition} == condition for each in status.get("conditions") or ()
@@ -202,12 +214,12 @@ class StatusListener:
         """Start with a report.
 
         Args:
-            first: Report whose decisions are kept.
+            first: First report, whose decisions are kept in the following ones.
             config: Configuration of the planner.
             say: Callback that receives each new report.
             paused: Reason for which the planner is paused; empty if it is not.
             unused: Sentence about keys of the graph without effect; empty if there are none.
-            silent: Returns the names of the workers that the routers currently get no values from.
+            silent: Function that returns the names of the workers of which no router gets values now.
         """
         self._unused = unused
         self._silent = silent
@@ -249,9 +261,10 @@ class StatusListener:
         self._say(self._report)
 
     def decided(self, decision: Decision, view: PlannerView) -> None:
-        """Report the limits, attainment, bid and failures in a decision; also its sentences if it changes replicas.
+        """Report what a decision says: limits, fractions on time, replicas requested from a GPU pool, failures, and its sentences.
 
-        The sentences are reported, too, for the first decision after another writer's change of the replicas has ended.
+        Sentences are reported if the decision changes replicas, and for the first decision after another client's
+        change of the replicas has been respected long enough.
         """
         self._follow_limits(decision)
         self._follow_shares(decision)
@@ -375,7 +388,7 @@ class StatusListener:
 
 
 class StatusWriter:
-    """Writes the newest report of each graph to its status, if they differ.
+    """Writes the newest report of each graph to the graph's status, if the status differs from it.
 
     Attributes:
         writes: Number of successful writes.
@@ -393,7 +406,7 @@ class StatusWriter:
 
         Args:
             client: Kubernetes client.
-            live: Function that returns a watched graph, or None if it does not exist.
+            live: Function that returns a watched graph object by its key, or None if it does not exist.
             now_s: Clock, real seconds since 1970.
             retry_s: Real seconds after which failed writes are retried.
         """
@@ -484,7 +497,7 @@ MAX_WAITING: Final = 1000
 
 
 class DecisionEventWriter:
-    """Queues and writes the Events of one process.
+    """Queues and writes the Kubernetes Events of one process.
 
     Attributes:
         dropped: Number of Events that could not be queued or written.
@@ -511,7 +524,12 @@ class DecisionEventWriter:
         self.dropped = 0
 
     def emit(self, regarding: Mapping[str, Any], message: EventMessage) -> None:
-        """Queue an Event about the object ``regarding``, which has apiVersion, kind and metadata. Drops the Event if the queue is full."""
+        """Queue an Event about a Kubernetes object. Drops the Event if the queue is full.
+
+        Args:
+            regarding: The object, with its apiVersion, kind and metadata.
+            message: Reason and text of the Event.
+        """
         try:
             self._waiting.put_nowait((regarding, message))
         except asyncio.QueueFull:
@@ -530,7 +548,7 @@ class DecisionEventWriter:
                 self._waiting.task_done()
 
     async def written(self) -> None:
-        """Wait until the queue is empty and its last Event is written."""
+        """Wait until the queue is empty and the last Event from it is written."""
         await self._waiting.join()
 
     def _drop(self) -> None:
@@ -539,7 +557,7 @@ class DecisionEventWriter:
 
 
 class EventListener:
-    """Observer of one graph's planner loop that emits a Kubernetes Event for every replica change."""
+    """Observer of one graph's planner loop that emits Kubernetes Events about replica changes and failed scale-ups."""
 
     def __init__(self, emit: Callable[[EventMessage], None]) -> None:
         self._emit = emit

@@ -59,13 +59,13 @@ class Watch:
         graph: str | None = None,
         operator_class: str = OPERATOR_CLASS,
     ) -> None:
-        """Create a watch without copies.
+        """Create a watch that has no copies yet; `run` fills and updates them.
 
         Args:
             client: Kubernetes client.
             namespace: Namespace to watch; None watches all.
             graph: Name of the only graph that is planned; None for all.
-            operator_class: Installation whose graphs are planned.
+            operator_class: Name of the Penstock installation whose graphs are planned.
         """
         self._only = graph
         self._operator_class = operator_class
@@ -106,7 +106,7 @@ class Watch:
         return None
 
     def graph(self, key: Key) -> Object | None:
-        """Return the watched graph object, or None if it does not exist, is being deleted, or belongs to another planner."""
+        """Return the watched graph object, or None if it does not exist, is being deleted, or is planned by another planner."""
         found = self._graphs.objects.get(key)
         if found is None or "deletionTimestamp" in found["metadata"] or not self._is_ours(found):
             return None
@@ -121,11 +121,11 @@ class Watch:
         return GraphWatch(self, key)
 
     def adapter(self, key: Key) -> Object | None:
-        """Return the ScalingAdapter with this namespace and name, or None."""
+        """Return the ScalingAdapter with this namespace and name, or None if it does not exist."""
         return self._adapters.objects.get(key)
 
     def pods(self, key: Key) -> Mapping[str, PodFacts]:
-        """Return a graph's pods by name, as a live view that must not be changed; empty if there are none."""
+        """Return a graph's pods by name, as a live view that must not be changed; empty if the graph has none."""
         return self._pods.get(key, {})
 
     def _graph_changed(self, _what: str, obj: Object) -> None:
@@ -148,7 +148,7 @@ class Watch:
 
 
 class GraphWatch:
-    """View of one graph's adapters, pods and pool grant in a `Watch`. The returned objects are shared and must not be changed."""
+    """View of one graph's ScalingAdapters, pods and GPU pool grant in a `Watch`. The returned objects must not be changed."""
 
     def __init__(self, watch: Watch, key: Key) -> None:
         self._watch = watch
@@ -159,20 +159,27 @@ class GraphWatch:
         return self._watch.problem()
 
     def adapter(self, service: str) -> Object | None:
-        """Return the ScalingAdapter of a service, or None.
+        """Return the ScalingAdapter of a service, or None if it does not exist.
 
-        The object has two additional keys: ``owner``, the field manager that set the number of replicas last, and ``refused``, the reason
-        for which the API server creates no further pods of the service (empty if it creates them).
+        The object has two additional keys: ``owner``, the field manager (the writer named in managedFields) that set
+        the number of replicas last, and ``refused``, the reason for which the API server creates no further pods of the
+        service (empty if it creates them).
         """
         return self._watch.adapter((self._key[0], child_name(self._key[1], service)))
 
     def grant(self) -> int | None:
-        """Return the GPUs that the graph's pool grants; None if the graph is in no pool, or the operator has not reported a grant yet."""
+        """Return the number of GPUs that the graph's GPU pool lets it hold now.
+
+        Returns None if the graph is in no pool, or if the operator has not reported a grant yet.
+        """
         pool = self._pool()
         return None if pool is None else int(pool["grantedGpus"])
 
     def guaranteed(self) -> int | None:
-        """Return the GPUs that the pool guarantees; None if the graph is in no pool or the operator does not report the guarantee."""
+        """Return the number of GPUs that the graph's GPU pool guarantees.
+
+        Returns None if the graph is in no pool, or if the operator does not report the guarantee.
+        """
         guaranteed = (self._pool() or {}).get("guaranteedGpus")
         return None if guaranteed is None else int(guaranteed)
 
@@ -190,7 +197,7 @@ class GraphWatch:
         return None if graph is None else graph["status"]["pool"]
 
     def pods(self) -> Mapping[str, PodFacts]:
-        """Return the graph's pods by name, routers included."""
+        """Return the graph's pods by name, including the pods of its routers."""
         return self._watch.pods(self._key)
 
     def routers(self) -> list[str]:

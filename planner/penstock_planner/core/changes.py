@@ -13,13 +13,13 @@ from penstock_planner.decide.decision import Action, Decision, PlannerState, Rea
 
 
 class ChangeOutcome(StrEnum):
-    """Outcome of a recorded change.
+    """Outcome of a recorded replica change.
 
     Attributes:
-        APPLIED: The backend accepted it.
-        FAILED: The backend refused it or did not answer.
-        ABANDONED: It was left by an earlier process and was dropped, because it is too old or the replicas have
-            changed since.
+        APPLIED: The backend accepted the change.
+        FAILED: The backend refused the change or did not answer.
+        ABANDONED: An earlier process recorded the change without carrying it out, and it was dropped, because it is too
+            old or the replicas have changed since.
     """
 
     APPLIED = "applied"
@@ -37,8 +37,8 @@ class ReplicaChange:
         current: Number of replicas on which the decision was based.
         desired: Number of replicas to scale to.
         decided_s: Time of the decision, in simulated seconds.
-        is_roll_back: Whether it rolls back a scale-up whose replica never became ready.
-        is_switch: Whether it is one side of a role switch, in which workers change role without a restart.
+        is_roll_back: Whether the change rolls back a scale-up whose replica never became ready.
+        is_switch: Whether the change is one side of a role switch, in which workers change role without a restart.
     """
 
     decision_id: str
@@ -57,7 +57,7 @@ def changes_of(decision: Decision) -> tuple[ReplicaChange, ...]:
 
 
 def recorded_changes(decision: Mapping[str, Any]) -> tuple[ReplicaChange, ...]:
-    """Return the replica changes of a decision in the plain form in which the ledger has it; empty in no-operation mode."""
+    """Return the replica changes of a decision as a ledger (decision log) records it, in plain data; empty in no-operation mode."""
     if decision["no_operation"]:
         return ()
     return tuple(

@@ -1,4 +1,4 @@
-"""Effects: the actions that the planner's core requests from its driver. Pure."""
+"""Effects: the actions that the planner's core requests, and that its driver (the live loop or a simulator) carries out. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from penstock_planner.decide.observation import Pull
 
 @dataclass(frozen=True, slots=True)
 class RecordDecision:
-    """Write a decision durably to disk before it is carried out. A decision that could not be written is not carried out.
+    """Effect: write a decision durably to the ledger (the decision log) before it is carried out.
 
-    The answer is whether it was written.
+    A decision that could not be written is not carried out. The driver answers whether it was written.
 
     Attributes:
         kind: Function that made the decision.
@@ -30,7 +30,9 @@ class RecordDecision:
 
 @dataclass(frozen=True, slots=True)
 class ObserveAt:
-    """End the tick, and observe the backend later. The answer is the `TargetState`, or None if the backend cannot be read.
+    """Effect: end the tick, and observe the backend at a later time.
+
+    The driver answers with the `TargetState`, or with None if the backend cannot be read.
 
     Attributes:
         at_s: Time at which to observe, in simulated seconds; immediately if it is past.
@@ -41,30 +43,36 @@ class ObserveAt:
 
 @dataclass(frozen=True, slots=True)
 class ReadMetrics:
-    """Scrape the metrics of the replicas that were just observed. The answer is the `Pull`."""
+    """Effect: scrape the metrics of the replicas that were just observed. The driver answers with the `Pull`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Request a replica change from the backend. The answer is the reason if it was refused, or None if it was accepted."""
+    """Effect: request a replica change of one role from the backend.
+
+    The driver answers with the reason if the backend refused the change, or with None if it accepted it.
+
+    Attributes:
+        change: The change to request.
+    """
 
     change: ReplicaChange
 
     @property
     def changes(self) -> tuple[ReplicaChange, ...]:
-        """Return the change as a tuple, for code that also handles `Switch`."""
+        """Return the change as a tuple of one, for code that also handles `Switch`."""
         return (self.change,)
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Request from the backend that workers of the shrinking role become workers of the growing role.
+    """Effect: request from the backend that workers of the shrinking role become workers of the growing role without a restart.
 
-    The answer is the reason if it was refused, or None if it was accepted.
+    The driver answers with the reason if the backend refused the switch, or with None if it accepted it.
 
     Attributes:
         giver: Change of the shrinking role.
-        taker: Change of the growing role, by the same number.
+        taker: Change of the growing role, by the same number of replicas.
     """
 
     giver: ReplicaChange
@@ -72,29 +80,37 @@ class Switch:
 
     @property
     def changes(self) -> tuple[ReplicaChange, ...]:
-        """Return both changes."""
+        """Return both changes, that of the shrinking role first."""
         return (self.giver, self.taker)
 
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """Pass a recorded decision to the planner's observers, such as metrics and Events."""
+    """Effect: pass a recorded decision to the planner's observers, such as metrics and Kubernetes Events. It needs no answer.
+
+    Attributes:
+        decision: The decision.
+    """
 
     decision: Decision
 
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Write a record to the ledger, without need to be durable."""
+    """Effect: write a record to the ledger (the decision log); it may be lost in a crash. It needs no answer.
+
+    Attributes:
+        record: The record.
+    """
 
     record: Record
 
 
 @dataclass(frozen=True, slots=True)
 class AppendPull:
-    """Write a pull to the ledger, without need to be durable.
+    """Effect: write a pull (metrics scrape) to the ledger; it may be lost in a crash. It needs no answer.
 
-    Its record is made only if the driver asks for it, because a simulation does not.
+    The record is made only if the driver asks for it by `record`, because a simulation does not.
 
     Attributes:
         pull: Pull to record.
@@ -112,14 +128,18 @@ class AppendPull:
 
 @dataclass(frozen=True, slots=True)
 class BeginLedger:
-    """Write the header of this run to the ledger."""
+    """Effect: write the header of this run to the ledger (the decision log). It needs no answer.
+
+    Attributes:
+        header: Header record with the planner's state.
+    """
 
     header: Record
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Point at which the planner's whole state is in ``header``, so that the driver can start a new ledger file with it.
+    """Effect: the planner's whole state is in ``header``, so that the driver may start a new ledger file with it. It needs no answer.
 
     Attributes:
         header: Header record with the state.
@@ -130,7 +150,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Log a constant text with variable keys.
+    """Effect: log a constant text with variable keys. It needs no answer.
 
     Attributes:
         text: The message.

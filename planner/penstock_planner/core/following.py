@@ -1,7 +1,7 @@
-"""Reconstruction of the planner's state from the records of its ledger. Pure.
+"""Reconstruction of the planner's state from the records of its ledger (the decision log). Pure.
 
 For consecutive decisions that change nothing, the ledger has only their number. They are made again from the recorded
-pulls.
+pulls (metrics scrapes).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock_planner.decide.pipeline import decide
 
 
 class LedgerFollower:
-    """Reconstructs the planner's state by reading a ledger's records in order.
+    """Reconstructs the planner's state by reading the records of its ledger (the decision log) in order.
 
     The first record must be an anchor: a record that contains the planner's whole state (see `records`).
     """
@@ -44,11 +44,11 @@ class LedgerFollower:
         self._is_applied = False
 
     def follow(self, record: Record) -> Record | None:
-        """Process one record.
+        """Process one record, and return the record of a decision that follows from it, if that decision changes nothing.
 
-        If the record is a pull that completes an interval, and the decision made from it changes nothing, that
-        decision's record is returned; otherwise None. The ledger may contain the same decision too, and the planner
-        may have stopped before it made the decision. Records before the first anchor are ignored.
+        That is the case if the record is a pull (metrics scrape) that completes an interval. Otherwise returns None.
+        The ledger may contain the same decision too, and the planner may have stopped before it made the decision.
+        Records before the first anchor are ignored.
 
         Raises:
             KeyError, TypeError, ValueError: The record lacks a value that its type requires.
@@ -138,10 +138,10 @@ class LedgerFollower:
 
 
 def restore(records: Sequence[Record], config: DecideConfig) -> LedgerHistory | None:
-    """Return the planner's state after the records of `Ledger.tail`; None if there are no records.
+    """Return the planner's state after the records of a ledger (the decision log); None if there are no records.
 
     Args:
-        records: Records in file order, the first one an anchor.
+        records: Records in file order, the first one an anchor (see `records`), as by `Ledger.tail`.
         config: Configuration for values that the records do not contain.
 
     Raises:

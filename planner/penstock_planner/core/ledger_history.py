@@ -12,16 +12,20 @@ from penstock_planner.decide.decision import PlannerState
 
 @dataclass(frozen=True, slots=True)
 class LedgerHistory:
-    """State of the planner when it wrote the newest record of its ledger. Times are simulated seconds of ``timeline``.
+    """State of the planner when it wrote the newest record of its ledger (the decision log).
+
+    Times are simulated seconds on the clock that ``timeline`` names, unless stated otherwise.
 
     Attributes:
         state: State left by the last decision.
-        timeline: Name of the clock on which the times were measured.
+        timeline: Name of the clock, such as that of one boot of a host with one time factor. Times of different clocks
+            cannot be compared.
         origin_s: Time at which the first run on this timeline started.
         newest_s: Time of the newest record.
-        wall_s: Unix time of the newest record; None in a ledger of an older version.
-        schedule: Adjustment interval in progress, with its pulls.
-        blocked_s: Time since which an adjustment has been in progress; None if there is none.
+        wall_s: Unix time of the newest record, in real seconds; None in a ledger of an older version.
+        schedule: Adjustment interval in progress, with its pulls (metrics scrapes).
+        blocked_s: Time since which replicas have been starting or draining for an adjustment that the mode waits for;
+            None if there is none.
         starts: Times at which the replicas that are not ready yet were requested, by role.
         pending: Changes that were recorded but not known to be carried out.
     """
@@ -39,15 +43,15 @@ class LedgerHistory:
 
 @dataclass(frozen=True, slots=True)
 class LearnedStateInfo:
-    """Description of the learned state that an earlier run left in the ledger.
+    """Description of the learned state that an earlier run left in the ledger (the decision log).
 
     Attributes:
-        until_wall_s: Unix time of the last record of that run; None in a ledger of an older version.
-        learnt_from: Identity of the model, engine, profile and time scale from which it was learned; empty if
+        until_wall_s: Unix time of the last record of that run, in real seconds; None in a ledger of an older version.
+        learnt_from: Identity of the model, engine, profile and time scale from which the state was learned; empty if
             unknown.
-        seen_s: Simulated seconds of demand from which it was learned.
-        is_taken: Whether this run continues with it, because the identity is that of the present run.
-        learning_identity: Identity of the present run, in the form of ``learnt_from``; empty if unknown.
+        seen_s: Simulated seconds of demand from which the state was learned.
+        is_taken: Whether this run continues with the state, because both identities are equal or one is unknown.
+        learning_identity: Identity of this run's model, engine, profile and time scale; empty if unknown.
     """
 
     until_wall_s: float | None

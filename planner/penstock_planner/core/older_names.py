@@ -90,12 +90,19 @@ _RECORD: Final[_Names] = {
 
 
 def with_present_names(record: Any) -> Any:
-    """Return a record of the ledger, or a file for `planner decide`, with the names of this version."""
+    """Return a ledger record, or a file for `penstock planner decide`, with the field names of this version.
+
+    The argument is not changed. Returns an equal record if it has no older names.
+    """
     return _renamed(record, _RECORD)
 
 
 def learned_with_present_names(learned: Any) -> Any:
-    """Return learned state, by the key of its policy, with the names of this version."""
+    """Return learned state of an older version with the field names of this version; the argument is not changed.
+
+    Args:
+        learned: Learned state as plain data, by the key of its policy.
+    """
     return _renamed(learned, _LEARNED)
 
 

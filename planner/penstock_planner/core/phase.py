@@ -9,8 +9,8 @@ class PlannerPhase(StrEnum):
     """Activity of the planner.
 
     Attributes:
-        OBSERVING: It scrapes metrics and makes decisions.
-        ADJUSTING: It waits for replicas to start or drain, or carries out changes.
+        OBSERVING: The planner scrapes metrics and makes decisions.
+        ADJUSTING: The planner waits for replicas to start or drain, or carries out changes.
         TARGET_UNAVAILABLE: The backend cannot be read, so no decisions are made.
     """
 

@@ -1,4 +1,4 @@
-"""The planner's control flow, without I/O: it returns effects and receives answers.
+"""The planner's control flow, without I/O: it returns effects (actions that the driver has to carry out) and receives answers.
 
 In each tick it observes the backend. Then it does the first of these that applies: carry out changes that a killed
 process left; roll back scale-ups that never become ready; wait for the adjustment in progress; scrape metrics, and at
@@ -52,31 +52,34 @@ from penstock_planner.decide.pipeline import decide, roll_back
 from penstock_planner.targets.base import TargetState
 
 REAPPLY_INTERVALS = 2
-"""Maximum age, in adjustment intervals, of a recorded decision that is still carried out after a restart.
+"""Maximum age, in adjustment intervals, of a recorded decision that is still carried out after a restart: 2.
 
 Chosen: the load for which an older decision was made is gone."""
 
 Answer = TargetState | Pull | bool | str | None
 """Answer of the driver to an effect.
 
-`ObserveAt`: the backend's state, or None if it could not be read. `ReadMetrics`: the pull. `RecordDecision`: whether
-it is written to disk. `Scale` and `Switch`: the reason if the backend refused the change, or None if it accepted it."""
+`ObserveAt`: the backend's state, or None if it could not be read. `ReadMetrics`: the pull (metrics scrape).
+`RecordDecision`: whether it is written to disk. `Scale` and `Switch`: the reason if the backend refused the change, or
+None if it accepted it."""
 
 
 class PlannerCore:
     """Control flow and state of one planner, without I/O. Times are simulated seconds.
 
+    `start` and `answer` return effects: actions that the driver (the live loop or a simulator) has to carry out.
+
     Attributes:
-        settings: Settings; the driver can replace them between two answers.
-        origin_s: Time at which the planner first started on this timeline.
-        schedule: Adjustment interval in progress, with its pulls.
+        settings: Settings of the planner; the driver can replace them between two answers.
+        origin_s: Time at which the planner first started on this clock (`PlannerSettings.timeline`).
+        schedule: Adjustment interval in progress, with its pulls (metrics scrapes).
         decided: State left by the last decision.
-        phase: Activity in the tick in progress, or in the last one.
-        startup_s: Seconds that the newest replica of each role took to become ready, since this process started. A
-            role is absent if none has.
-        desired: Number of replicas desired by the last decision, by role.
-        is_overdue: Whether an adjustment that did not finish in time is being ignored.
-        remembered: Description of the learned state that an earlier run left; None if there was none.
+        phase: Activity in the tick in progress, or in the last tick.
+        startup_s: Seconds that the newest replica of each role took to become ready. A role is absent if none of its
+            replicas has become ready since this process started.
+        desired: Number of replicas desired by the last decision, by role; empty before the first decision.
+        is_overdue: Whether the planner goes ahead although an adjustment has not finished within its deadline.
+        remembered: Description of the learned state that an earlier run left in the ledger; None if it left none.
     """
 
     def __init__(self, settings: PlannerSettings, now_s: float) -> None:
@@ -108,24 +111,24 @@ class PlannerCore:
         first_sequence: int = 0,
         gone_s: float = 0.0,
     ) -> tuple[Effect, ...]:
-        """Start the planner and return the first effects; `answer` returns the later ones.
+        """Start the planner and return the first effects (actions for the driver); `answer` returns the later ones.
 
         Args:
             now_s: Present time, in simulated seconds.
-            history: State read from the ledger; None if there is none.
-            first_sequence: Number of decisions known to have been made even if the ledger was lost. Ids continue
-                after it.
+            history: State read from the ledger (the decision log); None if there is none.
+            first_sequence: Number of decisions known to have been made even if the ledger was lost. Ids of new
+                decisions continue after it.
             gone_s: Simulated seconds since the ledger's newest record, by the wall clock. Used if the ledger's times
-                are of another timeline.
+                are of another clock.
         """
         self._now_s, self._effects = now_s, []
         self._ticks = self._tick_by_tick(self._begin(history, first_sequence, gone_s))
         return (*self._effects, next(self._ticks))
 
     def answer(self, answer: Answer, now_s: float) -> tuple[Effect, ...]:
-        """Return the effects that follow from the answer to the last effect.
+        """Return the effects (actions for the driver) that follow from the answer to the last effect.
 
-        The driver must carry them out in order. The last one, and only that one, needs an answer.
+        The driver must carry out the effects in order. The last effect, and no other, needs an answer.
 
         Args:
             answer: Answer to the last effect, see `Answer`.

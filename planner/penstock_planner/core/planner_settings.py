@@ -11,17 +11,17 @@ from penstock_planner.decide.decision import Memory
 
 @dataclass(frozen=True, slots=True)
 class PlannerSettings:
-    """Settings of one planner. Some of them are not used by the core but by its driver.
+    """Settings of one planner. Some of them are not used by the core but by its driver (the live loop or a simulator).
 
     Attributes:
         config: Configuration of the decisions.
-        adjustment_deadline_s: Maximum simulated seconds to wait for an adjustment. After that it is rolled back or
-            ignored.
-        timeline: Name of the clock. Times of different timelines cannot be compared.
+        adjustment_deadline_s: Maximum simulated seconds to wait until started replicas are ready and draining ones are
+            gone. After that the change is rolled back or not waited for any longer.
+        timeline: Name of the clock of the simulated seconds. Times of different clocks cannot be compared.
         rolls_back: Whether scale-ups whose replicas never become ready are rolled back.
-        memory: Learned state of another graph's planner, used if the ledger contains none.
-        max_age_s: Maximum age of a fresh metric, in simulated seconds.
-        about: Descriptive values that are written to the ledger's header.
+        memory: Learned state of another graph's planner, used if the ledger (the decision log) contains none.
+        max_age_s: Age up to which a metric counts as fresh, in simulated seconds.
+        about: Facts about the planner by name, which are written to the ledger's header for its readers.
         first_sequence: Number of decisions known to have been made even if the ledger was lost. The ids of new
             decisions continue after it.
     """

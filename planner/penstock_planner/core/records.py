@@ -1,4 +1,4 @@
-"""The records that the planner's core writes to the ledger. Resume, replay and explain read them. Pure.
+"""The records that the planner's core writes to the ledger (the decision log). Resume, replay and explain read them. Pure.
 
 Values can be dataclasses, which the ledger writes as the JSON objects that `codec` reads. An anchor is a record from
 which the planner's state can be restored: it contains the state and the start of the interval that follows it.
@@ -49,12 +49,12 @@ class DecisionKind(StrEnum):
 
 
 def anchor_position(timeline: str, origin_s: float, start_s: float, starts: Starts) -> Record:
-    """Return the position of an anchor in time, as keys of its record.
+    """Return the position in time of an anchor (a record with the planner's whole state), as keys of its record.
 
     Args:
-        timeline: Name of the clock of the simulated seconds.
-        origin_s: Time at which the first run on this timeline started.
-        start_s: Time at which the interval after the anchor starts.
+        timeline: Name of the clock of the times.
+        origin_s: Time at which the first run on this clock started, in simulated seconds.
+        start_s: Time at which the interval after the anchor starts, in simulated seconds.
         starts: Replicas that were requested before the anchor and are not ready yet.
     """
     return {"timeline": timeline, "origin_s": origin_s, "start_s": start_s, "starts": starts}
@@ -70,7 +70,8 @@ def header_record(
         at_s: Present time, in simulated seconds.
         state: State left by the last decision.
         config: Configuration of the decisions.
-        is_resumed: Whether the run continues the interval of the previous records. Then the header is not an anchor.
+        is_resumed: Whether the run continues the interval of the previous records. Then the header is not an anchor,
+            that is, the state is not restored from it alone.
     """
     return {
         "type": "header",
@@ -119,17 +120,22 @@ def decision_record(
 
 
 def pull_record(pull: Pull, tick: int) -> Record:
-    """Return the record of one pull; ``tick`` is its number within the interval, from 1."""
+    """Return the record of one pull (metrics scrape).
+
+    Args:
+        pull: The pull.
+        tick: Number of the tick within the interval, from 1.
+    """
     return {"type": "pull", "at_s": pull.at_s, "slot": tick, "pull": to_short(pull)}
 
 
 def actuation_record(
     change: ReplicaChange, *, at_s: float, outcome: ChangeOutcome, error: str = ""
 ) -> Record:
-    """Return the record of the outcome of one change.
+    """Return the record of the outcome of one replica change.
 
     Args:
-        change: Change that the backend was asked for, or that was dropped.
+        change: Change that was requested from the backend, or that was dropped.
         at_s: Present time, in simulated seconds.
         outcome: Outcome of the change.
         error: Reason why the change was not applied; empty if it was.

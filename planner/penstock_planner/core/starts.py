@@ -12,21 +12,21 @@ Starts = Mapping[Role, tuple[float, ...]]
 
 
 def added(starts: Starts, role: Role, count: int, asked_s: float) -> Starts:
-    """Return the starts after ``count`` more replicas were requested at ``asked_s``.
+    """Return the starts after ``count`` more replicas of a role were requested at ``asked_s``.
 
-    If ``count`` is negative, that many of the newest starts are removed.
+    If ``count`` is negative, the newest ``-count`` starts of the role are removed.
     """
     begun = starts.get(role, ())
     return {**starts, role: begun[:count] if count < 0 else begun + (asked_s,) * count}
 
 
 def without_oldest(starts: Starts, role: Role, count: int = 1) -> Starts:
-    """Return the starts without the ``count`` oldest of a role, which became ready or failed."""
+    """Return the starts without the ``count`` oldest ones of a role, because these replicas became ready or failed."""
     return {**starts, role: starts.get(role, ())[count:]}
 
 
 def finished(starts: Starts, role: Role, starting: int) -> tuple[float, ...]:
-    """Return the times at which the replicas of a role that are ready now were requested.
+    """Return the times (simulated seconds) at which those replicas of a role were requested that have become ready.
 
     These are the oldest starts, all but ``starting`` of them.
 
@@ -44,6 +44,10 @@ def starts_after(starts: Starts, change: ReplicaChange) -> Starts:
 
     A roll-back changes nothing, because its replica has already been removed from ``starts``. Neither does a role
     switch, because its workers need no start.
+
+    Args:
+        starts: Starts before the change.
+        change: Change that the backend accepted.
     """
     count = change.desired - change.current
     return (

@@ -11,9 +11,9 @@ from penstock_planner.decide.observation import Pull, Window
 
 @dataclass(frozen=True, slots=True)
 class TickSchedule:
-    """One adjustment interval: metrics are scraped at start + k x pull for k = 1, 2, ..., and the decision is made at start + interval.
+    """One adjustment interval: when metrics are scraped (at "ticks"), and when the decision is made.
 
-    Times are simulated seconds.
+    Scrapes are at start + k x pull for k = 1, 2, ..., the decision is at start + interval. Times are simulated seconds.
 
     Attributes:
         start_s: Time at which the interval started.
@@ -21,8 +21,9 @@ class TickSchedule:
         interval_s: Seconds between two decisions, >= ``pull_s``.
         waits: Whether the mode neither scrapes nor decides while an adjustment is in progress.
         tick: Number of the latest tick in the interval; 0 before the first.
-        pulls: Pulls of the interval so far, in time order.
-        blocked_s: Time since which an adjustment has prevented scrapes and decisions; None if there is none.
+        pulls: Pulls (metrics scrapes) of the interval so far, in time order.
+        blocked_s: Time since which replicas that start or drain have prevented scrapes and decisions; None if nothing
+            prevents them.
     """
 
     start_s: float
@@ -47,17 +48,17 @@ class TickSchedule:
 
     @property
     def is_decidable(self) -> bool:
-        """Return whether the interval has ended and has a pull from its end or later to decide on."""
+        """Return whether the interval has ended and has a pull (metrics scrape) from its end or later on which to decide."""
         return bool(self.pulls) and self.pulls[-1].at_s >= self.end_s
 
     @property
     def window(self) -> Window:
-        """Return the interval's pulls as input of a decision. There must be at least one pull."""
+        """Return the interval's pulls (metrics scrapes) as input of a decision. There must be at least one pull."""
         return Window(self.start_s, self.pulls[-1].at_s, self.pulls)
 
     @property
     def next_start_s(self) -> float:
-        """Return the time at which the interval after a decidable one starts.
+        """Return the time at which the next interval starts. This interval must have a pull.
 
         It is the end of this interval, or the time of its last pull if that is a full interval late.
         """
@@ -74,10 +75,10 @@ class TickSchedule:
         return self.end_s if due_s - self.pull_s < self.end_s < due_s else due_s
 
     def advanced(self, now_s: float) -> tuple[TickSchedule, float]:
-        """Return the schedule at its next tick, and the time of that tick, which is the first one that is not before ``now_s``.
+        """Return the schedule at its next tick, and the time of that tick: the first tick after the latest one that is not before ``now_s``.
 
         Missed ticks are skipped and not made up for. While an adjustment blocks the interval, ticks are counted from
-        its start.
+        the start of the adjustment.
         """
         if self.blocked_s is not None:
             return self, self.blocked_s + self._tick_after(0, now_s, self.blocked_s) * self.pull_s
@@ -102,7 +103,7 @@ class TickSchedule:
         return replace(self, start_s=start_s, interval_s=interval_s, tick=0, pulls=())
 
     def blocked(self, at_s: float) -> TickSchedule:
-        """Return the schedule blocked by an adjustment since ``at_s``.
+        """Return the schedule, marked as blocked by an adjustment (replicas that start or drain) since ``at_s``.
 
         Returns it unchanged if it is already blocked or the mode does not wait for adjustments.
         """
@@ -118,5 +119,5 @@ class TickSchedule:
         return replace(self.next_interval(at_s, interval_s), blocked_s=None)
 
     def pulled(self, pull: Pull) -> TickSchedule:
-        """Return the schedule with ``pull`` appended to the interval's pulls."""
+        """Return the schedule with ``pull`` (a metrics scrape) appended to the pulls of the interval."""
         return replace(self, pulls=(*self.pulls, pull))

@@ -52,20 +52,22 @@ MOST_AT_ONCE = 64
 """Maximum number of replicas that one decision adds, regardless of `max_step`."""
 
 GIVES_AFTER_S = signals.RATE_TAU_S
-"""Seconds after a scale-up during which a role gives no worker to the other role: until the average of its load
-reflects the scale-up."""
+"""Simulated seconds after a scale-up (40) during which a role gives no worker to the other role.
+
+After this time the average of its load reflects the scale-up."""
 
 
 def by_demand(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
-    """Return the proposal that follows from demand at the frontend, the supply of replicas over time, and the rules against oscillation.
+    """Return the proposal from demand at the frontend, the supply of ready and starting replicas, and the rules against oscillation.
 
-    With ``config.performance``, a worker's throughput is looked up in that profile, corrected by observations, and
-    compared with the targets. Without it, the throughput is learned.
+    With ``config.performance``, a worker's throughput is looked up in that performance profile and multiplied by
+    learned correction factors; replicas are compared with the latency targets. Without a profile, the throughput is
+    learned from observations.
 
     Args:
-        window: Pulls of the interval, at least one.
+        window: Pulls (metrics scrapes) of the interval, at least one.
         state: State left by the last decision.
-        config: Targets, bounds, budget and, for mode sla, the profile.
+        config: Latency targets, bounds, budget and, for mode sla, the profile.
     """
     known = remembered(state.learned, config)
     profile = config.performance
@@ -109,7 +111,12 @@ def remembered(known: Memory, config: DecideConfig) -> Memory:
 
 
 def by_targets(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
-    """Return the proposal of mode sla: `by_demand` with a profile.
+    """Return the proposal of mode sla: `by_demand` with a performance profile.
+
+    Args:
+        window: Pulls (metrics scrapes) of the interval, at least one.
+        state: State left by the last decision.
+        config: Configuration with the profile in ``performance``.
 
     Raises:
         ConfigError: The configuration has no profile.
@@ -466,7 +473,10 @@ MEMORIES: Final[Mapping[str, type[AdaptiveMemory | SlaMemory]]] = {
 
 
 def for_other_graph(known: Memory) -> Memory:
-    """Return the part of the learned state with which another graph's planner can start. Learned state of other policies is dropped."""
+    """Return the part of the learned state with which another graph's planner can start.
+
+    Learned state of other policies than modes adaptive and sla is dropped.
+    """
     return {key: kind.read(known).for_other_graph() for key, kind in MEMORIES.items() if key in known}
 
 
@@ -475,8 +485,9 @@ def resumed(state: PlannerState, by_s: float, now_s: float) -> PlannerState:
 
     Args:
         state: State as read from the ledger.
-        by_s: Seconds to add to a time of the ledger's clock to get a time of the current clock. Unless it is 0, the
-            learned state of other policies is dropped, because it is unknown which of their values are times.
+        by_s: Seconds to add to a time of the ledger's clock to get a time of the current clock; can be negative. Unless
+            it is 0, the learned state of other policies is dropped, because it is unknown which of their values are
+            times.
         now_s: Current time. No converted time is later than this.
     """
     memory = state.learned

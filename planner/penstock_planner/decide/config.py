@@ -15,36 +15,37 @@ from penstock_planner.decide.policy import PlannerPolicy, policy_of
 from penstock_planner.decide.schedule import Schedule, ScheduledBounds, lowered_ceilings, raised_floors
 
 ADAPTIVE_INTERVAL_S = 2.0
-"""Seconds between two decisions of a mode that follows demand, such as adaptive. Chosen: the interval of Knative's
-autoscaler (KPA).
+"""Simulated seconds (2) between two decisions of a mode that follows demand, such as adaptive.
 
-With 5, 2 and 1 s, a flash crowd on aggregated workers was 84.2, 86.6 and 85.9% on time, and a ledger grows by half
-from 5 to 2 s."""
+Chosen: the interval of Knative's autoscaler (KPA). With 5, 2 and 1 s, a flash crowd on aggregated workers was 84.2,
+86.6 and 85.9% on time, and a ledger (the planner's decision log) grows by half from 5 to 2 s."""
 
 AGAIN_S = 1.0
-"""Seconds between a decision that grows a role and the next one, in a mode that follows demand.
+"""Simulated seconds (1) between a decision that grows a role and the next one, in a mode that follows demand.
 
 Chosen: one pull by default. Compared with waiting for the next interval of 5 s, a flash crowd on aggregated workers
 was 83.1% on time instead of 73.9%."""
 
 MAX_BACKOFF_INTERVALS = 16
-"""Longest back-off, in adjustment intervals. Chosen: 8 minutes by default, long enough to stop churn and short enough
-to notice a repair."""
+"""Longest back-off after a failed scale-up, in adjustment intervals: 16.
+
+Chosen: 8 minutes by default, long enough to stop churn and short enough to notice a repair."""
 
 
 ParametersT = TypeVar("ParametersT")
 
 
 class Mode(StrEnum):
-    """Names of the policies in this distribution. The first three are the planner's own; the others are for comparison.
+    """Names of the policies (planner modes) in this distribution. The first three are the planner's own; the others are for comparison.
 
     Attributes:
         LOAD: Thresholds on the prefill queue and on KV usage.
         ADAPTIVE: Demand at the frontend and the observed throughput of workers.
-        SLA: As adaptive, with a performance profile and latency targets.
-        HPA: The Kubernetes HorizontalPodAutoscaler.
+        SLA: As ADAPTIVE, with a performance profile and latency targets.
+        HPA: The Kubernetes HorizontalPodAutoscaler with its defaults.
+        KEDA: Triggers of KEDA as in llm-d's guide for prefill and decode.
         ORACLE: A policy that knows all future arrivals, without a limit on replicas per decision.
-        ORACLE_ONE_STEP: The same with one replica per decision.
+        ORACLE_ONE_STEP: The policy of ORACLE, limited to one replica per decision.
     """
 
     LOAD = "load"
@@ -58,26 +59,28 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DecideConfig:
-    """Thresholds, bounds, budgets and intervals, as recorded in the ledger. Defaults are those of the planner document.
+    """Thresholds, bounds, budgets and intervals of the decisions of one planner, as recorded in its ledger (the decision log).
 
-    Meaning and valid ranges are those of the keys in ``spec.planner``. Comparisons with a threshold are strict.
+    Meaning and valid ranges are those of the keys in ``spec.planner``. The defaults of thresholds, budgets and
+    intervals are those of NVIDIA Dynamo's planner documentation. Comparisons with a threshold are strict. Times are
+    simulated seconds. "Late" and "on time" refer to the targets ``ttft_slo_s`` and ``itl_slo_s``.
 
     Attributes:
         adjustment_interval_s: Simulated seconds between two decisions, > 0.
         metric_pulling_interval_s: Simulated seconds between two metrics scrapes, > 0.
-        max_gpu_budget: Maximum GPUs of prefill and decode together, draining workers included. None means no limit.
-        min_gpu_budget: Minimum GPUs of each role, >= 0.
-        min_total_gpus: Minimum GPUs of prefill and decode together, draining workers not counted, >= 0.
+        max_gpu_budget: Maximum GPUs of all roles together, draining workers included. None means no limit.
+        min_gpu_budget: Minimum GPUs of each role by itself, >= 0.
+        min_total_gpus: Minimum GPUs of all roles together, draining workers not counted, >= 0.
         kv_up, kv_down: Mean KV usage fraction above which decode (or aggregated) grows, and below which it shrinks.
         queue_up, queue_down: Number of queued requests above which prefill grows, and below which it shrinks.
         decode_gpus, prefill_gpus: GPUs of one replica, >= 0. ``decode_gpus`` is also used for aggregated replicas.
         no_operation: Whether decisions are recorded but not carried out.
         min_replicas, max_replicas: Replica bounds by role, in addition to the GPU bounds. An absent role has no such
             bound.
-        decode_grace_intervals: Number of intervals after a new decode (or aggregated) worker without scale-down, >= 0
-            (NEW_DECODE_WORKER_GRACE_PERIOD).
-        queue_buffer_intervals: Number of intervals over which a falling prefill queue is extrapolated, >= 0
-            (NEW_PREFILL_WORKER_QUEUE_BUFFER_PERIOD). With 0 it is extrapolated only to the interval's end.
+        decode_grace_intervals: Number of adjustment intervals after a new decode (or aggregated) worker became ready in
+            which that role does not scale down, >= 0 (Dynamo's NEW_DECODE_WORKER_GRACE_PERIOD).
+        queue_buffer_intervals: Number of adjustment intervals over which a falling prefill queue is extrapolated, >= 0
+            (Dynamo's NEW_PREFILL_WORKER_QUEUE_BUFFER_PERIOD). With 0 it is extrapolated only to the interval's end.
         mode: Name of the policy that decides.
         max_step: Maximum number of replicas that one decision adds to or removes from a role, >= 1. None means no
             limit.
@@ -86,29 +89,29 @@ class DecideConfig:
         ttft_slo_s: TTFT target in seconds, > 0; ``slo.ttft`` of the graph.
         scale_to_zero_after_s: Simulated seconds without requests after which all roles scale to zero. None disables
             it.
-        in_time: Fraction of requests that modes adaptive and sla try to serve within the targets, in (0, 1).
-        gpu_percent_per_point: Extra GPU cost accepted per percentage point of on-time requests, as a percentage of 4
-            x the GPU-hours that requests keep busy.
+        in_time: Fraction of requests that modes adaptive and sla try to serve on time, in (0, 1).
+        gpu_percent_per_point: Extra GPU cost accepted to serve one percentage point more of the requests on time, as a
+            percentage of 4 x the GPU-hours in which requests keep workers busy.
         itl_slo_s: ITL target in seconds, > 0; ``slo.itl`` of the graph. None means no target.
-        attainment: The same fraction as ``in_time``, used with the profile's formulas; ``slo.attainment`` of the
-            graph.
-        predictor: How mode sla predicts demand.
+        attainment: The same fraction as ``in_time``, used with the formulas for a performance profile;
+            ``slo.attainment`` of the graph.
+        predictor: How mode sla predicts demand: along its trend or as constant.
         performance: Performance profile of the engines; None in modes that need no profile.
-        schedule: Scheduled replica bounds.
+        schedule: Entries of minimum and maximum replicas by time of the week.
         time_zone: IANA name of the time zone for days and weeks of learned demand.
-        external: Roles whose replicas another client sets. They count against the budget, and the planner never
-            changes them.
-        learning_identity: Identity of the model, engine, profile and time scale. Learned state with another identity is
-            discarded. Empty accepts any.
+        external: Roles whose replicas another client sets (``scaling.managedBy: external``). Their GPUs count against
+            the budget, and the planner never changes them.
+        learning_identity: Identity of the model, engine, profile and time scale of this planner. Learned state with
+            another identity is discarded. Empty accepts any.
         startups_s: Start-up time of a role's replicas in seconds as stated in the manifest, > 0. A role is absent if
             nothing is stated.
-        startup_timeout_s: Longest start-up to wait for, in seconds, > 0.
+        startup_timeout_s: Longest start-up of a replica to wait for, > 0.
         switches_roles: Whether workers can change between prefill and decode without a restart.
-        parameters: The policy's own parameters. None means its defaults, or that it has none.
+        parameters: Parameters that only the policy of ``mode`` has. None means its defaults, or that it has none.
         grant: GPUs that a GPU pool lets the graph hold now, in place of ``max_gpu_budget``. None if the graph is in
             no pool.
-        grant_note: Name of that pool and of the graphs that hold the missing GPUs, in words. Empty if the pool does
-            not hold anything back.
+        grant_note: Name of that pool and of the graphs that hold the GPUs which this graph lacks, in words. Empty if it
+            lacks none.
         speed: Simulated seconds per real second, > 0. Used only to write clock times in sentences.
     """
 
@@ -157,14 +160,17 @@ class DecideConfig:
         return policy_of(self.mode)
 
     def parameters_as(self, model: type[ParametersT]) -> ParametersT:
-        """Return the policy's parameters, or the defaults of ``model`` if they are unset or of another type."""
+        """Return the policy's parameters, or the defaults of the dataclass ``model`` if they are unset or of another type."""
         return self.parameters if isinstance(self.parameters, model) else model()
 
     def in_mode(self, mode: str) -> DecideConfig:
         """Return the configuration with another policy.
 
-        Parameters of the old policy are dropped. If the new policy has its own interval, its interval and maximum
-        step are used too.
+        Parameters of the old policy are dropped. If the new policy has its own interval between decisions, its interval
+        and maximum step are used too.
+
+        Args:
+            mode: Name of the new policy.
         """
         policy = policy_of(mode)
         parameters = self.parameters if mode == self.mode else None
@@ -180,7 +186,13 @@ class DecideConfig:
         )
 
     def scheduled(self, held: Schedule) -> DecideConfig:
-        """Return the configuration with the bounds of active schedule entries. A scheduled minimum above 0 disables scale to zero."""
+        """Return the configuration with the replica bounds of active schedule entries combined with its own.
+
+        A scheduled minimum above 0 disables scale to zero.
+
+        Args:
+            held: Schedule entries that are active now; empty returns the configuration unchanged.
+        """
         if not held:
             return self
         floors = any(count for each in held for count in each.floors.values())
@@ -206,15 +218,16 @@ class DecideConfig:
 
     @property
     def reads_calendar(self) -> bool:
-        """Whether pulls need the real time, for a schedule or for demand learned by time of the week."""
+        """Whether metrics scrapes need the wall-clock time, for a schedule or for demand learned by time of the week."""
         return bool(self.schedule) or self.policy.follows_demand
 
     @property
     def interval_s(self) -> float:
         """Return the simulated seconds between two decisions.
 
-        A mode that counts starting replicas as supply decides more often: this does not make it over-compensate, and
-        with one step per decision it needs many decisions if start-ups are short.
+        It is the adjustment interval, or 2 s (`ADAPTIVE_INTERVAL_S`) if that is shorter, in a mode that counts starting
+        replicas as supply. Deciding more often does not make such a mode over-compensate, and with one step per
+        decision it needs many decisions if start-ups are short.
         """
         if not self.policy.follows_demand:
             return self.adjustment_interval_s
@@ -222,44 +235,59 @@ class DecideConfig:
 
     @property
     def after_growth_s(self) -> float:
-        """Return the simulated seconds between a decision that grows a role and the next one."""
+        """Return the simulated seconds between a decision that grows a role and the next one: 1 s or one scrape if it follows demand.
+
+        In a mode that does not follow demand it is the interval between any two decisions.
+        """
         if not self.policy.follows_demand:
             return self.interval_s
         return min(self.interval_s, max(AGAIN_S, self.metric_pulling_interval_s))
 
     @property
     def decisions_per_adjustment(self) -> int:
-        """Return the number of decisions per adjustment interval. Back-offs and grace periods are counted in decisions."""
+        """Return the number of decisions per adjustment interval, >= 1; back-offs and grace periods are counted in decisions."""
         return round(self.adjustment_interval_s / self.interval_s)
 
     @property
     def total_floor(self) -> int:
-        """Return the minimum GPUs of all roles together, but at most the GPU budget."""
+        """Return the minimum GPUs of all roles together: ``min_total_gpus``, but at most the GPU budget."""
         budget = self.max_gpu_budget
         return self.min_total_gpus if budget is None else min(self.min_total_gpus, budget)
 
     def engine_gpus(self, role: Role, observed: int) -> int:
-        """Return the GPUs of one replica: the larger of the configured and the observed number, so that the budget holds with either."""
+        """Return the GPUs of one replica: the larger of the configured and the observed number, so that the budget holds with either.
+
+        Args:
+            role: Role of the replica.
+            observed: GPUs per replica that the backend reports; 0 if it does not know.
+        """
         return max(self.prefill_gpus if role is Role.PREFILL else self.decode_gpus, observed)
 
     def floor(self, role: Role, engine_gpus: int) -> int:
-        """Return the minimum replicas of ``role``: enough for ``min_gpu_budget``, at least ``min_replicas``, and never below 1.
+        """Return the role's minimum replicas: enough for ``min_gpu_budget``, at least ``min_replicas``, and never below 1.
 
         Without any worker there is no metric on which a single role could return. Scaling to zero is a separate rule,
         which takes all roles to zero together and returns on the request count of the routers.
+
+        Args:
+            role: Role to look up.
+            engine_gpus: GPUs of one replica.
         """
         by_gpus = math.ceil(self.min_gpu_budget / engine_gpus) if engine_gpus > 0 else 1
         return max(1, by_gpus, self.min_replicas.get(role, 0))
 
     def thresholds(self, role: Role) -> tuple[float, float]:
-        """Return the thresholds (down, up) of the role's load signal: queued requests for prefill, KV usage fraction otherwise."""
+        """Return mode load's thresholds (down, up) for a role: queued requests for prefill, KV usage fraction for the other roles."""
         if role is Role.PREFILL:
             return self.queue_down, self.queue_up
         return self.kv_down, self.kv_up
 
 
 def targets_of(slo: SloConfig) -> dict[str, Any]:
-    """Return a graph's SLO as fields of `DecideConfig`. The attainment has two fields because older ledgers use both names."""
+    """Return a graph's latency targets as fields of `DecideConfig`, by name.
+
+    The attainment (fraction of requests that must meet them) fills two fields, because older ledgers use both names.
+    """
     return {
         "ttft_slo_s": slo.ttft_seconds,
         "itl_slo_s": slo.itl_seconds,

@@ -31,20 +31,22 @@ class RoleState:
 
     Attributes:
         last_ready: Number of ready replicas at the last decision; None before the first one.
-        grace: Number of decisions during which decode (or aggregated) must not scale down yet, because a new worker's
-            KV cache is still filling; >= 0.
+        grace: Number of remaining decisions in which decode (or aggregated) must not scale down yet, because a new
+            worker's KV cache is still filling; >= 0.
         pending_replicas: Total replicas that the pending scale-up requested. None if no scale-up is pending, that is, all
             requested replicas are ready or the request was dropped.
         failed_scale_ups: Number of consecutive scale-ups that were rolled back because a replica never became ready.
-        failed_replicas: Total replicas that the last of those failed scale-ups requested. None if that many replicas have been
+        failed_replicas: Total replicas that the last failed scale-up requested. None if that many replicas have been
             ready since.
-        backoff: Number of decisions during which the role must not scale up, after a scale-up was rolled back; >= 0.
-        reserved: Whether GPUs that another role gives up are reserved for this role. It grows as soon as they are free.
+        backoff: Number of remaining decisions in which the role must not scale up, because a scale-up was rolled back;
+            >= 0.
+        reserved: Whether GPUs that another role gives up are reserved for this role. This role grows as soon as the
+            GPUs are free.
         writer: Name of the other client that set the role's replica count last. Empty if there was none, or if its
             last write was long ago.
         foreign_writes: Number of consecutive writes of the role's replica count by other clients; 0 if there was none
             recently.
-        since_write: Number of decisions since the last of those writes.
+        since_write: Number of decisions since the last write of the replica count by another client.
     """
 
     last_ready: int | None = None
@@ -66,8 +68,8 @@ class PlannerState:
     Attributes:
         sequence: Number of decisions and roll-backs so far. The id of the next decision is made from it.
         roles: State of each role; a role without an entry has the default `RoleState`.
-        learned: Learned state of the policy; each policy reads and writes its own keys.
-        interval_s: Simulated seconds until the next decision. None means the interval of the mode.
+        learned: Learned state of the policy, such as demand and throughput; each policy reads and writes its own keys.
+        interval_s: Simulated seconds until the next decision. None means the regular interval of the mode.
     """
 
     sequence: int = 0
@@ -105,26 +107,29 @@ class Reason(StrEnum):
         NO_READY_WORKER: No change, because no worker is ready and so no metric exists.
         REPLICA_NOT_READY: No scale-down while a replica is still starting.
         DECODE_GRACE_PERIOD: No scale-down while a new decode worker fills its KV cache.
-        PREFILL_QUEUE_FALLING: No scale-up, because the prefill queue shrinks by itself.
+        PREFILL_QUEUE_FALLING: No scale-up, because the prefill queue shrinks without another worker.
         WITHDRAWAL_BACKOFF: No scale-up until the back-off after a roll-back is over.
         AT_FLOOR: No scale-down below the role's minimum.
         AT_TOTAL_FLOOR: No scale-down below the minimum of GPUs of all roles.
         AT_MAX_REPLICAS: No scale-up above the role's maximum.
         GPU_BUDGET: No scale-up, because it exceeds the GPU budget or the GPU pool's grant.
-        GPU_BUDGET_YIELDED: No scale-up, because the other role has precedence for the free GPUs.
+        GPU_BUDGET_YIELDED: No scale-up, because the other role has precedence for the free GPUs of the budget.
         DEMAND_ABOVE_CAPACITY: More prompt tokens per second are forecast than the workers can compute.
-        KV_ABOVE_CAPACITY: The projected KV usage is above the limit.
-        HINDSIGHT_FLOOR: Fewer replicas than the learned floor, see `adaptive.hindsight`.
-        ITL_ABOVE_TARGET: The projected ITL exceeds the target.
-        BACKLOG_ABOVE_SLO: The queued prompt tokens take longer to compute than the SLO allows.
+        KV_ABOVE_CAPACITY: The KV usage projected for the time when a new replica could be ready is above the limit.
+        HINDSIGHT_FLOOR: The role has fewer replicas than its learned floor, the minimum number that is worth keeping,
+            see `adaptive.hindsight`.
+        ITL_ABOVE_TARGET: The ITL projected for the time when a new replica could be ready exceeds the target.
+        BACKLOG_ABOVE_SLO: The queued prompt tokens take longer to compute than the TTFT target or a start-up allows.
         REQUESTS_REJECTED: Requests were rejected, or timed out in the queue.
-        SERVED_LATE: Requests were late for a reason that the model does not explain; one replica is added on trial.
+        SERVED_LATE: Requests missed their latency targets, and the planner's latency model does not explain why; one
+            replica is added on trial.
         SPARE_CAPACITY: One replica fewer is enough.
         WITHIN_CAPACITY: The replicas match the demand.
         ONE_FEWER_TOO_FEW: No scale-down, because the remaining workers could not take the load.
         REQUESTS_WAITING: No scale-down while requests are waiting.
         HOLD_DOWN: No scale-down so soon after a replica was added or removed.
-        ABOVE_BUDGET: The role shrinks because the workers hold more GPUs than the budget or the grant allows.
+        ABOVE_BUDGET: The role shrinks because the workers hold more GPUs than the GPU budget or the GPU pool's grant
+            allows.
         ABOVE_SCHEDULE: The role shrinks because it exceeds the scheduled maximum.
         BUDGET_SHARE: The role gives one replica up for the other role, because the budget is too small for both.
         SCALED_BY_OTHER: No change, because another client sets the replica count.
@@ -173,12 +178,12 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Record of one rule that was applied.
+    """Record of one rule that was applied to a role's proposal.
 
     Attributes:
         name: Name of the rule.
         inputs: Values that the rule looked at, by a name that includes the unit. None means an unknown value.
-        threshold: Value that they were compared with. None if the rule compares nothing.
+        threshold: Value with which the inputs were compared. None if the rule compares nothing.
         outcome: Conclusion of the rule, in words.
     """
 
@@ -190,13 +195,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Explanation of why a role has more replicas than its demand needs.
+    """Explanation of why a role keeps more replicas than its demand needs. Times are simulated seconds.
 
     Attributes:
         needs: Number of replicas that demand alone needs, >= 1.
-        since_s: Time at which the cause began, in simulated seconds. None if it is unknown.
-        until_s: Latest time at which the cause ends if the load does not return, in simulated seconds. None if it has
-            no end.
+        since_s: Time at which the cause began. None if it is unknown.
+        until_s: Latest time at which the cause ends if the load does not return. None if it has no end.
     """
 
     needs: int
@@ -209,15 +213,16 @@ class RoleDecision:
     """Decision for one role.
 
     Attributes:
+        role: Role that is decided on.
         current: Ready and starting replicas at the decision. For a roll-back, the total that the scale-up requested.
         desired: Replicas to scale to. A roll-back scales to one fewer than the scale-up requested.
         action: Direction of the change from ``current`` to ``desired``.
         reason: Reason code of the decision.
         sentence: The decision in words: "decode 2 -> 3: KV 0.93 > 0.90".
         steps: Rules that were applied, in order.
-        rule: Name of the rule that decided. Empty if no rule requested a change or held one back.
-        retained_because: Explanation of the replicas beyond those that demand needs. None if ``rule`` keeps no more than demand
-            needs.
+        rule: Name of the rule that decided. Empty if no rule requested or held back a change.
+        retained_because: Explanation of why the role has more replicas than demand needs. None if it does not, or if
+            the rule that decided is about something else.
     """
 
     role: Role
@@ -260,35 +265,36 @@ class Decision:
 
     @property
     def is_hold(self) -> bool:
-        """Return whether the decision changes no role."""
+        """Return whether the decision changes the replicas of no role."""
         return all(role.action is Action.HOLD for role in self.roles)
 
     @property
     def changes(self) -> tuple[RoleDecision, ...]:
-        """Return the decisions of the roles to scale. Empty in no-operation mode."""
+        """Return the decisions of the roles whose replicas change, to be carried out. Empty in no-operation mode."""
         return () if self.no_operation else tuple(r for r in self.roles if r.action is not Action.HOLD)
 
 
 @dataclass(frozen=True, slots=True)
 class RoleProposal:
-    """Proposed change of one role, while the rules are applied to it one after another.
+    """Proposed change of one role, while the rules (see `pipeline.RULES`) are applied to it one after another.
 
     Attributes:
-        pool: Replica counts at the newest metrics scrape of the interval.
+        role: Role to change.
+        pool: Replica counts at the newest metrics scrape.
         engine_gpus: GPUs of one replica, as counted against the budget.
         action: Direction of the proposed change.
         reason: Reason code of the last rule that changed the proposal.
-        detail: Explanation of that rule in words and numbers, without the name of the role.
+        detail: Explanation by that last rule in words and numbers, without the name of the role.
         steps: Rules applied so far, in order.
         amount: Number of replicas that ``action`` adds or removes, >= 1; ignored if the action is HOLD.
         spare_reason: Explanation of why this role could give one of its workers to the other role now. Empty if it could
             not.
         trial_only_reason: Explanation of why one replica is kept only because it is on trial (see `adaptive.trial`). Empty if no
             replica is on trial, or if demand needs it too.
-        workers_for_arrivals: Number of workers, fractional, that the arriving requests need, without the queued ones. None
-            if unknown.
-        rule: Name of the rule that set the reason; empty if none did.
-        retained_because: As in `RoleDecision`.
+        workers_for_arrivals: Number of workers, such as 2.4, that the arriving requests need, not counting the queued
+            requests. None if unknown.
+        rule: Name of the rule that set the reason; empty if no rule did.
+        retained_because: Explanation of why the role has more replicas than demand needs, as in `RoleDecision`.
     """
 
     role: Role
@@ -307,11 +313,11 @@ class RoleProposal:
 
     @property
     def change(self) -> int:
-        """Return the replica change: positive to add, negative to remove, 0 to hold."""
+        """Return the replica change: a positive number of replicas to add, a negative one to remove, 0 to hold."""
         return {Action.UP: self.amount, Action.HOLD: 0, Action.DOWN: -self.amount}[self.action]
 
     def passed(self, step: Step) -> RoleProposal:
-        """Return the proposal with ``step`` appended, the step of a rule that changed nothing."""
+        """Return the proposal unchanged except that ``step`` is appended, the record of a rule that let it pass."""
         return replace(self, steps=(*self.steps, step))
 
     def changed(
@@ -338,7 +344,15 @@ class RoleProposal:
         )
 
     def held(self, reason: Reason, detail: str, step: Step) -> RoleProposal:
-        """Return the proposal set to HOLD by a rule. ``detail`` then contains the original request and the reason for holding it."""
+        """Return the proposal set to HOLD by a rule.
+
+        The new explanation contains the original request and the reason for holding it.
+
+        Args:
+            reason: New reason code.
+            detail: Reason for holding, in words and numbers.
+            step: Record of the rule; its name becomes ``rule``.
+        """
         return replace(
             self,
             action=Action.HOLD,
@@ -352,13 +366,13 @@ class RoleProposal:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Result of a policy. `pipeline.decide` applies the rules to it and makes the decision.
+    """Result of a policy: what it proposes for each role. `pipeline.decide` applies the rules to it and makes the decision.
 
     Attributes:
-        proposals: One proposal per role of the newest scrape.
+        proposals: One proposal per role of the newest metrics scrape.
         roles: State of each role updated with the replica counts of this interval; the decision itself is not counted
             in yet.
-        learned: Learned state of the policy after this interval.
+        learned: Learned state of the policy, including this interval.
     """
 
     proposals: Sequence[RoleProposal]

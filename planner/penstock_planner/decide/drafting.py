@@ -23,7 +23,7 @@ def drafted(role: Role, pull: Pull, desired: int | None, step: Step, config: Dec
 
     Args:
         role: Role to scale.
-        pull: Newest pull; it has the replica counts.
+        pull: Newest pull (metrics scrape); it has the replica counts.
         desired: Desired replicas. None if the policy has no answer: the role then holds, or grows to its minimum.
         step: Record of the policy's rule with its numbers. Its outcome becomes the explanation of the proposal.
         config: Configuration with the bounds.
@@ -52,7 +52,7 @@ _REASONS = {
 
 
 def proposed(proposals: list[RoleProposal], state: PlannerState, memory: Memory) -> Proposal:
-    """Return the result of a policy that keeps no state per role of its own; the roles' states are copied unchanged.
+    """Return the result of a policy that keeps no state of its own per role; the roles' present states are copied unchanged.
 
     Args:
         proposals: One proposal per role.
@@ -63,7 +63,10 @@ def proposed(proposals: list[RoleProposal], state: PlannerState, memory: Memory)
 
 
 def of_role(memory: Memory, role: Role) -> Mapping[str, object]:
-    """Return the learned state that a policy stored under the role's name. Empty at first and after a restart without a ledger."""
+    """Return the learned state that a policy stored under the role's name; empty if it has stored none yet.
+
+    It is also empty after a restart without a ledger (the planner's decision log).
+    """
     kept = memory.get(role.value)
     return kept if isinstance(kept, Mapping) else {}
 
@@ -72,6 +75,10 @@ def waiting_requests(pull: Pull, role: Role) -> float | None:
     """Return the number of requests that wait for a role, in the routers and in its workers. None if it is unknown.
 
     For prefill only the routers' queue counts; for decode only requests inside the workers; for aggregated both.
+
+    Args:
+        pull: Metrics scrape with the queue and the workers' values.
+        role: Role for which the requests wait.
     """
     if role is Role.PREFILL:
         queue = pull.queue
@@ -84,5 +91,5 @@ def waiting_requests(pull: Pull, role: Role) -> float | None:
 
 
 def numbers(value: object) -> list[float]:
-    """Return a list that was stored in learned state as floats. Empty if ``value`` is not a list or tuple."""
+    """Return a list that was stored in learned state as floats; empty if ``value`` is not a list or tuple."""
     return [float(each) for each in value] if isinstance(value, list | tuple) else []

@@ -1,4 +1,4 @@
-"""Mode ``load``: the rule of the planner document. Thresholds on the prefill queue and on KV usage, one replica at a time.
+"""Mode ``load``: the rule of NVIDIA Dynamo's planner documentation: thresholds on prefill queue and KV usage, one replica at a time.
 
 Unknown metrics make a role's load signal a lower bound, and keep the role from shrinking. Four rules prevent
 over-compensation: the grace period, waiting for replicas that start, the trend of the queue, and the load that one
@@ -33,7 +33,7 @@ def load(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
     """Return the proposal of mode load: thresholds (`propose`), then grace period, back-off and trend (`stabilise`).
 
     Args:
-        window: Pulls of the interval, at least one.
+        window: Pulls (metrics scrapes) of the interval, at least one.
         state: State left by the last decision.
         config: Thresholds and bounds.
     """
@@ -52,25 +52,26 @@ def load(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
 
 
 WAITING_KV = 0.02
-"""KV usage that a waiting request adds, as a fraction of one worker. The figure of the planner in the document."""
+"""KV usage that a waiting request adds, as a fraction of one worker: 0.02, the figure of NVIDIA Dynamo's planner
+documentation."""
 
 _NEWEST = 3
-"""Divisor of the known pulls: the trend uses the newest third of them, ten of thirty.
+"""Divisor of the number of known pulls: the trend uses the newest third of them, such as ten of thirty.
 
 Chosen: enough for a line, and few enough that a queue that has turned is recognised soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """One role's load over an interval, with a bound for the unknown part.
+    """One role's load (KV usage fraction or queued requests) over an interval, with a lower bound that allows for unknown values.
 
     Attributes:
-        mean: Mean of the known values; None if nothing is known.
-        low: Lower bound of the load: the mean with every unknown value counted as 0. None if nothing is known.
-        pulls: Number of pulls in the interval.
-        unknown: Number of pulls with an unknown value.
-        source: Name of the source of the newest known value.
-        why: Reason of the newest unknown value.
+        mean: Mean of the known values; None if all are unknown.
+        low: Lower bound of the load: the mean with every unknown value counted as 0. None if all are unknown.
+        pulls: Number of pulls (metrics scrapes) in the interval.
+        unknown: Number of pulls in which the value of at least one worker was unknown.
+        source: Name of the metrics source of the newest known value; empty if there is none.
+        why: Reason of the newest unknown value; empty if there is none.
     """
 
     mean: float | None
@@ -82,19 +83,19 @@ class Signal:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every pull knew the value of every ready worker. The role can shrink only then."""
+        """Return whether every pull had the values of all ready workers. The role can shrink only then."""
         return self.mean is not None and not self.unknown
 
 
 def kv_signal(pulls: Sequence[Pull]) -> Signal:
     """Return the mean KV usage fraction of the ready decode (or aggregated) workers, averaged over the pulls.
 
-    A request that waits inside the workers adds `WAITING_KV` of one worker, and in an aggregated graph so does one
-    that waits in the routers: a saturated pool is busy even if its KV cache is not full. The result can exceed 1.
+    A request that waits inside the workers adds 0.02 (`WAITING_KV`) of one worker, and in an aggregated graph so does
+    one that waits in the routers: a saturated pool is busy even if its KV cache is not full. The result can exceed 1.
 
-    A pull with an unknown worker gives two numbers: the mean of the known workers, for people, and a lower bound in
-    which the unknown ones count as empty, like the Kubernetes HPA does before it scales up. A pull without any known
-    worker counts as 0 in the bound and is left out of the mean.
+    A pull (metrics scrape) with a worker of unknown usage gives two numbers: the mean of the known workers, for people,
+    and a lower bound in which the unknown ones count as empty, like the Kubernetes HPA does before it scales up. A pull
+    without any known worker counts as 0 in the bound and is left out of the mean.
 
     Example: two workers, one at 0.98 and one unknown, give mean 0.98, low 0.49, incomplete.
     """
@@ -123,11 +124,15 @@ def _waiting(pull: Pull) -> float:
 
 
 def queue_signal(pulls: Sequence[Pull], *, per_worker: bool) -> Signal:
-    """Return the number of queued requests, averaged over the pulls; ``per_worker`` divides it by the ready prefill workers.
+    """Return the number of requests that wait for prefill, averaged over the pulls (metrics scrapes).
 
     A pull is unknown if its queue is unknown or no prefill worker is ready. It counts as 0 in the lower bound and is
     left out of the mean. A queue that is itself only a lower bound counts with its value and makes the interval
     incomplete.
+
+    Args:
+        pulls: Pulls of the interval.
+        per_worker: Whether to divide the number by the ready prefill workers.
     """
     points, unknown, source, why = _queue_points(pulls, per_worker=per_worker)
     total = sum([value for _, value in points])
@@ -136,7 +141,7 @@ def queue_signal(pulls: Sequence[Pull], *, per_worker: bool) -> Signal:
 
 
 def queue_trend(window: Window, horizon_s: float, *, per_worker: bool) -> tuple[float, float] | None:
-    """Return the queue's slope and its predicted length, in requests per second and requests.
+    """Return the slope of the prefill queue and its predicted length, in requests per second and requests.
 
     The slope is that of the least-squares line through the newest third of the interval's known pulls (t, q), at
     least two: ``b = sum((t - mean t)(q - mean q)) / sum((t - mean t)^2)``. The prediction is the line's value at the
@@ -200,17 +205,18 @@ def _queue_points(
 
 
 REJECTED_MOST = 0.01
-"""Maximum fraction of arrivals that may be rejected or time out without growing the role.
+"""Maximum fraction of arrivals (0.01) that may be rejected or time out without growing the role.
 
-The goal is 99% on time, and a request without a response is not on time."""
+The goal is to serve 99% of requests on time, and a request without a response is not on time."""
 
 
 def propose(role: Role, pulls: Sequence[Pull], signal: Signal, config: DecideConfig) -> RoleProposal:
     """Return the proposal that follows from the minimum, rejections and thresholds, before stabilisation and budget.
 
-    Growing needs the lower bound of the load above the up threshold. Shrinking needs a complete interval with its
-    mean below the down threshold. Both comparisons are strict. Requests that were rejected or timed out would have
-    waited: more than `REJECTED_MOST` of the arrivals grow the role, and any keep it from shrinking.
+    Growing needs the lower bound of the load above the up threshold. Shrinking needs a complete interval with its mean
+    below the down threshold. Both comparisons are strict. Requests that were rejected or timed out would have waited:
+    if they are more than 1% (`REJECTED_MOST`) of the arrivals, the role grows, and a single one keeps it from
+    shrinking.
 
     Args:
         role: Role to decide on.
@@ -303,7 +309,7 @@ def against(value: float, sign: str, threshold: float) -> str:
 
 
 def stabilise(proposal: RoleProposal, state: RoleState, window: Window, config: DecideConfig) -> RoleProposal:
-    """Return the proposal after the rules that delay it: grace period, replicas not ready, back-off, and trend of the queue.
+    """Return the proposal after the rules that delay it: grace period, replicas not ready, back-off, and trend of the prefill queue.
 
     Args:
         proposal: Proposal of `propose`.

@@ -17,15 +17,15 @@ SHOWN_REASONS = 3
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """Replica counts of one role at one pull. `TargetState.pools` has the same.
+    """Replica counts of one role (its "pool") at one pull. `TargetState.pools` has the same counts.
 
     Attributes:
         ready: Number of replicas that serve requests.
         starting: Number of replicas that were requested or are restarting and do not serve yet.
         draining: Number of replicas that finish their requests before they stop.
         gpus: GPUs per replica as reported by the backend; 0 if the backend does not know.
-        switching: Number of ``starting`` replicas that are changing from the other role. They finish that role's
-            requests and then serve this role at once, without loading a model.
+        switching: Number of ``starting`` replicas that are changing from another role to this one. They finish the
+            other role's requests and then serve this role at once, without loading a model.
     """
 
     ready: int
@@ -36,12 +36,12 @@ class PoolCounts:
 
     @property
     def loading(self) -> int:
-        """Return the number of replicas that are loading a model, so that they are ready only after a full start-up."""
+        """Return the number of starting replicas that must load a model, so that they are ready only after a full start-up."""
         return self.starting - self.switching
 
     @property
     def replicas(self) -> int:
-        """Return the number of ready and starting replicas, which is the number that scaling changes."""
+        """Return the number of ready and starting replicas, which is the number that a decision changes."""
         return self.ready + self.starting
 
     @property
@@ -54,8 +54,9 @@ class PoolCounts:
 class Demand:
     """Requests at the frontend between the previous pull and this one, and those waiting now, summed over all routers.
 
-    Counts are differences of counters over ``period_s``; gauges are values at the pull. Every value is known: a
-    source that cannot provide one of them returns no `Demand` at all, except for the fields that can be None.
+    Counts are differences of counters over ``period_s``; gauges are values at the pull. A source that cannot provide
+    one of the values returns no `Demand` at all, except for the fields that can be None. "Late" means over the latency
+    target of the graph.
 
     Attributes:
         period_s: Simulated seconds that the counts cover, > 0.
@@ -121,10 +122,10 @@ class WorkerSummary:
     Attributes:
         total: Sum of the fresh values: fractions for KV usage, numbers of requests for waiting requests.
         fresh: Number of workers with a fresh value.
-        unknown: Number of ready workers without one.
+        unknown: Number of ready workers without a fresh value.
         age_s: Age of the oldest fresh value, in simulated seconds; None if there is none.
         source: Names of the sources of the fresh values, joined by "+".
-        unknown_reasons: Reasons of the unknown values, for the first few workers (`SHOWN_REASONS`).
+        unknown_reasons: Reasons why values are unknown, for the first 3 workers (`SHOWN_REASONS`).
     """
 
     total: float
@@ -141,7 +142,7 @@ class WorkerSummary:
 
 
 NO_WORKERS = WorkerSummary(0.0, 0, 0, None, "", "")
-"""Summary of a pull for which no metrics were read."""
+"""Summary of the workers in a pull for which no metrics were read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,7 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Pulls of one adjustment interval, which is the half-open interval (start_s, end_s] in simulated seconds.
+    """Pulls (metrics scrapes) of one interval between two decisions, the half-open interval (start_s, end_s] in simulated seconds.
 
     Attributes:
         start_s: Start of the interval, exclusive.
@@ -206,6 +207,10 @@ def unserved(pulls: Sequence[Pull], role: Role) -> float:
 
     If a pull does not report the role, its requests are counted for the role that requests reach first
     (`entry_role`).
+
+    Args:
+        pulls: Pulls of the interval.
+        role: Role whose workers were missing.
     """
     total = 0.0
     for pull in pulls:
@@ -226,7 +231,7 @@ def summarise(
     demand: Demand | None = None,
     worker_waiting: Mapping[str, Reading] | None = None,
 ) -> Pull:
-    """Return one pull with the workers' readings summed up. A ready worker without a reading counts as unknown.
+    """Return one pull (metrics scrape) with the workers' readings summed up. A ready worker without a reading counts as unknown.
 
     Called once per pull rather than once per decision, because it passes over all workers.
 

@@ -67,11 +67,11 @@ RULES: Final[tuple[Rule, ...]] = (
 def decide(window: Window, state: PlannerState, config: DecideConfig) -> tuple[Decision, PlannerState]:
     """Return the decision after one adjustment interval, and the state for the next one.
 
-    The policy of ``config.mode`` proposes a change per role, then `RULES` are applied. The bounds of active schedule
-    entries replace the configured ones. Replica counts are those of the newest pull.
+    The policy of ``config.mode`` proposes a change per role, then the rules in `RULES` are applied to it. The bounds of
+    active schedule entries replace the configured ones. Replica counts are those of the newest pull.
 
     Args:
-        window: Pulls of the interval.
+        window: Pulls (metrics scrapes) of the interval.
         state: State left by the last decision.
         config: Mode, bounds and budget.
 
@@ -146,7 +146,7 @@ def roll_back(
     """Return the decision that rolls back a scale-up whose replica never became ready, and the next state.
 
     The role goes to one replica fewer than the scale-up requested, but not below its minimum, and does not scale up
-    again until a back-off is over.
+    again until a back-off (a number of decisions) is over.
 
     Args:
         role: Role whose scale-up failed.

@@ -23,9 +23,9 @@ from penstock_planner.decide.observation import Window
 Propose = Callable[[Window, PlannerState, Any], Proposal]
 """Type of a policy's function.
 
-Its arguments are the pulls of the interval (at least one; the newest one has the replica counts), the state left by
-the last decision, and the `DecideConfig`. It returns the proposed replica changes. The same bounds, budget and
-rebalancing are then applied to every policy's proposal."""
+Its arguments are the pulls (metrics scrapes) of the interval (at least one; the newest one has the replica counts), the
+state left by the last decision, and the `DecideConfig`. It returns the proposed replica changes. The same bounds,
+budget and rebalancing are then applied to every policy's proposal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,12 @@ class PlannerPolicy:
     Attributes:
         propose: Function that makes the proposal.
         waits_for_adjustments: Whether the planner neither scrapes nor decides while replicas start or drain.
-        follows_demand: Whether the policy counts starting replicas as supply. Such a policy can decide as often as
-            metrics are scraped.
+        follows_demand: Whether the policy counts starting replicas as supply, like modes adaptive and sla. Such a
+            policy can decide as often as metrics are scraped.
         needs_profile: Whether it needs a performance profile of the engines, `DecideConfig.performance`.
         is_oracle: Whether it knows future arrivals, which only a simulation can provide.
-        has_ledger: Whether its decisions are recorded in a ledger, so that a restart loses no state and failed
-            scale-ups are rolled back.
+        has_ledger: Whether its decisions are recorded in a ledger (decision log), so that a restart loses no state and
+            failed scale-ups are rolled back.
         interval_s: Simulated seconds between its decisions, > 0. None means the configured interval.
         parameters: Dataclass of the policy's own parameters, in which every field has a default.
             ``planner.policyParameters`` is parsed into it, and ``config.parameters_as(…)`` returns it. None if the

@@ -1,4 +1,4 @@
-"""One measured value with its quality: fresh, stale or missing. All metric sources return these, and all rules use them."""
+"""One measured value with its quality: fresh, stale or missing. All metric sources return such readings, and all rules use them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Quality(StrEnum):
 
 
 RANK = {Quality.FRESH: 2, Quality.STALE: 1, Quality.MISSING: 0}
-"""Rank of each quality. If two sources have a reading of the same value, the one with the higher rank is used."""
+"""Rank of each quality. If two sources have a reading of the same value, the reading with the higher rank is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Reading:
         age_s: Simulated seconds since it was measured; None if missing.
         source: Name of the source.
         why: Reason why the value is not fresh; empty if it is.
-        at_least: Whether the true value can be larger, because the source is a fallback that sees only a part of it.
-            Such a value can justify a scale-up, but never a scale-down.
+        at_least: Whether the true value can be larger, because the source is a fallback that sees only a part of it,
+            such as the queues inside the workers. Such a value can justify a scale-up, but never a scale-down.
     """
 
     quality: Quality

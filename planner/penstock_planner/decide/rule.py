@@ -23,10 +23,10 @@ class Facts:
     """Input of the rules. Built once per decision and the same for every rule.
 
     Attributes:
-        window: Pulls of the interval, at least one.
+        window: Pulls (metrics scrapes) of the interval, at least one.
         pools: Replica counts of the newest pull.
         gpus: GPUs held by workers at the newest pull, draining ones included.
-        roles: State of each role updated with the replica counts of this interval.
+        roles: State of each role, updated with the replica counts of the newest pull.
         config: Configuration with the bounds of the active schedule entries, and with the GPU pool's grant as the
             budget.
         schedule: Schedule entries that are active now.
@@ -53,8 +53,8 @@ class Proposals:
         roles: One proposal per role, in the order in which they will be carried out.
         bids: Replicas that each role requests from the graph's GPU pool. Empty if the graph is in no pool.
         reserved: Roles for which GPUs are reserved after this decision.
-        switched: Number of workers that change from one role to the other.
-        next_decision_s: Simulated seconds until the next decision. None means the interval of the mode.
+        switched: Number of workers that change from one role to the other without a restart; 0 for none.
+        next_decision_s: Simulated seconds until the next decision. None means the regular interval of the mode.
     """
 
     roles: tuple[RoleProposal, ...]
@@ -71,11 +71,11 @@ class Proposals:
         return replace(self, roles=changed)
 
     def staying_gpus(self) -> int:
-        """Return the GPUs of the ready and starting replicas, without draining ones."""
+        """Return the GPUs of all roles' ready and starting replicas, without draining ones, before the proposals are carried out."""
         return sum(each.pool.replicas * each.engine_gpus for each in self.roles)
 
     def added_gpus(self) -> int:
-        """Return the GPUs of the replicas that the proposals would start."""
+        """Return the GPUs of the replicas that the proposals to grow would start."""
         return sum(each.engine_gpus * each.amount for each in self.roles if each.action is Action.UP)
 
 
@@ -85,7 +85,7 @@ Apply = Callable[[Proposals, Facts], Proposals]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule.
+    """One rule that is applied to every policy's proposals.
 
     Attributes:
         name: Name of the rule in records, in the documentation and in the metric. A rule that is applied at two

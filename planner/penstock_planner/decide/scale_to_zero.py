@@ -15,13 +15,13 @@ from penstock_planner.decide.observation import Pull, Window
 
 
 def quiet_since(before_s: float | None, pull: Pull) -> float | None:
-    """Return the time since which neither the frontend nor a worker has had a request, in simulated seconds.
+    """Return the simulated time since which neither the frontend nor a worker has had a request.
 
     Returns None if there is a request now, or if a metric that would show it is unknown.
 
     Args:
         before_s: Result for the previous pull.
-        pull: The next pull.
+        pull: The next pull (metrics scrape).
     """
     demand, inside = pull.demand, pull.worker_waiting
     if demand is None or demand.arrivals or demand.waiting or any(demand.in_flight.values()):
@@ -41,8 +41,8 @@ def to_zero_or_back(
 
     Args:
         proposals: One proposal per role.
-        window: Pulls of the interval, at least one.
-        memory: Learned state in which all pulls of the window are already included.
+        window: Pulls (metrics scrapes) of the interval, at least one.
+        memory: Learned state that already includes all pulls of the interval.
         config: If its ``scale_to_zero_after_s`` is None, the proposals are returned unchanged.
     """
     if config.scale_to_zero_after_s is None:

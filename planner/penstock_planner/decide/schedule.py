@@ -51,6 +51,9 @@ class ScheduledBounds:
         """Return the entry in words, for a Unix time at which it is active.
 
         Example: ``office: prefill at least 3 until 2026-01-05 18:00 Europe/Berlin``.
+
+        Args:
+            at_s: Unix time, real seconds since 1970.
         """
         parts = [f"{role.value} at least {count}" for role, count in self.floors.items()]
         parts += [f"{role.value} at most {count}" for role, count in self.ceilings.items()]
@@ -67,14 +70,24 @@ def in_force(schedule: Schedule, wall_s: float | None) -> tuple[ScheduledBounds,
 
 
 def raised_floors(floors: Mapping[Role, int], held: Schedule) -> Mapping[Role, int]:
-    """Return the minimum replicas by role: the larger of ``floors`` and the minimum of every entry in ``held``."""
+    """Return the minimum replicas by role: the largest of ``floors`` and the minimums of all entries in ``held``.
+
+    Args:
+        floors: Configured minimum replicas by role.
+        held: Schedule entries that are active now.
+    """
     for each in held:
         floors = {**floors, **{role: max(count, floors.get(role, 0)) for role, count in each.floors.items()}}
     return floors
 
 
 def lowered_ceilings(ceilings: Mapping[Role, int], held: Schedule) -> Mapping[Role, int]:
-    """Return the maximum replicas by role: the smaller of ``ceilings`` and the maximum of every entry in ``held``."""
+    """Return the maximum replicas by role: the smallest of ``ceilings`` and the maximums of all entries in ``held``.
+
+    Args:
+        ceilings: Configured maximum replicas by role.
+        held: Schedule entries that are active now.
+    """
     for each in held:
         least = {role: min(count, ceilings.get(role, count)) for role, count in each.ceilings.items()}
         ceilings = {**ceilings, **least}

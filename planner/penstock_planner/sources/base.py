@@ -32,16 +32,17 @@ Buckets = tuple[tuple[float, float], ...]
 PAUSES = Backoff(first_s=1.0, limit_s=30.0)
 """Backoff, in real seconds, before a failed source is queried again.
 
-Chosen: a source that hangs costs its timeout only once per pause, and its recovery is noticed within half a minute.
+Chosen: a source that hangs delays a read by its timeout only once per pause, and its recovery is noticed within half a
+minute.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Values to read.
+    """Values that a metrics source is asked to read.
 
     Attributes:
-        endpoints: Ready workers.
+        endpoints: Addresses of the ready workers.
         max_age_s: Age above which a value counts as stale, simulated seconds.
     """
 
@@ -50,7 +51,7 @@ class Query:
 
     @property
     def kv_workers(self) -> tuple[Endpoint, ...]:
-        """Workers whose KV usage is read: decode and aggregated workers."""
+        """Workers whose KV usage is read: the decode and aggregated workers."""
         return tuple(e for e in self.endpoints if e.role in (Role.DECODE, Role.AGGREGATED))
 
     @property
@@ -61,16 +62,17 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """Values from one source or chain.
+    """Values from one metrics source or from a chain of sources.
 
     Attributes:
-        kv: KV usage, 0-1, by worker name; it has exactly the query's KV workers.
+        kv: KV usage, 0-1, by worker name, for exactly the workers in `Query.kv_workers`.
         queue: Number of requests that wait for prefill.
         queue_is_complete: Whether the queue includes requests that wait in routers, which a source that reads only workers does not see.
         demand: Demand at the routers since the last read; None if unknown, or if the source cannot know it.
-        worker_waiting: Number of requests that wait inside each KV worker, by its name; None if the source does not provide it.
+        worker_waiting: Number of requests that wait inside each decode or aggregated worker, by worker name; None if
+            the source does not provide it.
         latency: Cumulative latency histograms by name (`TTFT`, `ITL`, `DISPATCHED_TTFT`); empty if the source has none.
-        gone: In a chain, the error of each source that did not answer, by name.
+        gone: In a chain of sources, the error of each source that did not answer, by name of the source.
     """
 
     kv: Mapping[str, Reading]
@@ -86,7 +88,7 @@ class ReadingSource(Protocol):
     """A source of metrics.
 
     Attributes:
-        counts_demand: Whether the source can provide the demand.
+        counts_demand: Whether the source can provide the demand at the routers.
     """
 
     counts_demand: bool
@@ -97,7 +99,7 @@ class ReadingSource(Protocol):
         ...
 
     async def read(self, query: Query) -> Readings:
-        """Return a reading for each value in the query, a missing one for values that are not available.
+        """Return a reading for each value in the query; a value that is not available has a missing reading.
 
         Raises:
             ObservationError: the source provided no value at all.
@@ -107,7 +109,7 @@ class ReadingSource(Protocol):
 
 @dataclass(slots=True)
 class PullBackoff:
-    """Backoff of one source or page.
+    """Backoff of one metrics source or page: how long it is not queried after failures.
 
     Attributes:
         failures: Number of consecutive failures.
@@ -120,11 +122,11 @@ class PullBackoff:
     why: str = ""
 
     def is_pausing(self, now_s: float) -> bool:
-        """Return whether ``now_s`` is before the next try."""
+        """Return whether the source or page must not be queried at ``now_s`` (real monotonic seconds), because a pause has not ended."""
         return now_s < self.retry_at_s
 
     def failed(self, why: str, now_s: float) -> None:
-        """Count a failure at ``now_s`` with the error ``why``, and start the next, longer pause."""
+        """Count a failure at ``now_s`` (real monotonic seconds) with the error ``why``, and start the next, longer pause."""
         self.failures += 1
         self.retry_at_s = now_s + PAUSES.pause_s(self.failures)
         self.why = why
@@ -135,7 +137,7 @@ class PullBackoff:
 
 
 def total_of(readings: Sequence[Reading]) -> Reading:
-    """Return the sum of the readings, with the age of the oldest one. There must be at least one.
+    """Return the sum of the readings, with the age of the oldest reading. There must be at least one reading.
 
     If a reading has no value, the first such reading is returned instead, since a partial sum would be too small.
     """
@@ -152,7 +154,7 @@ def address(url: str) -> str:
 
 
 def first_line(exc: PenstockError) -> str:
-    """Return the first line of an error, at most 160 characters."""
+    """Return the first line of an error's message, at most 160 characters."""
     lines = str(exc).splitlines()
     return lines[0][:160] if lines else type(exc).__name__
 
@@ -171,10 +173,10 @@ class LatencyTotals:
         self._total: dict[str, dict[float, float]] = {key: {} for key in (TTFT, ITL, DISPATCHED_TTFT)}
 
     def add(self, pages: Mapping[str, Mapping[str, Buckets]], urls: Sequence[str]) -> Mapping[str, Buckets]:
-        """Add the counts that each frontend gained since the last call, and return the totals by name.
+        """Add the counts that each frontend gained since the last call, and return the totals by name of the histogram.
 
         Args:
-            pages: Histograms by name, by URL of the frontends that could be read.
+            pages: Histograms by name, by URL of each frontend whose page could be read.
             urls: URLs of all current frontends.
         """
         for url, latency in pages.items():
@@ -190,7 +192,11 @@ class LatencyTotals:
 
 
 def buckets_of(samples: Sequence[Sample]) -> Buckets:
-    """Return the sum of a histogram's series; samples without a bound are skipped."""
+    """Return the sum of a histogram's series; samples without a bucket bound are skipped.
+
+    Args:
+        samples: Samples of the histogram's buckets, of one or several series.
+    """
     totals: dict[float, float] = {}
     for sample in samples:
         try:
@@ -206,9 +212,13 @@ _bound = lru_cache(1024)(float)
 
 
 def gained(before: Buckets, after: Buckets) -> Buckets:
-    """Return the cumulative counts gained since ``before``.
+    """Return the cumulative counts that a histogram gained since ``before``.
 
     If a count decreased, because the process restarted, the counts of ``after`` are returned, as in Prometheus.
+
+    Args:
+        before: Earlier histogram of the same process.
+        after: Later histogram.
     """
     earlier = dict(before)
     if any(count < earlier.get(bound, 0.0) for bound, count in after):
@@ -217,7 +227,10 @@ def gained(before: Buckets, after: Buckets) -> Buckets:
 
 
 def later_than(buckets: Buckets, bound_s: float) -> float:
-    """Return the number of samples above ``bound_s`` in a histogram, interpolating linearly within the bucket that contains the bound."""
+    """Return the number of samples above ``bound_s`` (simulated seconds) in a histogram.
+
+    Interpolates linearly within the bucket that contains the bound.
+    """
     share = share_within(buckets, bound_s)
     return 0.0 if share is None else (1.0 - share) * buckets[-1][1]
 
@@ -232,7 +245,7 @@ log = get_logger(__name__)
 
 
 class SourceChain:
-    """Metrics source that combines several sources in order of preference: each is queried only for values that the earlier ones lack."""
+    """Metrics source that combines several sources: each is queried only for values that the preferred ones before it lack."""
 
     name = "chain"
     counts_demand = True
@@ -257,7 +270,8 @@ class SourceChain:
     async def read(self, query: Query) -> Readings:
         """Return a reading for each value in the query; never raises because a source failed.
 
-        The demand is that of the first source which knows it. Sources that cannot provide demand are not queried only for it.
+        The demand is that of the first source which knows it. A source that cannot provide demand is not queried if
+        only the demand is missing.
         """
         workers = [worker.name for worker in query.kv_workers]
         wanted: list[Key] = [(_KV, name) for name in workers]

@@ -25,13 +25,13 @@ _ROUTER: Final = "router"
 
 @dataclass(frozen=True, slots=True)
 class FrontendMetrics:
-    """Inputs of a frontend source.
+    """Inputs from which a metrics source for a graph's frontends is made.
 
     Attributes:
         pages: Reader of metrics pages.
         urls: Function that returns the URLs of Penstock's routers or of the runtime's own frontends.
         workers: Source that reads the workers' own pages.
-        clock: Simulated clock.
+        clock: Simulated clock, for the age of values.
     """
 
     pages: MetricsPages
@@ -41,7 +41,11 @@ class FrontendMetrics:
 
 
 def frontend_source(graph: GraphDeployment | None, frontend: FrontendMetrics) -> ReadingSource:
-    """Return the source for the graph's routers or frontends; without a graph, the one for Penstock's routers.
+    """Return the metrics source for the graph's routers or the frontends of its runtime; without a graph, for Penstock's routers.
+
+    Args:
+        graph: The graph; its runtime can name the source.
+        frontend: Inputs of the source.
 
     Raises:
         ConfigError: the source that the runtime names is not installed.
@@ -62,7 +66,9 @@ def sources_of(
     *,
     has_router: bool = True,
 ) -> list[ReadingSource]:
-    """Return a graph's sources: the preferred one first, then the others as backups. Prometheus is included only if its URL is set.
+    """Return a graph's metrics sources: the preferred one first, then the others as backups.
+
+    Prometheus is included only if its URL is set.
 
     Args:
         options: Options of the planner, which name the preferred source.

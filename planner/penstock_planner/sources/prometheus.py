@@ -35,7 +35,7 @@ Chosen: two of the usual scrape intervals of 15 s; with less, most samples of a 
 
 @dataclass(frozen=True, slots=True)
 class GraphLabels:
-    """Labels that select one graph's series, since two graphs can serve the same model.
+    """Labels that select one graph's series in Prometheus, since two graphs can serve the same model.
 
     The chart's PodMonitor sets the label ``graph``. Series without it count if their ``instance`` is one of the graph's processes.
 
@@ -50,7 +50,11 @@ class GraphLabels:
     namespace: str | None = None
 
     def selector(self, extra: str = "") -> str:
-        """Return the PromQL selector for the graph's series and for series without a graph label; ``extra`` is one more matcher."""
+        """Return the PromQL selector for the graph's series and for series without a graph label.
+
+        Args:
+            extra: One more label matcher; empty for none.
+        """
         matchers = [f'model_name="{escaped(self.model_name)}"']
         if self.namespace is not None:
             matchers.append(f'namespace="{escaped(self.namespace)}"')
@@ -100,7 +104,7 @@ class PrometheusSource:
         """Create a source.
 
         Args:
-            client: Client returned by `connect`.
+            client: Client of the Prometheus server, as returned by `connect`.
             labels: Labels of the graph's series.
             clock: Simulated clock, to convert ages.
             routers: Function that returns the routers' URLs; None if they are unknown.
@@ -114,12 +118,12 @@ class PrometheusSource:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prometheus")
 
     async def read(self, query: Query) -> Readings:
-        """Return the newest samples; their age is computed from Prometheus' own clock.
+        """Return the newest samples; their age is computed from the clock of Prometheus.
 
-        The demand is not provided, since samples are too infrequent for it.
+        The demand at the routers is not provided, since samples are too infrequent for it.
 
         Raises:
-            ObservationError: Prometheus does not answer within `READ_TIMEOUT_S`, or refuses a query.
+            ObservationError: Prometheus does not answer within 2 real seconds (`READ_TIMEOUT_S`), or refuses a query.
         """
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
@@ -227,7 +231,7 @@ class PrometheusSource:
 
 
 def asked(client: Any, send: Callable[[], Any], *, setting: str) -> list[Any]:
-    """Send a query and return its result as a list.
+    """Send a query to Prometheus and return its result as a list.
 
     Args:
         client: Client of the server, whose URL is used in messages.

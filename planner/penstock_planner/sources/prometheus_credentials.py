@@ -23,7 +23,7 @@ _FLAG = "--prometheus-credentials"
 
 
 class OriginCredentials(BaseModel):
-    """Credential files for one origin (scheme, host and port); relative paths start at the planner's working directory.
+    """Files with the credentials for one origin (scheme, host and port); relative paths start at the planner's working directory.
 
     Attributes:
         token_file: File with a bearer token; None sends no token.
@@ -45,7 +45,7 @@ class OriginCredentials(BaseModel):
         return self
 
     def give_to(self, session: Session) -> None:
-        """Configure a session so that its requests use these credentials."""
+        """Configure an HTTP session so that its requests use these credentials."""
         if self.ca_file is not None:
             session.verify = str(self.ca_file)
         if self.certificate_file is not None and self.key_file is not None:

@@ -65,12 +65,12 @@ ROUTER_NAMES: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class PageCounts:
-    """Counters and gauges of one frontend.
+    """Counters and gauges on the metrics page of one frontend.
 
     Attributes:
-        counters: Counts since the frontend started, by field.
-        gauges: Current values, by field.
-        started_s: Start of the process, seconds since 1970; None if unknown.
+        counters: Counts since the frontend's process started, by name of the field.
+        gauges: Current values, by name of the field.
+        started_s: Start of the frontend's process, real seconds since 1970; None if unknown.
     """
 
     counters: Mapping[str, float]
@@ -78,7 +78,7 @@ class PageCounts:
     started_s: float | None = field(default=None, kw_only=True)
 
     def follows(self, before: PageCounts) -> bool:
-        """Return whether ``before`` is an earlier page of the same process, that is whether it did not restart in between."""
+        """Return whether ``before`` is an earlier page of the same process, so that the counters were not reset in between."""
         return self.started_s == before.started_s and all(
             count >= before.counters[name] for name, count in self.counters.items()
         )
@@ -88,7 +88,9 @@ _PageT = TypeVar("_PageT", bound=PageCounts)
 
 
 class CounterMeter(Generic[_PageT]):
-    """Computes the increase of the frontends' counters between two complete reads. A read is complete if it has every frontend's page.
+    """Computes the increase of all frontends' counters between two complete reads of their metrics pages.
+
+    A read is complete if it has every frontend's page.
 
     Attributes:
         newest: Pages of the last complete read, by URL.
@@ -103,7 +105,7 @@ class CounterMeter(Generic[_PageT]):
     def gained(
         self, pages: Mapping[str, _PageT], urls: Collection[str], now_s: float
     ) -> tuple[dict[str, float], float] | None:
-        """Return the increase of each counter over all frontends since the last complete read, and the seconds since then.
+        """Return the increase of each counter over all frontends since the last complete read, and the simulated seconds since then.
 
         Returns None at the first read, and if a frontend's page is missing or a frontend has joined, left or restarted. Counts during an
         incomplete read are part of the next increase, which then covers a longer period.
@@ -129,18 +131,18 @@ class CounterMeter(Generic[_PageT]):
         return gains, period_s
 
     def gauge(self, key: str) -> float:
-        """Return the sum of a gauge over the newest pages."""
+        """Return the sum over all frontends of a gauge, as of the last complete read."""
         return sum(page.gauges[key] for page in self.newest.values())
 
 
 @dataclass(frozen=True, slots=True)
 class RouterSample(PageCounts):
-    """Counters and gauges of one router.
+    """Counters and gauges on the metrics page of one router.
 
     Attributes:
         in_flight: Number of requests assigned to workers, by role.
-        pending: Number of prompt tokens not computed yet, by name of each prefill (or aggregated) worker.
-        turned_away: Cumulative number of requests refused for lack of a worker, by role.
+        pending: Number of prompt tokens that are not computed yet, by name of the prefill (or aggregated) worker.
+        turned_away: Number of requests refused for lack of a worker since the router started, by role of that worker.
     """
 
     in_flight: Mapping[Role, float]
@@ -184,7 +186,7 @@ class DemandMeter:
     def add(
         self, frontends: Mapping[str, RouterSample], routers: Collection[str], now_s: float
     ) -> Demand | None:
-        """Return the demand since the last complete read.
+        """Return the demand at the routers since the last complete read of their metrics pages.
 
         Returns None at the first read, and if a router's page is missing or a router has joined, left or restarted; see
         `CounterMeter.gained`.
@@ -254,10 +256,11 @@ class _Page:
 
 
 class RouterSource:
-    """Metrics source that reads all routers of one graph; routers can join and leave.
+    """Metrics source that reads the metrics pages of all routers of one graph; routers can join and leave.
 
     Attributes:
-        ages_s: Age of the newest values that any router has of each worker, simulated seconds, as of the last read.
+        ages_s: Age of the newest values that any router has of a worker, simulated seconds, by worker name, as of the
+            last read.
     """
 
     name = "router"
@@ -284,7 +287,7 @@ class RouterSource:
         return cls(frontend.pages, frontend.urls, now_s=frontend.clock.now_s)
 
     async def read(self, query: Query) -> Readings:
-        """Return the routers' values. A worker that no router reaches is missing, and an old value is stale.
+        """Return the routers' values. The values of a worker that no router reaches are missing, and old values are stale.
 
         A worker's KV usage is the most recent value of any router. The queue is the sum over all routers; it is unknown if one of them
         cannot be read.

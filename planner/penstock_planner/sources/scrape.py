@@ -30,7 +30,7 @@ PULL_TIMEOUT_S = 1.0
 """Timeout for one page, real seconds. Chosen: the scrape interval in real time; a page takes milliseconds."""
 
 MAX_CONCURRENT = 64
-"""Maximum number of pages fetched concurrently. Chosen: a thousand workers take 16 rounds of a few milliseconds."""
+"""Maximum number of pages (64) fetched concurrently. Chosen: a thousand workers take 16 rounds of a few milliseconds."""
 
 
 class MetricsPages:
@@ -56,8 +56,8 @@ class MetricsPages:
         """Return the text of the page at ``base_url`` + ``path``.
 
         Raises:
-            ObservationError: the process did not answer within `PULL_TIMEOUT_S`, its backoff has not ended, the answer is incomplete, or
-                its status is not 200.
+            ObservationError: the process did not answer within a real second (`PULL_TIMEOUT_S`), its backoff has not
+                ended, the answer is incomplete, or its status is not 200.
         """
         url = base_url + path
         hung = self._hung.get(url)
@@ -118,12 +118,12 @@ class MetricsPages:
 
 
 def unknown_queue(read: int, flaws: Sequence[ObservationError], *, kind: str, source: str) -> Reading | None:
-    """Return a missing reading for the queue if some processes cannot be read; None if all could be read.
+    """Return a missing reading for the request queue if some processes cannot be read; None if all could be read.
 
     Args:
         read: Number of processes that could be read.
-        flaws: Errors of the processes that could not.
-        kind: Name of the kind of process, for messages.
+        flaws: Errors of the processes that could not be read.
+        kind: Name of the kind of process, such as router, for messages.
         source: Name of the source that the reading carries.
 
     Raises:
@@ -138,7 +138,7 @@ def unknown_queue(read: int, flaws: Sequence[ObservationError], *, kind: str, so
 
 
 class ScrapeSource:
-    """Metrics source that reads the workers' own pages."""
+    """Metrics source that reads the metrics pages of the workers themselves."""
 
     name = "scrape"
     counts_demand = False
@@ -161,10 +161,11 @@ class ScrapeSource:
         return made
 
     async def read(self, query: Query) -> Readings:
-        """Return the workers' values; those of a worker that does not answer are missing, with the reason.
+        """Return the workers' values; the values of a worker that does not answer are missing, with the reason.
 
-        The queue is known only if every prefill worker's is. The demand is not provided, since workers see neither the requests that wait
-        in the router nor those that it refuses.
+        The number of requests that wait for prefill is known only if every prefill worker reports it. The demand at the
+        routers is not provided, since workers see neither the requests that wait in the router nor those that it
+        refuses.
         """
         workers = (*query.kv_workers, *query.prefill_workers)
         found = dict(

@@ -30,20 +30,21 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class TargetState:
-    """Consistent snapshot of the backend, which the planner's core receives at each tick.
+    """Snapshot of the backend at one time, which the planner's core receives at each tick.
 
     Attributes:
         pools: Replica counts by role, for the worker roles that the graph has.
         is_adjusting: Whether a requested replica has not been ready yet, or a replica is draining. A worker that restarts after a crash is
             not an adjustment.
         endpoints: Addresses of the ready workers.
-        edited: Roles whose number of replicas another client has set since the last snapshot.
+        edited: Roles whose number of replicas another client than the planner has set since the last snapshot.
         writers: Name of the client that set each role's number of replicas last; roles for which it is unknown are missing.
-        failures: Newest reason for which a replica counts as failed, by role. A failed replica holds no GPU and is not counted in
-            ``pools``.
+        failures: Newest reason for which a replica of a role counts as failed, by role. A failed replica holds no GPU
+            and is not counted in ``pools``.
         never_ready: Reason for which a replica that counts as starting will never become ready, for each role with such a replica.
         grant: GPUs that a GPU pool grants to the graph; None if it is in no pool.
-        grant_note: Name of the pool, the graphs holding GPUs that this one lacks, and the expected time of their return.
+        grant_note: Name of the pool, the graphs holding GPUs that this one lacks, and the expected time of their
+            return; empty without a pool.
         guaranteed: GPUs that the pool guarantees to the graph; None if it is in no pool or the guarantee is unknown.
     """
 
@@ -60,7 +61,7 @@ class TargetState:
 
 
 class Target(Protocol):
-    """Interface of a backend: reads the replicas of a graph, scales them, and switches workers between roles."""
+    """Interface of a backend (Kubernetes, local processes): reads the replicas of a graph, scales them, switches workers between roles."""
 
     async def observe(self) -> TargetState:
         """Return a snapshot of the graph's workers: replica counts, addresses of ready workers, failures, and the grant of a GPU pool.
@@ -73,7 +74,7 @@ class Target(Protocol):
     async def scale(self, role: Role, replicas: int, *, decision_id: str) -> None:
         """Set the desired number of replicas of ``role``; returns when the number is recorded, before the replicas are ready or removed.
 
-        Repeated calls with the same number change nothing more.
+        Repeated calls with the same number do nothing.
 
         Args:
             role: Role to scale.
@@ -91,13 +92,14 @@ class Target(Protocol):
     ) -> None:
         """Move workers from the role ``giver`` to the role ``taker``, so that both roles have their desired ``replicas``.
 
-        Returns when the switch is recorded. From then on the workers count as starting in ``taker``, as `PoolCounts.switching`. The backend
-        completes every switch; one that is impossible becomes a start of a new replica. Repeated calls change nothing more.
+        Returns when the switch is recorded. From then on the workers count as starting in ``taker``, as
+        `PoolCounts.switching`. The backend completes every switch; one that is impossible becomes a start of a new
+        replica. Repeated calls do nothing.
 
         Args:
             giver: Role that loses workers.
-            taker: Role that gains them.
-            replicas: Desired number of replicas of both roles.
+            taker: Role that gains the workers.
+            replicas: Desired number of replicas of both roles, by role.
             decision_id: Id of the planner's decision, for logs and events.
 
         Raises:

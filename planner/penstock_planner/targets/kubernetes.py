@@ -25,22 +25,29 @@ if TYPE_CHECKING:
     from penstock_planner.cluster.watch import GraphWatch
 
 UNSCHEDULABLE_S: Final = 15.0
-"""Default seconds after which an unschedulable pod counts as failed. A cluster that adds nodes on demand needs more, by an option."""
+"""Default real seconds (15) after which an unschedulable pod counts as failed.
+
+A cluster that adds nodes on demand needs more, by an option."""
 
 STUCK_S: Final = 60.0
-"""Seconds after which a pod whose containers cannot start counts as failed. Chosen: longer than a registry's hiccup or two crashes."""
+"""Real seconds (60) after which a pod whose containers cannot start counts as failed.
+
+Chosen: longer than a registry's hiccup or two crashes."""
 
 GATED_S: Final = 60.0
-"""Seconds after which a pod that waits for the GPU budget counts as failed, if no pod is leaving.
+"""Real seconds (60) after which a pod that waits for the GPU budget counts as failed, if no other pod is terminating or draining.
 
 Chosen: the operator acts within seconds.
 """
 
 ATTEMPTS: Final = 4
-"""Maximum number of tries of one write while other clients change other fields of the adapter. Chosen: few clients write its status."""
+"""Maximum number of tries of one write (4) while other clients change other fields of the ScalingAdapter.
+
+Chosen: few clients write the adapter's status."""
 
 OWN_MANAGERS: Final = frozenset({PLANNER, OPERATOR, f"{OPERATOR}-init", ""})
-"""Field managers whose writes of the number of replicas are not edits by another client."""
+"""Field managers (writers named in managedFields) whose writes of the number of replicas are not edits by another
+client."""
 
 Object = Mapping[str, Any]
 
@@ -49,12 +56,12 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ScaledService:
-    """The scaling settings of one worker service.
+    """Scaling settings of one worker service of a graph.
 
     Attributes:
         name: Name of the service.
         gpus: GPUs per replica.
-        replicas: Number of replicas without a ScalingAdapter, or at first.
+        replicas: Initial number of replicas; for a service without a ScalingAdapter, the permanent one.
         bounds: Minimum and maximum number of replicas.
         is_scalable: Whether the service has a ``scaling`` section, and so a ScalingAdapter.
         is_external: Whether a client other than the planner sets its number of replicas.
@@ -68,7 +75,7 @@ class ScaledService:
     is_external: bool
 
     def clamp(self, replicas: int) -> int:
-        """Return the number limited to the bounds, as the operator does."""
+        """Return the number of replicas limited to the bounds, as the operator does."""
         low, high = self.bounds
         return max(low, min(high, replicas))
 
@@ -108,7 +115,7 @@ class KubernetesTarget:
             graph: The graph.
             view: Watched objects of the graph.
             emit: Function that queues an Event about the graph.
-            unschedulable_s: Seconds after which an unschedulable pod counts as failed.
+            unschedulable_s: Real seconds after which an unschedulable pod counts as failed.
             now_s: Monotonic clock, real seconds.
         """
         self._client = client
@@ -172,9 +179,10 @@ class KubernetesTarget:
         )
 
     async def scale(self, role: Role, replicas: int, *, decision_id: str) -> None:
-        """Write the number, limited to the service's bounds, to its ScalingAdapter; see `Target.scale`.
+        """Write the number of replicas, limited to the service's bounds, to the service's ScalingAdapter; see `Target.scale`.
 
-        It is a conflict if the adapter's number differs from the last one observed; changes of its other fields are not.
+        It is a conflict if the number in the adapter differs from the last one that was observed. A change of another
+        field of the adapter is not a conflict.
         """
         service = self._services.get(role)
         if service is None:
@@ -195,10 +203,11 @@ class KubernetesTarget:
     async def switch(
         self, giver: Role, taker: Role, *, replicas: Mapping[Role, int], decision_id: str
     ) -> None:
-        """Write both numbers; see `Target.switch`. The operator then lets draining workers replace the pods that wait for GPUs.
+        """Write the numbers of replicas of both roles; see `Target.switch`.
 
-        The number of ``taker`` is written first, so that its pod already waits for GPUs when a worker of ``giver`` becomes idle. If the
-        second write fails, the first number exceeds the budget, its pod waits, and the planner decides again.
+        The operator then lets draining workers replace the pods that wait for GPUs. The number of ``taker`` is written
+        first, so that its pod already waits for GPUs when a worker of ``giver`` becomes idle. If the second write
+        fails, the first number exceeds the GPU budget, its pod waits, and the planner decides again.
         """
         await self.scale(taker, replicas[taker], decision_id=decision_id)
         await self.scale(giver, replicas[giver], decision_id=decision_id)

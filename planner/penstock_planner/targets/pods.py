@@ -30,7 +30,7 @@ from penstock_planner.decide.observation import PoolCounts
 from penstock_planner.targets.base import Endpoint
 
 SERVED_AFTER_S: Final = 5.0
-"""Seconds between a pod's start and the last change of its Ready condition above which the pod must have been ready before.
+"""Seconds (5) between a pod's start and the last change of its Ready condition, above which the pod must have been ready before.
 
 Chosen: the kubelet writes the first value of the condition within a second, so a later change means that the pod was ready once.
 """
@@ -44,23 +44,23 @@ _STUCK: Final = PULL_REASONS | CONFIG_REASONS | {CRASH_LOOP}
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """The fields of a pod that the planner uses.
+    """Fields of a pod that the planner uses.
 
     Attributes:
         name: Name of the pod.
         uid: Uid of the pod; unlike names, uids are never reused.
         role: Role from its label; None if it has none.
         group: Replica that the pod belongs to: the group key of a LeaderWorkerSet, else the pod's name.
-        is_leader: Whether it is the leader of its group; True for pods of Deployments.
-        url: Base URL; None before it has an IP address.
-        ready: Whether it is ready.
-        was_ready: Whether it was certainly ready before, so that it is restarting if it is not ready now.
-        leaving: Whether it is terminating or draining.
-        finished: Whether all its containers have ended for good.
-        is_scheduled: Whether it is scheduled on a node, and so holds its GPUs.
-        trouble: Kind of problem that prevents it from becoming ready: ``gated`` (waits for the GPU budget), ``unschedulable``, ``stuck``
-            (a container cannot start), or empty.
-        message: Message of the scheduler or kubelet about the problem.
+        is_leader: Whether the pod is the leader of its group; True for pods of Deployments.
+        url: Base URL of the pod; None before it has an IP address.
+        ready: Whether the pod is ready.
+        was_ready: Whether the pod was certainly ready before, so that it is restarting if it is not ready now.
+        leaving: Whether the pod is terminating or draining.
+        finished: Whether all containers of the pod have ended for good.
+        is_scheduled: Whether the pod is scheduled on a node, and so holds its GPUs.
+        trouble: Kind of problem that prevents the pod from becoming ready: ``gated`` (waits for the GPU budget),
+            ``unschedulable``, ``stuck`` (a container cannot start), or empty.
+        message: Message of the scheduler or kubelet about the problem; empty if there is none.
     """
 
     name: str
@@ -79,7 +79,7 @@ class PodFacts:
 
 
 def pod_facts(obj: Mapping[str, Any]) -> PodFacts:
-    """Return the fields of a pod object that the planner uses; missing fields have their initial values."""
+    """Return the fields of a pod object that the planner uses; a missing field has the value that it has in a new pod."""
     metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
     labels = metadata.get("labels") or {}
     conditions = {each.get("type"): each for each in status.get("conditions") or ()}
@@ -106,14 +106,14 @@ def pod_facts(obj: Mapping[str, Any]) -> PodFacts:
 
 @dataclass(frozen=True, slots=True)
 class PodPool:
-    """Replicas of one role.
+    """Replicas of one role, as counted from its pods.
 
     Attributes:
         counts: Counts for the planner's loop.
         is_adjusting: Whether a requested replica has not been ready yet, a replica is leaving, or the operator has not acted on the desired
             number yet.
         endpoints: Addresses of the ready replicas.
-        failed: One reason per failed replica.
+        failed: One reason for each failed replica.
     """
 
     counts: PoolCounts
@@ -132,7 +132,7 @@ def count(
     failing: Mapping[str, str],
     refused: str = "",
 ) -> PodPool:
-    """Return the replicas of a role.
+    """Return the replicas of a role, counted from its pods.
 
     A desired replica without a pod counts as starting, or as failed if the API server refuses its pod. Replicas beyond the desired
     number count as draining, since the operator is about to remove them. A new desired number therefore takes effect immediately.
@@ -141,9 +141,9 @@ def count(
         role: The role.
         pods: Pods of the role.
         desired: Desired number of replicas, within the service's bounds.
-        gpus: GPUs per replica.
+        gpus: GPUs of one replica.
         served: Uids of pods that were ready before.
-        failing: Reasons by uid of pods that count as failed.
+        failing: Reasons of pods that count as failed, by uid.
         refused: Reason for which the API server refuses further pods; empty if it does not.
     """
     counts: Counter[str] = Counter()
@@ -172,7 +172,7 @@ def count(
 
 
 def with_switching(pools: Mapping[Role, PoolCounts], pods: Iterable[PodFacts]) -> dict[Role, PoolCounts]:
-    """Return the counts of roles between which workers can switch.
+    """Return the replica counts of roles between which workers can switch without a restart.
 
     A draining worker counts as a switching replica of the other role if that role has a starting replica without GPUs: one whose pod waits
     for the GPU budget or does not exist yet. The draining worker will replace that replica.

@@ -1,21 +1,22 @@
-"""The number of replicas that would have been best to keep (the "floor"): simulated fleets with every floor serve the same arrivals.
+"""The number of replicas that would have been best to keep (the "floor"): simulated fleets of every size serve the same arrivals.
 
-For each floor n, three simulated ("shadow") fleets are followed. They differ in when they start replicas above the
-floor. An immediate one (`Growth.IMMEDIATE`) starts a replica as soon as demand needs it. A delayed one
+The floor is the minimum number of replicas that the planner keeps even while they are idle. For each floor n, three
+simulated fleets ("shadow fleets") are followed alongside the real one. They differ in when they start replicas above
+the floor. An immediate one (`Growth.IMMEDIATE`) starts a replica as soon as demand needs it. A delayed one
 (`Growth.DELAYED`) starts it after demand has needed it for as long as a start-up takes, so a burst that ends before a
-replica would be ready starts none. A scheduled one (`Growth.SCHEDULED`) never starts any; after it is known when
-demand returns (`Recurrence`), it keeps its floor only while demand above the smallest floor is expected.
+replica would be ready starts none. A scheduled one (`Growth.SCHEDULED`) never starts any; after it is known when demand
+returns (`Recurrence`), it keeps its floor only while demand above the smallest floor is expected.
 
-Each pull adds to each fleet the replica-seconds that it would have held and the requests that it would have served
-late. The planner follows one of these fleets, and changes to another one only if that would have cost less by more
-than the change costs:
+Each pull (one metrics scrape) adds to each fleet the replica-seconds that it would have held and the requests that it
+would have served late, that is, over the TTFT target. The planner follows one of these fleets, and changes to another
+one only if that would have cost less by more than the change costs:
 
     cost = GPU-seconds + price x late requests,
     cost of the followed fleets <= cost of the best fleet + (1 + changes) x (dearest change + dearest pull + price x
         allowed late requests),
 
-for every fleet and all arrivals, until observations older than `MEMORY_S` are weighted less. The property is tested
-in tests/unit/planner/test_hindsight.py.
+for every fleet and all arrivals, until observations older than 6 hours (`MEMORY_S`) are weighted less. The property is
+tested in tests/unit/planner/test_hindsight.py.
 """
 
 from __future__ import annotations
@@ -33,25 +34,26 @@ PARTS = 16
 digits."""
 
 WAIT_S = 1800.0
-"""Chosen: seconds for which a floor is kept after its last need, depending only on the price of late requests, however short
-the need was. Half an hour."""
+"""Chosen: half an hour, in seconds, for which a floor is kept after demand last needed it, however short the need was.
+
+It depends only on the price of late requests."""
 
 QUIET_S = WAIT_S / 2
-"""Seconds without need after which a floor is dropped if there are too few requests (`ENOUGH`) to compare costs.
+"""Seconds without need (a quarter of an hour) after which a floor is dropped if fewer than 100 requests (`ENOUGH`) were counted.
 
-Most demand that returns does so within a quarter of an hour."""
+With that few requests, costs cannot be compared. Most demand that returns does so within a quarter of an hour."""
 
 ENOUGH = 100.0
 """Chosen: minimum number of requests for which a fraction of late ones is meaningful."""
 
 HOLDS_S = 2 * WAIT_S
-"""Seconds for which a finding remains valid: an hour, twice the time that demand which occurred once is waited for.
+"""Seconds for which a finding remains valid: an hour, twice the time for which the planner waits for demand that occurred once.
 
-A fleet that never grows can be followed only after this long, because after a quiet start it would be the cheapest.
-The result of a trial is valid for as long."""
+A fleet that never grows can be chosen only after this long, because after a quiet start it would be the cheapest. The
+result of a trial (see `trial`) is valid for as long."""
 
 SIZES_MOST = 64
-"""Largest floor that is followed. Each floor costs a microsecond per pull."""
+"""Largest floor (minimum number of replicas) that is simulated. Each floor costs a microsecond per metrics scrape."""
 
 
 class Growth(StrEnum):
@@ -70,17 +72,19 @@ class Growth(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ShadowFleets:
-    """Simulated ("shadow") fleets of one role with the same `Growth`, one fleet for each floor.
+    """Fleets of one role that are simulated alongside the real one, all with the same `Growth`, one for each floor.
 
-    A floor is a number of replicas that is kept even while they are idle. Element n - 1 of each tuple belongs to
-    floor n, or to the n-th replica.
+    A floor is the minimum number of replicas that a fleet keeps even while they are idle. Each attribute is a tuple: in
+    ``started_s``, element n - 1 belongs to the n-th replica, in the other ones to the fleet with floor n. Times are
+    durations in simulated seconds.
 
     Attributes:
-        started_s: Seconds for which the n-th replica has existed in the fleets whose floor is below n; 0 if it does
-            not exist.
-        backlogs: Work that each fleet would have left now, in seconds of one worker.
-        late: Number of requests that each fleet would have served late.
-        replica_s: Replica-seconds that each fleet would have held.
+        started_s: Seconds since the start of the n-th replica in the fleets whose floor is below n, at most the
+            start-up time; 0 if it does not exist.
+        backlogs: Work that each fleet would have left to do now, in seconds of one worker.
+        late: Number of requests that each fleet would have served over the TTFT target; halved with the other counts of
+            `Hindsight`.
+        replica_s: Replica-seconds for which each fleet would have held GPUs; halved likewise.
     """
 
     started_s: tuple[float, ...] = ()
@@ -91,24 +95,26 @@ class ShadowFleets:
 
 @dataclass(frozen=True, slots=True)
 class Hindsight:
-    """Learned state from which one role's floor is chosen: the number of replicas that is kept even while they are idle.
+    """Learned state from which one role's floor is chosen: the minimum number of replicas that the planner keeps even while idle.
 
-    All times are ages in seconds, so that the state does not depend on a clock.
+    All times are durations in simulated seconds, so that the state does not depend on a clock. A replica is needed
+    while the demand exceeds what the replicas before it can serve; "the n-th replica" is needed if demand needs at
+    least n replicas.
 
     Attributes:
         floor: Chosen floor; 0 if none has been chosen yet.
-        growth: Chosen way to start replicas above the floor.
-        seen_s: Seconds of demand that are counted. This and all other counts are halved each time it reaches
-            `MEMORY_S`.
-        arrivals: Number of requests.
-        work_gpu_s: GPU-seconds of all roles that requests kept busy.
+        growth: Chosen way to start replicas above the floor: at once, after a delay, or never.
+        seen_s: Seconds of demand that are counted. This and all other counts are halved each time it reaches 6 hours
+            (`MEMORY_S`).
+        arrivals: Number of requests that arrived.
+        work_gpu_s: GPU-seconds of all roles in which workers were busy with requests.
         needed_s: For each n, seconds for which demand has needed the n-th replica, minus the seconds since then in
-            which it did not; from 0 to the hold time.
-        idle_s: For each n, seconds for which n - 1 replicas have been enough; 0 if they are not enough now.
-        since_s: For each n, seconds since demand first needed the n-th replica; 0 if never.
-        fleets: Shadow fleets, which tell what every floor would have cost, by way of growing.
-        recurrence: When demand above the smallest floor occurs.
-        least: Smallest floor, >= 1.
+            which it did not; from 0 to the time for which an idle replica is kept.
+        idle_s: For each n, seconds for which n - 1 replicas have been enough; 0 if n - 1 are not enough now.
+        since_s: For each n, seconds since demand first needed the n-th replica; 0 if it never did.
+        fleets: Simulated fleets by the way in which they start replicas; they show what every floor would have cost.
+        recurrence: Record of the times at which demand needed more than the smallest floor.
+        least: Smallest floor that can be chosen, >= 1.
     """
 
     floor: int = 0
@@ -137,10 +143,10 @@ class Hindsight:
 
     @property
     def largest_useful_floor(self) -> int:
-        """Return the largest floor worth keeping. Each replica above it has been idle for longer than it was needed.
+        """Return the largest floor worth keeping. Each replica above it has been idle for longer than it was needed, and for half an hour.
 
         A replica counts as needed from its first need to its last, so demand that returned is waited for longer than
-        demand that occurred once.
+        demand that occurred once. The result is at least the smallest floor.
         """
         lasting = (
             floor
@@ -151,7 +157,7 @@ class Hindsight:
 
     @property
     def given_up_in_s(self) -> float | None:
-        """Return the seconds without need after which the chosen floor is no longer worth keeping, so that it will be lowered.
+        """Return the seconds without further need after which the chosen floor is lowered; negative or 0 if it is due now.
 
         Returns None if the floor is not above the smallest one.
         """
@@ -164,10 +170,10 @@ class Hindsight:
 
     @property
     def floor_now(self) -> int:
-        """Return the number of replicas to keep now even while they are idle.
+        """Return the minimum number of replicas to keep now even while they are idle; 0 if no floor has been chosen yet.
 
-        It is the chosen floor, or the smallest one if the floor is only for demand that recurs and none is expected
-        soon.
+        It is the chosen floor, or the smallest one if the floor is kept only for demand that recurs and no such demand
+        is expected within a start-up time.
         """
         is_between = self.growth is Growth.SCHEDULED and self.recurrence.is_between
         return self.least if is_between else self.floor
@@ -177,11 +183,11 @@ class Hindsight:
         return sum(1 for needed_s in self.needed_s if needed_s >= startup_s)
 
     def is_idle(self, replica: int, hold_s: float) -> bool:
-        """Return whether the n-th replica, which is above the floor, is no longer needed.
+        """Return whether the n-th replica, which is above the floor, is not needed any more.
 
         It depends on the chosen `growth`. IMMEDIATE keeps the replica until it has been idle for ``hold_s``, DELAYED
-        until it has been idle for as long as it was needed, and SCHEDULED does not keep it. A replica above all
-        simulated floors is treated like the largest one.
+        until it has been idle for as long as demand needed it, and SCHEDULED does not keep it. A number above the
+        largest simulated floor is treated like that floor.
 
         Args:
             replica: n, counted from 1.
@@ -197,9 +203,10 @@ class Hindsight:
         )
 
     def is_past(self, replica: int, hold_s: float) -> bool:
-        """Return whether the n-th replica was last needed longer ago than an idle replica is kept.
+        """Return whether demand last needed the n-th replica longer ago than ``hold_s``.
 
-        Always False if the floor is for demand that recurs, because that demand is expected to return.
+        Always False if the floor is kept for demand that recurs, because that demand is expected to return, and for a
+        number that is not simulated.
 
         Args:
             replica: n, counted from 1.
@@ -210,7 +217,7 @@ class Hindsight:
         return self.idle_s[replica - 1] >= hold_s
 
     def fleet(self) -> tuple[ShadowFleets, int]:
-        """Return the shadow fleets that grow in the chosen way, and the index of the chosen floor in their tuples."""
+        """Return the simulated fleets that start replicas in the chosen way, and the index of the chosen floor in their tuples."""
         return self.fleets[self.growth], self.floor - 1
 
     def for_other_graph(self) -> Hindsight:
@@ -227,28 +234,31 @@ class Hindsight:
 
 @dataclass(frozen=True, slots=True)
 class PulledLoad:
-    """Load of one role in one pull. Times are rounded as by `counted`.
+    """Load of one role in one decision interval. Times are durations in simulated seconds, rounded to sixteenths (see `counted`).
 
     Attributes:
-        dt_s: Length of the pull in seconds, > 0.
+        dt_s: Length of the interval, > 0.
         arrivals: Number of requests that arrived.
-        work_gpu_s: GPU-seconds of all roles that requests kept busy.
-        work_s: Computing time of those requests on one worker, in seconds. None for a role whose requests wait for KV
-            room instead; then ``kv_busy_workers`` is used.
-        may_wait_s: Longest wait with which a request is still on time, in seconds.
-        kv_busy_workers: Number of workers whose KV cache is in use, as a fraction; ignored if ``work_s`` is set.
-        workers_needed: Number of workers, as a fraction, that demand needs; a pool with fewer grows.
-        workers_to_keep: Number of workers, as a fraction, above which a pool can shrink, >= ``workers_needed``.
-        startup_s: Seconds from requesting a replica until it is ready.
-        hold_s: Seconds for which a fleet keeps an idle replica, >= ``startup_s``.
+        work_gpu_s: GPU-seconds of all roles in which workers were busy with requests.
+        work_s: Computing time of the arrivals' prompts on one worker. None for a role whose requests wait for room in
+            the KV cache instead; then ``kv_busy_workers`` is used.
+        may_wait_s: Longest wait with which a request still meets the TTFT target.
+        kv_busy_workers: Number of workers, such as 2.4, whose KV caches the running answers would fill; ignored if
+            ``work_s`` is set.
+        workers_needed: Number of workers, such as 2.4, that demand needs; a pool (the workers of one role) with fewer
+            grows.
+        workers_to_keep: Number of workers, such as 2.4, down to which a pool can shrink without growing again soon, >=
+            ``workers_needed``.
+        startup_s: Time from requesting a replica until it is ready.
+        hold_s: Time for which a fleet keeps an idle replica, >= ``startup_s``.
         sizes: Largest floor that can be chosen, >= 1.
         least: Smallest floor that can be chosen, >= 1.
-        existing: Number of existing replicas. At the first pull they count as needed, because a person requested them. 0
-            if the number is not evidence of need.
-        served_at_once_by: Number of replicas with which, and with more, no request was observed to wait; None if
-            unknown.
-        is_in_time_first: Whether requests that can still be on time are served before those that cannot, so that only
-            the excess is late.
+        existing: Number of existing replicas. At the first interval they count as needed, because a person requested
+            them. 0 if the number is not evidence of need.
+        served_at_once_by: Number of replicas with which no request was observed to wait, so that with this number or
+            more none is counted as late; None if unknown.
+        is_in_time_first: Whether requests that can still meet the TTFT target are served before those that cannot, so
+            that only the excess is late.
     """
 
     dt_s: float
@@ -274,9 +284,13 @@ def counted(value: float) -> float:
 
 
 def followed(known: Hindsight, load: PulledLoad) -> Hindsight:
-    """Return the state after one pull, in which every shadow fleet has served the pull's load.
+    """Return the state after one decision interval, in which every simulated fleet has served the interval's load.
 
-    The floor does not change here, except that the first pull sets it to the number of existing replicas.
+    The floor does not change here, except that the first interval sets it to the number of existing replicas.
+
+    Args:
+        known: State before the interval.
+        load: Load of the interval.
     """
     existing = 0 if known.seen_s else load.existing
     asked = max(known.sizes, math.ceil(load.workers_needed) + 1, known.floor, existing, 1)
@@ -318,7 +332,7 @@ def followed(known: Hindsight, load: PulledLoad) -> Hindsight:
 
 
 def _faded(known: Hindsight) -> Hindsight:
-    """Return the state with all counts halved if `MEMORY_S` has been reached."""
+    """Return the state with all counts halved if 6 hours (`MEMORY_S`) of demand are counted."""
     if known.seen_s < MEMORY_S:
         return known
 
@@ -423,15 +437,15 @@ def _worked(
 
 
 def served_by(workers: int, backlog_s: float, load: PulledLoad) -> tuple[float, float]:
-    """Return the outcome of one pull for a simulated fleet: the work left and the number of requests served late.
+    """Return the outcome of one decision interval for a simulated fleet: the work left and the number of requests served late.
 
     Args:
         workers: Number of workers of the fleet.
-        backlog_s: Work left before the pull, in seconds of one worker.
-        load: Load of the pull.
+        backlog_s: Work left before the interval, in seconds of one worker.
+        load: Load of the interval.
 
     Returns:
-        (work left in seconds of one worker, number of the pull's requests served late).
+        (work left in seconds of one worker, number of the interval's requests served over the TTFT target).
     """
     count, work_s = load.arrivals, load.work_s
     if work_s is None:
@@ -451,14 +465,14 @@ def served_by(workers: int, backlog_s: float, load: PulledLoad) -> tuple[float, 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Target of the choice of a floor, and prices.
+    """Target and prices for choosing a floor, the minimum number of replicas that the planner keeps.
 
     Attributes:
-        in_time: Fraction of requests to serve on time, in (0, 1). Exceeding it has no value.
+        in_time: Fraction of requests to serve within the latency targets, in (0, 1). Exceeding it has no value.
         price_gpu_s: GPU-seconds that avoiding one late request is worth, > 0.
         gpus: GPUs of one replica.
-        unused_s: Seconds for which a replica that turns out not to be needed holds its GPUs: start-up time plus hold
-            time.
+        unused_s: Seconds for which a replica that turns out not to be needed holds its GPUs: the start-up time plus the
+            time for which an idle replica is kept.
     """
 
     in_time: float
@@ -468,7 +482,12 @@ class Objective:
 
 
 def chosen(known: Hindsight, objective: Objective) -> Hindsight:
-    """Return the state with the floor to use from now on. It changes only if another floor would have saved more than the change costs."""
+    """Return the state with the floor to use from now on; it changes only if another one would have saved more than the change costs.
+
+    Args:
+        known: State with the costs of all floors.
+        objective: Target and prices.
+    """
     least, most = min(known.least, known.sizes), min(known.largest_useful_floor, known.sizes)
     if not known.floor:
         known = replace(known, floor=least)
@@ -498,20 +517,24 @@ def chosen(known: Hindsight, objective: Objective) -> Hindsight:
 
 
 def cost_of(fleets: ShadowFleets, floor_index: int, objective: Objective) -> float:
-    """Return the cost that a shadow fleet would have had in GPU-seconds: those of its replicas plus the price of its late requests.
+    """Return the cost that a simulated fleet would have had in GPU-seconds: those of its replicas plus the price of its late requests.
 
     Args:
-        fleets: Shadow fleets that grow in the same way.
+        fleets: Simulated fleets that start replicas in the same way.
         floor_index: Floor of the fleet minus 1.
-        objective: Prices.
+        objective: Target and prices.
     """
     return objective.gpus * fleets.replica_s[floor_index] + objective.price_gpu_s * fleets.late[floor_index]
 
 
 def change_gpu_s(replicas: int, objective: Objective) -> float:
-    """Return the GPU-seconds that raising or lowering the floor by ``replicas`` can waste, >= those of one replica.
+    """Return the GPU-seconds that raising or lowering the floor by ``replicas`` can waste; at least those of one replica.
 
     The sign of ``replicas`` is ignored, and 0 counts as one replica.
+
+    Args:
+        replicas: Number of replicas by which the floor changes.
+        objective: Price of a replica that turns out not to be needed: its GPUs, and the time for which it holds them.
     """
     return objective.gpus * objective.unused_s * max(1, abs(replicas))
 
@@ -524,17 +547,17 @@ _GROWTH_WORDS = {
 
 
 def _worth_holding_s(idle_s: float, since_s: float) -> float:
-    """Return for how many more seconds a replica is worth keeping without need; negative if it no longer is.
+    """Return for how many more seconds a replica is worth keeping without need; negative if it is not worth keeping any longer.
 
-    It is kept for as long as it was needed, but at least for `WAIT_S`.
+    It is kept for as long as it was needed, but at least for half an hour (`WAIT_S`).
     """
     return max(WAIT_S, since_s - idle_s) - idle_s
 
 
 def in_words(known: Hindsight, gpus: float) -> str:
-    """Return why the chosen floor (replicas kept even while idle) has its value, in one line.
+    """Return in one line what the chosen floor (minimum of kept replicas) and a neighbouring one would have cost.
 
-    Empty if no floor has been chosen or there were too few requests.
+    Returns an empty text if no floor has been chosen or fewer than 100 requests (`ENOUGH`) were counted.
 
     Args:
         known: Learned state of the role.

@@ -17,7 +17,7 @@ from penstock_planner.decide.observation import Pull
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Formats simulated times for people: as wall clock time if a pull knows it, else relative to now.
+    """Formats simulated times for people: as wall clock time if the newest metrics scrape has it, else relative to the present time.
 
     Attributes:
         now_s: Present time, in simulated seconds.
@@ -33,7 +33,7 @@ class Clock:
 
     @classmethod
     def of(cls, pull: Pull, config: DecideConfig) -> Clock:
-        """Return the clock at the time of a pull."""
+        """Return the clock at the time of a pull (metrics scrape)."""
         return cls(pull.at_s, pull.wall_s, config.speed, config.time_zone)
 
     def past(self, at_s: float) -> str:
@@ -52,14 +52,14 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class KeptBy:
-    """Explanation by one rule that keeps replicas.
+    """Explanation by one rule of why a role keeps more replicas than demand needs. Times are simulated seconds.
 
     Attributes:
-        rule: Name of the rule.
-        why: Reason in words, with the time at which it began.
-        ends: Words that follow the end time in the sentence, such as " unless demand returns"; can be empty.
-        since_s: Time at which the reason began, in simulated seconds; None if unknown.
-        until_s: Time at which it ends at the latest, in simulated seconds; None if it has no end.
+        rule: Name of the rule that keeps them.
+        why: Reason in words, such as "5 were needed at 02:10".
+        ends: Words after the end time in the sentence, such as " unless demand returns"; can be empty.
+        since_s: Time at which the reason began; None if unknown.
+        until_s: Latest time at which the reason ends; None if it has no end.
     """
 
     rule: str
@@ -69,7 +69,7 @@ class KeptBy:
     until_s: float | None = None
 
     def in_words(self, needs: int, clock: Clock) -> str:
-        """Return the explanation for the sentence of a decision, which shows the number of replicas before it.
+        """Return the explanation for the sentence of a decision, such as "5 were needed at 02:10; kept until 03:10; demand needs 3".
 
         Args:
             needs: Number of replicas that demand alone needs.
@@ -79,12 +79,23 @@ class KeptBy:
         return f"{self.why}{kept}; demand needs {needs}"
 
     def kept(self, needs: int) -> Retention:
-        """Return the explanation for the record of a decision; ``needs`` is the number of replicas that demand alone needs."""
+        """Return the explanation in the form in which a decision records it.
+
+        Args:
+            needs: Number of replicas that demand alone needs.
+        """
         return Retention(needs, self.since_s, self.until_s)
 
 
 def kept_by(case: Case, clock: Clock) -> KeptBy | None:
-    """Return the explanation of why the newest replica is kept, by the rule that keeps it longest. None if no rule of this module does."""
+    """Return why the role's newest replica is kept, by the rule that keeps it longest; None if none of the rules here keeps it.
+
+    These rules are the minimum number of replicas, the learned floor, the hold time of idle replicas, and trials.
+
+    Args:
+        case: Input of the role's rules.
+        clock: Clock that formats the times.
+    """
     found = [] if case.hindsight is None else list(_by_hindsight(case, case.hindsight, clock))
     if case.trial is not None and case.pool.replicas <= case.trial.floor:
         found.append(_by_trial(case.trial, clock))

@@ -1,4 +1,8 @@
-"""Learning from each window: shadow fleets of every floor serve it, and their model is compared with what was served. Pure."""
+"""Learning after each decision interval: simulated fleets of every floor serve its requests, and the model is compared with reality. Pure.
+
+A floor is the minimum number of replicas that the planner keeps. The fleets and the latency model that they follow are
+explained in `hindsight` and `served`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.observation import Demand, Window, entry_role, kv_role
 
 HELD_TO_BUSY = 4.0
-"""Chosen: GPU-seconds that a fleet is assumed to hold for each one that requests keep busy.
+"""Chosen: GPU-seconds that a fleet is assumed to hold for each GPU-second in which requests keep its workers busy.
 
 It was set with loads of hours, in which a fleet that serves 99% on time is busy for a quarter of the time. With 1 the
 price of late requests was so low that three in four bursts were served late (TRIED.md)."""
@@ -26,15 +30,15 @@ price of late requests was so low that three in four bursts were served late (TR
 def looked_back(
     cases: Mapping[Role, rules.Case], window: Window, memory: AdaptiveMemory, config: DecideConfig
 ) -> AdaptiveMemory:
-    """Return the learned state after the window: shadow fleets of every role have served it, and each role's floor is chosen again.
+    """Return the learned state after a decision interval: simulated fleets of every role have served it, and floors are chosen again.
 
-    Shadow fleets are simulated ones, see `hindsight`. Returns ``memory`` unchanged if no pull of the window has a
-    known demand.
+    The simulated ("shadow") fleets are explained in `hindsight`; a floor is the minimum number of replicas that the
+    planner keeps. Returns ``memory`` unchanged if the demand is unknown in every pull (metrics scrape) of the interval.
 
     Args:
-        cases: Input of the rules by role; a role without an entry is skipped.
+        cases: Input of the rules by role; a role without an entry is left as it is.
         window: Pulls of the interval, at least one.
-        memory: Learned state in which all pulls of the window are already included.
+        memory: Learned state that already includes all pulls of the interval.
         config: Targets, bounds and budget.
     """
     demands = [pull.demand for pull in window.pulls if pull.demand is not None]
@@ -71,14 +75,14 @@ def looked_back(
 
 
 def late_price_gpu_s(known: Hindsight, config: DecideConfig) -> float:
-    """Return the GPU-seconds that avoiding one late request is worth.
+    """Return the GPU-seconds that are worth spending to avoid one late request.
 
-    It depends on the GPU-seconds that requests keep busy (`DecideConfig.gpu_percent_per_point`), not on those that
-    are held.
+    It is `DecideConfig.gpu_percent_per_point` percent of four times (`HELD_TO_BUSY`) the GPU-seconds in which a hundred
+    requests keep workers busy. It does not depend on the GPUs that are really held.
 
     Args:
-        known: Learned state with the numbers of requests and of busy GPU-seconds.
-        config: Configuration with the price.
+        known: Learned state with the number of requests and the busy GPU-seconds.
+        config: Configuration with the accepted cost per percentage point.
     """
     usually_held_s = HELD_TO_BUSY * known.work_gpu_s
     return config.gpu_percent_per_point * usually_held_s / max(1.0, known.arrivals)
@@ -87,7 +91,7 @@ def late_price_gpu_s(known: Hindsight, config: DecideConfig) -> float:
 def _tried(
     cases: Mapping[Role, rules.Case], window: Window, memory: AdaptiveMemory, config: DecideConfig
 ) -> AdaptiveMemory:
-    """Return the learned state after each role's trial record has counted the window's unexplained late requests."""
+    """Return the learned state after each role's trial record has counted the interval's late requests that have no explanation."""
     pull = window.pulls[-1]
     demands = [each.demand for each in window.pulls if each.demand is not None]
     dt_s = sum(each.period_s for each in demands)

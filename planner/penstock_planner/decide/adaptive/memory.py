@@ -1,7 +1,8 @@
-"""Learned state of modes ``adaptive`` and ``sla``: prefill work, KV usage, floors, and the supply of each role over time.
+"""Learned state of modes ``adaptive`` and ``sla``: prefill work, KV usage, floors, and each role's ready and starting replicas over time.
 
-The supply over time is when each starting replica will be ready, estimated from the duration of earlier start-ups. It
-is derived only from the replica counts of successive pulls, so changes by other clients count like the planner's own.
+A floor is the minimum number of replicas that the planner keeps, see `hindsight`. When each starting replica will be
+ready is estimated from the duration of earlier start-ups. It is derived only from the replica counts of successive
+pulls (metrics scrapes), so changes by other clients count like the planner's own.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from penstock_planner.decide.decision import Memory
 from penstock_planner.decide.observation import PoolCounts
 
 SETTLE_S = LEVEL_TAU_S
-"""Minimum seconds between two scale-downs, so that the effect of the first one is visible in the signals."""
+"""Minimum simulated seconds between two scale-downs (6 s), so that the effect of the first one is visible in the load
+averages."""
 
 HOLD_S = 2 * STARTUP_S
-"""Minimum seconds for which an idle replica is kept. It is kept for a start-up time if that is longer.
+"""Minimum simulated seconds for which an idle replica is kept: one minute, or one start-up time if that is longer.
 
 A replica that is needed again within this time would have cost as many GPU-seconds to start again, and late requests
 as well. It is removed only if the demand forecast for this long after two start-up times allows it."""
@@ -36,19 +38,19 @@ rise by 5% if start-ups take 40 to 300 s, without benefit."""
 
 
 def hold_s(expected_s: float) -> float:
-    """Return the seconds for which an idle replica is kept, given the expected start-up time in seconds."""
+    """Return the simulated seconds for which an idle replica is kept, given the expected start-up time in seconds."""
     return max(HOLD_S, expected_s)
 
 
 @dataclass(frozen=True, slots=True)
 class RoleMemory:
-    """Learned state of one role: its supply of replicas and its last changes. Times are simulated seconds.
+    """Learned state of one role: its replicas, their start-up times, and its last changes. Times are simulated seconds.
 
     Attributes:
-        ready: Number of ready replicas at the newest pull; None before the first one.
+        ready: Number of ready replicas at the newest pull (metrics scrape); None before the first pull.
         start_times_s: Time at which each replica that is now starting was first observed, oldest first.
-        startups_s: Durations of the newest start-ups from request to ready, newest last; at most `STARTUPS_KEPT`.
-        grown_s: Time at which replicas were last added; None if never. The first pull counts as adding.
+        startups_s: Durations of the newest start-ups from request to ready, newest last; at most two (`STARTUPS_KEPT`).
+        grown_s: Time at which replicas were last added; None if never. The first pull counts as adding replicas.
         shrunk_s: Time at which replicas were last removed; None if never.
     """
 
@@ -60,16 +62,20 @@ class RoleMemory:
 
     @property
     def startup_s(self) -> float | None:
-        """Return the expected start-up time in seconds, which is the longest of the recent ones. None before the first start-up."""
+        """Return the expected start-up time in seconds: the longest of the last two. None before the first start-up was observed."""
         return max(self.startups_s, default=None)
 
     def followed(self, pool: PoolCounts, at_s: float) -> RoleMemory:
-        """Return the role's state after one pull.
+        """Return the role's state after one pull (metrics scrape).
 
         New starts are recorded, and finished ones are timed, oldest first. A worker that switches roles counts as
         ready. A replica that is already starting at the first pull has been starting for an unknown time, so its age
         counts from that pull. The workers of the first pull count as just added, because their caches can be empty
         and the load before the pull is unknown.
+
+        Args:
+            pool: Replica counts of the role at the pull.
+            at_s: Time of the pull, in simulated seconds.
         """
         if pool.switching:
             pool = replace(pool, ready=pool.ready + pool.switching, starting=pool.loading, switching=0)
@@ -88,7 +94,10 @@ class RoleMemory:
         return replace(after, shrunk_s=at_s) if pool.replicas < before else after
 
     def hold_down_s(self, expected_s: float, now_s: float) -> float:
-        """Return the seconds for which the role must not shrink yet; 0 if it can shrink now.
+        """Return the seconds for which the role must not shrink yet after its last change; 0 if it can shrink now.
+
+        It must not shrink for two start-up times (at least a minute) after replicas were added, nor for 6 s after some
+        were removed.
 
         Args:
             expected_s: Expected start-up time, in seconds.
@@ -102,7 +111,7 @@ class RoleMemory:
         return max(until) - now_s
 
     def arrivals_s(self, expected_s: float, at_s: float) -> tuple[float, ...]:
-        """Return the seconds until each starting replica is expected to be ready, soonest first; at least 0.
+        """Return the seconds from ``at_s`` until each starting replica is expected to be ready, soonest first; 0 for an overdue one.
 
         Args:
             expected_s: Expected start-up time, in seconds.
@@ -113,23 +122,24 @@ class RoleMemory:
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveMemory:
-    """Learned state of all roles. Times are simulated seconds.
+    """Learned state of modes adaptive and sla for all roles. Times are simulated seconds.
 
     Attributes:
-        pulled_s: Time of the newest pull that is included; None before the first one.
+        pulled_s: Time of the newest pull (metrics scrape) that is included; None before the first one.
         work: Prefill work of the prefill (or aggregated) workers.
         kv: KV usage of the decode (or aggregated) workers.
-        roles: Supply and last changes by role.
-        hindsight: Costs of the possible floors by role.
+        roles: Replicas, start-up times and last changes, by role.
+        hindsight: Costs of the possible floors (minimum numbers of replicas), by role.
         quiet_since_s: Time since which there has been no request, as in `quiet_since`. None if there was one at the
             newest pull, if it is unknown, or if the graph does not scale to zero.
-        unserved_s: Newest time at which a role had no ready replica; None if never.
-        served: Comparison of the shadow fleets' model with what was served.
-        trials: Requests by role that were late for reasons that the model does not explain, and replicas on trial.
-        week: Demand by time of day and day of the week.
+        unserved_s: Newest time at which some role had no ready replica; None if there was none.
+        served: Comparison of the planner's latency model with what was really served.
+        trials: Trial records by role: requests that were late without explanation by the latency model, and replicas on
+            trial.
+        week: Demand by quarter of an hour of the week.
         learnt_from: Identity from which the state was learned, as `DecideConfig.learning_identity`; empty if unknown.
-        stated_s: As `DecideConfig.startups_s`.
-        startup_timeout_s: As `DecideConfig.startup_timeout_s`.
+        stated_s: Start-up times in seconds that the manifest states, by role, as `DecideConfig.startups_s`.
+        startup_timeout_s: Longest start-up to wait for, in seconds, as `DecideConfig.startup_timeout_s`.
     """
 
     pulled_s: float | None = None
@@ -148,10 +158,11 @@ class AdaptiveMemory:
 
     @classmethod
     def read(cls, memory: Memory) -> AdaptiveMemory:
-        """Return this mode's part of the planner's learned state. A default one if there is none.
+        """Return the part of the planner's learned state that modes adaptive and sla share; a default one if there is none.
 
         Args:
-            memory: Learned state as a decision left it, or as plain data read from a ledger.
+            memory: Learned state of all policies, as a decision left it, or as plain data read from a ledger (the
+                planner's decision log).
 
         Raises:
             AttributeError, TypeError, ValueError: The data does not have this form.
@@ -168,20 +179,28 @@ class AdaptiveMemory:
         return from_plain(cls, {**known, "hindsight": kept}, skips_unknown=True)
 
     def is_of(self, learning_identity: str) -> bool:
-        """Return whether the state was learned from ``learning_identity``, or either identity is empty (unknown)."""
+        """Return whether the state was learned from ``learning_identity``; also True if either identity is empty (unknown).
+
+        The identity names the model, engine, profile and time scale.
+        """
         return not self.learnt_from or not learning_identity or self.learnt_from == learning_identity
 
     @property
     def seen_s(self) -> float:
-        """Return the seconds of demand from which the state was learned; the longest of all roles."""
+        """Return the seconds of demand from which the floors were learned; the longest of all roles, 0 before the first."""
         return max((each.seen_s for each in self.hindsight.values()), default=0.0)
 
     def of(self, role: Role) -> RoleMemory:
-        """Return the state of a role, or a default one if there is none."""
+        """Return the state of a role, or a default one if nothing is known about the role."""
         return self.roles.get(role, RoleMemory())
 
     def startup_s(self, role: Role, at_s: float) -> float:
-        """Return the expected start-up time of a role in seconds. It is at least the age of each start in progress."""
+        """Return the expected start-up time of a role in seconds; at least the age of each replica that is still starting.
+
+        Args:
+            role: Role to look up.
+            at_s: Present time, in simulated seconds.
+        """
         return max(
             self.known_startup_s(role), *(at_s - begun_s for begun_s in self.of(role).start_times_s), 0.0
         )
@@ -195,7 +214,7 @@ class AdaptiveMemory:
         return self.startup_timeout_s / 2
 
     def change_startup_s(self, role: Role) -> float:
-        """Return the start-up time in seconds that is used to calculate what changing the role's learned floor (see `hindsight`) costs.
+        """Return the start-up time in seconds with which the cost of changing a role's learned floor is calculated (see `hindsight`).
 
         It is `half_timeout_s` until a start-up has been observed or is stated in the manifest.
         """
@@ -203,9 +222,10 @@ class AdaptiveMemory:
         return self.known_startup_s(role) if is_known else self.half_timeout_s
 
     def known_startup_s(self, role: Role) -> float:
-        """Return the observed start-up time of a role in seconds; else that of another role, else the one stated in the manifest.
+        """Return the observed start-up time of a role in seconds; else that of another role, else the stated one, else 30 s.
 
-        Starts in progress do not count, because a start that hangs is not a reason to keep replicas longer.
+        The stated one is in the manifest; 30 s is `STARTUP_S`. Starts in progress do not count, because a start that
+        hangs is not a reason to keep replicas longer.
         """
         known = self.of(role).startup_s
         if known is not None:
@@ -215,10 +235,10 @@ class AdaptiveMemory:
         return max(seen, default=stated_s)
 
     def hold_startup_s(self, role: Role, at_s: float) -> float:
-        """Return the start-up time in seconds for which a role's idle replicas are kept.
+        """Return the start-up time in seconds that determines for how long a role's idle replicas are kept.
 
-        Until a start-up has been observed, the starts in progress are a lower bound: a replica that was requested 105
-        s ago and is not ready takes longer than that. This bound ends at `half_timeout_s`, because a start that hangs
+        Until a start-up has been observed, the starts in progress are a lower bound: a replica that was requested 105 s
+        ago and is not ready takes longer than that. This bound is at most `half_timeout_s`, because a start that hangs
         is not a reason to keep replicas longer.
         """
         known_s = self.known_startup_s(role)
@@ -228,7 +248,7 @@ class AdaptiveMemory:
         return max(known_s, min(max(ages_s, default=0.0), self.half_timeout_s))
 
     def hold_down_s(self, role: Role, now_s: float) -> float:
-        """Return the seconds for which a role must not shrink yet; 0 if it can shrink now."""
+        """Return the seconds for which a role must not shrink yet after its last change (see `RoleMemory.hold_down_s`); 0 if it can now."""
         return self.of(role).hold_down_s(self.hold_startup_s(role, now_s), now_s)
 
     def resumed(self, by_s: float, now_s: float) -> AdaptiveMemory:
@@ -237,8 +257,8 @@ class AdaptiveMemory:
         Starts in progress count from now, because their end was not observed.
 
         Args:
-            by_s: Seconds to add to each time.
-            now_s: Present time; no converted time is later.
+            by_s: Seconds to add to each time, which is measured on the clock of the previous run; can be negative.
+            now_s: Present time, in simulated seconds; no converted time is later.
         """
 
         def moved(at_s: float | None) -> float | None:
@@ -264,8 +284,8 @@ class AdaptiveMemory:
     def for_other_graph(self) -> AdaptiveMemory:
         """Return the state with which another graph of the same model can start.
 
-        It keeps start-up times, throughput, lengths, the costs of the floors and the model's correction. It drops the
-        traffic and the replicas of this graph.
+        It keeps start-up times, throughput, prompt lengths, the costs of the floors, and the throughput fraction of
+        simulated workers (`ModelComparison.share`). It drops the traffic and the replicas of this graph.
         """
         return AdaptiveMemory(
             work=replace(self.work, rate=Trend(), level=0.0),

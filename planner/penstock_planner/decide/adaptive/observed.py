@@ -18,10 +18,10 @@ from penstock_planner.decide.adaptive.signals import (
 )
 
 BUSY_MOST = FULL
-"""Fraction of a prefill pool's throughput that demand can fill before the pool grows, as in the planner document for KV.
+"""Fraction of a prefill pool's throughput that demand can fill before the pool (the workers of one role) grows: 0.9.
 
-Its workers share one queue in the router, so that three workers at 0.9 still answer log-normal prompts within
-seconds."""
+It is the threshold that the NVIDIA Dynamo planner's documentation has for KV usage. The workers of a prefill pool share
+one queue in the router, so that three workers at 0.9 still answer log-normal prompts within seconds."""
 
 BUSY_AFTER = 0.75
 """Chosen: fraction of the remaining throughput that demand can fill after a worker is removed.
@@ -32,12 +32,12 @@ SHARES = {Role.AGGREGATED: 0.7}
 """Chosen: fraction of its throughput that a worker of this role can use; 1 for roles that are absent.
 
 An aggregated worker uses less because requests wait in each worker separately and decoding steps interrupt prompts.
-Prefill workers share one queue and use all of it. At 0.8 aggregated-sine was left to three workers with 96.5%
-on time, at 0.7 to four with 100%. It applies to shadow workers until they have been compared with what was served,
-and to `BUSY_MOST` and `BUSY_AFTER`."""
+Prefill workers share one queue and use all of it. At 0.8 the benchmark aggregated-sine was left to three workers with
+96.5% of requests on time, at 0.7 to four with 100%. It applies to simulated workers (see `hindsight`) until they have
+been compared with what was really served, and to `BUSY_MOST` and `BUSY_AFTER`."""
 
 AHEAD_SIGMAS = 0.5
-"""Chosen: number of standard errors that are added to demand, both for growing and for shrinking.
+"""Chosen: number of standard errors that are added to the demand forecast, both for growing and for shrinking.
 
 One replica too many costs its GPUs for a minute, one too few makes the arrivals of a start-up time late. With
 -0.5 sine was 98.5% on time, with 0.5 99.9% for 1% more GPU-hours."""
@@ -45,13 +45,14 @@ One replica too many costs its GPUs for a minute, one too few makes the arrivals
 
 @dataclass(frozen=True, slots=True)
 class Stabilization:
-    """KV usage at which a pool grows, and further conditions for shrinking it by one replica.
+    """KV usage at which a pool (the workers of one role) grows, and further conditions for shrinking it by one replica.
 
     Attributes:
-        sigmas: Number of standard errors added to demand before a pool shrinks.
-        kv_ahead: Mean KV usage fraction, forecast for the horizon, above which the pool grows. Requests that do not
-            fit preempt streams.
-        kv: Maximum mean KV usage fraction after one replica is removed, with the slower decoding taken into account.
+        sigmas: Number of standard errors added to the demand forecast before a pool shrinks.
+        kv_ahead: Mean KV usage fraction (0 to 1), forecast for the time when a new replica could be ready, above which
+            the pool grows. Requests that do not fit preempt running streams.
+        kv: Maximum mean KV usage fraction after one replica is removed, taking into account that fuller workers decode
+            more slowly.
     """
 
     sigmas: float
@@ -73,7 +74,7 @@ a prefill pool's utilisation: about 0.43."""
 
 
 class ItlView(Protocol):
-    """Expected ITL at the horizon."""
+    """Expected ITL at the horizon, that is, when a replica requested now could be ready."""
 
     @property
     def target_s(self) -> float:
@@ -82,11 +83,11 @@ class ItlView(Protocol):
 
     @property
     def after_s(self) -> float:
-        """Return the maximum ITL after one worker is removed, in seconds; it is below the target."""
+        """Return the largest ITL, in seconds, with which one worker fewer is still enough; it is below the target."""
         ...
 
     def itl_with(self, workers: int) -> float:
-        """Return the ITL with ``workers`` workers, in seconds, for the slowest request within the SLO's percentile.
+        """Return the expected ITL with ``workers`` workers, in seconds, at the SLO's percentile of requests.
 
         Infinite if the workers cannot keep up.
         """
@@ -94,11 +95,11 @@ class ItlView(Protocol):
 
 
 class ObservedWorkers:
-    """Workers as observed. Mode ``sla`` replaces this class by workers from a profile, see `ProfiledWorkers`."""
+    """What a graph's workers can do, as observed. Mode ``sla`` replaces this class by workers of a profile, see `ProfiledWorkers`."""
 
     @property
     def uses_learned_floor(self) -> bool:
-        """Whether simulated ("shadow") fleets decide how many replicas to keep, see `hindsight`. If not, `busy_most` alone decides."""
+        """Whether simulated ("shadow") fleets decide how many replicas to keep, see `hindsight`; if not, only `busy_most` does."""
         return True
 
     @property
@@ -113,23 +114,28 @@ class ObservedWorkers:
 
     @property
     def restraint(self) -> Stabilization:
-        """Return the KV usage for growing and the further conditions for shrinking."""
+        """Return the KV usage above which a pool grows, and the further conditions for shrinking it."""
         return OBSERVED_RESTRAINT
 
     def tokens_per_s(self, work: Work) -> float | None:
-        """Return the prompt tokens that one worker computes per second; None until it is known."""
+        """Return the prompt tokens that one worker computes per second; None until it has been observed.
+
+        Args:
+            work: Observed prefill work.
+        """
         return work.tokens_per_s
 
     def arriving(self, along: TrendForecast) -> TrendForecast:
-        """Return the forecast of requests/s to use, given the forecast along the trend; here the same."""
+        """Return the forecast of arriving requests/s to use, given the forecast along the trend; here it is the forecast along the trend."""
         return along
 
     def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
-        """Return the model of the expected answers' KV usage: as much KV per prompt token as observed.
+        """Return the model of the KV usage of the answers that will be decoded: as much KV per prompt token as observed.
 
         Args:
             kv: Observed KV load.
-            tokens_per_s: Uncached prompt tokens/s whose prefill is expected to end.
+            tokens_per_s: Uncached prompt tokens/s whose prefill is expected to end, so that their answers must be
+                decoded.
         """
         held_s = kv.light_s / kv.done_tokens if kv.done_tokens > 0 else 0.0
         return ObservedDecoding(held_s * tokens_per_s)
@@ -138,13 +144,14 @@ class ObservedWorkers:
         """Return the expected ITL of the answers, or None if there is no ITL target. Without a profile it is always None.
 
         Args:
-            tokens_per_s: Uncached prompt tokens/s whose prefill is expected to end.
+            tokens_per_s: Uncached prompt tokens/s whose prefill is expected to end, so that their answers must be
+                decoded.
         """
         del tokens_per_s  # without a profile it is unknown how much another worker would lower the ITL
         return None
 
     def busy_most(self, role: Role, workers: int) -> float:
-        """Return the fraction of a pool's throughput that demand can fill before the pool grows, in (0, 1].
+        """Return the fraction of a pool's throughput that demand can fill before the pool (the workers of one role) grows, in (0, 1].
 
         Args:
             role: Role of the pool.
@@ -154,7 +161,7 @@ class ObservedWorkers:
         return BUSY_MOST * SHARES.get(role, 1.0)
 
     def busy_after(self, role: Role, workers: int) -> float:
-        """Return the fraction of the remaining throughput that demand can fill after one worker is removed, in (0, 1].
+        """Return the fraction of the remaining throughput that demand can fill after one worker is removed from a pool, in (0, 1].
 
         Args:
             role: Role of the pool.

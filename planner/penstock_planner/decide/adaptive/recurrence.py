@@ -1,4 +1,7 @@
-"""The period after which demand above the smallest floor returns, if there is one. Pure."""
+"""The period after which demand for more than the smallest floor returns, if there is one. Pure.
+
+The smallest floor is the configured minimum number of replicas of a role, see `Hindsight.least`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dataclasses import dataclass
 from penstock_planner.decide.adaptive.signals import STARTUP_S
 
 SLOT_S = STARTUP_S
-"""Seconds of one slot, the resolution in time. Shorter events cannot be prepared for."""
+"""Simulated seconds of one slot (30 s), the resolution in time. Shorter events cannot be prepared for."""
 
 SLOTS_MOST = 1440
 """Number of slots that are remembered: twelve hours.
@@ -16,7 +19,7 @@ SLOTS_MOST = 1440
 With them, four turns of a three-hour period are known after twelve hours."""
 
 COMES_LEAST = 0.6
-"""Chosen: minimum fraction of agreement for a period.
+"""Chosen: minimum fraction of demand that must agree with a period for the period to be used: 0.6.
 
 This fraction of the demand must return a period later (because one run in five is left out and some are too
 early or late), this fraction of the demand must follow other demand by one to three periods, and a shorter shift must
@@ -35,18 +38,21 @@ tolerance also matches by chance, it is used only if it gives a shorter period t
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """When demand above the smallest floor occurred, and the period with which it returns.
+    """Record of when a role's demand needed more than the smallest floor, and the period with which such demand returns.
+
+    The smallest floor is the configured minimum number of replicas. A slot is half a minute (`SLOT_S`). All times are
+    durations in simulated seconds.
 
     Attributes:
-        asked: One bit per slot, newest in the lowest bit, as a hexadecimal number. A bit is 1 if demand was above the
-            smallest floor in that slot.
-        slots: Number of known slots.
-        slot_s: Seconds for which the present slot has lasted.
-        is_asked: Whether demand was above the smallest floor in the present slot.
+        asked: One bit per slot, newest in the lowest bit, as a hexadecimal number. A bit is 1 if demand needed more
+            than the smallest floor in that slot.
+        slots: Number of recorded slots, at most 1440 (twelve hours).
+        slot_s: Seconds of the present slot that have passed.
+        is_asked: Whether demand has needed more than the smallest floor in the present slot.
         period: Period in slots; 0 if none is known.
-        near: Tolerance in slots by which demand can be early or late.
-        due_s: Seconds for which demand has been expected within a start-up time, according to the period; 0 if it is
-            not expected.
+        near: Tolerance in slots by which demand can be earlier or later than the period says.
+        due_s: Seconds for which the period has predicted such demand within a start-up time; 0 if the period does not
+            predict it, or if no period is known.
     """
 
     asked: str = "0"
@@ -59,21 +65,21 @@ class Recurrence:
 
     @property
     def is_known(self) -> bool:
-        """Whether it is known when demand is above the smallest floor: by a period, or because it never was in twelve hours."""
+        """Whether it is known when demand needs more than the smallest floor: by a period, or because it never did in twelve hours."""
         return bool(self.period) or (self.slots == SLOTS_MOST and self.asked == "0")
 
     @property
     def is_between(self) -> bool:
-        """Whether it is known that no such demand is expected within a start-up time."""
+        """Whether it is known that demand will not need more than the smallest floor within a start-up time."""
         return self.is_known and not self.due_s
 
     def followed(self, dt_s: float, startup_s: float, *, is_asked: bool) -> Recurrence:
-        """Return the record after one pull.
+        """Return the record after one metrics scrape.
 
         Args:
-            dt_s: Length of the pull, in seconds.
+            dt_s: Seconds since the previous scrape.
             startup_s: Seconds from requesting a replica until it is ready.
-            is_asked: Whether demand was above the smallest floor.
+            is_asked: Whether demand needs more than the smallest floor now.
         """
         bits, slots = int(self.asked, 16), self.slots
         slot_s = self.slot_s + min(dt_s, SLOTS_MOST * SLOT_S)
@@ -91,12 +97,12 @@ class Recurrence:
 def period_of(asked: int, slots: int) -> tuple[int, int]:
     """Return the period after which demand returned and the tolerance, both in slots. The period is 0 if there is none.
 
-    A period with a tolerance of three slots is used if none with a tolerance of one is found, or if the latter is at
-    least 1.5 times as long.
+    The tolerance is one slot or three. The period found with a tolerance of three slots is used if none is found with a
+    tolerance of one, or if the one found with a tolerance of one is at least 1.5 times as long.
 
     Args:
-        asked: One bit per slot, newest in the lowest bit; 1 if there was demand.
-        slots: Number of known slots.
+        asked: One bit per slot, newest in the lowest bit; 1 if there was such demand.
+        slots: Number of recorded slots.
     """
     exact, wide = (_period_within(near, asked, slots, _longest(near, slots)) for near in (CUT, NEAR))
     # Up to three slots before a period the shift agrees, too, so a result at the end of the range may be such a neighbour.

@@ -34,14 +34,14 @@ ALONE = "no requests overlap, so what a worker could compute is not known to be 
 
 @dataclass(frozen=True, slots=True)
 class RoleFinding:
-    """Result of one rule.
+    """Result of one rule for one role: whether the role must grow, or can shrink by one replica, and why.
 
     Attributes:
-        reason: Reason code of the decision if the rule applies.
-        detail: Result in words and numbers.
-        step: Record of the rule.
-        waits_for: Explanation of what keeps the rule from applying although its condition is met. Empty if nothing
-            does.
+        reason: Reason code that the decision gets if the rule applies.
+        detail: Result in words and numbers, whether the rule applies or not.
+        step: Record of the rule with its inputs, threshold and outcome.
+        waits_for: Explanation of what keeps the rule from applying although its condition is met, such as `LASTS`.
+            Empty if nothing does.
     """
 
     reason: Reason
@@ -51,7 +51,7 @@ class RoleFinding:
 
     @property
     def applies(self) -> bool:
-        """Whether the rule asks for the change: to grow for a rule of `grow_findings`, to shrink for a rule of `shrink_findings`."""
+        """Whether the rule asks for its change: to grow if it is from `grow_findings`, to shrink by one if it is from `shrink_findings`."""
         return self.step.outcome.startswith(("grow", "shrink"))
 
 
@@ -62,28 +62,29 @@ def grows(applies: bool) -> str:  # noqa: FBT001 - a word for a truth
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Input of one role's rules.
+    """Input of one role's rules at one decision. Times are durations in simulated seconds, counted from the decision.
 
     Attributes:
-        role: Prefill, decode or aggregated.
-        pool: Replica counts at the newest pull.
-        slo_s: TTFT target, in seconds.
-        horizon_s: Seconds from now until a replica requested now would be ready.
-        hold_s: Seconds for which an idle replica is kept.
-        arrivals_s: Seconds from now until each starting replica is expected to be ready.
+        role: Role to decide on: prefill, decode or aggregated.
+        pool: Replica counts of the role at the newest pull (metrics scrape).
+        slo_s: TTFT target.
+        horizon_s: Time until a replica requested now would be ready.
+        hold_s: Time for which an idle replica is kept.
+        arrivals_s: Time until each starting replica is expected to be ready.
         work: Prefill work; None for decode.
         kv: KV usage; None for prefill.
         itl: Expected ITL; None for prefill, and if there is no ITL target.
-        oldest_wait_s: Longest wait of a request in the routers while every role had a ready replica, in seconds. None
-            if none waits.
-        rejected: Number of requests rejected or timed out in the interval for lack of this role's workers.
-        workers: What the workers are assumed to be able to do.
-        hindsight: Costs of the possible floors; None if the mode does not use them.
-        served: Comparison of the shadow fleets' model with the observed first tokens. None for roles that requests do
-            not reach first, and if the mode does not use the model.
-        trial: Requests that were late for reasons that the model does not explain; None if the mode does not use it.
+        oldest_wait_s: Longest time that one of the waiting requests has waited in the routers while every role had a
+            ready replica. None if none waits.
+        rejected: Number of requests rejected or timed out since the previous decision for lack of this role's workers.
+        workers: What the workers are assumed to be able to do: as observed, or by a performance profile.
+        hindsight: Costs of the possible floors (minimum numbers of replicas); None if none are known yet.
+        served: Comparison of the planner's latency model with what was really served. None for roles that requests do
+            not reach first, and if the latency model is not used.
+        trial: Record of requests that were late without explanation by the latency model; None if the latency model is
+            not used.
         allowed: Fraction of requests that are allowed to be late.
-        price_gpu_s: GPU-seconds that avoiding one late request is worth.
+        price_gpu_s: GPU-seconds that are worth spending to avoid one late request.
     """
 
     role: Role
@@ -106,9 +107,10 @@ class Case:
 
     @property
     def is_early(self) -> bool:
-        """Whether present demand is not yet a reason to start a replica.
+        """Whether it is too early to start a replica for the present demand.
 
-        It is not if, in hindsight, it is cheaper to wait until demand has lasted for a start-up time, and it has not.
+        It is if, in hindsight, it would have been cheaper to wait until demand has lasted for a start-up time, and
+        demand has not lasted that long.
         """
         known = self.hindsight
         if known is None or known.growth is Growth.IMMEDIATE:
@@ -117,7 +119,7 @@ class Case:
 
 
 def grow_findings(case: Case) -> list[RoleFinding]:
-    """Return the findings of all growing rules. The role grows if any of them applies."""
+    """Return the findings of all rules for growing. The role grows if any of them applies."""
     found = []
     if case.work is not None:
         found.append(_demand(case, case.work))
@@ -133,9 +135,13 @@ def grow_findings(case: Case) -> list[RoleFinding]:
 
 
 def replicas_to_add(case: Case, most: int) -> int:
-    """Return the number of replicas to add, 1 to ``most``.
+    """Return the number of replicas to add, from 1 to ``most``; a growing rule must apply to the case.
 
     Replicas are added one by one, each counted as starting, until no growing rule applies.
+
+    Args:
+        case: Input of the role's rules.
+        most: Maximum number to return, >= 1.
     """
     count = 1
     while count < most:
@@ -148,7 +154,7 @@ def replicas_to_add(case: Case, most: int) -> int:
 
 
 def shrink_findings(case: Case) -> list[RoleFinding]:
-    """Return the findings of all conditions for one replica fewer. The role shrinks only if all of them apply."""
+    """Return the findings of all conditions for removing one replica. The role shrinks only if all of them apply."""
     found = [] if case.hindsight is None else [_floor_after(case, case.hindsight)]
     if case.trial is not None:
         found.append(_trial_after(case, case.trial))
@@ -162,9 +168,9 @@ def shrink_findings(case: Case) -> list[RoleFinding]:
 
 
 def workers_needed(case: Case) -> float | None:
-    """Return the number of workers that the expected demand needs, as a fraction such as 2.4; a smaller pool must grow.
+    """Return the number of workers, a fraction such as 2.4, that the expected demand needs; a pool with fewer workers must grow.
 
-    Returns None if a worker's throughput is unknown or no worker is ready.
+    Returns None if a worker's throughput is unknown, or for decode if no worker is ready.
     """
     if case.work is not None:
         speed = case.work.tokens_per_s
@@ -180,16 +186,16 @@ def workers_needed(case: Case) -> float | None:
 
 
 def kv_busy_workers(case: Case) -> float:
-    """Return the number of workers, as a fraction, that the running answers keep busy with their KV cache. 0 if it is unknown."""
+    """Return the number of workers, a fraction such as 2.4, whose KV caches the running answers would fill; 0 if it is unknown."""
     if case.kv is None or not case.pool.ready:
         return 0.0
     return case.pool.ready * idle_speed_usage(case.kv.load / case.pool.ready) / idle_speed_usage(FULL)
 
 
 def workers_to_keep(case: Case) -> float:
-    """Return the number of workers, as a fraction, that demand needs for the pool not to grow again soon; a larger pool can shrink.
+    """Return the number of workers, a fraction such as 2.4, that demand needs so that the pool does not soon grow again.
 
-    Must be called only if `workers_needed` is not None.
+    A pool with more workers can shrink. Must be called only if `workers_needed` is not None.
     """
     kept = case.workers.restraint
     if case.work is not None:
@@ -203,9 +209,9 @@ def workers_to_keep(case: Case) -> float:
 
 
 def _floor(case: Case, known: Hindsight) -> RoleFinding:
-    """Grow to the learned floor, the number of replicas that would have been best in hindsight.
+    """Grow to the learned floor: the minimum number of replicas that, in hindsight, would have been best to keep.
 
-    It does not grow in the calm after the demand that needed the floor, so that GPUs become free for other roles.
+    It does not grow after the demand that needed the floor has ended, so that GPUs become free for other roles.
     """
     words = hindsight.in_words(known, case.pool.gpus or 1)
     if words and case.served is not None:
@@ -230,7 +236,7 @@ def _floor(case: Case, known: Hindsight) -> RoleFinding:
 
 
 def _floor_after(case: Case, known: Hindsight) -> RoleFinding:
-    """Keep the learned floor, and above it the replicas that were needed recently."""
+    """Allow shrinking down to the learned floor, and above it only for replicas that have not been needed recently."""
     workers = case.pool.replicas
     is_idle = known.is_idle(workers, case.hold_s)
     applies = workers > known.floor_now and is_idle
@@ -242,9 +248,9 @@ def _floor_after(case: Case, known: Hindsight) -> RoleFinding:
 
 
 def _served_late(case: Case, trial: Trial) -> RoleFinding:
-    """Grow by one replica on trial, regardless of the model, if the unexplained late requests cost more than a replica.
+    """Grow by one replica on trial if requests that are late without explanation by the latency model cost more than a replica.
 
-    It does not apply while a replica starts, nor after requests have stopped being late: a replica tried in calm
+    It does not apply while a replica starts, nor after requests have stopped being late: a replica that is tried then
     would seem to help, and would keep its GPUs from another role.
     """
     gpus = case.pool.gpus or 1
@@ -269,7 +275,7 @@ def _served_late(case: Case, trial: Trial) -> RoleFinding:
 
 
 def _trial_after(case: Case, trial: Trial) -> RoleFinding:
-    """Keep a replica on trial until it is known whether it helps, and afterwards if it does."""
+    """Keep the replica on trial until it is known whether it helps, and also afterwards if it helped."""
     workers = case.pool.replicas
     applies = workers > trial.floor
     step = Step("tried", {"workers": workers}, trial.floor, "shrink" if applies else "hold")
@@ -278,7 +284,7 @@ def _trial_after(case: Case, trial: Trial) -> RoleFinding:
 
 
 def _demand(case: Case, work: WorkView) -> RoleFinding:
-    """Compare the forecast demand per second with what the workers, starting ones included, can compute."""
+    """Compare the forecast demand in tokens/s with what the workers, starting ones included, can compute."""
     workers = case.pool.replicas
     expected = _expected(case, work)
     able = workers * (work.tokens_per_s or 0.0)
@@ -324,7 +330,7 @@ def _jump(work: WorkView) -> float:
 
 
 def arriving_per_s(work: WorkView) -> float:
-    """Return the uncached tokens/s expected to arrive when a new replica could be ready.
+    """Return the uncached prompt tokens/s expected to arrive when a replica requested now could be ready.
 
     It is the largest of three forecasts: along the trend, the present rate if it has jumped, and the rate learned for
     this time of the week.
@@ -335,7 +341,7 @@ def arriving_per_s(work: WorkView) -> float:
 def backlog_at_horizon(
     work: WorkView, pool: PoolCounts, arrivals_s: Sequence[float], horizon_s: float
 ) -> float:
-    """Return the uncached prompt tokens that will still be queued at the horizon, after what ready and starting workers compute until then.
+    """Return the uncached prompt tokens that will be queued after ``horizon_s``, less what ready and starting workers compute until then.
 
     Args:
         work: Prefill work: backlog, arrival rate and a worker's throughput.
@@ -351,13 +357,13 @@ def backlog_at_horizon(
 def prefilled_per_s(
     work: WorkView, pool: PoolCounts, arrivals_s: Sequence[float], *, horizon_s: float, slo_s: float
 ) -> float:
-    """Return the uncached tokens/s whose prefill is expected to end at the horizon, and which decode must then take.
+    """Return the uncached tokens/s whose prefill is expected to end after ``horizon_s``, and whose answers must then be decoded.
 
-    It is the arrival rate. While a backlog is being cleared within the SLO, it is higher, but at most what the
+    It is the arrival rate. If a backlog has to be cleared within the TTFT target, it is higher, but at most what the
     workers can compute.
 
     Args:
-        work: Prefill work.
+        work: Prefill work: backlog, arrival rate and a worker's throughput.
         pool: Replica counts of the role that computes prompts.
         arrivals_s: Seconds from now until each starting worker is ready.
         horizon_s: Seconds from now to the horizon.
@@ -370,7 +376,7 @@ def prefilled_per_s(
 
 
 def _backlog(case: Case, work: WorkView) -> RoleFinding:
-    """Compare the time to clear the backlog left at the horizon with the SLO, or with the start-up time if that is longer.
+    """Compare the time to clear the prompts queued at the horizon with the TTFT target, or with the start-up time if that is longer.
 
     For a shorter backlog a replica would hold its GPUs longer than it serves; the learned floor covers the requests
     that this makes late.
@@ -452,9 +458,9 @@ def _kept_rate(work: WorkView, sigmas: float) -> float:
 
 
 def is_enough(case: Case, workers: int) -> bool:
-    """Return whether demand alone needs no more than ``workers`` replicas, regardless of learned floors and trials.
+    """Return whether demand alone needs at most ``workers`` replicas, regardless of learned floors and trials.
 
-    ``workers`` must be less than the present number of replicas.
+    False for 0 workers while there is demand. ``workers`` must be less than the present number of replicas.
     """
     if case.work is not None:
         busy, most = _busy_with(case, case.work, workers)
@@ -466,7 +472,10 @@ def is_enough(case: Case, workers: int) -> bool:
 
 
 def needed(case: Case) -> int:
-    """Return the number of replicas that demand alone needs, regardless of learned floors and trials; from 1 to the present number."""
+    """Return the number of replicas that demand alone needs, regardless of learned floors and trials.
+
+    The result is from 1 to the present number of replicas, which it does not exceed even if demand needs more.
+    """
     replicas = case.pool.replicas
     if not is_enough(case, replicas - 1):
         return replicas

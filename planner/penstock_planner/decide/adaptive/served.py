@@ -1,8 +1,9 @@
-"""Correction of the shadow fleets' model by what was really served: the real fleet is simulated as one of them. Pure.
+"""The planner's latency model, and its correction by what was really served: the real fleet is simulated like a shadow fleet. Pure.
 
-The model calculates which of the real fleet's requests are late in the same way as for any shadow fleet. If more were
-late in fact, every shadow worker is assumed to do a smaller fraction of its throughput from then on; if fewer were
-late, a larger one. So the predictions for all fleets follow what was served by the real one.
+The latency model is the simulation of shadow fleets (see `hindsight`): it calculates which requests would be late, that
+is, over the TTFT target, with a given number of workers. It calculates this for the real fleet, too. If more requests
+were late in fact, every simulated worker is assumed to do a smaller fraction of its throughput from then on; if fewer
+were late, a larger one. So the predictions for all fleets follow what was served by the real one.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from penstock_planner.decide.adaptive.signals import ASSUMED_REQUESTS, MEMORY_S
 SHARE_LEAST = 0.5
 """Minimum fraction of its throughput that a shadow worker is assumed to do.
 
-The scoreboard's loads go down to 0.67. If more requests are late than half of the throughput explains, there is
-another cause, and more workers would not help."""
+The loads of the scoreboard (the planner's benchmark) go down to 0.67. If more requests are late than half of the
+throughput explains, there is another cause, and more workers would not help."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowComparison:
-    """Requests of one window as they were really served, and as the model predicts for the real fleet.
+    """Requests of one decision interval as they were really served, and as the latency model (see `served`) predicts for the real fleet.
 
     Attributes:
         requests: Number of first tokens plus requests rejected or timed out.
-        late: Number of those that were late.
-        arrivals: Number of requests that arrived.
-        predicted_late: Number of those that the model serves late, including those that are late with any number of
-            workers.
+        late: Number of those requests that were late: over the TTFT target, rejected or timed out.
+        arrivals: Number of requests that arrived in the interval.
+        predicted_late: Number of those arrivals that the latency model serves late, including those that are late with
+            any number of workers.
     """
 
     requests: float = 0.0
@@ -52,24 +53,29 @@ class WindowComparison:
 
 @dataclass(frozen=True, slots=True)
 class ModelComparison:
-    """Comparison of the shadow fleets' model (see `hindsight`) with the first tokens that were really served.
+    """Comparison of the planner's latency model (see `served`) with the requests that were really served.
+
+    Late means over the TTFT target, rejected or timed out. The counts ``requests``, ``late``, ``arrived`` and
+    ``predicted_late`` lose weight with a time constant of half an hour (`WAIT_S`); the counts of the calm with one of 6
+    hours (`MEMORY_S`). All times are durations in simulated seconds.
 
     Attributes:
-        share: Fraction of its throughput that a shadow worker does; None if it has not been corrected yet.
-        backlog_s: Work that the model of the real fleet has left, in seconds of one worker.
-        requests: Number of first tokens plus requests rejected or timed out, decayed over `WAIT_S`.
-        late: Number of those that were late, decayed alike.
-        arrived: Number of arrivals, decayed alike.
-        predicted_late: Number of those that the model of the real fleet served late, including those that are late
-            with any number of workers; decayed alike.
-        calm_s: Seconds for which the system has been calm: no request waited in routers or workers, and at each pull
-            a worker was idle.
-        calm_requests: Number of first tokens sent after the system had been calm for longer than the TTFT target, decayed over
-            `MEMORY_S`.
-        calm_late: Number of those that were late nevertheless, and so would be late with any number of workers.
-        unexplained: Number of requests of the newest window that were late beyond those that the model explains;
-            negative if fewer were.
-        newest: Comparison of the newest window.
+        share: Fraction of its measured throughput that a simulated worker is assumed to do; None as long as the default
+            applies, see `share_of`.
+        backlog_s: Work that the simulation of the real fleet has left to do now, in seconds of one worker.
+        requests: Number of first tokens sent plus requests rejected or timed out.
+        late: Number of those requests that were late.
+        arrived: Number of requests that arrived.
+        predicted_late: Number of those arrivals that the latency model served late, including those that are late with
+            any number of workers.
+        calm_s: Seconds for which the real fleet has been calm, that is, at each metrics scrape no request waited in
+            routers or workers, and a worker was idle; 0 if it is not calm.
+        calm_requests: Number of first tokens sent after the fleet had been calm for longer than the TTFT target.
+        calm_late: Number of those first tokens that were late nevertheless, and so would be late with any number of
+            workers.
+        unexplained: Number of late requests in the newest decision interval minus those that the latency model
+            predicts; negative if fewer were late than predicted.
+        newest: Comparison of the newest decision interval.
     """
 
     share: float | None = None
@@ -85,22 +91,23 @@ class ModelComparison:
     newest: WindowComparison = WindowComparison()
 
     def share_of(self, role: Role) -> float:
-        """Return the fraction of its measured throughput that the model assumes for a worker of the role.
+        """Return the fraction of its measured throughput that the latency model assumes for a worker of the role.
 
-        It is the corrected fraction, or the default of `SHARES` if there has been no correction yet.
+        It is ``share``, which is learned from comparisons with the real fleet, or before the first comparison the
+        default of `SHARES`.
         """
         return SHARES.get(role, 1.0) if self.share is None else self.share
 
     @property
     def in_time(self) -> float | None:
-        """Return the observed fraction of the last half hour's requests that were on time; None if there were none."""
+        """Return the observed fraction of about the last half hour's requests that met the TTFT target; None if there were none."""
         return 1.0 - self.late / self.requests if self.requests > 0 else None
 
     @property
     def predicted_in_time(self) -> float | None:
-        """Return the fraction of the last half hour's arrivals that the model predicts to be on time; None if there were none.
+        """Return the fraction of about the last half hour's arrivals that the latency model predicts to meet the TTFT target.
 
-        The prediction is for the replicas that were really there.
+        The prediction is for the replicas that were really there. Returns None if nothing arrived.
         """
         return max(0.0, 1.0 - self.predicted_late / self.arrived) if self.arrived > 0 else None
 
@@ -121,21 +128,21 @@ class ModelComparison:
         slo_s: float,
         usual_requests: float,
     ) -> ModelComparison:
-        """Return the comparison after one window.
+        """Return the comparison after one decision interval.
 
         Args:
-            load: Load of the window, calculated with the present ``share``.
+            load: Load of the interval, calculated with the present ``share``.
             role: Role that requests reach first.
             ready: Number of ready workers of that role.
             first: Number of first tokens plus requests rejected or timed out.
-            late: Number of those that were late.
-            late_alone: Number of those that were late because of their own prefill, and so with any number of
-                workers; None if unknown.
+            late: Number of those requests that were late: over the TTFT target, rejected or timed out.
+            late_alone: Number of late requests that were late because of their own prefill time, and so with any number
+                of workers; None if unknown.
             is_entry_late: Whether the late requests lacked workers of this role, as far as is known. False if they
-                waited for another role.
+                waited for workers of another role.
             slo_s: TTFT target, in seconds.
-            usual_requests: Number of requests per half hour, > 0. If the model is wrong in the same direction about this
-                number of requests, ``share`` moves by 1.
+            usual_requests: Number of requests per half hour, > 0. If the latency model predicts this number of late
+                requests too many or too few, ``share`` moves by 1.
         """
         left_s, predicted_late = served_by(ready, self.backlog_s, load)
         kept, calm_kept = (math.exp(-load.dt_s / tau_s) for tau_s in (WAIT_S, MEMORY_S))
@@ -169,7 +176,7 @@ class ModelComparison:
         )
 
     def in_words(self) -> str:
-        """Return the observed and the predicted fraction on time in words; empty if nothing was served."""
+        """Return the observed and the predicted fraction of requests that met the TTFT target, in words; empty if either is unknown."""
         served, predicted = self.in_time, self.predicted_in_time
         if served is None or predicted is None:
             return ""

@@ -1,4 +1,4 @@
-"""Signals that a planner follows from pull to pull: arrivals, prefill work and KV usage, with their trends.
+"""Load signals that a planner follows from one metrics scrape ("pull") to the next: arrivals, prefill work, KV usage, trends.
 
 Requests per second are averaged over a short time and their tokens over a longer one, because half of the noise of
 tokens/s is the spread of prompt lengths.
@@ -20,14 +20,14 @@ STARTUP_S = 30.0
 It is that of a process that loads its model from a local disk. It is also the shortest time that can be prepared for."""
 
 SPAN_S = 300.0
-"""Chosen: seconds over which persistent effects are distinguished from momentary ones: five minutes.
+"""Chosen: 5 minutes, in seconds, over which persistent effects are distinguished from momentary ones.
 
-Used for late requests, for the peak of a quarter of an hour, and for averaging noise. With ten minutes for
-late requests *drifting-prompts* was 95.9% on time, with five 97.8%. Noise needs this long because a variance needs
-more samples than a mean."""
+It is the time constant of averages of late requests and of noise, and the length of the parts of a quarter of an hour
+whose peak is recorded. With ten minutes for late requests *drifting-prompts* was 95.9% on time, with five 97.8%. Noise
+needs this long because a variance needs more samples than a mean."""
 
 CHANCE_SIGMAS = 2.0
-"""Chosen: number of standard errors up to which a deviation counts as chance and starts no replica.
+"""Chosen: number of standard errors (2) up to which a deviation counts as chance and starts no replica.
 
 Used for a jump of arrivals within seconds (with it *step* went from 86 to 98% on time and *poisson* did not change),
 and for late requests compared with the allowed fraction."""
@@ -35,11 +35,11 @@ and for late requests compared with the allowed fraction."""
 
 @dataclass(frozen=True, slots=True)
 class TrendForecast:
-    """Forecast of a value along its trend.
+    """Forecast of a value along its trend; all three attributes have the unit of the value.
 
     Attributes:
-        now: Present value, without the lag of the averages.
-        ahead: Predicted value at the horizon, along the slope.
+        now: Present value, corrected for the lag of the averages.
+        ahead: Predicted value at a later time (the horizon), along the slope; at least 0.
         error: Standard error of ``ahead``, estimated from the noise of the samples.
     """
 
@@ -54,14 +54,16 @@ class TrendForecast:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """Level, slope and noise of a value, from samples at irregular times. Brown's double exponential smoothing.
+    """Level, slope and noise of a value, from samples at irregular times, by Brown's double exponential smoothing.
+
+    Level and slope follow from the two averages.
 
     Attributes:
         first: Exponential average of the values.
         second: Exponential average of ``first``.
         noise: Average over the samples of the squared deviation from ``first`` times the sample's duration in
             seconds.
-        seen_s: Seconds observed so far.
+        seen_s: Simulated seconds observed so far, limited to a hundred time constants.
     """
 
     first: float = 0.0
@@ -93,7 +95,7 @@ class Trend:
         return Trend(first, second, noise, min(seen_s, 100.0 * tau_s))
 
     def forecast(self, horizon_s: float, tau_s: float) -> TrendForecast:
-        """Return present value, prediction and standard error; both values are at least 0.
+        """Return the present value, the predicted value and its standard error; both values are at least 0.
 
         The slope is extrapolated at most over ``tau_s`` and at most over the time observed so far; after that the
         prediction stays constant. When it was extrapolated over six times ``tau_s``, a sine of ten minutes requested
@@ -140,7 +142,7 @@ WORK_TAU_S = 120.0
 Both change more slowly than arrivals, and the spread of prompt lengths is most of the noise of tokens/s."""
 
 LEAST_BUSY_S = LEVEL_TAU_S
-"""Worker-seconds of computing from which on a throughput counts as measured.
+"""Worker-seconds of computing (6) from which on a throughput counts as measured.
 
 With 2 s, the first prompts after a start requested two workers too many."""
 
@@ -153,41 +155,39 @@ lengths."""
 ASSUMED_REQUESTS = 10.0
 """Chosen: number of assumed requests that are added to the observed ones.
 
-The assumed prompts have a coefficient of variation of 1, as in chat, and their first tokens were on time
-while no request waited."""
+They keep few observations from being taken as the rule. The assumed prompts have a coefficient of variation of 1, as in
+chat, and their first tokens met the TTFT target while no request waited."""
 
 SLACK_SHARE = 0.8
-"""Chosen: fraction of a prompt's slack (SLO minus computing time) that it is allowed to wait.
+"""Chosen: fraction (0.8) of a prompt's slack, which is the TTFT target minus its computing time, that the prompt is allowed to wait.
 
-The rest is for the prompt that the worker is computing, the KV transfer and the first decode step. With the
-full slack, the model predicted only half of the late requests (TRIED.md)."""
+The rest is for the prompt that the worker is computing, the KV transfer and the first decode step. With the full slack,
+the planner's latency model predicted only half of the late requests (TRIED.md)."""
 
 MEMORY_S = 6 * 3600.0
-"""Chosen: seconds after which old observations weigh half (counts, which are halved) or a third (exponential averages) of new
-ones.
+"""Chosen: 6 hours, in seconds, after which old observations weigh half (counts, which are halved) or a third (averages).
 
 With six hours, the day is forgotten during the night, and a morning's bursts are known at noon. Properties of
 the deployment, such as the order of its queue, are remembered equally long."""
 
 SHARED_LEAST = 1.0 / RATE_TAU_S
-"""Fraction of computing time with overlapping requests below which requests count as never overlapping: what one
-worker-second adds.
+"""Fraction of computing time with overlapping requests (1/40) below which requests count as never overlapping.
 
-A pool at nine tenths of its throughput has a fraction of about 0.7."""
+It is what one worker-second adds to the average. A pool at nine tenths of its throughput has a fraction of about 0.7."""
 
 HUNG_TIMES = 4.0
-"""Multiple of the expected computing time after which a pool without any finished prompt counts as hung or compiling.
+"""Multiple of the expected computing time (4) after which a pool that has finished no prompt counts as hung or compiling.
 
 The time must also exceed the TTFT target. From then on it does not count as computing time."""
 
 
 def may_wait_s(sizes: Sequence[float], tokens_per_s: float, slo_s: float) -> float:
-    """Return how long work may wait in the queue with its prompt still on time, in seconds.
+    """Return the seconds for which work may wait in the queue so that its prompt still meets the TTFT target.
 
-    The result is the mean of each prompt's slack (SLO minus its computing time), weighted by computing time, times
-    `SLACK_SHARE`. Long prompts have the least slack and are most of a queue. Prompts that alone take longer than the
-    SLO are left out; if almost all do, the result is at least 1 - `SLACK_SHARE` of the SLO, because another number of
-    workers would not serve them on time either.
+    The result is the mean of each prompt's slack (TTFT target minus its computing time), weighted by computing time,
+    times `SLACK_SHARE`. Long prompts have the least slack and are most of a queue. Prompts that alone take longer than
+    the target are left out; if almost all do, the result is at least a fifth (1 - `SLACK_SHARE`) of the target, because
+    no number of workers would serve them on time.
 
     Args:
         sizes: Uncached tokens of prompts, each value equally frequent.
@@ -202,24 +202,27 @@ def may_wait_s(sizes: Sequence[float], tokens_per_s: float, slo_s: float) -> flo
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Prefill work at the frontend, as averages over the pulls so far.
+    """Prefill work at the frontend, as averages over the pulls (metrics scrapes) so far. Times are simulated seconds.
+
+    "Decayed" sums lose weight with a time constant: 2 minutes for the prompt lengths (``sized…``), 40 s of computing
+    time for ``done_tokens`` and ``busy_s``, 6 hours for ``overdue…``.
 
     Attributes:
-        rate: Trend of the arriving requests/s.
-        level: Requests/s over the last seconds, without a slope.
-        sized: Number of requests, decayed over minutes.
-        sized_tokens: Uncached tokens of those requests, decayed alike.
-        sized_squares: Sum over the pulls of the squared difference between the pull's uncached tokens and those
-            expected from the mean, decayed alike.
-        done_tokens: Tokens whose prefill ended, decayed over computing time.
-        busy_s: Worker-seconds in which a prompt was being computed, decayed alike.
-        contended_fraction: Fraction of computing time in which requests overlapped, that is, there were more requests than
-            workers with a prompt. Averaged over computing time.
-        unfinished_s: Worker-seconds of computing since the last prompt was finished.
-        overdue: Number of first tokens that were sent while a request had waited longer than the SLO, decayed over
-            hours.
-        overdue_in_time: Number of those that were on time themselves, decayed alike. It is 0 if requests are served
-            in order of arrival.
+        rate: Trend of the arriving requests/s, with a time constant of 40 s.
+        level: Arriving requests/s, averaged with a time constant of 6 s and without a slope, to detect jumps.
+        sized: Number of requests that arrived, decayed.
+        sized_tokens: Uncached prompt tokens of those requests, decayed.
+        sized_squares: Sum over the pulls of (uncached tokens that arrived - number of arrivals x mean tokens of a
+            request) squared, decayed; it gives the variance of prompt lengths.
+        done_tokens: Uncached tokens whose prefill ended, decayed.
+        busy_s: Worker-seconds in which a prompt was being computed, decayed.
+        contended_fraction: Fraction of computing time in which requests overlapped, that is, there were more requests
+            than workers with a prompt. Averaged over 40 s of computing time.
+        unfinished_s: Worker-seconds of computing since the last prompt was finished; it grows while workers hang.
+        overdue: Number of first tokens that were sent while another request had waited longer than the TTFT target,
+            decayed.
+        overdue_in_time: Number of those first tokens that met the TTFT target themselves, decayed. It is 0 if requests
+            are served in order of arrival.
     """
 
     rate: Trend = Trend()
@@ -236,32 +239,35 @@ class Work:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Return the observed prompt tokens/s of one worker while it computes. None until `LEAST_BUSY_S` has been observed."""
+        """Return the observed prompt tokens/s of one worker while it computes; None until 6 worker-seconds (`LEAST_BUSY_S`) were observed."""
         return (
             self.done_tokens / self.busy_s if self.busy_s >= LEAST_BUSY_S and self.done_tokens > 0 else None
         )
 
     @property
     def is_uncontended(self) -> bool:
-        """Whether hardly any requests overlapped recently. Then the observed throughput shows the demand, not what workers can do."""
+        """Whether hardly any requests overlapped recently, so that the observed throughput shows the demand and not what workers can do.
+
+        So workers may be able to do more than was observed.
+        """
         return self.contended_fraction < SHARED_LEAST
 
     @property
     def serves_in_time_first(self) -> bool:
-        """Whether requests that can still meet their deadline were observed to be served before those that cannot."""
+        """Whether requests that can still meet the TTFT target were observed to be served before those that cannot."""
         return 2.0 * self.overdue_in_time > self.overdue
 
     @property
     def size(self) -> float:
-        """Return the mean uncached tokens of a request; 0 before the first one."""
+        """Return the mean number of uncached prompt tokens of a request; 0 before the first request."""
         return self.sized_tokens / self.sized if self.sized > 0 else 0.0
 
     @property
     def sizes(self) -> tuple[float, ...]:
         """Return eight typical uncached prompt lengths of requests, in tokens, each equally frequent.
 
-        They are the values at `SIZE_QUANTILES` of a log-normal distribution with the observed mean and variance. All
-        are 0 before the first request.
+        They are the values at eight quantiles (`SIZE_QUANTILES`) of a log-normal distribution with the observed mean
+        and variance. All are 0 before the first request.
         """
         mean = self.size
         assumed = ASSUMED_REQUESTS * mean * mean
@@ -271,7 +277,7 @@ class Work:
 
     @property
     def recent_rate(self) -> TrendForecast:
-        """Return the requests/s of the last seconds as a forecast that stays constant."""
+        """Return the requests/s of the last seconds (time constant 6 s) as a forecast that stays constant."""
         # Standard error of a Poisson rate. Until the average's full span has passed, only the observed time counts.
         seen_s = self.rate.seen_s
         error = math.sqrt(self.level / min(2.0 * LEVEL_TAU_S, seen_s)) if seen_s > 0 else 0.0
@@ -282,13 +288,13 @@ class Work:
         return self.rate.forecast(ahead_s, RATE_TAU_S)
 
     def followed(self, demand: Demand, slo_s: float, entry: Role) -> Work:
-        """Return the work after one pull.
+        """Return the work after one pull (metrics scrape).
 
         Throughput is tokens computed per worker-second in which a worker had a prompt. So a worker that is idle half
         of the time does not count as half as fast, and one that hangs or compiles does not count as slow.
 
         Args:
-            demand: Requests at the frontend in this pull.
+            demand: Requests at the frontend since the previous pull.
             slo_s: TTFT target, in seconds.
             entry: Role that requests reach first.
         """
@@ -332,22 +338,24 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class WorkView:
-    """Prefill work as a decision sees it.
+    """Prefill work in the form that the rules of one decision need, with forecasts for a role's horizon.
+
+    The horizon is the time when a replica requested now could be ready. The far horizon is the time when a replica
+    removed now could have been started again.
 
     Attributes:
         tokens_per_s: Prompt tokens/s that one worker can compute; None until it is known.
-        rate: Forecast of the arriving uncached tokens/s; ``ahead`` is for the time when a new replica could be ready.
-        level: Uncached tokens/s that arrived over the last seconds; ``ahead`` is the same as ``now``.
-        far_rate: Forecast of the arriving uncached tokens/s for the time when a replica removed now could have been
-            started again.
+        rate: Forecast of the arriving uncached tokens/s along their trend; its ``ahead`` is for the horizon.
+        level: Uncached tokens/s that arrived over the last seconds; its ``ahead`` equals its ``now``.
+        far_rate: Uncached tokens/s forecast to arrive at the far horizon.
         backlog_tokens: Uncached tokens of the requests that are queued or being computed.
-        sizes: Uncached tokens of requests at a few quantiles.
-        is_uncontended: Whether hardly any requests overlapped recently, so that workers can do more than ``tokens_per_s``
-            shows and nothing waits.
-        recalled: Uncached tokens/s that the weekly record forecasts until a new replica could be ready. 0 if it
-            forecasts no more than the present rate, or is not trusted.
-        far_recalled: The same forecast until a replica removed now could have been started again.
-        confidence: Confidence in the weekly record: fraction of its predicted jumps that occurred.
+        sizes: Typical uncached prompt lengths in tokens, each equally frequent, see `Work.sizes`.
+        is_uncontended: Whether hardly any requests overlapped recently, so that workers can do more than
+            ``tokens_per_s`` shows.
+        recalled: Largest uncached tokens/s that the weekly record (see `Week`) forecasts until the horizon. 0 if that
+            is not more than the present rate, or if the record is not trusted.
+        far_recalled: The same as ``recalled``, until the far horizon.
+        confidence: Confidence in the weekly record: the fraction of its predicted jumps that occurred.
     """
 
     tokens_per_s: float | None
@@ -363,7 +371,7 @@ class WorkView:
 
 
 FULL = 0.9
-"""KV usage fraction above which a worker counts as full. The planner document's threshold for growing."""
+"""KV usage fraction above which a worker counts as full: 0.9, the NVIDIA Dynamo planner's threshold for growing."""
 
 SLOWDOWN = 3.0
 """Slowdown of decoding with a full KV cache: the extra time per token divided by an idle worker's time per token.
@@ -372,35 +380,44 @@ It is 2.9, 3.3 and 7.3 in the shipped profiles of H100 70B, A100 8B and H200 8B.
 thirty times the KV, and in a flash crowd new decode workers were one start-up time too late."""
 
 LOAD_MOST = 2.0
-"""Maximum KV load of one worker: an overloaded worker counts as at most two full ones, because the excess is unknown."""
+"""Maximum KV load of one worker: an overloaded one counts as at most two full workers, because the excess cannot be
+observed."""
 
 WAITING_SHARE = 0.02
-"""KV usage of a waiting request, as a fraction of one worker, if no request is running to measure it. The planner
-document's figure."""
+"""KV usage that a waiting request will need, as a fraction of one worker, if none is running to measure it: 0.02.
+
+It is the figure of the NVIDIA Dynamo planner's documentation."""
 
 
 def idle_speed_usage(usage: float) -> float:
-    """Return the KV usage that a worker would have if it decoded as fast as an idle one, given its real KV usage.
+    """Return the KV usage that a worker would have if it decoded as fast as an idle one, given its real KV usage (a fraction).
 
-    The result is below 1 / `SLOWDOWN`. These values, unlike KV usages, can be added over workers: the load of two
-    workers at a usage of 0.22 would more than fill one worker.
+    A full worker decodes more slowly and therefore holds requests for longer. The result is below a third (1 /
+    `SLOWDOWN`). These values, unlike real KV usages, can be added over workers: the load of two workers at a usage of
+    0.22 would more than fill one worker.
     """
     return usage / (1.0 + SLOWDOWN * usage)
 
 
 def actual_usage(light: float) -> float:
-    """Return the real KV usage of a worker from its value of `idle_speed_usage`; the inverse function."""
+    """Return the real KV usage of a worker, given the usage that it would have if it decoded as fast as an idle one.
+
+    It is the inverse of `idle_speed_usage`.
+
+    Args:
+        light: Usage at the speed of an idle worker, as a fraction, >= 0 and below a third.
+    """
     return light / (1.0 - SLOWDOWN * light)
 
 
 def kv_load_of(pull: Pull, role: Role) -> float | None:
     """Return the pull's KV load: KV usage summed over the workers, plus that of waiting requests. 1.0 is one full worker.
 
-    Unknown workers count as empty. A waiting request counts as much as a running one on average, or `WAITING_SHARE`
-    if none is running. Returns None if no worker's usage is known.
+    Workers whose usage is unknown count as empty. A waiting request counts as much as a running one on average, or
+    `WAITING_SHARE` if none is running. Returns None if no worker's usage is known.
 
     Args:
-        pull: Pull with the KV usage of the workers.
+        pull: Metrics scrape with the KV usage of the workers.
         role: Role of those workers, decode or aggregated.
     """
     if not pull.kv.fresh:
@@ -414,13 +431,16 @@ def kv_load_of(pull: Pull, role: Role) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class KvLoad:
-    """KV cache in use, in units of one full worker, as averages over the pulls so far.
+    """KV cache in use, in units of one full worker, as averages over the pulls (metrics scrapes) so far.
+
+    The two sums ``light_s`` and ``done_tokens`` lose weight with a time constant of 2 minutes; together they give the
+    KV usage per prompt token.
 
     Attributes:
         load: Trend of the KV load as in `kv_load_of`.
-        light_s: Worker-seconds of KV usage, decayed over minutes, as if every worker had decoded as fast as an idle
-            one.
-        done_tokens: Uncached tokens whose prefill ended, decayed alike.
+        light_s: Worker-seconds of KV usage that there would have been if every worker had decoded as fast as an idle
+            one, decayed.
+        done_tokens: Uncached prompt tokens whose prefill ended, decayed.
     """
 
     load: Trend = Trend()
@@ -428,15 +448,15 @@ class KvLoad:
     done_tokens: float = 0.0
 
     def followed(self, load: float, tokens: float, *, ready: int, dt_s: float, lasts_s: float) -> KvLoad:
-        """Return the KV load after one pull.
+        """Return the KV load after one pull (metrics scrape).
 
         Args:
             load: KV load of the pull, as in `kv_load_of`.
             tokens: Uncached tokens whose prefill ended since the previous pull.
-            ready: Number of ready workers with this load.
+            ready: Number of ready workers that hold this load.
             dt_s: Seconds since the previous pull, > 0.
-            lasts_s: Seconds for which a request holds its KV, for estimating the noise. Values above the time
-                constant of the average count as that constant, because slower changes are real ones.
+            lasts_s: Seconds for which a request holds its KV, for estimating the noise. Values above 40 s, the time
+                constant of the average, count as 40 s, because slower changes are not noise.
         """
         kept = math.exp(-dt_s / WORK_TAU_S)
         usage = min(1.0, load / ready) if ready else 1.0
@@ -448,31 +468,32 @@ class KvLoad:
 
 
 class Decoding(Protocol):
-    """Model of the KV usage of the answers that are expected to be decoded."""
+    """Model of the KV usage of the answers that are expected to be decoded at the horizon."""
 
     def load_on(self, workers: int) -> float:
         """Return the KV load, in units of one full worker, if the answers are spread over ``workers``.
 
-        With 0 workers it returns the load that idle workers would have.
+        With 0 workers, returns the load that idle workers would have.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedDecoding:
-    """Model in which answers need as much KV per token as those of the last minutes.
+    """Model of KV usage in which answers need as much KV per prompt token as those of the last minutes.
 
     Attributes:
-        light: KV load in units of one full worker, on workers that stay as fast as idle ones.
+        light: KV load of the expected answers in units of one full worker, if the workers stayed as fast as idle ones.
     """
 
     light: float
 
     def load_on(self, workers: int) -> float:
-        """Return the KV load if the answers are spread over ``workers``, at most `LOAD_MOST` for each.
+        """Return the KV load, in units of one full worker, if the answers are spread over ``workers``; at most 2 (`LOAD_MOST`) for each.
 
-        A worker at usage u takes 1 + `SLOWDOWN` x u times as long per token as an idle one, and holds the KV longer
-        by the same factor: u = h (1 + s u), where h is its usage if it stayed fast. Hence u = h / (1 - s h).
+        A worker at usage u takes 1 + `SLOWDOWN` x u times as long per token as an idle one, and holds the KV longer by
+        the same factor: u = h (1 + s u), where h is its usage if it stayed fast. Hence u = h / (1 - s h). With 0
+        workers, returns ``light``.
         """
         if workers < 1:
             return self.light
@@ -483,12 +504,12 @@ class ObservedDecoding:
 
 @dataclass(frozen=True, slots=True)
 class KvView:
-    """KV usage as a decision sees it.
+    """KV usage in the form that the rules of one decision need.
 
     Attributes:
         load: KV load in units of one full worker, waiting requests included. It is assumed to stay constant: a
             filling cache rises fast, then levels off.
-        decoding: Model of the KV usage of the arrivals expected when a new replica could be ready.
+        decoding: Model of the KV usage of the answers to be decoded when a replica requested now could be ready.
         error: Standard error of ``load``.
     """
 
@@ -498,13 +519,13 @@ class KvView:
 
     @property
     def kept_load(self) -> float:
-        """Return the KV load to keep room for: ``load`` plus its standard error."""
+        """Return the KV load for which a pool must keep room: ``load`` plus its standard error."""
         return self.load + self.error
 
     def moved(self, ready: int, workers: int) -> float:
-        """Return `kept_load` as it would be if the answers of ``ready`` workers ran on ``workers`` instead.
+        """Return `kept_load` as it would be if the answers of ``ready`` workers ran on ``workers`` workers instead.
 
-        With fewer workers each of them is slower, so the load increases.
+        With fewer workers each worker is slower, so the load increases. If ``ready`` is 0, returns `kept_load`.
         """
         load = self.kept_load
         return ObservedDecoding(ready * idle_speed_usage(load / ready)).load_on(workers) if ready else load

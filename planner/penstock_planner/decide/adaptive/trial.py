@@ -1,11 +1,14 @@
-"""Trial replicas: one replica more if requests are late for reasons that the model does not explain, kept only if it helps. Pure.
+"""Trial replicas: one replica more if requests are late for reasons that the planner's latency model does not explain. Pure.
+
+The latency model of the planner simulates which requests are late for lack of workers (see `served`). Late means over
+the TTFT target; for the role that decodes also over the ITL target. A replica on trial is kept only if it helps.
 
 Every replica that a role gains while its requests are late without explanation is such a trial, whichever rule
-requested it. After enough requests, the fraction of late ones shows whether the replica helped. If it did, the role
-keeps it for `HOLDS_S` as long as the load stays; if the load falls to half, it keeps half of its replicas. If it did
-not help, the role requests no trial for as long, and twice as long after each further trial that fails. Requests that
-arrived while fewer replicas were ready are not counted, because they may have been late for lack of the replicas that
-have become ready since.
+requested it. After at least 100 requests (`ENOUGH`), the fraction of late ones shows whether the replica helped. If it
+did, the role keeps it for an hour (`HOLDS_S`) as long as the load stays; if the load falls to half, it keeps half of
+its replicas. If it did not help, the role requests no trial for an hour, and twice as long after each further trial
+that fails. Requests that arrived while fewer replicas were ready are not counted, because they may have been late for
+lack of the replicas that have become ready since.
 """
 
 from __future__ import annotations
@@ -18,20 +21,22 @@ from penstock_planner.decide.adaptive.signals import CHANCE_SIGMAS, SPAN_S
 from penstock_planner.decide.observation import PoolCounts
 
 MAX_FAILED_TRIALS = 5
-"""Number of failed trials after which the pause no longer doubles; it is then 16 hours."""
+"""Number of consecutive failed trials from which the pause before the next trial no longer doubles; it is then 16
+hours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """What one role served in one window.
+    """Requests that one role served in one decision interval, and those of them that were late without explanation.
 
     Attributes:
-        dt_s: Length of the window in seconds, > 0.
-        requests: Number of requests.
-        late: Number of requests that were late for lack of this role, minus those that the model explains; can be
-            negative. For the role that decodes, it includes requests late by ITL, which the model does not know at
-            all.
-        waits_s: Seconds that the oldest request at the frontend has waited at the end of the window.
+        dt_s: Length of the interval in seconds, > 0.
+        requests: Number of requests whose first token was sent, or which were rejected or timed out.
+        late: Number of requests that were late for lack of this role's workers, minus those that the planner's latency
+            model (see `served`) explains; can be negative. Late means over the TTFT target. For the role that decodes,
+            it also includes requests over the ITL target, which the latency model does not predict at all.
+        waits_s: Seconds for which the oldest request at the frontend has waited at the end of the interval; 0 if none
+            waits.
     """
 
     dt_s: float
@@ -42,26 +47,31 @@ class Lateness:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Record of a trial: one more replica for a role whose requests are late for reasons that the model does not explain.
+    """Record of one role's trial: one more replica, because requests are late and the planner's latency model does not explain why.
 
-    It shows whether such late requests occur, whether a trial is running, and whether the replica helped.
+    Late means over the TTFT target, or for the role that decodes also over the ITL target. The latency model simulates
+    which requests are late for lack of workers (see `served`). The record shows whether unexplained late requests
+    occur, whether a trial is running, and whether the replica helped. "Decayed" counts lose weight with a time constant
+    of 5 minutes (`SPAN_S`). All times are durations in simulated seconds.
 
     Attributes:
-        requests: Number of requests, decayed over `SPAN_S`. During a trial only those since its replica became ready.
-        late: Number of late requests that the model does not explain, decayed alike.
-        seen_s: Seconds in which those requests were served, decayed alike.
-        lately: Number of requests, decayed alike, regardless of any trial.
-        replicas: Number of replicas before the newest window; None before the first window.
-        ready: Number of ready ones among them.
-        ready_s: Seconds since a replica last became ready.
-        tried: Number of replicas including the one on trial; 0 if there is no trial.
-        before: Fraction of requests that were late without explanation before the trial.
-        before_per_s: Arriving requests/s before the trial.
-        outcome: Result of the trial; None if there is no result yet.
-        helped_per_s: Arriving requests/s when the trial was found to help; 0 if unknown.
+        requests: Number of served requests, decayed. During a trial only those since the replica on trial became ready.
+        late: Number of those requests that were late without explanation, decayed; can be negative.
+        seen_s: Seconds in which those requests were served, decayed.
+        lately: Number of requests, decayed, that continues to count during a trial. With fewer than 100 (`ENOUGH`), a
+            trial ends.
+        replicas: Number of ready and starting replicas at the end of the newest interval; None before the first
+            interval.
+        ready: Number of ready replicas among them.
+        ready_s: Seconds since the number of ready replicas last rose.
+        tried: Number of replicas including the one on trial, or including the one that helped; 0 if there is no trial.
+        before: Fraction of requests that were late without explanation before the trial began.
+        before_per_s: Requests/s that were served before the trial began.
+        outcome: Result of the trial: True if the replica helped, False if it did not, None if there is no result yet.
+        helped_per_s: Requests/s that were served when the trial was found to help; 0 if unknown.
         failed_trials: Number of consecutive trials that did not help.
-        age_s: Seconds since the trial began, or since its result.
-        late_ago_s: Seconds since the last window with a late request that the model does not explain.
+        age_s: Seconds since the trial began, or since its result if it has one.
+        late_ago_s: Seconds since the end of the last interval with requests that were late without explanation.
     """
 
     requests: float = 0.0
@@ -82,15 +92,15 @@ class Trial:
 
     @property
     def share(self) -> float:
-        """Return the fraction of requests that are late for reasons that the model does not explain."""
+        """Return the fraction of requests that are late without explanation by the planner's latency model; 0 if there are none."""
         return max(0.0, self.late / self.requests) if self.requests > 0 else 0.0
 
     @property
     def floor(self) -> int:
-        """Return the number of replicas that the role must keep because of a trial; 0 if there is none or it did not help.
+        """Return the minimum number of replicas that the role keeps because of a trial; 0 if there is no trial or it did not help.
 
-        While a trial runs these are all its replicas. After it helped, they are those that the present load still
-        needs.
+        While a trial runs, these are all replicas with which it began. After it helped, they are the fraction of those
+        replicas that the present load still needs, compared with the load when it helped.
         """
         if self.outcome is False:
             return 0
@@ -100,18 +110,19 @@ class Trial:
 
     @property
     def is_over(self) -> bool:
-        """Whether the role can try another replica: no replica is on trial, and no trial failed recently."""
+        """Whether the role can try another replica: no replica is on trial, and no trial has failed within `holds_s`."""
         return not self.tried or self.outcome is True
 
     @property
     def holds_s(self) -> float:
-        """Return the seconds for which a trial runs at most, and for which its result is valid."""
+        """Return the seconds for which a trial runs at most, and for which its result is valid: 1 h, doubled after each further failure."""
         return float(HOLDS_S * 2 ** max(0, min(self.failed_trials, MAX_FAILED_TRIALS) - 1))
 
     def is_late(self, allowed: float) -> bool:
         """Return whether so large a number of requests is late without explanation that chance is not the cause.
 
-        Always False with fewer than `ENOUGH` requests.
+        Always False with fewer than 100 requests (`ENOUGH`). Chance is excluded if the number exceeds the allowed one
+        by more than two standard errors (`CHANCE_SIGMAS`).
 
         Args:
             allowed: Fraction of requests that are allowed to be late.
@@ -120,11 +131,11 @@ class Trial:
         return self.requests >= ENOUGH and self.late > expected + CHANCE_SIGMAS * math.sqrt(expected)
 
     def followed(self, pool: PoolCounts, seen: Lateness, allowed: float) -> Trial:
-        """Return the record after one window.
+        """Return the record after one decision interval.
 
         Args:
-            pool: Replica counts at the end of the window.
-            seen: What the role served in the window.
+            pool: Replica counts of the role at the end of the interval.
+            seen: Requests that the role served in the interval.
             allowed: Fraction of requests that are allowed to be late.
         """
         known = self._aged(seen.dt_s)
@@ -167,10 +178,11 @@ class Trial:
         return replace(self, age_s=age_s)
 
     def judged(self) -> Trial:
-        """Return the record with the trial's result, if enough requests have been served with the replica on trial.
+        """Return the record with the trial's result, if at least 100 requests (`ENOUGH`) were served with the replica on trial.
 
-        The replica helped if the unexplained late fraction has at least halved. If also the load has at least halved,
-        there is no result, because the calm may be the reason: the trial ends as if it had not happened.
+        The replica helped if the fraction of requests that were late without explanation has at least halved. If the
+        load has also at least halved, there is no result, because the lower load may be the reason: the trial ends as
+        if it had not happened. Returns the record unchanged if no trial is running or it has its result already.
         """
         if not self.tried or self.outcome is not None or self.requests < ENOUGH:
             return self
@@ -188,7 +200,7 @@ class Trial:
 
 
 def with_reset_counts(known: Trial) -> Trial:
-    """Return a copy of ``known`` in which the counts of served requests are 0, so that only requests from now on are counted.
+    """Return a copy of ``known`` in which the counts of served and late requests and their time are 0, to count only from now on.
 
     The replica counts and the trial itself are kept.
     """

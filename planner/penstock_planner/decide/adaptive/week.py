@@ -1,9 +1,10 @@
 """Demand learned by quarter of an hour of the week, and how far to trust it. Pure.
 
-Two records predict the demand of a time: the demand at the same time yesterday, and at the same time of the same
-weekday. At the start of every quarter of an hour each record predicts its demand, and the prediction is compared with
-the observed demand. Let x be a predicted jump and y the observed one, both measured from the demand at that start. A
-record is trusted while its squared errors are smaller than those of the prediction "as now",
+Two records predict the demand (arriving requests/s) of a time: the demand at the same time yesterday, and at the same
+time of the same weekday. At the start of every quarter of an hour each record predicts its demand, and the prediction
+is compared with the observed demand. Let x be a predicted jump and y the observed one, both measured from the demand at
+that start. A "jump" is the difference between a slot's demand and the demand when the slot began. A record is trusted
+while its squared errors are smaller than those of the prediction "as now",
 
     sum((y - x)^2) < sum(y^2), that is confidence = sum(x y) / sum(x x) > 1/2.
 
@@ -42,8 +43,8 @@ SCORE_KEPT = math.exp(-1.0 / SLOTS)
 """Factor per slot by which the record of right and wrong predictions decays: it is averaged over a week."""
 
 BELIEVED_FROM = 0.5
-"""Value of `WeekRecord.confidence` above which a record is trusted: its errors are smaller than those of assuming the
-present demand."""
+"""Confidence of a record (0.5) above which it is trusted: its errors are then smaller than if the present demand is
+assumed to stay."""
 
 _LEAST = 1e-4
 """Smallest recorded demand in requests/s. Larger values are recorded in steps of an eighth of a doubling, as two
@@ -56,15 +57,17 @@ _MOST = 255
 
 @dataclass(frozen=True, slots=True)
 class WeekRecord:
-    """One of the two records that predict demand by time of the week, with the sums that show how well it has predicted.
+    """One of the two records that predict demand by time of the week, with sums that show how well it has predicted.
 
-    Sums are over slots, decayed over a week, of values in requests/s.
+    Demand is in requests/s, a slot is a quarter of an hour, and a jump is the difference between a slot's demand and
+    the demand when the slot began. The sums of jumps are over all slots, and lose weight with a time constant of a
+    week.
 
     Attributes:
         predicted: Predicted demand of the present slot; None if unknown.
-        expected: Sum of the recorded demand of the last slots, decayed within an hour.
-        sum_xx: Sum of the squared predicted jumps.
-        sum_xy: Sum of the predicted jumps times the observed ones.
+        expected: Sum of the demand on record for the last slots, halved at each slot.
+        sum_xx: Sum of the squares of the predicted jumps.
+        sum_xy: Sum of the products of each predicted jump and the observed one.
     """
 
     predicted: float | None = None
@@ -73,11 +76,11 @@ class WeekRecord:
     sum_xy: float = 0.0
 
     def confidence(self, scale: float) -> float:
-        """Return the confidence in the record, >= 0: the fraction of the predicted jumps that occurred.
+        """Return the confidence in the record, >= 0: about the fraction of the predicted jumps that occurred. 0 before any prediction.
 
         Args:
-            scale: Size of the jump in question, in requests/s, which sets the size of the assumed jump that did not
-                occur.
+            scale: Size of the jump that is predicted now, in requests/s. Half of a jump of this size that did not occur
+                is assumed in addition to the observed ones.
         """
         against = self.sum_xx + HALF * scale * scale
         return max(0.0, self.sum_xy / against) if against else 0.0
@@ -86,9 +89,9 @@ class WeekRecord:
         """Return the record after a slot has ended.
 
         Args:
-            said: Demand on record for this slot, in requests/s; None if unknown.
+            said: Demand that was on record for this slot, in requests/s; None if unknown.
             before: Demand when the slot began, in requests/s; None if unknown.
-            observed: Observed demand of the slot, in requests/s.
+            observed: Observed demand of this slot, in requests/s.
         """
         after = replace(self, expected=HALF * self.expected + (said or 0.0))
         if self.predicted is None or before is None:
@@ -101,11 +104,11 @@ class WeekRecord:
         )
 
     def due(self, known: float | None, observed: float) -> float | None:
-        """Return the predicted demand of a slot in requests/s, reduced if recent slots had less demand than on record.
+        """Return the predicted demand of a slot in requests/s: the one on record, reduced if recent slots had less demand than on record.
 
         Args:
             known: Demand on record for the slot, in requests/s. If it is None (unknown), the result is None.
-            observed: Sum of the observed demand of the last slots, decayed as in ``expected``.
+            observed: Sum of the observed demand of the last slots, halved at each slot, as ``expected`` is.
         """
         if known is None:
             return None
@@ -116,13 +119,13 @@ class WeekRecord:
 
 @dataclass(frozen=True, slots=True)
 class WeekForecast:
-    """Forecast of the weekly record.
+    """Forecast of the demand learned by time of the week, see `Week`.
 
     Attributes:
-        rate: Largest forecast demand in requests/s. 0 if it is not above the present demand, or if the record is not
+        rate: Largest forecast demand in requests/s. 0 if that is not above the present demand, or if neither record is
             trusted.
-        confidence: Confidence in the record: the fraction of its predicted jumps that occurred; of the two records, the
-            more trusted one.
+        confidence: Confidence in the more trusted of the two records: the fraction of its predicted jumps that
+            occurred.
     """
 
     rate: float = 0.0
@@ -131,20 +134,23 @@ class WeekForecast:
 
 @dataclass(frozen=True, slots=True)
 class Week:
-    """Learned demand by quarter of an hour of the week, from Monday 0:00 on.
+    """Learned demand by quarter of an hour ("slot") of the week, from Monday 0:00 on, by the wall clock of a time zone.
+
+    Demand is in requests/s. Durations are simulated seconds. A slot is observed in parts of 5 minutes (`SPAN_S`), of
+    which the one with the largest demand counts, because demand that begins within a slot needs as many workers as
+    demand that fills it.
 
     Attributes:
-        slots: Recorded requests/s of all slots, two hexadecimal digits each; empty before the first slot was
-            recorded.
-        slot: Index of the present slot in the week; None before the first pull with a known wall clock time.
+        slots: Recorded demand of all 672 slots, two hexadecimal digits each; empty before the first slot was recorded.
+        slot: Index of the present slot in the week, from 0; None before the first pull (metrics scrape) with a known
+            wall clock time.
         seen_s: Seconds of the present slot that were observed.
-        peak: Largest requests/s of the present slot's parts of `SPAN_S` each. The peak is used because demand that
-            begins within a slot needs as many workers as demand that fills it.
-        part_s: Seconds of the present part so far.
-        arrivals: Number of requests of the present part so far.
-        newest: Requests/s of the previous part; None if unknown.
-        before: Requests/s of the last part before the present slot; None if unknown.
-        observed: Sum of the observed demand of the last slots, decayed within an hour.
+        peak: Largest demand of the finished parts of the present slot.
+        part_s: Seconds of the unfinished part that have been observed.
+        arrivals: Number of requests that have arrived in the unfinished part.
+        newest: Demand of the last finished part; None if unknown.
+        before: Demand of the last part before the present slot; None if unknown.
+        observed: Sum of the observed demand of the last slots, halved at each slot.
         day: Record that predicts from the same time yesterday.
         week: Record that predicts from the same time of the same weekday.
     """
@@ -171,11 +177,11 @@ class Week:
         return None if digits in {"", _UNKNOWN} else _rate(int(digits, 16))
 
     def followed(self, arrivals: float, dt_s: float, wall_s: float, time_zone: str) -> Week:
-        """Return the state after one pull.
+        """Return the state after one pull (metrics scrape).
 
         Args:
             arrivals: Number of requests that arrived.
-            dt_s: Length of the pull, in seconds.
+            dt_s: Simulated seconds that the pull covers.
             wall_s: Unix time at the end of the pull.
             time_zone: IANA name of the time zone whose weeks are recorded.
         """
@@ -193,9 +199,9 @@ class Week:
         """Return the largest demand forecast until ``ahead_s`` seconds from now, by the more trusted of the two records.
 
         Args:
-            ahead_s: Length of the forecast, in seconds.
+            ahead_s: Length of the forecast from now on, in simulated seconds.
             wall_s: Present Unix time.
-            time_zone: IANA name of the time zone.
+            time_zone: IANA name of the time zone whose weeks are recorded.
         """
         first, last = quarter_of_week(wall_s, time_zone), quarter_of_week(wall_s + ahead_s, time_zone)
         places = [(first + number) % SLOTS for number in range((last - first) % SLOTS + 1)]
@@ -215,18 +221,19 @@ class Week:
         return Week()
 
     def due(self, record: WeekRecord, back: int, places: Sequence[int]) -> float | None:
-        """Return the largest demand that a record predicts for some slots, in requests/s; None if it has none of them on record.
+        """Return the largest demand that a record predicts for some slots, in requests/s; None if it knows none of these slots.
 
         Args:
             record: Record that predicts.
-            back: Number of slots that the record looks back: 0 for the weekday record, a day for the other.
+            back: Number of slots that the record looks back: 0 for the record of the weekday, 96 (a day) for that of
+                the previous day.
             places: Indexes of the slots in the week.
         """
         found = (record.due(self.at((slot - back) % SLOTS), self.observed) for slot in places)
         return max((each for each in found if each is not None), default=None)
 
     def part_ended(self) -> Week:
-        """Return the state after the present part of the slot (`SPAN_S` long) has ended and a new one has started."""
+        """Return the state after the present part of the slot has ended (parts are 5 minutes long, `SPAN_S`) and a new one has started."""
         rate = self.arrivals / self.part_s
         return replace(self, part_s=0.0, arrivals=0.0, newest=rate, peak=max(self.peak, rate))
 
@@ -255,7 +262,7 @@ class Week:
         )
 
     def recorded(self, slot: int) -> Week:
-        """Return the state with the present slot's demand recorded, and compared with the predictions.
+        """Return the state with the present slot's demand recorded, and the two records' predictions for it judged.
 
         Args:
             slot: Index of the present slot in the week.

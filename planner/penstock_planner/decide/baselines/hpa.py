@@ -20,28 +20,31 @@ from penstock_planner.decide.policy import PlannerPolicy
 TOLERANCE = 0.1
 """Deviation of the ratio from 1 up to which nothing changes. Default of ``--horizontal-pod-autoscaler-tolerance``."""
 KV_TARGET = 0.5
-"""Target of the mean KV usage fraction. On the tuned cases it served more requests on time than 0.8, for 3-4% more
-GPU-hours."""
+"""Target of the mean KV usage fraction: 0.5.
+
+On the cases with which it was tuned, it served more requests on time than 0.8, for 3-4% more GPU-hours."""
 
 QUEUE_TARGET = 1.0
-"""Target of the waiting requests per replica. On the tuned cases it served more requests on time than 3 or 5."""
+"""Target of the waiting requests per replica: 1.
+
+On the cases with which it was tuned, it served more requests on time than 3 or 5."""
 
 SYNC_S = 15.0
-"""Seconds between two decisions. Default of ``--horizontal-pod-autoscaler-sync-period``."""
+"""Simulated seconds between two decisions: 15. Default of ``--horizontal-pod-autoscaler-sync-period``."""
 DOWN_WINDOW_S = 300.0
-"""Stabilisation window for scaling down, in seconds. Default; there is none for scaling up."""
+"""Stabilisation window for scaling down: 300 simulated seconds, the default. There is none for scaling up."""
 UP_PODS, UP_FACTOR = 4, 2
 """Scaling rate upwards: 4 pods or 100% per 15 s, whichever is more. Default; the rate downwards is 100%."""
 
 
 @dataclass(frozen=True, slots=True)
 class HpaParameters:
-    """What the HPA keeps of each replica; None: it has no such metric. At least one is needed for it to change anything.
+    """Targets of the HPA, each per replica; None: it has no such metric. At least one is needed for it to change anything.
 
     Attributes:
         kv_usage: KV usage of decode and aggregated replicas, a fraction, > 0.
-        waiting: Requests that wait for a prefill or aggregated replica, > 0.
-        running: Requests in a prefill or aggregated replica that are computed or wait, > 0.
+        waiting: Number of requests that wait for a prefill or aggregated replica, > 0.
+        running: Number of requests in a prefill or aggregated replica, computed or waiting, > 0.
     """
 
     kv_usage: float | None = KV_TARGET
@@ -51,14 +54,14 @@ class HpaParameters:
 
 @dataclass(frozen=True, slots=True)
 class PodMetric:
-    """One metric that each pod reports.
+    """Values of one metric that each pod of a role reports.
 
     Attributes:
         total: Sum over the ready pods that reported a value.
-        reported: Number of those pods.
+        reported: Number of ready pods that reported a value.
         missing: Number of ready pods that reported no value.
         unready: Number of pods that are not ready.
-        target: Desired average per pod, > 0.
+        target: Desired average of the value per pod, > 0.
     """
 
     total: float
@@ -69,10 +72,10 @@ class PodMetric:
 
 
 def pods_desired(metric: PodMetric, current: int) -> int | None:
-    """Return the desired replicas by a metric of pods; None if no pod reported a value.
+    """Return the desired number of replicas by a metric of pods; None if no pod reported a value.
 
-    A missing pod counts as exactly on target if the metric asks to scale down, and as 0 if it asks to scale up. An
-    unready pod counts as 0 if it asks to scale up. If that reverses the direction, nothing changes.
+    A ready pod without a value counts as exactly on target if the metric asks to scale down, and as 0 if it asks to
+    scale up. An unready pod counts as 0 if it asks to scale up. If that reverses the direction, nothing changes.
 
     Example: 3 pods report 1.6 each against a target of 1, and 2 pods are not ready. The ratio is 1.6; calculated
     again over 5 pods it is 4.8 / 5 = 0.96, which is within the tolerance: no change.
@@ -102,7 +105,7 @@ def pods_desired(metric: PodMetric, current: int) -> int | None:
 
 
 def external_desired(total: float, target: float, current: int) -> int:
-    """Return the desired replicas by an external metric, such as a queue length, whose target is an average per replica.
+    """Return the desired number of replicas by an external metric, such as a queue length, with a target per replica.
 
     Example: 12 waiting requests with a target of 3 and 2 replicas give 4.
 
@@ -117,9 +120,9 @@ def external_desired(total: float, target: float, current: int) -> int:
 
 
 def combined(desired: Sequence[int | None], current: int) -> int | None:
-    """Return the largest of several metrics' desired replicas, or None for no change.
+    """Return the largest desired number of replicas of several metrics, or None for no change.
 
-    None means no change: if all are unknown, or if one is unknown and the others ask to scale down.
+    Nothing changes if all metrics are unknown, or if one is unknown and the others ask to scale down.
 
     Args:
         desired: Desired replicas of each metric; None if a metric is unknown.
@@ -132,7 +135,7 @@ def combined(desired: Sequence[int | None], current: int) -> int | None:
 
 
 def stabilised(desired: int, current: int, recent: Sequence[int]) -> int:
-    """Return the desired replicas after stabilisation and scaling rates.
+    """Return the desired number of replicas after stabilisation (scaling down only to the largest of recent decisions) and rate limits.
 
     Args:
         desired: Desired replicas of this decision.
@@ -148,7 +151,7 @@ def stabilised(desired: int, current: int, recent: Sequence[int]) -> int:
 def recommend(
     desired: int, current: int, now_s: float, before: Sequence[float]
 ) -> tuple[int, tuple[float, ...]]:
-    """Return the replicas after stabilisation, and the list of recommendations to pass as ``before`` at the next decision.
+    """Return the number of replicas after stabilisation, and the list of recommendations to pass as ``before`` at the next decision.
 
     A recommendation is the desired number of replicas of one decision before its stabilisation; those of the last 300
     s are kept.
@@ -168,7 +171,15 @@ def recommend(
 
 
 def hpa(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
-    """Return the proposal of one HPA per role: on KV usage for decode, on the queue for prefill, and on both for aggregated."""
+    """Return the proposal of one HPA per role: on KV usage for decode, on the queue for prefill, and on both for aggregated.
+
+    The number of replicas is stabilised over 300 s.
+
+    Args:
+        window: Pulls (metrics scrapes) of the interval; only the newest is used, except for rejected requests.
+        state: State left by the last decision.
+        config: Configuration with the targets in `HpaParameters`.
+    """
     pull = window.pulls[-1]
     proposals, memory = [], {}
     for role, pool in pull.pools.items():

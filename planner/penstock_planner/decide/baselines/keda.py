@@ -20,7 +20,7 @@ from penstock_planner.decide.observation import Window
 from penstock_planner.decide.policy import PlannerPolicy
 
 KV_TARGET = 0.8
-"""llm-d's."""
+"""Target of the KV usage per replica, a fraction: 0.8, as in llm-d's guide."""
 
 LEAST_SHARE = 0.1
 """Chosen: where a prompt alone takes longer than the TTFT target, a tenth of the target is left for waiting."""
@@ -28,21 +28,38 @@ LEAST_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class KedaParameters:
-    """What a user would have measured: prompt tokens that one replica computes per second at its best, > 0."""
+    """Parameters that a user of KEDA would have to measure.
+
+    Attributes:
+        prefill_tokens_per_s: Prompt tokens that one replica computes per second at its best, > 0.
+    """
 
     prefill_tokens_per_s: float = 10_000.0
 
 
 def prefill_threshold_s(ttft_slo_s: float, uncached_tokens: float, tokens_per_s: float) -> float:
-    """Return the seconds of work per replica that the trigger keeps.
+    """Return the seconds of prefill work per replica above which the prefill trigger requests more replicas.
+
+    It is the TTFT target minus the time that a prompt takes by itself, at least a tenth of the target (`LEAST_SHARE`).
 
     Example: TTFT 5 s, prompts of 8,000 tokens at 10,000 tokens/s: 4.2 s.
+
+    Args:
+        ttft_slo_s: TTFT target in seconds.
+        uncached_tokens: Mean prompt tokens of a request that must be computed.
+        tokens_per_s: Prompt tokens that one replica computes per second.
     """
     return max(ttft_slo_s - uncached_tokens / tokens_per_s, LEAST_SHARE * ttft_slo_s)
 
 
 def keda(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
-    """Return what the two triggers ask for; an aggregated role has both, and the larger counts."""
+    """Return the proposal of the two triggers; an aggregated role has both, and the larger number of replicas counts.
+
+    Args:
+        window: Pulls (metrics scrapes) of the interval, at least one.
+        state: State left by the last decision.
+        config: Configuration with the TTFT target and `KedaParameters`.
+    """
     pull = window.pulls[-1]
     settings = config.parameters_as(KedaParameters)
     demands = [each.demand for each in window.pulls if each.demand is not None]

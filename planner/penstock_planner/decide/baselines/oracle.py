@@ -1,7 +1,7 @@
 """A policy that knows the future: it follows replica counts that were chosen with every arrival known.
 
-Minimum, budget, rebalancing and the maximum step bind it like every policy. The counts are chosen by the simulator
-(`penstock.simulator.oracle`), which alone knows the future.
+Minimum, GPU budget, rebalancing and the maximum step bind it like every other policy. The counts are chosen by the
+simulator (`penstock.simulator.oracle`), which alone knows the future.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def oracle(window: Window, state: PlannerState, config: DecideConfig) -> Proposa
 
 
 def size_at(sizes: Sizes, at_s: float) -> int:
-    """Return the replica count at a time.
+    """Return the replica count of a schedule at a time; before the first time, the first count.
 
     Example: ((0.0, 2), (60.0, 5)) gives 2 at 59.9 s and 5 at 60 s.
     """

@@ -1,7 +1,7 @@
-"""Rule ``backoff``: no scale-up of a role for some intervals after one of its replicas never became ready.
+"""Rule ``backoff``: after one of a role's replicas never became ready, the role does not scale up for some adjustment intervals.
 
 This module also updates the counters in `RoleState`: grace period, back-off, failed scale-ups and the time since
-another client's write. They are counted in decisions.
+another client's write. Times are counted in decisions.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from penstock_planner.decide.rule import Facts, Proposals
 
 
 def hold_after_failure(proposals: Proposals, facts: Facts) -> Proposals:
-    """Hold the scale-up of each role whose last scale-up failed and whose back-off is not over."""
+    """Hold the scale-up of each role whose last scale-up failed and whose back-off (a number of decisions) is not over."""
     return proposals.with_roles([back_off(each, facts.roles[each.role]) for each in proposals.roles])
 
 
 def back_off(proposal: RoleProposal, state: RoleState) -> RoleProposal:
-    """Return the proposal, set to hold if it is a scale-up and a back-off is left.
+    """Return the proposal, set to hold if it is a scale-up and the role's back-off is not over; else the proposal unchanged.
 
     It is held regardless of the ready replicas, because the next scale-up would probably fail in the same way.
     """
@@ -34,7 +34,7 @@ def back_off(proposal: RoleProposal, state: RoleState) -> RoleProposal:
 
 
 def with_observed_counts(role: Role, pool: PoolCounts, before: RoleState, config: DecideConfig) -> RoleState:
-    """Return the role's state updated with the replica counts of this interval.
+    """Return the role's state updated with the replica counts of this decision interval.
 
     A grace period starts if more decode (or aggregated) workers are ready than at the last decision, because each new
     worker has an empty KV cache. It does not matter whether the planner or another client started them, or whether
@@ -45,7 +45,7 @@ def with_observed_counts(role: Role, pool: PoolCounts, before: RoleState, config
 
     Args:
         role: Role of the state.
-        pool: Replica counts at the newest pull.
+        pool: Replica counts at the newest pull (metrics scrape).
         before: State left by the last decision.
         config: Configuration with the length of the grace period.
     """
@@ -66,9 +66,10 @@ def with_observed_counts(role: Role, pool: PoolCounts, before: RoleState, config
 
 
 def after_decision(state: RoleState, config: DecideConfig) -> RoleState:
-    """Return the state after one more decision: grace and back-off are one shorter, and ``since_write`` is one longer.
+    """Return the state after one more decision: the remaining grace and back-off are one shorter, and ``since_write`` is one longer.
 
-    Another client's writes are forgotten after `cede_decisions` plus the longest back-off without a further write.
+    Another client's writes are forgotten after `cede_decisions` decisions plus 16 adjustment intervals
+    (`MAX_BACKOFF_INTERVALS`) without a further write.
     """
     state = replace(state, grace=max(0, state.grace - 1), backoff=max(0, state.backoff - 1))
     if not state.foreign_writes:
@@ -80,10 +81,10 @@ def after_decision(state: RoleState, config: DecideConfig) -> RoleState:
 
 
 def rolled_back(state: RoleState, config: DecideConfig) -> RoleState:
-    """Return the state after a scale-up was rolled back: no pending scale-up, and a back-off of 2, 4, 8, 16, 16... intervals.
+    """Return the state after a scale-up was rolled back: without pending scale-up, and with a back-off of 2, 4, 8, 16, 16... intervals.
 
-    These are adjustment intervals. A mode that decides several times per adjustment interval counts correspondingly
-    more decisions.
+    The back-off depends on the number of consecutive failures. It is in adjustment intervals; a mode that decides
+    several times per adjustment interval counts correspondingly more decisions.
     """
     failed_scale_ups = state.failed_scale_ups + 1
     backoff = min(2 ** min(failed_scale_ups, 8), MAX_BACKOFF_INTERVALS) * config.decisions_per_adjustment

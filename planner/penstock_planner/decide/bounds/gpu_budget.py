@@ -22,7 +22,10 @@ from penstock_planner.decide.rule import Facts, Proposals
 
 
 def keep_budget(proposals: Proposals, facts: Facts) -> Proposals:
-    """Hold or reduce the scale-ups that do not fit into the budget. The result has the roles in order of precedence."""
+    """Hold or reduce the scale-ups that do not fit into the GPU budget.
+
+    The result has the roles in order of precedence, which is also the order in which the changes are carried out.
+    """
     reserved_before, granted, bounded = facts.reserved_roles, 0, []
     ordered = sorted(
         proposals.roles,
@@ -63,7 +66,7 @@ def _fitting(proposal: RoleProposal, used: int, granted: int, config: DecideConf
 
 
 def existing_gpus(pools: Mapping[Role, PoolCounts], config: DecideConfig) -> int:
-    """Return the GPUs held by workers: ready, starting and draining ones."""
+    """Return the GPUs held by all workers: ready, starting and draining ones."""
     return sum(pool.existing * config.engine_gpus(role, pool.gpus) for role, pool in pools.items())
 
 

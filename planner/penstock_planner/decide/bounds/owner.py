@@ -18,7 +18,7 @@ from penstock_planner.decide.rule import Facts, Proposals
 
 
 def leave_to_writers(proposals: Proposals, facts: Facts) -> Proposals:
-    """Hold the roles that other clients scale. If there is one, the other roles do not go to zero either."""
+    """Hold the roles that other clients scale. If there is such a role, the other roles do not go to zero either."""
     left = {
         each.role for each in proposals.roles if is_ceded(each.role, facts.roles[each.role], facts.config)
     }
@@ -49,21 +49,21 @@ would never scale the role again."""
 def is_ceded(role: Role, state: RoleState, config: DecideConfig) -> bool:
     """Return whether the planner leaves the role alone at this decision.
 
-    It does so if the role is managed externally, or if another client has written its replica count recently (see
-    `cede_decisions`).
+    It does so if the role is managed externally (``scaling.managedBy: external``), or if another client has written its
+    replica count recently (see `cede_decisions`).
     """
     return role in config.external or state.since_write < cede_decisions(state, config) - 1
 
 
 def owner(role: Role, state: RoleState, config: DecideConfig, writers: Mapping[Role, str]) -> str:
-    """Return the name of the client that a role's replicas are left to. Empty if the planner sets them.
+    """Return the name of the client to which the planner leaves a role's replicas; empty if the planner sets them.
 
     Args:
         role: Role to look up.
         state: State of the role.
         config: Configuration with the externally managed roles.
-        writers: Name of the client that wrote the replica count last, by role. An externally managed role without an
-            entry gives "others".
+        writers: Name of the client that wrote the replica count last, by role. For an externally managed role without
+            an entry, "others" is returned.
     """
     if role in config.external:
         return writers.get(role) or "others"
@@ -71,7 +71,16 @@ def owner(role: Role, state: RoleState, config: DecideConfig, writers: Mapping[R
 
 
 def write_has_effect(role: Role, state: RoleState, config: DecideConfig) -> bool:
-    """Return whether one more write by another client would change what the planner does; see `IGNORED_AFTER_WRITES`."""
+    """Return whether one more write of the replica count by another client would change what the planner does.
+
+    It would not from the third consecutive write on (`IGNORED_AFTER_WRITES`), while the role is already left to its
+    writer.
+
+    Args:
+        role: Role whose replica count is written.
+        state: State of the role.
+        config: Configuration with the externally managed roles.
+    """
     return state.foreign_writes < IGNORED_AFTER_WRITES or not is_ceded(role, state, config)
 
 
@@ -82,7 +91,7 @@ def after_foreign_write(state: RoleState, writer: str) -> RoleState:
 
     Args:
         state: State of the role before.
-        writer: Name of the client.
+        writer: Name of the client that wrote.
     """
     return replace(
         state, pending_replicas=None, writer=writer, foreign_writes=state.foreign_writes + 1, since_write=0
@@ -90,7 +99,10 @@ def after_foreign_write(state: RoleState, writer: str) -> RoleState:
 
 
 def cede_decisions(state: RoleState, config: DecideConfig) -> int:
-    """Return for how many decisions the planner leaves a role alone after another client's last write; 0 if no client has written."""
+    """Return for how many decisions after another client's last write the planner leaves a role alone; 0 if no client has written.
+
+    It is one adjustment interval, doubled with each consecutive write, at most 16 intervals.
+    """
     if not state.foreign_writes:
         return 0
     intervals: int = min(2 ** min(state.foreign_writes - 1, 8), MAX_BACKOFF_INTERVALS)

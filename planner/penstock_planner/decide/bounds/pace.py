@@ -14,7 +14,7 @@ from penstock_planner.decide.rule import Facts, Proposals
 
 
 def limit_step(proposals: Proposals, facts: Facts) -> Proposals:
-    """Reduce each change to ``maxStep`` replicas."""
+    """Reduce each change to ``maxStep`` replicas, the configured maximum per decision. Does nothing if there is no maximum."""
     return proposals.with_roles(_stepped(each, facts.config) for each in proposals.roles)
 
 
@@ -27,7 +27,10 @@ def _stepped(proposal: RoleProposal, config: DecideConfig) -> RoleProposal:
 
 
 def decide_soon(proposals: Proposals, facts: Facts) -> Proposals:
-    """Shorten the time until the next decision to `DecideConfig.again_s` if a role grows."""
+    """Shorten the time until the next decision if a role grows, to 1 s or one metrics scrape in a mode that follows demand.
+
+    The time is `DecideConfig.after_growth_s`. Does nothing in no-operation mode.
+    """
     config = facts.config
     is_growing = any(each.action is Action.UP for each in proposals.roles)
     if config.no_operation or not is_growing or config.after_growth_s >= config.interval_s:

@@ -19,7 +19,7 @@ from penstock_planner.decide.decision import Action, Decision, Reason, RolePropo
 from penstock_planner.decide.rule import Facts, Proposals
 
 POOL: Final = "pool"
-"""Name of the step that records a role's bid."""
+"""Name of the step that records a role's bid, the replicas that it requests from the GPU pool."""
 
 
 def bid(proposals: Proposals, facts: Facts) -> Proposals:
@@ -33,11 +33,11 @@ def bid(proposals: Proposals, facts: Facts) -> Proposals:
 
 
 def bids_of(proposals: Sequence[RoleProposal], config: DecideConfig) -> dict[Role, RoleBid]:
-    """Return the bid of each role within its own minimum and maximum, regardless of the available GPUs.
+    """Return the bid of each role (the replicas that it requests), within its own minimum and maximum but regardless of available GPUs.
 
-    If the pool holds GPUs back from the graph, a role bids only for its arriving requests and not for its queue. A
-    queue grows as long as any role lacks workers, and most of its requests are late already. A bid that grew with the
-    queue would take GPUs from the graph's other role and from other graphs.
+    If the pool grants the graph fewer GPUs than it requested, a role bids only for its arriving requests and not for
+    its queue. A queue grows as long as any role lacks workers, and most of its requests are late already. A bid that
+    grew with the queue would take GPUs from the graph's other role and from other graphs.
     """
     found = {}
     for each in proposals:
@@ -127,9 +127,9 @@ def _giver(
 
 
 def bids_in(decision: Decision) -> dict[Role, RoleBid]:
-    """Return the bids (requests to the GPU pool) recorded in a decision, by role.
+    """Return the bids (replicas requested from the GPU pool) that a decision records, by role.
 
-    Empty if the decision records none; then the previous bid remains valid.
+    Empty if the decision records none; then the bids of the previous decision remain valid.
     """
     return {
         role.role: _bid(role.role, step)
@@ -140,7 +140,7 @@ def bids_in(decision: Decision) -> dict[Role, RoleBid]:
 
 
 def bid_sizes(decision: Decision) -> tuple[int, ...] | None:
-    """Return the GPUs of each replica that a decision requests from the GPU pool, in order of need. None if it records no request."""
+    """Return the GPUs of each replica that a decision requests from the GPU pool, in order of need; None if it records no request."""
     bids = bids_in(decision)
     return tuple(bids[role].gpus for role in by_need(bids)) if bids else None
 

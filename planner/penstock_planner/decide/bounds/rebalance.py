@@ -17,7 +17,7 @@ _NOT_FREED = frozenset({Reason.GPU_BUDGET, Reason.GPU_BUDGET_YIELDED, Reason.AT_
 
 
 def end_rebalance(proposals: Proposals, facts: Facts) -> Proposals:
-    """Note on each role with reserved GPUs that no longer wants to grow that its reservation ends."""
+    """Note that the reservation ends on each role that has reserved GPUs and does not want to grow any more."""
     reserved_before = facts.reserved_roles
     return proposals.with_roles(
         _released(each, "it no longer asks for more")
@@ -28,7 +28,7 @@ def end_rebalance(proposals: Proposals, facts: Facts) -> Proposals:
 
 
 def update_reservations(proposals: Proposals, facts: Facts) -> Proposals:
-    """Start, keep and end reservations, note it on the proposals, and set `Proposals.reserved`.
+    """Start, keep and end reservations of GPUs for roles, note this on the proposals, and set `Proposals.reserved`.
 
     A reservation starts if only the budget holds a role back, another role shrinks in the same decision, and enough
     GPUs for one replica can become free at all. It is kept while a worker drains or a role shrinks for it. It ends
@@ -57,7 +57,7 @@ def update_reservations(proposals: Proposals, facts: Facts) -> Proposals:
 
 
 def freeable_gpus(proposals: Proposals, facts: Facts) -> int:
-    """Return the GPUs that are free, that draining replicas hold, or that shrinking roles hold above their minimum."""
+    """Return the number of GPUs that are free, that draining replicas hold, or that shrinking roles hold above their minimum."""
     free = max(0, (facts.config.max_gpu_budget or 0) - facts.gpus)
     draining = sum(each.pool.draining * each.engine_gpus for each in proposals.roles)
     given = sum(

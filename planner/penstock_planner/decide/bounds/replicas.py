@@ -30,7 +30,7 @@ def _above_floor(proposal: RoleProposal, config: DecideConfig) -> RoleProposal:
 
 
 def keep_ceiling(proposals: Proposals, facts: Facts) -> Proposals:
-    """Hold or reduce each scale-up above the service's ``maxReplicas``."""
+    """Hold or reduce each scale-up above the role's maximum number of replicas (``maxReplicas`` of its service)."""
     return proposals.with_roles(
         _below_ceiling(each, facts.config) if each.action is Action.UP else each for each in proposals.roles
     )
@@ -48,7 +48,7 @@ def _below_ceiling(proposal: RoleProposal, config: DecideConfig) -> RoleProposal
 
 
 def at_most(proposal: RoleProposal, most: int, step: Step) -> RoleProposal:
-    """Return the proposal with its amount reduced to ``most``, and with ``step`` appended as the record of that."""
+    """Return the proposal with its amount reduced to ``most`` replicas, and with ``step`` appended as the record of the reduction."""
     if proposal.amount <= most:
         return proposal.passed(step)
     return replace(proposal.passed(replace(step, outcome=f"limited to {most}")), amount=most)

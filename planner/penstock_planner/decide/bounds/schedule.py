@@ -10,12 +10,12 @@ from penstock_planner.decide.schedule import Schedule, lowered_ceilings, raised_
 
 
 def keep_ceilings(proposals: Proposals, facts: Facts) -> Proposals:
-    """Shrink each role that has more replicas than its scheduled maximum."""
+    """Shrink each role that has more replicas than the maximum of the active schedule entries, regardless of its load."""
     return proposals.with_roles(_within(each, facts.schedule) for each in proposals.roles)
 
 
 def note(proposals: Proposals, facts: Facts) -> Proposals:
-    """Record the bounds of the active schedule entries as the first step of each role that they bind."""
+    """Record the minimum and maximum of the active schedule entries as the first step of each role that they bind."""
     return proposals.with_roles(_noted(each, facts.schedule) for each in proposals.roles)
 
 

@@ -1,7 +1,7 @@
 """Rule ``total_floor``: all roles together keep a minimum number of GPUs.
 
-It counts ready and starting replicas, without draining ones and without those that one role gives up for another. If
-the minimum and the budget conflict, the budget wins.
+The minimum (``min_total_gpus``) is compared with the GPUs of ready and starting replicas, without draining ones and
+without those that one role gives up for another. If the minimum and the budget conflict, the budget wins.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ TOTAL_FLOOR = "total_floor"
 def raise_to_total_floor(proposals: Proposals, facts: Facts) -> Proposals:
     """Grow one role by one replica if all roles together are below the minimum number of GPUs.
 
-    It is the role with the fewest replicas that has room, decode if both have equally many. GPUs that the proposals
-    already add are counted first. A role in back-off after a failed scale-up, or left to another client, is not
-    grown.
+    It is the role with the fewest replicas that has room, decode if both have equally many. GPUs of replicas that the
+    proposals already add count towards the minimum. A role in back-off after a failed scale-up, or left to another
+    client, is not grown.
     """
     config, gpus, seen = facts.config, facts.gpus, facts.roles
     staying = proposals.staying_gpus()
@@ -61,10 +61,10 @@ def _grown(proposal: RoleProposal, staying: int, state: RoleState, config: Decid
 
 
 def hold_above_total_floor(proposals: Proposals, facts: Facts) -> Proposals:
-    """Hold or reduce the scale-downs that would leave fewer GPUs than the minimum.
+    """Hold or reduce the scale-downs that would leave all roles together fewer GPUs than the minimum (``min_total_gpus``).
 
     A scale-up that the budget holds back counts as if its GPUs existed, provided that enough GPUs can become free for
-    it: so the minimum does not prevent the scale-down that makes room for it.
+    it. So the minimum does not prevent the scale-down of one role that makes room for the other role.
     """
     freeable = freeable_gpus(proposals, facts)
     held_back = (each for each in proposals.roles if each.reason is Reason.GPU_BUDGET)

@@ -1,4 +1,4 @@
-"""Learned state of mode ``sla``: lengths, variability, the profile's errors, and whether a change of the arrival rate is real or chance.
+"""Learned state of mode ``sla``: lengths, variability, the profile's errors, and whether a change of the arrival rate is chance.
 
 A trend that follows a rise quickly also follows chance: with Poisson arrivals of 3/s its prediction varies by 13%,
 and a pool that follows it is too large for most of a swing. So the trend is used only if it differs from the mean of
@@ -19,56 +19,64 @@ from penstock_planner.decide.observation import Demand, Pull, entry_role, kv_rol
 from penstock_planner.decide.sla import queueing
 
 PRIOR_S = 20.0
-"""Weight of the profile, in seconds of computing or decoding that agreed with it. Chosen: observations outweigh it
-within a minute."""
+"""Weight of the unchanged profile against observations: as much as 20 seconds of computing or decoding that agreed with it.
+
+Chosen: observations outweigh it within a minute."""
 
 POISSON = 2.0
-"""Ca2 + Cs2 of Poisson arrivals and exponential lengths. Assumed before the first observation."""
+"""Variability (Ca2 + Cs2, see `queueing`) that is assumed before the first observation: that of Poisson arrivals,
+exponential lengths."""
 
 LENGTHS_TAU_S = 120.0
-"""Time constant in seconds of the averages of lengths. Chosen: as in mode adaptive, lengths change more slowly than
-arrivals."""
+"""Time constant, 2 minutes, of the averages of prompt and answer lengths.
+
+Chosen: as in mode adaptive, lengths change more slowly than arrivals."""
 
 VARIABILITY_TAU_S = 300.0
-"""Time constant in seconds of the average of the variability. Chosen: a variance needs more samples than a mean."""
+"""Time constant, 5 minutes, of the average of the variability. Chosen: a variance needs more samples than a mean."""
 
 VARIABILITY_LEAST, VARIABILITY_MOST = 0.25, 8.0
-"""Minimum and maximum of the variability. Chosen: equal gaps do not stay equal, and a larger variability is a change
-of the rate."""
+"""Minimum and maximum of the learned variability (Ca2 + Cs2, see `queueing`). Chosen: equal gaps do not stay equal, and
+a larger variability is a change of the rate."""
 
 RUNNING_TAU_S = 5.0
-"""Time constant in seconds of the average of the requests in flight. Chosen: about the duration of an answer."""
+"""Time constant, 5 s, of the average number of requests in flight. Chosen: about the duration of an answer."""
 
 FORGET_S = 120.0
-"""Time constant in seconds of the corrections, in seconds of computing, of first tokens or of decoding.
+"""Time constant, 2 minutes, of the corrections of the profile, counted in seconds of computing, of first tokens or of decoding.
 
 Chosen. After this long an old observation weighs a third."""
 
 FACTOR_MOST = 3.0
-"""Maximum correction of the profile, as a factor in either direction. Chosen: beyond it, the profile is that of
-another engine."""
+"""Maximum factor (3) by which a figure of the profile is corrected, upwards or downwards.
+
+Chosen: beyond it, the profile is that of another engine."""
 
 LIGHT = 0.8
-"""Maximum utilisation at which TTFT is used to correct the profile. Chosen: above it the calculated wait is too
-inaccurate."""
+"""Maximum utilisation of the workers (0.8) at which observed TTFT is used to correct the TTFT of the profile.
+
+Chosen: above it the calculated wait is too inaccurate."""
 
 STEADY_TAU_S = 120.0
-"""Time constant in seconds of the mean arrival rate.
+"""Time constant, 2 minutes, of the mean arrival rate.
 
 Chosen: three times that of the trend, so that the mean is steadier than the trend and known within some minutes."""
 
 CHANCE_SIGMAS = 1.5
-"""Number of standard errors up to which a trend's difference from the mean counts as chance. Chosen: chance rarely
-exceeds it, and a swing of minutes soon does."""
+"""Number of standard errors (1.5) up to which the difference between the trend of arrivals and their mean counts as chance.
+
+Chosen: chance rarely exceeds it, and a swing of minutes soon does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Correction of one figure of the profile, such as the prefill time, from expected and observed durations.
+    """Correction of one figure of the profile, such as the prefill time: the observed duration divided by the duration by the profile.
+
+    Both durations lose weight with a time constant of 2 minutes (`FORGET_S`), and start with 20 s each.
 
     Attributes:
-        expected_s: Duration by the profile, in seconds, decayed (`FORGET_S`).
-        observed_s: Observed duration, in seconds, decayed alike.
+        expected_s: Duration by the profile, in seconds, decayed.
+        observed_s: Observed duration, in seconds, decayed.
     """
 
     expected_s: float = PRIOR_S
@@ -76,9 +84,9 @@ class Correction:
 
     @property
     def factor(self) -> float:
-        """Return observed divided by expected duration; above 1 the engine is slower than its profile.
+        """Return the observed divided by the expected duration, from 1/3 to 3; above 1 the engine is slower than its profile.
 
-        The result is limited to `FACTOR_MOST` in either direction.
+        The limits are `FACTOR_MOST`.
         """
         return min(FACTOR_MOST, max(1.0 / FACTOR_MOST, self.observed_s / self.expected_s))
 
@@ -88,7 +96,7 @@ class Correction:
         Args:
             observed_s: Observed duration, in seconds.
             expected_s: Duration by the profile, in seconds.
-            forget_s: Seconds by which the earlier observations are decayed.
+            forget_s: Seconds that have passed for the decay of the earlier observations.
         """
         kept = math.exp(-forget_s / FORGET_S)
         return Correction(self.expected_s * kept + expected_s, self.observed_s * kept + observed_s)
@@ -96,23 +104,27 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class SteadyRate:
-    """Mean arrival rate over the last minutes, without a slope.
+    """Mean arrival rate over about the last 2 minutes (`STEADY_TAU_S`), without a slope.
 
     Attributes:
-        requests: Number of requests, decayed (`STEADY_TAU_S`).
-        seen_s: Observed seconds, decayed alike.
+        requests: Number of requests that arrived, decayed.
+        seen_s: Observed seconds, decayed in the same way.
     """
 
     requests: float = 0.0
     seen_s: float = 0.0
 
     def followed(self, demand: Demand) -> SteadyRate:
-        """Return the rate after the arrivals of one pull."""
+        """Return the rate after the arrivals of one pull (metrics scrape)."""
         kept = math.exp(-demand.period_s / STEADY_TAU_S)
         return SteadyRate(self.requests * kept + demand.arrivals, self.seen_s * kept + demand.period_s)
 
     def steadied(self, along: TrendForecast) -> TrendForecast:
-        """Return the mean rate as a forecast if the trend does not differ from it by more than chance, else the trend ``along``."""
+        """Return the mean rate as a forecast that stays constant if the trend differs from it only by chance; else return the trend.
+
+        Args:
+            along: Forecast of requests/s along the trend.
+        """
         if self.seen_s <= 0:
             return along
         mean = self.requests / self.seen_s
@@ -128,16 +140,21 @@ class SteadyRate:
 class SlaMemory:
     """Learned state of mode ``sla`` in addition to that of mode adaptive.
 
+    The five sums lose weight with a time constant of 2 minutes; their ratios are mean lengths. A correction is the
+    observed value divided by the value according to the profile.
+
     Attributes:
-        arrived: Number of requests that arrived, decayed over minutes.
-        prompt_tokens: Their prompt tokens, cached ones included, decayed alike.
-        uncached_tokens: Their prompt tokens that must be computed, decayed alike.
-        answered: Number of completed requests, decayed alike.
-        output_tokens: Their output tokens, decayed alike.
-        variability: Ca2 + Cs2 of the arrivals and their tokens together.
-        running: Average number of requests that are being decoded.
+        arrived: Number of requests that arrived, decayed.
+        prompt_tokens: Prompt tokens of those requests, cached ones included, decayed.
+        uncached_tokens: Prompt tokens of those requests that must be computed, decayed.
+        answered: Number of requests whose answer was completed, decayed.
+        output_tokens: Output tokens of those answers, decayed.
+        variability: Ca2 + Cs2 of the arriving tokens: how much more their number varies than with evenly spaced prompts
+            of one length, see `queueing`.
+        running: Average number of requests that are being decoded now.
         prefill: Correction of the profile's prefill time.
-        ttft: Correction of the TTFT calculated from the corrected prefill time and the wait.
+        ttft: Correction of the TTFT that is calculated from the profile's prefill time, multiplied by its correction,
+            plus the wait.
         itl: Correction of the profile's ITL.
         steady: Mean arrival rate over the last minutes.
     """
@@ -156,10 +173,11 @@ class SlaMemory:
 
     @classmethod
     def read(cls, memory: Memory) -> SlaMemory:
-        """Return this mode's part of the planner's learned state. A default one if there is none.
+        """Return the part of the planner's learned state that only mode sla has; a default one if there is none.
 
         Args:
-            memory: Learned state as a decision left it, or as plain data read from a ledger.
+            memory: Learned state of all policies, as a decision left it, or as plain data read from a ledger (the
+                planner's decision log).
 
         Raises:
             AttributeError, TypeError, ValueError: The data does not have this form.
@@ -169,27 +187,36 @@ class SlaMemory:
 
     @property
     def isl(self) -> float | None:
-        """Return the mean prompt length in tokens; None before the first request."""
+        """Return the mean prompt length of about the last 2 minutes in tokens; None before any request was observed."""
         return self.prompt_tokens / self.arrived if self.arrived > 0 else None
 
     @property
     def uncached_isl(self) -> float | None:
-        """Return the mean number of prompt tokens that must be computed; None before the first request."""
+        """Return the mean number of prompt tokens that must be computed per request; None before any request was observed."""
         return self.uncached_tokens / self.arrived if self.uncached_tokens > 0 else None
 
     @property
     def osl(self) -> float | None:
-        """Return the mean length of an answer in tokens; None before the first one is complete."""
+        """Return the mean length of an answer in tokens; None before any answer was completed."""
         return self.output_tokens / self.answered if self.output_tokens > 0 else None
 
     @property
     def context(self) -> float | None:
-        """Return the mean number of tokens that a request holds in the KV cache while it is decoded; None before the first request."""
+        """Return the mean number of tokens that a request holds in the KV cache while it is decoded; None before any request was observed.
+
+        It is the prompt plus half of the answer.
+        """
         isl = self.isl
         return None if isl is None else isl + (self.osl or 0.0) / 2.0
 
     def service_s(self, profile: PerformanceProfile) -> float | None:
-        """Return the time in seconds that a worker computes the mean prompt, corrected by observations; None before the first request."""
+        """Return the seconds that a worker takes to prefill a prompt of mean length; None before any request was observed.
+
+        It is the time according to the profile, multiplied by the learned factor of observed to profiled prefill time.
+
+        Args:
+            profile: Performance profile of the engine.
+        """
         tokens = self.uncached_isl
         return None if tokens is None else tokens / profile.prefill.tokens_per_s(tokens) * self.prefill.factor
 
@@ -199,15 +226,18 @@ class SlaMemory:
         return self
 
     def for_other_graph(self) -> SlaMemory:
-        """Return the state with which another graph of the same model can start: lengths and corrections, without this graph's traffic."""
+        """Return the state with which another graph of the same model can start.
+
+        It keeps lengths, variability and corrections, and drops this graph's traffic.
+        """
         return replace(self, running=0.0, steady=SteadyRate())
 
     def followed(self, pull: Pull, profile: PerformanceProfile, *, mean_rate: float) -> SlaMemory:
-        """Return the state after one pull. Parts for which the pull has no value stay unchanged.
+        """Return the state after one pull (metrics scrape). Parts for which the pull has no value stay unchanged.
 
         Args:
-            pull: The pull.
-            profile: Performance profile to compare with.
+            pull: The metrics scrape.
+            profile: Performance profile with which the observations are compared.
             mean_rate: Requests/s that were expected to arrive before this pull; 0 if unknown.
         """
         demand = pull.demand
@@ -249,7 +279,7 @@ def _varied(memory: SlaMemory, demand: Demand, expected: float, size: float) -> 
 
 
 def _prefilled(memory: SlaMemory, demand: Demand, profile: PerformanceProfile) -> SlaMemory:
-    """Compare the worker-seconds of computing with the time of the profile for the computed tokens."""
+    """Compare the worker-seconds of computing with the time that the profile gives for the computed tokens."""
     size = memory.uncached_isl
     if size is None:
         return memory

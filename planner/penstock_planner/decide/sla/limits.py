@@ -1,8 +1,8 @@
-"""Demand that exceeds the budget and maxReplicas: how the GPUs are divided, which limit binds, and what latency to expect.
+"""Demand that exceeds the GPU budget or maxReplicas: how the GPUs are divided, which limit binds, and what latency to expect.
 
-The GPUs are divided as by `divide_budget`. A role that has its share leaves free GPUs to the other role. A role above its
-share gives one replica up for a role below it; the receiving role waits for the drain (`rebalance`). This happens
-only if it can succeed.
+The GPUs are divided as by `divide_budget`. A role that has its part of the budget ("share") leaves free GPUs to the
+other role. A role above its share gives one replica up for a role below it; the receiving role waits for the drain
+(`rebalance`). This happens only if it can succeed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ REPLICAS_MOST = 1000
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """Expected TTFT and ITL with some number of replicas.
+    """Expected TTFT and ITL of a role with some number of replicas.
 
     Attributes:
-        numbers: Values for the record, by name with unit; None if a value is unbounded.
-        words: The same in words.
+        numbers: Values for the record of the decision, by name with unit; None if a value is unbounded.
+        words: The same values in words.
     """
 
     numbers: dict[str, float | None]
@@ -39,14 +39,17 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """Demand at the horizon, on workers of the profile.
+    """Demand at the horizon, and the workers of the profile that must serve it.
+
+    The horizon is the time when a replica requested now could be ready.
 
     Attributes:
-        workers: Workers of the profile with the learned corrections.
-        kv: Observed KV load, used for decode until the first answer is complete.
+        workers: Workers according to the profile, with the learned correction factors.
+        kv: Observed KV load, used for decode until the first answer was completed.
         tokens_per_s: Uncached prompt tokens/s expected to arrive, >= 0.
-        service_s: Corrected time in seconds that a worker computes the mean prompt, > 0.
-        speed: Prompt tokens/s that one worker computes, > 0.
+        service_s: Time in seconds that a worker takes to prefill a prompt of mean length, by the profile times the
+            learned correction, > 0.
+        speed: Prompt tokens/s that one worker computes, by the profile times the learned correction, > 0.
     """
 
     workers: ProfiledWorkers
@@ -56,7 +59,10 @@ class Projection:
     speed: float
 
     def needed(self, role: Role) -> int:
-        """Return the minimum number of replicas of a role that meet the targets and fit the KV, from 1 to `REPLICAS_MOST`."""
+        """Return the minimum number of replicas of a role that meet the latency targets and have room in the KV cache, from 1 to 1000.
+
+        The maximum is `REPLICAS_MOST`; it is also returned if no number is enough.
+        """
         holds, enough = self._test(role), 1
         while enough < REPLICAS_MOST and not holds(enough):
             enough *= 2  # the formula's cost grows with the count
@@ -64,11 +70,11 @@ class Projection:
         return counts.start + bisect_left(counts, True, key=holds)
 
     def steps(self, role: Role, replicas: int) -> tuple[Step, ...]:
-        """Return a step with the number of replicas needed by profile and targets. Empty if the profile cannot be used yet.
+        """Return a record with the number of replicas that profile and targets need; empty if the profile cannot be used for the role yet.
 
         Args:
             role: Role to calculate.
-            replicas: Present number of replicas, for the record.
+            replicas: Present number of replicas, which is recorded too.
         """
         if role is not Role.PREFILL and self.workers.learnt.osl is None:
             return ()
@@ -81,7 +87,7 @@ class Projection:
         return (Step("needed", inputs, None, "by profile and targets"),)
 
     def limited_by_prefill(self, prefill_replicas: int) -> Projection:
-        """Return the projection for decode behind this number of prefill replicas, which limits the prompts that reach decode."""
+        """Return the projection for decode if only this number of prefill replicas computes prompts, which limits the answers to decode."""
         return replace(self, tokens_per_s=min(self.tokens_per_s, prefill_replicas * self.speed))
 
     def expected(self, role: Role, replicas: int) -> Expectation:
@@ -171,13 +177,13 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class RoleNeed:
-    """Number of replicas that one role needs, and its bounds.
+    """Number of replicas that one role needs to meet the latency targets, and its bounds.
 
     Attributes:
         role: Role of these numbers.
         needed: Number of replicas that meet the targets, >= 1.
-        floor: Minimum number of replicas, >= 1.
-        most: Maximum number of replicas; None means no limit.
+        floor: Minimum number of replicas that the planner keeps, >= 1.
+        most: Maximum number of replicas (``maxReplicas``); None means no limit.
         gpus: GPUs of one replica.
     """
 
@@ -195,12 +201,15 @@ class RoleNeed:
 
 
 def gpus_of(needs: Sequence[RoleNeed], counts: Mapping[Role, int]) -> int:
-    """Return the GPUs of ``counts`` replicas of each role."""
+    """Return the total GPUs of all roles with ``counts`` replicas of each."""
     return sum(each.gpus * counts[each.role] for each in needs)
 
 
 def coverage(needs: Sequence[RoleNeed], counts: Mapping[Role, int]) -> float:
-    """Return the smallest fraction of its needed replicas that any role has. It is largest if all roles have the same fraction."""
+    """Return the smallest fraction of its needed replicas that any role has, given ``counts`` replicas of each role.
+
+    For a given number of GPUs it is largest if all roles have about the same fraction.
+    """
     return min(counts[each.role] / each.needed for each in needs)
 
 
@@ -239,12 +248,12 @@ a fifth before a move is reversed."""
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Needs of the roles, and the replicas that budget and bounds allow.
+    """Needs of all roles, and the replicas that the GPU budget and the roles' bounds allow.
 
     Attributes:
         needs: Need of each role.
         allowed: Replicas by role within budget and bounds, as by `divide_budget`.
-        budget: GPUs of all roles; None means no limit.
+        budget: GPUs that all roles together may hold; None means no limit.
     """
 
     needs: tuple[RoleNeed, ...]
@@ -253,12 +262,12 @@ class Limits:
 
     @property
     def gpus_needed(self) -> int:
-        """Return the GPUs that would be enough to meet the targets."""
+        """Return the GPUs that would be enough for all roles to meet the latency targets."""
         return gpus_of(self.needs, {each.role: each.needed for each in self.needs})
 
     @property
     def is_budget_short(self) -> bool:
-        """Whether the roles want more GPUs, within their own bounds, than the budget has."""
+        """Whether the roles together would have more GPUs, within their own bounds, than the budget allows."""
         wanted = gpus_of(self.needs, {each.role: each.wanted for each in self.needs})
         return self.budget is not None and wanted > self.budget
 
@@ -267,7 +276,7 @@ class Limits:
         return next(each for each in self.needs if each.role is role)
 
     def binding(self, role: Role) -> str:
-        """Return the manifest keys that keep a role from the replicas it needs, with their values; empty if none does."""
+        """Return the manifest keys, with values, that keep a role from the replicas it needs, such as "maxGpuBudget 8"; empty if none does."""
         need = self.of(role)
         if self.allowed[role] >= need.needed:
             return ""
@@ -287,18 +296,19 @@ def limited(
     gpus: int,
     out_of_hold_down: Collection[Role],
 ) -> list[RoleProposal]:
-    """Return adaptive's proposals limited to each role's share of the budget, and with an explanation if demand exceeds the limits.
+    """Return the proposals of mode adaptive limited to each role's share of the GPU budget, with explanations if demand exceeds the limits.
 
-    The explanation names the limit that binds and the expected latency. Returns the proposals unchanged if no role
-    grows, or if a role shrinks because of a lowered budget.
+    A role's share is the number of replicas that `divide_budget` gives it. The explanation names the limit that binds
+    and the expected latency. If it is worth the cost, a role above its share gives up a replica for the other role.
+    Returns the proposals unchanged if no role grows, or if a role shrinks because of a lowered budget.
 
     Args:
         proposals: One proposal per role.
-        projection: Demand at the horizon.
+        projection: Demand when a replica requested now could be ready.
         config: Bounds and budget.
         gpus: GPUs held by existing workers, draining ones included.
-        out_of_hold_down: Roles whose hold-down is over, because they neither grew nor shrank recently. Only they can give up a
-            replica.
+        out_of_hold_down: Roles that neither grew nor shrank recently, so that they are allowed to shrink. Only they can
+            give up a replica.
     """
     is_lowered = any(each.reason is Reason.ABOVE_BUDGET for each in proposals)
     if is_lowered or not any(each.action is Action.UP for each in proposals):

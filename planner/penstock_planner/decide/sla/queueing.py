@@ -23,9 +23,9 @@ _HALVINGS = 30
 def queue_of(role: Role, workers: int, load: float) -> tuple[int, float]:
     """Return the number of workers that serve one queue, and the load of that queue in erlangs.
 
-    Prefill workers share one queue in the router. Each aggregated worker has its own queue, because prompts wait
-    inside the worker. The router sends them to the worker with the lowest KV usage, which depends on the answers
-    being decoded more than on the waiting prompts, so the prompts wait as if they were assigned at random.
+    Prefill workers share one queue in the router. Each aggregated worker has its own queue, because prompts wait inside
+    the worker. The router sends them to the worker with the lowest KV usage, which depends on the answers being decoded
+    more than on the waiting prompts, so the prompts wait as if they were assigned to workers at random.
 
     Args:
         role: Prefill or aggregated.
@@ -71,8 +71,8 @@ def late_fraction(
 def max_load(workers: int, *, service_s: float, variability: float, may_wait_s: float, late: float) -> float:
     """Return the largest load in erlangs at which at most a fraction ``late`` of the arrivals waits longer than ``may_wait_s``.
 
-    Example: 1 s of service, variability 2, a maximum wait of 5 s and 1% give 0.27 for one worker and 1.68 for three,
-    so each of three workers can be twice as busy.
+    Example: 1 s of service, variability 2, a maximum wait of 5 s and 1% that wait longer give 0.27 for one worker and
+    1.68 for three, so each of three workers can be twice as busy.
 
     Args:
         workers: Number of workers that serve the queue, >= 1.

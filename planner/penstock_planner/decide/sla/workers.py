@@ -1,4 +1,4 @@
-"""The workers of a graph according to their performance profile, corrected by observations."""
+"""The workers of a graph according to their performance profile, with its figures multiplied by learned correction factors."""
 
 from __future__ import annotations
 
@@ -29,16 +29,19 @@ again right after shrinking."""
 
 @dataclass(frozen=True, slots=True)
 class ProfiledAnswers:
-    """Expected answers, decoded by workers of the profile.
+    """Answers that are expected to be decoded at the horizon, on workers of the profile.
+
+    The horizon is the time when a replica requested now could be ready.
 
     Attributes:
-        tokens_per_s: Output tokens/s expected at the horizon, >= 0.
+        tokens_per_s: Output tokens/s expected to be decoded at the horizon, >= 0.
         running: Number of requests that are being decoded now, on all workers.
-        row: ITL and throughput of the profile at the mean context length.
-        variability: Ca2 + Cs2: factor by which the variance of the tokens exceeds that of requests of constant
-            length.
-        factor: Observed ITL divided by that of the profile.
-        sigmas: Number of standard deviations of the requests in flight to add, from the SLO's percentile.
+        row: ITL and throughput of the profile by number of concurrent requests, for the mean context length.
+        variability: Ca2 + Cs2: factor by which the variance of the arriving tokens exceeds that of evenly spaced
+            requests of constant length.
+        factor: Learned correction: observed ITL divided by the ITL of the profile.
+        sigmas: Number of standard deviations of the requests in flight to add, so that the SLO's percentile of requests
+            is covered.
         target_s: ITL target in seconds; infinite if there is none.
     """
 
@@ -52,16 +55,16 @@ class ProfiledAnswers:
 
     @property
     def after_s(self) -> float:
-        """Return the maximum ITL after one worker is removed, in seconds."""
+        """Return the largest ITL, in seconds, with which one worker fewer is still enough; infinite if there is no ITL target."""
         return ITL_AFTER * self.target_s
 
     def concurrency(self, workers: int) -> float | None:
-        """Return the number of requests in flight at each of ``workers`` workers. None if they cannot keep up."""
+        """Return the mean number of requests in flight at each of ``workers`` workers; None if that number of workers cannot keep up."""
         expected = self.row.concurrency_at(self.tokens_per_s * self.factor / workers)
         return None if expected is None else max(expected, self.running / workers)
 
     def load_on(self, workers: int) -> float:
-        """Return the KV load if ``workers`` workers serve the answers, in units of one full worker; at most `LOAD_MOST` for each.
+        """Return the KV load if ``workers`` workers serve the answers, in units of one full worker; at most 2 (`LOAD_MOST`) for each.
 
         With 0 workers it returns the load that idle workers would have.
         """
@@ -88,54 +91,61 @@ class ProfiledAnswers:
 
 
 LATE_TIMES = 2.5
-"""Factor on the allowed late fraction at which a pool grows.
+"""Factor on the allowed late fraction (2.5) at which a pool, the workers of one role, grows.
 
 Chosen: more than 1 because a pool reaches it only at the peak of demand; the pool shrinks if one replica fewer would
 keep the allowed fraction itself. With 2 and 2.5, aggregated-sine took 2.15 and 2.09 GPU-hours for 98.7 and 97.8% on
 time with one seed, and 1.96 for 99.5 and 99.6% with another."""
 
 AHEAD_SIGMAS = 0.0
-"""Number of standard errors added to demand. Chosen: the utilisations from the queueing formula already leave room
-for chance."""
+"""Number of standard errors added to the demand forecast before a pool grows: none.
+
+Chosen: the utilisations from the queueing formula already leave room for chance."""
 
 RESTRAINT = Stabilization(sigmas=0.5, kv_ahead=0.85, kv=0.65)
-"""Conditions of mode sla. Chosen: milder than those of mode adaptive, because the effect of one replica fewer is
-known from the profile."""
+"""KV usage for growing, and conditions for shrinking, of mode sla if the queueing formula is used.
+
+Chosen: milder than those of mode adaptive, because the effect of one replica fewer is known from the profile."""
 
 LATE_SHARE_MOST = 0.5
-"""Maximum late fraction at which a pool grows. Chosen: even with a target for few requests, at most half of them wait
-too long."""
+"""Maximum late fraction (0.5) at which a pool grows.
+
+Chosen: even if the targets are for few requests only, at most half of the requests wait too long."""
 
 BURSTY = 4.0
-"""Maximum variability for which the queueing formula is used.
+"""Maximum variability (4) of arrivals for which the queueing formula is used.
 
 Chosen: arrivals with more than twice the variance of Poisson arrivals come in bursts, whose length no formula knows.
-Then the shadow fleets and adaptive's fractions decide, with the throughput of the profile."""
+Then the simulated fleets and fractions of mode adaptive decide, with the throughput of the profile."""
 
 LEAST_ARRIVED = 100.0
-"""Minimum number of requests for the queueing formula to be used. Also enough is `LEAST_OBSERVED_S` of demand."""
+"""Minimum number of requests (100) for the queueing formula to be used. A minute of demand is enough, too
+(`LEAST_OBSERVED_S`)."""
 LEAST_OBSERVED_S = 60.0
-"""Minimum seconds of demand for the queueing formula to be used. Also enough are `LEAST_ARRIVED` requests.
+"""Minimum seconds of demand (60) for the queueing formula to be used. 100 requests are enough, too (`LEAST_ARRIVED`).
 
 Chosen: mean and variance of fewer prompts or less time are chance, and a formula that used them requested eleven
-aggregated workers instead of seven. Before that, the shadow fleets and adaptive's fractions decide."""
+aggregated workers instead of seven. Before that, the simulated fleets and fractions of mode adaptive decide."""
 
 LEAST_SEEN_S = 6.0
-"""Minimum seconds of arrivals that give a rate. Chosen."""
+"""Minimum seconds for which arrivals must have been observed to give a rate: 6. Chosen."""
 
 WAIT_LEAST = 0.5
-"""Minimum fraction of the TTFT target that is reserved for waiting. Chosen: a prompt that alone needs more is late
-with almost any number of workers."""
+"""Minimum fraction of the TTFT target (0.5) that is reserved for waiting.
+
+Chosen: a prompt that alone needs more is late with almost any number of workers."""
 
 
 @dataclass(frozen=True)
 class ProfiledWorkers(ObservedWorkers):
-    """Workers of a performance profile, corrected by learned factors. Until enough is learned it behaves like `ObservedWorkers`.
+    """Workers of a performance profile, whose figures are multiplied by learned corrections (observed divided by profiled value).
+
+    Until enough requests were observed it behaves like `ObservedWorkers`.
 
     Attributes:
         profile: Performance profile of the engine.
-        learnt: Learned lengths, variability and corrections.
-        config: Targets.
+        learnt: Learned lengths, variability and correction factors.
+        config: Configuration with the latency targets.
     """
 
     profile: PerformanceProfile
@@ -144,14 +154,18 @@ class ProfiledWorkers(ObservedWorkers):
 
     @property
     def knows_waits(self) -> bool:
-        """Whether the late fraction is calculated by the queueing formula. If not, the shadow fleets and adaptive's fractions decide."""
+        """Whether a queueing formula calculates the fraction of requests that wait too long; if not, mode adaptive's methods are used.
+
+        The formula (see `queueing`) is used once enough arrivals were observed, unless they come in bursts. Mode
+        adaptive's methods are the simulated fleets (see `hindsight`) and the fractions of `ObservedWorkers`.
+        """
         learnt = self.learnt
         is_known = learnt.arrived >= LEAST_ARRIVED or learnt.steady.seen_s >= LEAST_OBSERVED_S
         return is_known and learnt.variability <= BURSTY
 
     @property
     def uses_learned_floor(self) -> bool:
-        """Whether simulated ("shadow") fleets decide how many replicas to keep (see `hindsight`), because the queueing formula is not used."""
+        """Whether simulated ("shadow") fleets decide how many replicas to keep (see `hindsight`), as long as no queueing formula is used."""
         return not self.knows_waits
 
     @property
@@ -166,51 +180,66 @@ class ProfiledWorkers(ObservedWorkers):
 
     @property
     def restraint(self) -> Stabilization:
-        """Return the KV usage for growing and the further conditions for shrinking."""
+        """Return the KV usage above which a pool grows, and the further conditions for shrinking it."""
         return RESTRAINT if self.knows_waits else super().restraint
 
     @property
     def service_s(self) -> float | None:
-        """Return the corrected time in seconds that a worker computes the mean prompt; None before the first request."""
+        """Return the seconds that a worker takes to prefill a prompt of mean length; None before any request was observed.
+
+        It is the time according to the profile, multiplied by the learned factor of observed to profiled prefill time.
+        """
         return self.learnt.service_s(self.profile)
 
     def tokens_per_s(self, work: Work) -> float | None:
-        """Return the corrected prompt tokens/s of one worker at the mean prompt length. None until `LEAST_SEEN_S` of arrivals are known."""
+        """Return the prompt tokens/s that one worker computes of prompts of mean length.
+
+        It is the profile's throughput divided by the learned factor of observed to profiled prefill time. Returns None
+        until arrivals have been observed for 6 s (`LEAST_SEEN_S`).
+
+        Args:
+            work: Observed prefill work; only the time for which it has been observed is used.
+        """
         size, own_s = self.learnt.uncached_isl, self.service_s
         return None if size is None or own_s is None or work.rate.seen_s < LEAST_SEEN_S else size / own_s
 
     def arriving(self, along: TrendForecast) -> TrendForecast:
         """Return the forecast of requests/s to use.
 
-        It is the trend ``along`` if that differs from the last minutes' mean rate by more than chance, else that
-        mean.
+        It is the forecast along the trend if that differs from the mean rate of the last minutes by more than chance,
+        else that mean rate.
+
+        Args:
+            along: Forecast of requests/s along the trend.
         """
         return self.learnt.steady.steadied(along)
 
     def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
-        """Return the model of the expected answers' KV usage, according to the profile.
+        """Return the model of the KV usage of the answers that will be decoded, according to the profile.
 
-        Before the first answer was complete it is the model of `ObservedWorkers`, with as much KV per prompt token as
+        Before the first answer was completed it is the model of `ObservedWorkers`, with as much KV per prompt token as
         observed.
 
         Args:
             kv: Observed KV load.
-            tokens_per_s: Uncached prompt tokens/s whose prefill is expected to end.
+            tokens_per_s: Uncached prompt tokens/s whose prefill is expected to end, so that their answers must be
+                decoded.
         """
         return self.answers(tokens_per_s) or super().decoding(kv, tokens_per_s)
 
     def itl(self, tokens_per_s: float) -> ItlView | None:
-        """Return the expected ITL of the answers. None if there is no ITL target, or before the first answer was complete.
+        """Return the expected ITL of the answers. None if there is no ITL target, or before the first answer was completed.
 
         Args:
-            tokens_per_s: Uncached prompt tokens/s whose prefill is expected to end.
+            tokens_per_s: Uncached prompt tokens/s whose prefill is expected to end, so that their answers must be
+                decoded.
         """
         return None if self.config.itl_slo_s is None else self.answers(tokens_per_s)
 
     def busy_most(self, role: Role, workers: int) -> float:
-        """Return the utilisation above which a pool grows, in (0, 1].
+        """Return the utilisation above which a pool (the workers of one role) grows, in (0, 1].
 
-        At this utilisation `LATE_TIMES` as many prompts wait too long as the targets allow.
+        At this utilisation 2.5 times (`LATE_TIMES`) as many prompts wait too long as the targets allow.
 
         Args:
             role: Role of the pool.
@@ -221,10 +250,10 @@ class ProfiledWorkers(ObservedWorkers):
         return self._busy(role, workers, min(LATE_SHARE_MOST, LATE_TIMES * (1.0 - self.config.attainment)))
 
     def busy_after(self, role: Role, workers: int) -> float:
-        """Return the maximum utilisation after one worker is removed, in (0, 1].
+        """Return the maximum utilisation of a pool after one worker is removed, in (0, 1].
 
-        At this utilisation as many prompts wait too long as the targets allow. It is at most adaptive's fraction for
-        growing, which matters for evenly spaced arrivals that hardly wait.
+        At this utilisation as many prompts wait too long as the targets allow. It is at most the fraction at which mode
+        adaptive grows, which matters for evenly spaced arrivals that hardly wait.
 
         Args:
             role: Role of the pool.
@@ -250,18 +279,21 @@ class ProfiledWorkers(ObservedWorkers):
         return load / servers
 
     def may_wait_s(self, own_s: float) -> float:
-        """Return the TTFT target minus a prompt's corrected TTFT without waiting, in seconds; at least `WAIT_LEAST` of the target.
+        """Return the seconds for which a prompt may wait: the TTFT target minus its own TTFT without waiting; at least half of the target.
+
+        The minimum is `WAIT_LEAST`. The prompt's own TTFT is its computing time multiplied by the learned factor of
+        observed to calculated TTFT.
 
         Args:
-            own_s: Corrected computing time of the prompt, in seconds.
+            own_s: Computing time of the prompt in seconds, as by `service_s`.
         """
         target_s = self.config.ttft_slo_s
         return max(target_s - own_s * self.learnt.ttft.factor, WAIT_LEAST * target_s)
 
     def answers(self, tokens_per_s: float) -> ProfiledAnswers | None:
-        """Return the answers expected if prompts with this many uncached tokens/s end their prefill.
+        """Return the answers that must be decoded if prompts with this number of uncached tokens/s end their prefill.
 
-        Returns None before the first answer was complete.
+        Returns None before the first answer was completed.
         """
         learnt = self.learnt
         uncached, osl, context = learnt.uncached_isl, learnt.osl, learnt.context
@@ -279,7 +311,10 @@ class ProfiledWorkers(ObservedWorkers):
         )
 
     def step(self) -> Step:
-        """Return the record of the profile's figures and corrections. The outcome says if the load is outside the profile's range."""
+        """Return the record of the profile's figures and the learned corrections, for the decision.
+
+        Its outcome says whether prompts or contexts are outside the profile's range.
+        """
         learnt, profile, config = self.learnt, self.profile, self.config
         prompts, contexts = profile.prefill.prompt_tokens, profile.decode.contexts
         prompt_s = self.service_s
