@@ -120,7 +120,7 @@ class Dashboard:
         return cls(folder, config, graph, draw=draw)
 
     def tick(self, view: PlannerView) -> None:
-        """Draw the newest values 15 times (`POINTS_PER_INTERVAL`) per adjustment interval, and a picture every 60 s (`PICTURE_S`)."""
+        """Draw the newest values 15 times (`POINTS_PER_INTERVAL`) per adjustment interval, and a picture every 60 real seconds (`PICTURE_S`)."""
         self._stats.tick(view)
         is_moment = self._history.tick(view)
         self._write(self._write_pictures)
@@ -285,7 +285,7 @@ def layout_of(roles: Collection[Role], mode: str, *, in_pool: bool) -> dict[str,
 
     Args:
         roles: Roles of the graph's workers.
-        mode: Mode of the planner.
+        mode: Mode of the planner, such as adaptive.
         in_pool: Whether the graph is in a GPU pool.
     """
     kinds = [role.value for role in (Role.PREFILL, Role.DECODE, Role.AGGREGATED) if role in roles]
@@ -350,7 +350,7 @@ def curves_of(roles: Collection[Role], mode: str, *, has_schedule: bool, in_pool
     Args:
         roles: Roles of the graph's workers.
         mode: Mode of the planner.
-        has_schedule: Whether the planner has a schedule.
+        has_schedule: Whether the planner has scheduled replica bounds.
         in_pool: Whether the graph is in a GPU pool.
     """
     kinds = {role.value for role in Role if role.is_worker}

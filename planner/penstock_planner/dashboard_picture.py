@@ -49,11 +49,11 @@ _COLOURS: Final = {"prefill": "#4c78a8", "decode": "#f58518", "aggregated": "#54
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Converts the planner's simulated times to times on the clock.
+    """Converts simulated times of the planner to wall-clock times, given one time on both clocks.
 
     Attributes:
-        at_s: A time, simulated seconds since the planner first started.
-        wall_s: The same time, seconds since 1970.
+        at_s: A time in simulated seconds since the planner first started.
+        wall_s: The same time in real seconds since 1970.
         speed: Simulated seconds per real second, > 0.
         time_zone: IANA name of the time zone for display.
     """
@@ -64,7 +64,7 @@ class Clock:
     time_zone: str
 
     def of(self, at_s: float) -> datetime:
-        """Return the time on the clock at ``at_s``, simulated seconds since the planner first started."""
+        """Return the wall-clock time at ``at_s``, simulated seconds since the planner first started."""
         return datetime.fromtimestamp(self.wall_s + (at_s - self.at_s) / self.speed, ZoneInfo(self.time_zone))
 
 
@@ -125,9 +125,9 @@ class History:
         """Record a metrics scrape of an earlier run.
 
         Args:
-            pull: The scrape, as in the ledger.
-            origin_s: Time at which the planner first started.
-            gpus: GPUs of existing workers at that time.
+            pull: The metrics scrape, as in the ledger (the decision log).
+            origin_s: Time at which the planner first started, simulated seconds on the clock of the scrape.
+            gpus: GPUs of existing workers at the time of the scrape.
         """
         self._take(pull.at_s - origin_s, pull.pools, gpus, pull.demand, ())
 
@@ -206,9 +206,9 @@ def picture(
 
     Args:
         moments: Moments, oldest first; at least one.
-        changes: Changes in the same time range, oldest first; the last `LISTED` are shown.
+        changes: Changes in the same time range, oldest first; the last 40 (`LISTED`) are listed below the picture.
         title: Title of the picture.
-        clock: Converts times for the axis and the list of changes.
+        clock: Converts simulated times to wall-clock times for the axis and the list of changes.
         slo_s: TTFT target in seconds, drawn as a line over the waits; None draws none.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - an extra, and 0.3 s

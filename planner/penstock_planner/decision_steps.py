@@ -48,9 +48,10 @@ class DemandForecast:
 
 
 def forecast_of(steps: Iterable[tuple[str, Mapping[str, Any]]]) -> DemandForecast | None:
-    """Return the forecast in a role's steps; None if the forecast rule did not run or lacked data.
+    """Return the demand forecast in one role's part of a decision; None if the forecast rule did not run or lacked data.
 
-    ``steps`` are (name, inputs) pairs.
+    Args:
+        steps: Steps of the role's decision as (name, inputs) pairs.
     """
     for name, inputs in steps:
         horizon_s, ahead = inputs.get("horizon_s"), inputs.get("tokens_per_s_ahead")
@@ -71,8 +72,8 @@ class ProfileReading:
         is_outside: Whether prompts or contexts were outside the profile's range, so that values at its edge were used.
         needed: Number of replicas that the latency targets need according to the profile, >= 1; None if too little was observed.
         had: Number of replicas at the time of the decision, starting ones included; None if too little was observed.
-        worker_tokens_per_s: Prompt tokens/s of one worker: the profile's throughput divided by the observed factor, >
-            0; None if too little was observed.
+        worker_tokens_per_s: Prompt tokens/s of one worker, > 0: the profile's throughput divided by the observed
+            factor. None if too little was observed.
     """
 
     factors: Mapping[str, float]
@@ -83,7 +84,11 @@ class ProfileReading:
 
 
 def profile_reading(steps: Iterable[tuple[str, Mapping[str, Any]]]) -> ProfileReading | None:
-    """Return the profile values in a role's steps; None if no step used a profile. ``steps`` are (name, inputs) pairs."""
+    """Return the values about the performance profile in one role's part of a decision; None if no step used a profile.
+
+    Args:
+        steps: Steps of the role's decision as (name, inputs) pairs.
+    """
     inputs = dict(steps)
     profile, needed = inputs.get(_PROFILE), inputs.get(_NEEDED, {})
     if profile is None:

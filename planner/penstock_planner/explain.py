@@ -89,10 +89,10 @@ def _clock(record: Record) -> str:
 
 
 def wall_clock(wall_s: float, time_zone: str) -> str:
-    """Return a time for display, such as ``2026-11-29 02:10:05 UTC``.
+    """Return a wall-clock time for display, such as ``2026-11-29 02:10:05 UTC``.
 
     Args:
-        wall_s: Seconds since 1970.
+        wall_s: Real seconds since 1970.
         time_zone: IANA name of the time zone.
     """
     return f"{datetime.fromtimestamp(wall_s, ZoneInfo(time_zone)):%Y-%m-%d %H:%M:%S} {time_zone}"

@@ -184,8 +184,8 @@ def former_run_in_words(left: LearnedStateInfo, folder: str | Path, now_s: float
     """Return one line that says whether the planner uses the learned state of an earlier run, and why not or how to reset it.
 
     Args:
-        left: Result of `former_run`.
-        folder: Folder of the ledger.
+        left: Description of the learned state, as returned by `former_run`.
+        folder: Folder of the ledger (the decision log).
         now_s: Current time, real seconds since 1970.
     """
     age = "" if left.until_wall_s is None else f" until {_duration(max(0.0, now_s - left.until_wall_s))} ago"
@@ -221,9 +221,14 @@ def as_json(known: LearnedStateExport) -> bytes:
 
 
 def start_from(options: PlannerOptions, graph: GraphDeployment | None) -> Memory:
-    """Return the learned state of ``--memory`` with which the planner starts if its ledger holds none; empty without the option.
+    """Return the learned state in the file of ``--memory``, with which the planner starts if its ledger holds none.
 
-    If a ledger exists, a missing file is only logged.
+    Returns an empty one without the option. If a ledger (decision log) exists, a missing file is only logged.
+
+    Args:
+        options: Options of the planner that starts.
+        graph: Graph of that planner; None if it is unknown, so that its GPUs per worker are not compared with those in
+            the file.
 
     Raises:
         ConfigError: the file cannot be read, or was learned from another model or other workers.
@@ -245,8 +250,8 @@ def memory_in(text: str, origin: str, options: PlannerOptions, graph: GraphDeplo
         text: Content of the export file.
         origin: Name of the file or ConfigMap with the export, for error messages.
         options: Options of the planner that starts.
-        graph: Graph of that planner; None if it is unknown, so that its GPUs per worker are not compared with those in
-            the export.
+        graph: Graph of the planner that starts; None if it is unknown, so that its GPUs per worker are not compared
+            with those in the export.
 
     Raises:
         ConfigError: the text is not an export, or was learned from another model or other workers.
@@ -331,7 +336,7 @@ def _numbers(plain: Any) -> Iterator[float]:
 def reset(folder: Path) -> None:
     """Discard the learned state of the planner whose ledger (decision log) is in ``folder``, so that it starts without learned state.
 
-    All records of decisions are kept; a record of the reset is appended.
+    All earlier records are kept; a header without learned state is appended.
 
     Raises:
         LedgerError: the ledger cannot be read or written.

@@ -93,7 +93,7 @@ class FormerRuns:
 
     @classmethod
     def before_now(cls, folder: Path) -> FormerRuns:
-        """Return the records that the ledger in ``folder`` holds now; later ones are not read through the result."""
+        """Return the records that the ledger (decision log) in ``folder`` holds now, without any that are written later."""
         path = folder / FILE_NAME
         try:
             return cls(path, path.stat().st_size)

@@ -71,7 +71,7 @@ class PlannerClock:
         self._clock = clock
 
     def now_s(self) -> float:
-        """Return the current simulated time in seconds; only differences have a meaning."""
+        """Return the current simulated time in seconds; it has no fixed origin, so that only differences have a meaning."""
         return self._clock.now_s()
 
     def wall_s(self) -> float:

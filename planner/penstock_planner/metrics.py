@@ -34,7 +34,7 @@ class PlannerMetrics(Collector):
         return list(self._graphs.values())
 
     def forget(self, namespace: str, graph: str) -> None:
-        """Remove a graph from the page. Does nothing if it is unknown."""
+        """Remove a graph from the metrics page. Does nothing if the graph is unknown."""
         self._graphs.pop((namespace, graph), None)
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:

@@ -21,7 +21,9 @@ AGREE_WITHIN: Final = 0.01
 """Maximum difference at which the two fractions agree: one percentage point. Chosen."""
 
 LEAST_REQUESTS: Final = 100.0
-"""Minimum number of requests in a window. With fewer, a single late request moves the fraction by more than `AGREE_WITHIN`."""
+"""Minimum number of requests in a window of ten minutes: 100.
+
+With fewer, a single late request moves the fraction by more than a percentage point (`AGREE_WITHIN`)."""
 
 _HINDSIGHT: Final = "hindsight"
 
@@ -48,9 +50,12 @@ class ServedShares:
 
 
 def served_of(steps: Iterable[tuple[str, Mapping[str, Any]]]) -> ServedShares | None:
-    """Return the observed and predicted fractions of requests on time in a role's steps, given as (name, inputs) pairs.
+    """Return the observed and predicted fractions of requests on time (within the TTFT target) in one role's part of a decision.
 
     Returns None if they are unknown, or if the role is not the one that requests reach first.
+
+    Args:
+        steps: Steps of the role's decision as (name, inputs) pairs.
     """
     for name, inputs in steps:
         served, predicted = inputs.get("served_in_time"), inputs.get("predicted_in_time")
@@ -83,7 +88,7 @@ class ShareWindow:
 
     @property
     def agrees(self) -> bool:
-        """Whether the observed and the predicted fraction differ by at most one percentage point."""
+        """Whether the observed and the predicted fraction differ by at most one percentage point (`AGREE_WITHIN`)."""
         return abs(self.served - self.predicted) <= AGREE_WITHIN + 1e-9
 
 

@@ -81,7 +81,10 @@ class PlannerStats:
     _rejected: float = 0.0
 
     def begin(self, config: DecideConfig) -> None:
-        """Prepare for a loop that starts with this configuration. Counters continue; forecasts and attainment start again."""
+        """Prepare for a planner loop that starts with this configuration.
+
+        Counters continue; forecasts and fractions within the targets (attainment) start again.
+        """
         self.config = config
         self.forecast, self.readings, self.attained, self.newly_attained = None, {}, {}, {}
         self.shares = self.wanted_gpus = None
@@ -143,7 +146,7 @@ class PlannerStats:
         self.attained = self.newly_attained or self.attained
 
     def drop_demands(self) -> None:
-        """Discard the collected demands, after they were drawn."""
+        """Discard the demands that were collected in ``demands``, after they were drawn."""
         self.demands = []
 
     def due(self, now_s: float) -> Iterator[tuple[float, float]]:

@@ -218,7 +218,7 @@ class Fleet:
         self._wake.set()
 
     async def run(self) -> None:
-        """Keep the planners of all graphs running until cancelled."""
+        """Keep the planners of all graphs running until this call is cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
                 await self._wake.wait()

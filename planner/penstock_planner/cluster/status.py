@@ -67,13 +67,23 @@ def silent_after_s(interval_s: float) -> float:
 
 
 class PlannerReason(StrEnum):
-    """Reason of the condition PlannerActive; a closed set.
+    """Reason of the condition PlannerActive in a graph's status; a closed set.
 
-    OBSERVING: decides at its interval. ADJUSTING: waits until replicas have started or drained. BACKING_OFF: a scale-up failed, and is
-    retried after a pause. SCALED_BY: another client sets a role's replicas. NO_OPERATION and PAUSED: decides without scaling.
-    METRICS_MISSING: metrics have been unknown for too long. WORKER_SILENT: no router gets values from a worker. TARGET_UNAVAILABLE: the cluster cannot be watched. DISABLED: the graph has no
-    planner. MISCONFIGURED: its options are invalid. PROFILE_MISSING and PROFILE_INVALID: mode sla has no usable profile. FAILED: the
-    planner ended with an error, and is restarted.
+    Attributes:
+        OBSERVING: The planner decides at its interval.
+        ADJUSTING: The planner waits until replicas have started or drained.
+        BACKING_OFF: A scale-up failed, and is retried after a pause.
+        SCALED_BY: Another client sets a role's replicas, and the planner leaves the role to it.
+        NO_OPERATION: The planner decides without scaling, because it is configured so.
+        PAUSED: The planner decides without scaling, because the graph is paused.
+        METRICS_MISSING: Metrics have been unknown for too long.
+        WORKER_SILENT: No router gets values from a worker.
+        TARGET_UNAVAILABLE: The cluster cannot be watched.
+        DISABLED: The graph has no planner.
+        MISCONFIGURED: The options of the planner are invalid.
+        PROFILE_MISSING: The performance profile for mode sla does not exist.
+        PROFILE_INVALID: The performance profile for mode sla cannot be used.
+        FAILED: The planner ended with an error, and is restarted.
     """
 
     OBSERVING = "Observing"
@@ -146,7 +156,7 @@ class Report:
 
     @property
     def condition(self) -> dict[str, Any]:
-        """Condition PlannerActive as in the status, without ``lastTransitionTime``."""
+        """Condition PlannerActive in the form that a status has, without ``lastTransitionTime``."""
         return {
             "type": PLANNER_CONDITION,
             "status": _TRUTH.get(self.reason, "False"),
@@ -244,7 +254,7 @@ class StatusListener:
             self._calm = (PlannerReason.OBSERVING, f"decides every {config.interval_s:g} s")
 
     def tick(self, view: PlannerView) -> None:
-        """Report the loop's current state."""
+        """Report the state of the planner loop at a tick."""
         reason, message = self._reason(view)
         self._is_edited = self._is_edited or self._is_left(view)
         if view.phase is PlannerPhase.TARGET_UNAVAILABLE:

@@ -82,7 +82,7 @@ class Watch:
         self._informers = {"graphs": self._graphs, "adapters": self._adapters, "pods": self._pod_informer}
 
     def subscribe(self, on_graph: Callable[[Key], None]) -> None:
-        """Call ``on_graph`` with a graph's key when the graph was added, changed or deleted. Call this before `run`."""
+        """Have ``on_graph`` called with a graph's key whenever the graph is added, changed or deleted. Call this before `run`."""
         self._on_graph = on_graph
 
     async def run(self) -> None:
@@ -92,7 +92,7 @@ class Watch:
                 group.create_task(informer.run())
 
     async def synced(self) -> None:
-        """Wait until all objects were listed for the first time."""
+        """Wait until all graphs, ScalingAdapters and pods were listed for the first time."""
         for informer in self._informers.values():
             await informer.synced.wait()
 
@@ -117,7 +117,7 @@ class Watch:
         return self._graphs.objects.get(key)
 
     def of(self, key: Key) -> GraphWatch:
-        """Return the view of one graph's objects."""
+        """Return the view of one graph's objects, which stays current."""
         return GraphWatch(self, key)
 
     def adapter(self, key: Key) -> Object | None:
@@ -184,7 +184,7 @@ class GraphWatch:
         return None if guaranteed is None else int(guaranteed)
 
     def grant_note(self) -> str:
-        """Return the name of the pool with the operator's message about the grant; empty if the graph is in no pool."""
+        """Return the name of the GPU pool with the operator's message about the grant; empty if the graph is in no pool."""
         pool = self._pool()
         if pool is None:
             return ""

@@ -65,7 +65,10 @@ class LedgerFollower:
         return None
 
     def history(self, newest: Record) -> LedgerHistory:
-        """Return the planner's state when it wrote the record ``newest``. An anchor must have been processed before."""
+        """Return the planner's state when it wrote the record ``newest``.
+
+        An anchor (a record that contains the planner's whole state) must have been processed before.
+        """
         anchor = self._anchor
         return LedgerHistory(
             state=self._state,

@@ -20,14 +20,14 @@ class LedgerHistory:
         state: State left by the last decision.
         timeline: Name of the clock, such as that of one boot of a host with one time factor. Times of different clocks
             cannot be compared.
-        origin_s: Time at which the first run on this timeline started.
+        origin_s: Time at which the first run on this clock started.
         newest_s: Time of the newest record.
         wall_s: Unix time of the newest record, in real seconds; None in a ledger of an older version.
         schedule: Adjustment interval in progress, with its pulls (metrics scrapes).
-        blocked_s: Time since which replicas have been starting or draining for an adjustment that the mode waits for;
-            None if there is none.
+        blocked_s: Time at which the replica change was decided whose starts and drains the planner waits for; None if
+            it waits for none.
         starts: Times at which the replicas that are not ready yet were requested, by role.
-        pending: Changes that were recorded but not known to be carried out.
+        pending: Replica changes that were recorded but are not known to be carried out.
     """
 
     state: PlannerState

@@ -186,10 +186,10 @@ class PlannerCore:
         return [Log("what was learnt does not match this graph: not used", origins, is_warning=True)]
 
     def _resume(self, history: LedgerHistory, gone_s: float) -> bool:
-        """Resume from the ledger; return whether the current interval continues.
+        """Resume from the ledger (the decision log); return whether the current interval continues.
 
-        From another timeline (another boot, node or time scale) only the state is used, with its times converted to
-        this timeline. Changes that are not known to be carried out are dropped then.
+        If the ledger's times are of another clock (another boot, node or time scale), only the state is used, with its
+        times converted to the present clock. Changes that are not known to be carried out are dropped then.
         """
         self.decided = history.state
         by_s = 0.0

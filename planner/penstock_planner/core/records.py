@@ -40,8 +40,8 @@ class DecisionKind(StrEnum):
     """Function that made a decision.
 
     Attributes:
-        ADJUSTMENT: `decide`.
-        ROLL_BACK: `roll_back`. The value in the ledger is "withdrawal".
+        ADJUSTMENT: `pipeline.decide`, at the end of an interval.
+        ROLL_BACK: `pipeline.roll_back`, because a scale-up failed. The value in the ledger is "withdrawal".
     """
 
     ADJUSTMENT = "adjustment"
@@ -55,7 +55,7 @@ def anchor_position(timeline: str, origin_s: float, start_s: float, starts: Star
         timeline: Name of the clock of the times.
         origin_s: Time at which the first run on this clock started, in simulated seconds.
         start_s: Time at which the interval after the anchor starts, in simulated seconds.
-        starts: Replicas that were requested before the anchor and are not ready yet.
+        starts: Times at which the replicas that are not ready at the anchor were requested, by role.
     """
     return {"timeline": timeline, "origin_s": origin_s, "start_s": start_s, "starts": starts}
 
@@ -100,10 +100,10 @@ def decision_record(
         kind: Function that made the decision.
         position: Position in time, as of `anchor_position`.
         config: Configuration of the decision.
-        before: State before the decision.
-        made: Decision, and state after it.
-        inputs: Remaining arguments of the function: ``window`` for `decide`; ``role``, ``why`` and ``pull`` for
-            `roll_back`.
+        before: State of the planner before the decision.
+        made: The decision, and the state of the planner after it.
+        inputs: Remaining arguments of the function that made the decision: ``window`` for `decide`; ``role``, ``why``
+            and ``pull`` for `roll_back`.
     """
     decision, after = made
     return {

@@ -60,9 +60,9 @@ After this time the average of its load reflects the scale-up."""
 def by_demand(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
     """Return the proposal from demand at the frontend, the supply of ready and starting replicas, and the rules against oscillation.
 
-    With ``config.performance``, a worker's throughput is looked up in that performance profile and multiplied by
-    learned correction factors; replicas are compared with the latency targets. Without a profile, the throughput is
-    learned from observations.
+    With ``config.performance``, a worker's throughput is looked up in that performance profile and divided by the
+    learned factor of observed to profiled time, and the number of replicas follows from the latency targets. Without a
+    profile, the throughput is learned from observations.
 
     Args:
         window: Pulls (metrics scrapes) of the interval, at least one.

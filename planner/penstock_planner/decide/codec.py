@@ -17,7 +17,7 @@ MadeT = TypeVar("MadeT")
 
 
 def to_plain(value: Any) -> Any:
-    """Return the value with dataclasses and mappings as dictionaries, enums as their values, and tuples as lists."""
+    """Return the value as plain data: dataclasses and mappings as dictionaries, enums as their values, and tuples as lists."""
     kind: Any = type(value)
     # Most values are of these types; checking each of them for the other types took a tenth of a simulation.
     if kind in _ATOMS:
@@ -59,8 +59,8 @@ def from_plain(kind: Callable[..., MadeT], plain: Mapping[str, Any], *, skips_un
     Args:
         kind: A dataclass. Its annotations determine how each field is parsed.
         plain: Values of its fields by name.
-        skips_unknown: Ignore keys that the dataclass, or a dataclass nested in it, does not have; otherwise they
-            raise TypeError.
+        skips_unknown: Whether to ignore keys that the dataclass, or a dataclass nested in it, does not have; otherwise
+            such keys raise TypeError.
 
     Raises:
         AttributeError, TypeError, ValueError: The data does not fit the dataclass.

@@ -153,7 +153,7 @@ def queue_trend(window: Window, horizon_s: float, *, per_worker: bool) -> tuple[
     predicts 3.7 - 0.9 = 2.8: scale up.
 
     Args:
-        window: Pulls of the interval.
+        window: Pulls (metrics scrapes) of the interval.
         horizon_s: Simulated seconds from the interval's end to the predicted time.
         per_worker: Whether to use the queue per ready prefill worker.
 
@@ -213,14 +213,14 @@ The goal is to serve 99% of requests on time, and a request without a response i
 def propose(role: Role, pulls: Sequence[Pull], signal: Signal, config: DecideConfig) -> RoleProposal:
     """Return the proposal that follows from the minimum, rejections and thresholds, before stabilisation and budget.
 
-    Growing needs the lower bound of the load above the up threshold. Shrinking needs a complete interval with its mean
-    below the down threshold. Both comparisons are strict. Requests that were rejected or timed out would have waited:
-    if they are more than 1% (`REJECTED_MOST`) of the arrivals, the role grows, and a single one keeps it from
-    shrinking.
+    Growing needs the lower bound of the load above the up threshold. Shrinking needs an interval without unknown
+    values, with its mean below the down threshold. Both comparisons are strict. Requests that were rejected or timed
+    out would have waited: if they are more than 1% (`REJECTED_MOST`) of the arrivals, the role grows, and a single one
+    keeps it from shrinking.
 
     Args:
         role: Role to decide on.
-        pulls: Pulls of the interval, at least one.
+        pulls: Pulls (metrics scrapes) of the interval, at least one.
         signal: Load of the role over the interval.
         config: Thresholds and bounds.
     """
@@ -297,9 +297,14 @@ def _compare(name: str, signal: Signal, down: float, up: float) -> tuple[Action,
 
 
 def against(value: float, sign: str, threshold: float) -> str:
-    """Return a comparison such as "0.93 > 0.90", with as many decimals as are needed to show the difference.
+    """Return a comparison as text, such as "0.93 > 0.90", with as many decimals as are needed to show the difference.
 
     Example: 0.9004 against 0.9 gives "0.9004 > 0.9000".
+
+    Args:
+        value: Number on the left.
+        sign: Sign between the numbers, such as ">".
+        threshold: Number on the right.
     """
     for decimals in range(2, 18):
         left, right = f"{value:.{decimals}f}", f"{threshold:.{decimals}f}"
@@ -314,8 +319,8 @@ def stabilise(proposal: RoleProposal, state: RoleState, window: Window, config: 
     Args:
         proposal: Proposal of `propose`.
         state: State of the role, updated with the replica counts of this interval.
-        window: Pulls of the interval.
-        config: Configuration with grace period, intervals and thresholds.
+        window: Pulls (metrics scrapes) of the interval.
+        config: Configuration with grace period, intervals and thresholds of mode load.
     """
     if proposal.action is Action.DOWN:
         proposal = _settle_down(proposal, state, config)

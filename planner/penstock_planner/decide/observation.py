@@ -46,7 +46,7 @@ class PoolCounts:
 
     @property
     def existing(self) -> int:
-        """Return the number of replicas that hold GPUs, draining ones included."""
+        """Return the number of ready, starting and draining replicas, which hold GPUs."""
         return self.ready + self.starting + self.draining
 
 
@@ -157,7 +157,7 @@ class Pull:
         demand: Requests at the frontend; None if unknown.
         worker_waiting: Number of requests that wait inside the decode (or aggregated) workers; None if no source
             reports it.
-        wall_s: Unix time of the scrape. None if the configuration does not use the calendar.
+        wall_s: Unix time of the scrape, real seconds. None if the configuration needs no wall-clock times.
     """
 
     at_s: float

@@ -16,11 +16,11 @@ from penstock.core.cron import Recurring
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBounds:
-    """One entry of the schedule.
+    """One entry of the schedule of replica bounds: minimums and maximums that apply at recurring times.
 
     Attributes:
         name: Name of the entry.
-        period: Times at which it is active, by the wall clock.
+        period: Times at which the entry is active, by the wall clock.
         floors: Minimum replicas by role, >= 0. A role that is absent has no scheduled minimum.
         ceilings: Maximum replicas by role, >= 0. A role that is absent has no scheduled maximum.
     """
@@ -65,7 +65,7 @@ Schedule = Sequence[ScheduledBounds]
 
 
 def in_force(schedule: Schedule, wall_s: float | None) -> tuple[ScheduledBounds, ...]:
-    """Return the entries that are active at a Unix time. Empty if ``wall_s`` is None, that is, if the time is unknown."""
+    """Return the entries of a schedule that are active at a Unix time; empty if ``wall_s`` is None, that is, if the time is unknown."""
     return () if wall_s is None else tuple(each for each in schedule if each.period.is_on(wall_s))
 
 

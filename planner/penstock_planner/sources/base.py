@@ -56,7 +56,7 @@ class Query:
 
     @property
     def prefill_workers(self) -> tuple[Endpoint, ...]:
-        """Prefill workers among the endpoints."""
+        """Prefill workers among the ready workers in ``endpoints``."""
         return tuple(e for e in self.endpoints if e.role is Role.PREFILL)
 
 

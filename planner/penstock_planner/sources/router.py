@@ -151,7 +151,11 @@ class RouterSample(PageCounts):
 
 
 def read_router(samples: Sequence[Sample]) -> RouterSample | None:
-    """Return the counters and gauges on a router's page; None if one is missing (an older router) or not a finite number."""
+    """Return the counters and gauges on a router's metrics page; None if one is missing (an older router) or not a finite number.
+
+    Args:
+        samples: Samples on the page.
+    """
     totals: dict[str, float] = {}
     by_role: dict[str, dict[Role, float]] = {name: {} for name in _BY_ROLE}
     pending: dict[str, float] = {}
@@ -178,7 +182,7 @@ def read_router(samples: Sequence[Sample]) -> RouterSample | None:
 
 
 class DemandMeter:
-    """Computes the demand at the routers (arrivals, tokens, latencies) between two complete reads of their metrics pages."""
+    """Computes the demand at the routers (such as arrivals and tokens) between two complete reads of all routers' metrics pages."""
 
     def __init__(self) -> None:
         self._counts: CounterMeter[RouterSample] = CounterMeter()
@@ -358,7 +362,7 @@ def _page(_url: str, text: str) -> _Page:
 
 
 def at(url: str) -> Urls:
-    """Return a function that always returns this URL, for a single router that never changes."""
+    """Return a function that always returns a list of only this URL, for a single router that never changes."""
     fixed = (url.rstrip("/"),)
     return lambda: fixed
 

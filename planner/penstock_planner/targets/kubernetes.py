@@ -134,10 +134,10 @@ class KubernetesTarget:
         self._refused_since_s: dict[Role, float] = {}
 
     async def observe(self) -> TargetState:
-        """Return the state of the graph's workers from the watched objects.
+        """Return the state of the graph's workers from the watched copies of cluster objects.
 
         Raises:
-            ClusterError: the watched objects may be outdated.
+            ClusterError: the copies may be outdated, because a watch does not work.
         """
         if (problem := self._view.problem()) is not None:
             raise ClusterError(f"the cluster cannot be watched: {problem}")

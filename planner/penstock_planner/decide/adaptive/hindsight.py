@@ -57,12 +57,12 @@ SIZES_MOST = 64
 
 
 class Growth(StrEnum):
-    """When a shadow fleet starts a replica above its floor.
+    """When a simulated fleet (see `ShadowFleets`) starts a replica above its floor, the minimum number of replicas that it keeps.
 
     Attributes:
-        IMMEDIATE: Immediately when demand needs it.
-        DELAYED: After demand has needed it for as long as a start-up takes.
-        SCHEDULED: Never; the floor itself is kept only while demand is expected to recur.
+        IMMEDIATE: As soon as demand needs the replica.
+        DELAYED: After demand has needed the replica for as long as a start-up takes.
+        SCHEDULED: Never; even the floor is kept only while demand that recurs is expected (see `Recurrence`).
     """
 
     IMMEDIATE = "immediate"
@@ -133,12 +133,12 @@ class Hindsight:
 
     @property
     def sizes(self) -> int:
-        """Return the largest floor for which a shadow fleet is simulated."""
+        """Return the largest floor (minimum number of replicas) for which a fleet is simulated; 0 before the first interval."""
         return len(self.needed_s)
 
     @property
     def usual_requests(self) -> float:
-        """Return the number of requests that arrive in half an hour (`WAIT_S`) at the observed rate, but at least `ENOUGH`."""
+        """Return the number of requests that arrive in half an hour (`WAIT_S`) at the observed rate, but at least 100 (`ENOUGH`)."""
         return max(ENOUGH, WAIT_S * self.arrivals / self.seen_s) if self.seen_s else ENOUGH
 
     @property
@@ -179,7 +179,7 @@ class Hindsight:
         return self.least if is_between else self.floor
 
     def lasting(self, startup_s: float) -> int:
-        """Return the number of replicas that demand has needed for at least ``startup_s`` seconds."""
+        """Return the number of replicas that demand has needed for at least ``startup_s`` simulated seconds."""
         return sum(1 for needed_s in self.needed_s if needed_s >= startup_s)
 
     def is_idle(self, replica: int, hold_s: float) -> bool:
@@ -223,7 +223,7 @@ class Hindsight:
     def for_other_graph(self) -> Hindsight:
         """Return the state with which another graph of the same model starts.
 
-        It has the costs of the shadow fleets, without their present replicas and backlogs.
+        It keeps the costs of the simulated fleets, and drops their present replicas and the work that they have left.
         """
         still = (0.0,) * self.sizes
         fleets = {

@@ -111,7 +111,7 @@ def _tried(
 
 
 def _late_by_itl(demands: Sequence[Demand]) -> float:
-    """Return the number of the window's requests that were late by ITL, estimated from the gaps above the target; 0 if unknown."""
+    """Return the number of the interval's requests over the ITL target, estimated from the gaps between tokens; 0 if unknown."""
     gaps = sum(each.itl_count for each in demands)
     late = sum(each.itl_late or 0.0 for each in demands)
     return sum(each.ttft_count for each in demands) * late / gaps if gaps else 0.0
@@ -126,7 +126,7 @@ def _waits_inside(window: Window) -> bool:
 def _compared(
     served: ModelComparison, load: PulledLoad, case: rules.Case, window: Window, known: Hindsight
 ) -> ModelComparison:
-    """Return the comparison after the window's first tokens; unchanged if a pull does not know which of them were late."""
+    """Return the comparison after the interval's first tokens; unchanged if it is unknown in a pull how many of them were late."""
     demands = [pull.demand for pull in window.pulls if pull.demand is not None]
     lates = [each.ttft_late for each in demands if each.ttft_late is not None]
     if len(lates) < len(demands):
@@ -158,7 +158,7 @@ def _late_alone(role: Role, demands: Sequence[Demand], window: Window) -> float 
 
 
 def _able(case: rules.Case, served: ModelComparison) -> float | None:
-    """Return the prompt tokens/s that a worker of a shadow fleet computes; None if it is unknown, or if the role computes no prompts."""
+    """Return the prompt tokens/s that a simulated worker computes; None if unknown, or if the role computes no prompts."""
     speed = case.work.tokens_per_s if case.work is not None else None
     return speed and speed * served.share_of(case.role)
 
@@ -169,7 +169,7 @@ def _work_gpu_s(
     ables: Mapping[Role, float | None],
     config: DecideConfig,
 ) -> float:
-    """Return the GPU-seconds that the window's requests kept busy, regardless of those held. Work of unknown length counts as 0."""
+    """Return the GPU-seconds in which the interval's requests kept workers busy. Work of unknown length counts as 0."""
     dt_s, tokens = sum(each.period_s for each in demands), sum(each.uncached_tokens for each in demands)
     total = 0.0
     for role, case in cases.items():

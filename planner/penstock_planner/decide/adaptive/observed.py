@@ -26,7 +26,8 @@ one queue in the router, so that three workers at 0.9 still answer log-normal pr
 BUSY_AFTER = 0.75
 """Chosen: fraction of the remaining throughput that demand can fill after a worker is removed.
 
-Of 0.7, 0.75 and 0.8 it had the fewest reversals on the scoreboard's poisson, day and sine."""
+Of 0.7, 0.75 and 0.8 it had the fewest reversals on the cases poisson, day and sine of the scoreboard (the planner's
+benchmark)."""
 
 SHARES = {Role.AGGREGATED: 0.7}
 """Chosen: fraction of its throughput that a worker of this role can use; 1 for roles that are absent.
@@ -34,7 +35,7 @@ SHARES = {Role.AGGREGATED: 0.7}
 An aggregated worker uses less because requests wait in each worker separately and decoding steps interrupt prompts.
 Prefill workers share one queue and use all of it. At 0.8 the benchmark aggregated-sine was left to three workers with
 96.5% of requests on time, at 0.7 to four with 100%. It applies to simulated workers (see `hindsight`) until they have
-been compared with what was really served, and to `BUSY_MOST` and `BUSY_AFTER`."""
+been compared with what was really served, and to the fractions `BUSY_MOST` and `BUSY_AFTER`."""
 
 AHEAD_SIGMAS = 0.5
 """Chosen: number of standard errors that are added to the demand forecast, both for growing and for shrinking.

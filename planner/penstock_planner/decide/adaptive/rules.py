@@ -347,7 +347,7 @@ def backlog_at_horizon(
         work: Prefill work: backlog, arrival rate and a worker's throughput.
         pool: Replica counts now.
         arrivals_s: Seconds from now until each starting worker is ready.
-        horizon_s: Seconds from now to the horizon.
+        horizon_s: Seconds from now until a replica requested now could be ready.
     """
     worked_s = pool.ready * horizon_s + sum(max(0.0, horizon_s - at_s) for at_s in arrivals_s)
     arrived = work.backlog_tokens + work.level.now * horizon_s
@@ -366,7 +366,7 @@ def prefilled_per_s(
         work: Prefill work: backlog, arrival rate and a worker's throughput.
         pool: Replica counts of the role that computes prompts.
         arrivals_s: Seconds from now until each starting worker is ready.
-        horizon_s: Seconds from now to the horizon.
+        horizon_s: Seconds from now until a replica requested now could be ready.
         slo_s: TTFT target, in seconds.
     """
     arriving = arriving_per_s(work)
@@ -376,7 +376,7 @@ def prefilled_per_s(
 
 
 def _backlog(case: Case, work: WorkView) -> RoleFinding:
-    """Compare the time to clear the prompts queued at the horizon with the TTFT target, or with the start-up time if that is longer.
+    """Compare the time to clear the prompts that will be queued at the horizon with the TTFT target or a longer start-up time.
 
     For a shorter backlog a replica would hold its GPUs longer than it serves; the learned floor covers the requests
     that this makes late.

@@ -17,7 +17,7 @@ from penstock_planner.decide.adaptive.observed import SHARES
 from penstock_planner.decide.adaptive.signals import ASSUMED_REQUESTS, MEMORY_S
 
 SHARE_LEAST = 0.5
-"""Minimum fraction of its throughput that a shadow worker is assumed to do.
+"""Minimum fraction (0.5) of its measured throughput that a worker of a simulated fleet is assumed to do.
 
 The loads of the scoreboard (the planner's benchmark) go down to 0.67. If more requests are late than half of the
 throughput explains, there is another cause, and more workers would not help."""

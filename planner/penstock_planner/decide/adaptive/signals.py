@@ -185,9 +185,9 @@ def may_wait_s(sizes: Sequence[float], tokens_per_s: float, slo_s: float) -> flo
     """Return the seconds for which work may wait in the queue so that its prompt still meets the TTFT target.
 
     The result is the mean of each prompt's slack (TTFT target minus its computing time), weighted by computing time,
-    times `SLACK_SHARE`. Long prompts have the least slack and are most of a queue. Prompts that alone take longer than
-    the target are left out; if almost all do, the result is at least a fifth (1 - `SLACK_SHARE`) of the target, because
-    no number of workers would serve them on time.
+    times 0.8 (`SLACK_SHARE`). Long prompts have the least slack and are most of a queue. Prompts that alone take longer
+    than the target are left out; if almost all do, the result is at least a fifth (1 - `SLACK_SHARE`) of the target,
+    because no number of workers would serve them on time.
 
     Args:
         sizes: Uncached tokens of prompts, each value equally frequent.
@@ -248,7 +248,7 @@ class Work:
     def is_uncontended(self) -> bool:
         """Whether hardly any requests overlapped recently, so that the observed throughput shows the demand and not what workers can do.
 
-        So workers may be able to do more than was observed.
+        The throughput of the workers can then be higher than observed.
         """
         return self.contended_fraction < SHARED_LEAST
 
@@ -413,8 +413,8 @@ def actual_usage(light: float) -> float:
 def kv_load_of(pull: Pull, role: Role) -> float | None:
     """Return the pull's KV load: KV usage summed over the workers, plus that of waiting requests. 1.0 is one full worker.
 
-    Workers whose usage is unknown count as empty. A waiting request counts as much as a running one on average, or
-    `WAITING_SHARE` if none is running. Returns None if no worker's usage is known.
+    Workers whose usage is unknown count as empty. A waiting request counts as much as a running one on average, or 0.02
+    (`WAITING_SHARE`) if none is running. Returns None if no worker's usage is known.
 
     Args:
         pull: Metrics scrape with the KV usage of the workers.
@@ -468,7 +468,7 @@ class KvLoad:
 
 
 class Decoding(Protocol):
-    """Model of the KV usage of the answers that are expected to be decoded at the horizon."""
+    """Model of the KV usage of the answers that will have to be decoded when a replica requested now could be ready."""
 
     def load_on(self, workers: int) -> float:
         """Return the KV load, in units of one full worker, if the answers are spread over ``workers``.
@@ -491,9 +491,9 @@ class ObservedDecoding:
     def load_on(self, workers: int) -> float:
         """Return the KV load, in units of one full worker, if the answers are spread over ``workers``; at most 2 (`LOAD_MOST`) for each.
 
-        A worker at usage u takes 1 + `SLOWDOWN` x u times as long per token as an idle one, and holds the KV longer by
-        the same factor: u = h (1 + s u), where h is its usage if it stayed fast. Hence u = h / (1 - s h). With 0
-        workers, returns ``light``.
+        A worker at usage u takes 1 + s u times (s = 3, `SLOWDOWN`) as long per token as an idle one, and holds the KV
+        longer by the same factor: u = h (1 + s u), where h is its usage if it stayed fast. Hence u = h / (1 - s h).
+        With 0 workers, returns ``light``.
         """
         if workers < 1:
             return self.light

@@ -36,6 +36,11 @@ class OracleParameters:
 def oracle(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
     """Return the proposal to scale each role to the count that its schedule has at the end of the window.
 
+    Args:
+        window: Pulls (metrics scrapes) of the interval, at least one.
+        state: State left by the last decision.
+        config: Configuration with the schedules in `OracleParameters`.
+
     Raises:
         ConfigError: The configuration has no schedule.
     """

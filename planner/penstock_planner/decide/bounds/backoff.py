@@ -25,6 +25,10 @@ def back_off(proposal: RoleProposal, state: RoleState) -> RoleProposal:
     """Return the proposal, set to hold if it is a scale-up and the role's back-off is not over; else the proposal unchanged.
 
     It is held regardless of the ready replicas, because the next scale-up would probably fail in the same way.
+
+    Args:
+        proposal: Proposal of the role.
+        state: State of the role with the remaining back-off.
     """
     if not state.backoff or proposal.action is not Action.UP:
         return proposal
@@ -84,7 +88,7 @@ def rolled_back(state: RoleState, config: DecideConfig) -> RoleState:
     """Return the state after a scale-up was rolled back: without pending scale-up, and with a back-off of 2, 4, 8, 16, 16... intervals.
 
     The back-off depends on the number of consecutive failures. It is in adjustment intervals; a mode that decides
-    several times per adjustment interval counts correspondingly more decisions.
+    several times per adjustment interval needs correspondingly more decisions for the same time.
     """
     failed_scale_ups = state.failed_scale_ups + 1
     backoff = min(2 ** min(failed_scale_ups, 8), MAX_BACKOFF_INTERVALS) * config.decisions_per_adjustment

@@ -71,11 +71,11 @@ def existing_gpus(pools: Mapping[Role, PoolCounts], config: DecideConfig) -> int
 
 
 def may_grow(proposal: RoleProposal, gpus: int, config: DecideConfig) -> bool:
-    """Return whether one more replica fits the role's maximum and the budget.
+    """Return whether one more replica fits the role's maximum and the GPU budget.
 
     Args:
         proposal: Proposal with the role and its replica counts; its action is ignored.
-        gpus: GPUs in use by all roles.
+        gpus: GPUs held by the workers of all roles.
         config: Configuration with the maximum and the budget.
     """
     ceiling = config.max_replicas.get(proposal.role)

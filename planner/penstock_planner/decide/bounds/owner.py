@@ -73,8 +73,8 @@ def owner(role: Role, state: RoleState, config: DecideConfig, writers: Mapping[R
 def write_has_effect(role: Role, state: RoleState, config: DecideConfig) -> bool:
     """Return whether one more write of the replica count by another client would change what the planner does.
 
-    It would not from the third consecutive write on (`IGNORED_AFTER_WRITES`), while the role is already left to its
-    writer.
+    After three consecutive writes (`IGNORED_AFTER_WRITES`) a further write would not, as long as the planner leaves the
+    role to its writer.
 
     Args:
         role: Role whose replica count is written.

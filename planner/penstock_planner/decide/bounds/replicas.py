@@ -58,7 +58,7 @@ def below_floor(blank: RoleProposal, floor: int, amount: int = 1) -> RoleProposa
     """Return a proposal to grow a role that has fewer replicas than its minimum.
 
     Args:
-        blank: Proposal with the role and its replica counts.
+        blank: Proposal with the role and its replica counts, which does not change anything yet.
         floor: Minimum number of replicas.
         amount: Number of replicas to add, >= 1.
     """

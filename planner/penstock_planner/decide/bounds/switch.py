@@ -22,8 +22,9 @@ def switch(proposals: Proposals, facts: Facts) -> Proposals:
     """Replace starts and stops by switching workers between the two roles, if possible.
 
     The receiving role must want to grow and have room below its maximum. The giving role must shrink, or be able to
-    spare a worker now (`RoleProposal.gives`); it keeps at least one ready worker and its minimum. Does nothing if
-    switching is disabled, if the graph does not have two roles, or while it gives GPUs back to its pool.
+    spare a worker now (`RoleProposal.spare_reason` is not empty); it keeps at least one ready worker and its minimum.
+    Does nothing if switching is disabled, if the graph does not have two roles, or while it gives GPUs back to its
+    pool.
     """
     config, roles = facts.config, proposals.roles
     is_giving_back = config.grant is not None and facts.gpus > config.grant

@@ -149,8 +149,8 @@ class SlaMemory:
         uncached_tokens: Prompt tokens of those requests that must be computed, decayed.
         answered: Number of requests whose answer was completed, decayed.
         output_tokens: Output tokens of those answers, decayed.
-        variability: Ca2 + Cs2 of the arriving tokens: how much more their number varies than with evenly spaced prompts
-            of one length, see `queueing`.
+        variability: Squared coefficients of variation of the gaps between arrivals and of the prompt lengths, added
+            (Ca2 + Cs2); 2 for Poisson arrivals and exponential lengths, see `queueing`.
         running: Average number of requests that are being decoded now.
         prefill: Correction of the profile's prefill time.
         ttft: Correction of the TTFT that is calculated from the profile's prefill time, multiplied by its correction,

@@ -47,9 +47,9 @@ class Projection:
         workers: Workers according to the profile, with the learned correction factors.
         kv: Observed KV load, used for decode until the first answer was completed.
         tokens_per_s: Uncached prompt tokens/s expected to arrive, >= 0.
-        service_s: Time in seconds that a worker takes to prefill a prompt of mean length, by the profile times the
-            learned correction, > 0.
-        speed: Prompt tokens/s that one worker computes, by the profile times the learned correction, > 0.
+        service_s: Time in seconds that a worker takes to prefill a prompt of mean length, > 0: the profile's time
+            multiplied by the learned factor of observed to profiled time.
+        speed: Prompt tokens/s that one worker computes, > 0: the profile's throughput divided by that factor.
     """
 
     workers: ProfiledWorkers
@@ -91,7 +91,7 @@ class Projection:
         return replace(self, tokens_per_s=min(self.tokens_per_s, prefill_replicas * self.speed))
 
     def expected(self, role: Role, replicas: int) -> Expectation:
-        """Return the expected latency of a role with this number of replicas, >= 1."""
+        """Return the expected TTFT and ITL of a role with this number of replicas, >= 1."""
         first = None if role is Role.DECODE else self._first_token(role, replicas)
         gaps = None if role is Role.PREFILL else self._gaps(replicas)
         found = [each for each in (first, gaps) if each is not None]
@@ -214,12 +214,13 @@ def coverage(needs: Sequence[RoleNeed], counts: Mapping[Role, int]) -> float:
 
 
 def divide_budget(needs: Sequence[RoleNeed], budget: int | None) -> dict[Role, int]:
-    """Return the replicas of each role within the GPU budget: the wanted ones if all fit, else the split with the largest `coverage`.
+    """Return the replicas of each role within the GPU budget: those that the roles want if all fit, else the split with the best `coverage`.
 
-    Starting with the minimums, which are kept even above the budget, each further replica goes to the role with the
-    smallest fraction of its need (decode if equal), as long as it fits. No other split has a larger coverage, because
-    taking one replica away again would leave its role no better off than the role that now has the smallest fraction.
-    Example: prefill needs 4 and decode 8 replicas of one GPU; with 6 GPUs they get 2 and 4.
+    A role wants `RoleNeed.wanted` replicas. Starting with the minimums, which are kept even above the budget, each
+    further replica goes to the role with the smallest fraction of its need (decode if equal), as long as it fits. No
+    other split has a larger coverage, because taking one replica away again would leave its role no better off than the
+    role that now has the smallest fraction. Example: prefill needs 4 and decode 8 replicas of one GPU; with 6 GPUs they
+    get 2 and 4.
 
     Args:
         needs: Need of each role.

@@ -44,8 +44,9 @@ def mean_wait_s(workers: int, load: float, *, service_s: float, variability: flo
         workers: Number of workers that serve the queue, >= 1.
         load: Offered load in erlangs, from 0 to below ``workers``.
         service_s: Mean service time in seconds, > 0.
-        variability: Ca2 + Cs2, > 0; 2 for Poisson arrivals and exponential service times, 1 for constant service
-            times.
+        variability: Squared coefficients of variation of the gaps between arrivals and of the service times, added (Ca2
+            + Cs2), > 0; 2 for Poisson arrivals and exponential service times, 1 for Poisson arrivals and constant
+            service times.
     """
     return wait_probability(workers, load) * service_s * variability / (2.0 * (workers - load))
 
@@ -59,7 +60,8 @@ def late_fraction(
         workers: Number of workers that serve the queue, >= 1.
         load: Offered load in erlangs, >= 0.
         service_s: Mean service time in seconds, > 0.
-        variability: Ca2 + Cs2, > 0, as for `mean_wait_s`.
+        variability: Squared coefficients of variation of the gaps between arrivals and of the service times, added (Ca2
+            + Cs2), > 0.
         may_wait_s: Maximum wait of a request that is on time, in seconds.
     """
     if load >= workers:
@@ -77,7 +79,8 @@ def max_load(workers: int, *, service_s: float, variability: float, may_wait_s: 
     Args:
         workers: Number of workers that serve the queue, >= 1.
         service_s: Mean service time in seconds, > 0.
-        variability: Ca2 + Cs2, > 0, as for `mean_wait_s`.
+        variability: Squared coefficients of variation of the gaps between arrivals and of the service times, added (Ca2
+            + Cs2), > 0.
         may_wait_s: Maximum wait of a request that is on time, in seconds.
         late: Fraction of arrivals that is allowed to wait longer.
     """

@@ -37,8 +37,9 @@ class ProfiledAnswers:
         tokens_per_s: Output tokens/s expected to be decoded at the horizon, >= 0.
         running: Number of requests that are being decoded now, on all workers.
         row: ITL and throughput of the profile by number of concurrent requests, for the mean context length.
-        variability: Ca2 + Cs2: factor by which the variance of the arriving tokens exceeds that of evenly spaced
-            requests of constant length.
+        variability: Squared coefficients of variation of the gaps between arrivals and of the lengths, added (Ca2 +
+            Cs2). It is the factor by which the variance of the tokens exceeds that of Poisson arrivals of constant
+            length.
         factor: Learned correction: observed ITL divided by the ITL of the profile.
         sigmas: Number of standard deviations of the requests in flight to add, so that the SLO's percentile of requests
             is covered.
@@ -66,7 +67,7 @@ class ProfiledAnswers:
     def load_on(self, workers: int) -> float:
         """Return the KV load if ``workers`` workers serve the answers, in units of one full worker; at most 2 (`LOAD_MOST`) for each.
 
-        With 0 workers it returns the load that idle workers would have.
+        With 0 workers, returns the load that there would be if the workers decoded as fast as idle ones.
         """
         share = self.row.context / self.row.kv_tokens
         if workers < 1:
@@ -80,8 +81,8 @@ class ProfiledAnswers:
     def itl_with(self, workers: int) -> float:
         """Return the ITL with ``workers`` workers, in seconds, at the SLO's percentile of the requests in flight.
 
-        Infinite if the workers cannot keep up. Requests in flight are Poisson distributed if arrivals are, and the
-        router spreads them over the workers.
+        Infinite if the workers cannot keep up. The formula is for requests in flight that are Poisson distributed, as
+        they are with Poisson arrivals, and evenly spread over the workers.
         """
         each = self.concurrency(workers) if workers >= 1 else None
         if each is None:
