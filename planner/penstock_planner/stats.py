@@ -44,7 +44,8 @@ class PlannerStats:
             learned floors are left out.
         shares: Observed and predicted fraction of requests on time at the newest decision; None if unknown or in a mode
             without predictions.
-        wanted_gpus: Number of GPUs for which the newest decision bids in a GPU pool; None if it does not bid.
+        wanted_gpus: Number of GPUs that the newest decision requests (bids for) from a GPU pool; None if it requests
+            none.
         readings: Profile values of the newest decision by role; empty in a mode without a profile.
         quantiles_s: Latencies between the last two decisions, seconds, by name and percentile (such as ``ttft``, ``p99``).
         attained: Fraction of requests within each latency target in the last complete adjustment interval, by name

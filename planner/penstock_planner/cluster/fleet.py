@@ -86,7 +86,7 @@ def plan_of(
     paused: str = "",
     is_drawing: bool = False,
 ) -> GraphPlan:
-    """Return a graph's plan.
+    """Return a graph's plan: everything that its planner loop depends on.
 
     Args:
         graph: Graph as returned by `parse`.

@@ -82,7 +82,7 @@ class ClusterService:
     Attributes:
         overrides: Options by kebab-case name that replace the options of every graph.
         engine_profile: Function that computes the profile of a graph with simulated engines.
-        namespace: Namespace to watch; None uses the client's own.
+        namespace: Namespace to watch; None uses the default namespace of the Kubernetes client.
         all_namespaces: Whether all namespaces are watched.
         graph: Name of the only graph to plan; None plans all.
         operator_class: Name of the Penstock installation whose graphs are planned, as in their ``spec.operatorClass``.

@@ -66,7 +66,8 @@ class DecideConfig:
     simulated seconds. "Late" and "on time" refer to the targets ``ttft_slo_s`` and ``itl_slo_s``.
 
     Attributes:
-        adjustment_interval_s: Simulated seconds between two decisions, > 0.
+        adjustment_interval_s: Simulated seconds of one adjustment interval, > 0: the time between two decisions (modes
+            adaptive and sla decide more often), and the unit of grace periods and back-offs.
         metric_pulling_interval_s: Simulated seconds between two metrics scrapes, > 0.
         max_gpu_budget: Maximum GPUs of all roles together, draining workers included. None means no limit.
         min_gpu_budget: Minimum GPUs of each role by itself, >= 0.

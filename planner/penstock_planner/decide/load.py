@@ -69,7 +69,7 @@ class Signal:
         mean: Mean of the known values; None if all are unknown.
         low: Lower bound of the load: the mean with every unknown value counted as 0. None if all are unknown.
         pulls: Number of pulls (metrics scrapes) in the interval.
-        unknown: Number of pulls in which the value of at least one worker was unknown.
+        unknown: Number of pulls in which the queue length, or the KV usage of at least one worker, was unknown.
         source: Name of the metrics source of the newest known value; empty if there is none.
         why: Reason of the newest unknown value; empty if there is none.
     """

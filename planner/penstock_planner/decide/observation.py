@@ -82,12 +82,14 @@ class Demand:
         itl_count: Number of those gaps.
         itl_late: Number of those gaps that exceeded the ITL target. None if unknown, or if there is no target.
         waiting: Number of requests in the routers' queues at the pull, for any role.
-        waiting_tokens: Prompt tokens of those requests, counted as in ``uncached_tokens``.
-        oldest_wait_s: Longest time that one of those requests has waited, in seconds. None if none is waiting.
+        waiting_tokens: Prompt tokens of the requests in the routers' queues, counted as in ``uncached_tokens``.
+        oldest_wait_s: Longest time that one of the requests in the routers' queues has waited, in seconds. None if none
+            is waiting.
         in_flight: Number of requests assigned to workers at the pull, by role.
         in_flight_tokens: Prompt tokens of the requests that were dispatched and whose prefill has not ended, counted
             as in ``uncached_tokens``.
-        prefilling_workers: Number of prefill (or aggregated) workers that have such a request at the pull.
+        prefilling_workers: Number of prefill (or aggregated) workers that have a request whose prefill has not ended,
+            at the pull.
     """
 
     period_s: float

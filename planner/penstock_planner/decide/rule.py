@@ -94,8 +94,8 @@ class Rule:
             reduces an amount.
         apply: Function that returns the proposals after the rule. It appends a step to each proposal that it
             examined.
-        binds_switch: Whether the rule also applies if the decision switches workers between roles. False for rules
-            about the number of GPUs, which a switch does not change.
+        binds_switch: Whether the rule also applies if the decision switches workers between roles without a restart.
+            False for rules about the number of GPUs, which a switch does not change.
     """
 
     name: str

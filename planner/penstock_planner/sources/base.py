@@ -95,7 +95,7 @@ class ReadingSource(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the source, which its readings carry."""
+        """Name of the source, as in `Reading.source` of its readings."""
         ...
 
     async def read(self, query: Query) -> Readings:

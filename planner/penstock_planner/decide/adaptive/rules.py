@@ -40,8 +40,8 @@ class RoleFinding:
         reason: Reason code that the decision gets if the rule applies.
         detail: Result in words and numbers, whether the rule applies or not.
         step: Record of the rule with its inputs, threshold and outcome.
-        waits_for: Explanation of what keeps the rule from applying although its condition is met, such as `LASTS`.
-            Empty if nothing does.
+        waits_for: Explanation of what keeps the rule from applying although its condition is met, such as that demand
+            has not lasted long enough (`LASTS`). Empty if nothing does.
     """
 
     reason: Reason

@@ -31,8 +31,8 @@ class WindowComparison:
         requests: Number of first tokens plus requests rejected or timed out.
         late: Number of those requests that were late: over the TTFT target, rejected or timed out.
         arrivals: Number of requests that arrived in the interval.
-        predicted_late: Number of those arrivals that the latency model serves late, including those that are late with
-            any number of workers.
+        predicted_late: Number of those arrivals that the latency model predicts to be late, including those that are
+            late with any number of workers.
     """
 
     requests: float = 0.0
@@ -66,8 +66,8 @@ class ModelComparison:
         requests: Number of first tokens sent plus requests rejected or timed out.
         late: Number of those requests that were late.
         arrived: Number of requests that arrived.
-        predicted_late: Number of those arrivals that the latency model served late, including those that are late with
-            any number of workers.
+        predicted_late: Number of those arrivals that the latency model predicts to be late, including those that are
+            late with any number of workers.
         calm_s: Seconds for which the real fleet has been calm, that is, at each metrics scrape no request waited in
             routers or workers, and a worker was idle; 0 if it is not calm.
         calm_requests: Number of first tokens sent after the fleet had been calm for longer than the TTFT target.

@@ -44,7 +44,7 @@ class HpaParameters:
     Attributes:
         kv_usage: KV usage of decode and aggregated replicas, a fraction, > 0.
         waiting: Number of requests that wait for a prefill or aggregated replica, > 0.
-        running: Number of requests in a prefill or aggregated replica, computed or waiting, > 0.
+        running: Number of requests that a prefill or aggregated replica computes or that wait for it, > 0.
     """
 
     kv_usage: float | None = KV_TARGET

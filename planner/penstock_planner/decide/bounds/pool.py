@@ -23,7 +23,7 @@ POOL: Final = "pool"
 
 
 def bid(proposals: Proposals, facts: Facts) -> Proposals:
-    """Add each role's bid, the replicas that it requests from the GPU pool. Does nothing if the graph is in no pool.
+    """Record each role's bid, the replicas that it requests from the GPU pool. Does nothing if the graph is in no pool.
 
     This rule comes before the rules that reduce the proposals.
     """
