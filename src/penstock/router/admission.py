@@ -26,10 +26,10 @@ class RemoteWaiter(Protocol):
     """A request that another router's client has sent, as this router's core queues it."""
 
     def assigned(self, assignment: LiveAssignment) -> bool:
-        """Send the assignment to the request's router; return False if the request no longer exists."""
+        """Send the assignment to the router whose client waits for it; return False if that request no longer exists."""
 
     def refused(self, refuse: Refuse[Waiter]) -> None:
-        """Send the rejection ``refuse`` to the request's router."""
+        """Send the rejection ``refuse`` to the router whose client sent the request."""
 
 
 Waiter: TypeAlias = "asyncio.Future[LiveAssignment] | RemoteWaiter"
@@ -73,24 +73,27 @@ class Picker(Protocol):
     def ask(
         self, waiter: asyncio.Future[LiveAssignment], role: Role, arrival: Arrival, *, again: bool
     ) -> None:
-        """Queue a request for a worker of ``role``; its ``waiter`` later receives its assignment or an `AdmissionError`.
+        """Queue a request for a worker of ``role``; the future ``waiter`` later receives its assignment or an `AdmissionError`.
 
         ``again`` says that the request was admitted before (a retry); see `Admission.wait`.
         """
 
     def cancel(self, waiter: asyncio.Future[LiveAssignment], role: Role) -> None:
-        """Remove a waiter whose client has disconnected or that was rejected; does nothing if it does not wait."""
+        """Remove a request that waits for a worker, because its client has disconnected or it was rejected.
+
+        ``waiter`` is the future that `ask` was called with. Does nothing if the request does not wait.
+        """
 
     def dispatched(self, assignment: LiveAssignment, role: Role, arrival: Arrival) -> None:
         """Record that a request is about to be sent to its worker; if this raises an AdmissionError, the request is not sent."""
 
     def release(self, assignment: LiveAssignment) -> None:
-        """Record that a request has left its worker."""
+        """Record that a request has left its worker, which then has capacity for another one."""
 
     def prefilled(
         self, assignment: LiveAssignment, cached_tokens: int | None = None, *, measured: bool = True
     ) -> None:
-        """Record that a prompt was computed; see `RouterCore.prefilled`."""
+        """Record that a worker has computed a request's prompt; the arguments are those of `RouterCore.prefilled`."""
 
     def refused_at_capacity(self, worker: Worker) -> None:
         """Record that a worker has refused a request for lack of capacity."""
@@ -116,11 +119,18 @@ class OwnPicker:
     def ask(
         self, waiter: asyncio.Future[LiveAssignment], role: Role, arrival: Arrival, *, again: bool
     ) -> None:
-        """Acquire a worker for the waiter in this router's core; the arguments are those of `Picker.ask`."""
+        """Queue a request for a worker of ``role`` in this router's own core.
+
+        The future ``waiter`` later receives its assignment or an `AdmissionError`. ``again`` says that the request was
+        admitted before (a retry).
+        """
         self.apply(self.core.acquire(waiter, role, arrival, self.now_s(), again=again))
 
     def cancel(self, waiter: asyncio.Future[LiveAssignment], role: Role) -> None:
-        """Remove a waiter from the queue; does nothing if it does not wait."""
+        """Remove a request that waits for a worker from the queue; does nothing if it does not wait.
+
+        ``waiter`` is the future that `ask` was called with.
+        """
         self.core.cancel(waiter, role, self.now_s())
 
     def dispatched(self, assignment: LiveAssignment, role: Role, arrival: Arrival) -> None:
@@ -158,7 +168,7 @@ class OwnPicker:
             tiers.rejected(tier)
 
     def apply(self, effects: Effects[Waiter]) -> None:
-        """Pass assignments and rejections to their waiters.
+        """Pass the assignments and rejections that the router core returned to the requests that wait for them.
 
         An assignment whose client has disconnected is released, which can lead to further assignments.
         """

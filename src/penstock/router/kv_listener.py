@@ -132,12 +132,16 @@ class KvSubscription:
         self._is_connected = False
 
     def worker_changed(self) -> None:
-        """Record that the workers have changed; if this worker has become eligible, its cached blocks are learned from its events."""
+        """Record that the set of workers has changed.
+
+        If this subscription's worker can be sent requests now, and could not before, its cached blocks are learned from
+        its events.
+        """
         if self._is_connected and self._listener.index_of(self._name) is not self._index:
             self._may_begin.set()
 
     async def follow(self) -> None:
-        """Apply the worker's events until cancelled."""
+        """Receive the worker's KV events and apply them to its prefix index (assumed cache contents), until cancelled."""
         zmq = self._listener.zmq
         socket = self._listener.context.socket(zmq.SUB)
         monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
@@ -367,7 +371,10 @@ class KvListener:
         return KvAddress(f"tcp://{host}:{self._port}", f"tcp://{host}:{kv_replay_port(self._port)}")
 
     def blocks(self) -> dict[str, int]:
-        """Return the number of prefix blocks that each eligible worker is assumed to have cached, by name."""
+        """Return the number of prefix blocks that each worker is assumed to have cached, by name.
+
+        Only workers that can be sent requests now are included.
+        """
         found = {name: self.index_of(name) for name in self._followed}
         return {name: index.count for name, index in found.items() if index is not None}
 
@@ -401,5 +408,5 @@ class KvListener:
         self.malformed += 1
 
     def begin(self, index: PrefixIndex) -> KvEvents:
-        """Return a new `KvEvents`, which applies events to the prefix index ``index``."""
+        """Return a new object that applies one worker's KV events to its prefix index ``index`` (assumed cache contents)."""
         return KvEvents(index, engine_block_tokens=self._engine_block_tokens)

@@ -365,7 +365,7 @@ class RouterServer:
 
 
 class TickJobs:
-    """The independent jobs of a tick: a failed job is counted and logged, and the others run nevertheless."""
+    """The independent jobs that the router runs every 0.1 real seconds: a failed job is logged, and the others run nevertheless."""
 
     def __init__(self, jobs: Mapping[str, Callable[[], object]], failed: Counter[str]) -> None:
         """Store the jobs by name, and ``failed``, which counts their failures by name."""

@@ -30,12 +30,13 @@ class Circuit(StrEnum):
 
 
 def may_eject(*, ejected: int, pool: int, max_fraction: float) -> bool:
-    """Return whether one more worker may be ejected.
+    """Return whether one more worker may be ejected: excluded from new requests by its circuit breaker.
 
     Args:
-        ejected: Number of workers that are ejected now.
-        pool: Number of workers that would serve if no circuit were open.
-        max_fraction: Maximum fraction of these workers that may be ejected, 0-1; at least one worker may always be ejected.
+        ejected: Number of workers of the role that are ejected now.
+        pool: Number of workers of the role that would serve if none were ejected.
+        max_fraction: Maximum fraction of ``pool`` that may be ejected at a time, 0-1; at least one worker may always be
+            ejected.
     """
     return ejected < max(1, int(pool * max_fraction))
 
@@ -43,7 +44,10 @@ def may_eject(*, ejected: int, pool: int, max_fraction: float) -> bool:
 class CircuitBreaker:
     """The circuit breaker of one worker; it counts consecutive failures. ``now_s`` is always in simulated seconds.
 
-    The argument ``probe`` is True for the request for which `sent` returned True.
+    A probe is the one request by which an open circuit is tested after its ejection time (the time for which it stays
+    open); the argument ``probe`` is True for the request for which `sent` returned True. ``config`` contains the limits
+    and times, ``may_open`` returns whether the circuit may open now, and ``touched`` is called after each change of the
+    state.
 
     Attributes:
         threshold: Number of consecutive failures that open the circuit.
@@ -76,7 +80,7 @@ class CircuitBreaker:
         self.reset()
 
     def reset(self) -> None:
-        """Close the circuit, and set the number of failures and the ejection time back to their initial values, for a new process."""
+        """Close the circuit of a worker whose process is a new one: failures, ejection time and state are as after creation."""
         self._enter(Circuit.CLOSED)
         self.failures = 0
         self.is_on_probation = False
@@ -86,22 +90,29 @@ class CircuitBreaker:
         self._probing = False
 
     def state(self, now_s: float) -> Circuit:
-        """Return the state at ``now_s``; an open circuit counts as half-open when its ejection time has passed."""
+        """Return the circuit's state at ``now_s``, in simulated seconds.
+
+        An open circuit counts as half-open when its ejection time (the time for which no requests are sent) has passed.
+        """
         if self._state is Circuit.OPEN and now_s >= self._open_until_s:
             return Circuit.HALF_OPEN
         return self._state
 
     @property
     def is_failing(self) -> bool:
-        """Whether the circuit is not closed, or `threshold` consecutive requests have failed although it was not allowed to open."""
+        """Whether the worker is ejected or should be: the circuit is not closed, or enough requests in a row have failed.
+
+        Enough are `threshold` requests. The circuit can nevertheless be closed, because too many workers are ejected
+        already.
+        """
         return not self.is_closed or self.failures >= self.threshold
 
     def probe_in_s(self, now_s: float) -> float:
-        """Return the time until an open circuit admits a probe, in simulated seconds; 0 if the circuit is not open."""
+        """Return the simulated seconds until an open circuit admits a probe (a single test request); 0 if the circuit is not open."""
         return max(0.0, self._open_until_s - now_s) if self._state is Circuit.OPEN else 0.0
 
     def allows(self, now_s: float, *, is_last: bool = False) -> bool:
-        """Return whether a request may be sent: the circuit is closed, or half-open without a probe under way.
+        """Return whether a request may be sent: the circuit is closed, or half-open while no probe (test request) is in flight.
 
         ``is_last`` says that no other worker can take the request: an open circuit is then probed after ``open_seconds``,
         regardless of how often it has opened.
@@ -112,7 +123,7 @@ class CircuitBreaker:
         return self.is_closed or not self._probing
 
     def sent(self, now_s: float) -> bool:
-        """Record that a request was sent; return whether it is the probe by which a circuit that is not closed is tested."""
+        """Record that a request was sent; return whether it is the probe: the single request that tests a circuit that is not closed."""
         if self.is_closed or self._probing or not self.allows(now_s, is_last=True):
             return False
         self._enter(Circuit.HALF_OPEN)
@@ -120,14 +131,21 @@ class CircuitBreaker:
         return True
 
     def probe_started_ok(self) -> None:
-        """Record that the first part of the probe's response was correct: the circuit closes, and the next failure opens it again."""
+        """Record that the first part of the response to the probe (test request) was correct.
+
+        The circuit closes, and the next failure opens it again.
+        """
         self._enter(Circuit.CLOSED)
         self._probing = False
         self.is_on_probation = True
         self.failures = self.threshold - 1
 
     def succeeded(self, *, probe: bool) -> None:
-        """Record a complete, correct response; if the circuit is not closed, only the probe's response closes it."""
+        """Record a complete, correct response, which sets the number of consecutive failures to 0.
+
+        If the circuit is not closed, only the response to the ``probe`` (the request that tests the circuit) closes it;
+        other responses then change nothing.
+        """
         if probe:
             self.probe_started_ok()
         if self.is_closed:
@@ -135,11 +153,11 @@ class CircuitBreaker:
             self.is_on_probation = False
 
     def failed(self, now_s: float, *, probe: bool, proven: bool = True) -> bool:
-        """Record a failure; return whether it was counted.
+        """Record a failed request; return whether the failure was counted.
 
-        A failure of a request that was sent before the circuit opened is not counted. A failure that is not ``proven`` (it
-        might be the request's fault) is counted, but opens the circuit only when `convicted` is called, unless the request
-        was the probe.
+        A failure of a request that was sent before the circuit opened is not counted. A failure that is not ``proven``
+        (it might be the request's fault) is counted, but opens the circuit only when `convicted` is called, unless the
+        request was the ``probe`` (the request that tests an open circuit).
         """
         if not probe and not self.is_closed:
             return False
@@ -151,13 +169,14 @@ class CircuitBreaker:
     def convicted(self, now_s: float, *, probe: bool = False) -> None:
         """Record that a counted failure was proven to be the worker's fault; open the circuit if there are enough consecutive failures.
 
-        If the request was the ``probe``, the circuit opens in any case.
+        Enough are `threshold` failures. If the request was the ``probe`` (the request that tests an open circuit), one
+        failure is enough.
         """
         if probe or self.failures >= self.threshold:
             self.trip(now_s)
 
     def trip(self, now_s: float) -> None:
-        """Open the circuit, if ``may_open`` allows it and it is not open yet.
+        """Open the circuit, so that the worker is ejected; does nothing if it is open, or if ``may_open`` does not allow it.
 
         The n-th opening lasts n times ``open_seconds``, at most ``max_open_seconds``; n is reduced by one for each
         ``open_seconds`` for which the circuit was closed in between.
@@ -177,7 +196,8 @@ class CircuitBreaker:
     def pardoned(self, now_s: float, *, probe: bool) -> None:
         """Take back a counted failure that was not the worker's fault; close the circuit if it opened only because of this failure.
 
-        If the failed request was the ``probe``, the circuit becomes half-open instead of closed.
+        If the failed request was the ``probe`` (the request that tests an open circuit), the circuit becomes half-open
+        instead of closed.
         """
         self.failures = max(0, self.failures - 1)
         if self._state is not Circuit.OPEN or (self.failures >= self.threshold and not probe):
@@ -189,7 +209,7 @@ class CircuitBreaker:
     def abandoned(self, *, probe: bool) -> None:
         """Record that a request ended without a verdict on the worker, for example because the client disconnected.
 
-        If it was the ``probe``, another probe can be sent.
+        If it was the ``probe`` (the request that tests an open circuit), another one can be sent.
         """
         if probe:
             self._probing = False

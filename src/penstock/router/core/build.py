@@ -48,9 +48,10 @@ def build_router(
             wait for a decode worker.
         worker_wait_s: Maximum wait of an interrupted stream for a worker that resumes it, in simulated seconds; see
             `limits.worker_wait_s`.
-        is_supervised: Whether something starts and restarts workers, so that requests can wait for one even while none is
-            known.
-        record: Receives changes of workers, for the log.
+        is_supervised: Whether something outside the router (such as Kubernetes) starts and restarts workers, so that
+            requests can wait for one even while none is known.
+        record: Called with each change of a worker (for example joined or ejected), for the log; by default nothing is
+            logged.
 
     Raises:
         ConfigError: the policy is not installed, or does not accept its parameters.

@@ -41,11 +41,12 @@ class _Gaps:
 class PrefillDeflection:
     """Chooses decode workers that compute the prompts of new requests while all prefill workers are behind, for one router.
 
-    The prefill workers are behind if each has more prompt tokens to compute than it computes in ``queueSeconds``. All times
-    are in simulated seconds.
+    The prefill workers are behind if each has more prompt tokens to compute than it computes in ``queueSeconds`` at its
+    measured speed. ``batch_tokens`` is the maximum number of tokens of one engine step of a decode worker; None if
+    unknown. All times are in simulated seconds.
 
     Attributes:
-        total: Number of prompts deflected since the router started.
+        total: Number of prompts since the router started that were sent to a decode worker to be computed there.
     """
 
     def __init__(self, config: PrefillDeflectionConfig, batch_tokens: int | None) -> None:
@@ -74,7 +75,8 @@ class PrefillDeflection:
     ) -> Effects[T]:
         """Assign a new request to a decode worker that also computes its prompt, if one is allowed to now.
 
-        Returns the effects (one `Assignment`), or an empty list if no decode worker may take the request.
+        Returns what the caller has to carry out: the `Assignment` of the request, which the caller sends to its worker.
+        Returns an empty list if the prefill workers are not all behind, or if no decode worker may take the request.
 
         Args:
             item: The request.
@@ -82,7 +84,8 @@ class PrefillDeflection:
             queues: Dispatch queues of prefill and decode.
             routable: Workers of prefill and decode that can be routed to.
             now_s: Current time in simulated seconds.
-            dispatch: Dispatches the requests that wait for decode, and returns the effects.
+            dispatch: Sends the requests that wait for a decode worker to their workers; returns the assignments and
+                rejections that the caller has to carry out.
         """
         queue, workers = queues[Role.DECODE], routable[Role.DECODE]
         if queue.waiting or not routable[Role.PREFILL]:
@@ -111,10 +114,11 @@ class PrefillDeflection:
         decode: Iterable[Worker],
         now_s: float,
     ) -> frozenset[str]:
-        """Return the names of the decode workers that may compute a prompt; empty unless all prefill workers are behind.
+        """Return the names of the decode workers that may compute a new request's prompt; empty unless all prefill workers are behind.
 
-        Such a worker computes no other deflected prompt. Its recent mean ITL plus one step of the prompt is at most
-        ``itlSeconds``, and its KV usage with the prompt is at most ``maxKvUsageFraction``.
+        Prefill workers are behind if each has more prompt tokens to compute than it computes in ``queueSeconds``. A
+        decode worker may compute the prompt if it computes no other such prompt now. Its recent mean ITL plus one step of
+        the prompt is at most ``itlSeconds``, and its KV usage with the prompt is at most ``maxKvUsageFraction``.
 
         A worker with unknown ITL, KV capacity or KV usage is not included.
 
@@ -137,7 +141,7 @@ class PrefillDeflection:
         )
 
     def computed(self, tokens: int, pending: Mapping[str, int], now_s: float) -> None:
-        """Count prompt tokens that a prefill worker has computed, to measure the speed of prefill.
+        """Count prompt tokens that a prefill worker has just computed, to measure the speed of prefill in simulated time.
 
         ``pending`` contains the uncached tokens that each prefill worker still has to compute, by name.
         """
@@ -145,7 +149,10 @@ class PrefillDeflection:
         self._rate.at_work(len(pending), now_s)
 
     def ended(self, item: Hashable) -> None:
-        """Record that a deflected prompt was computed, or that its request has left; does nothing for other requests."""
+        """Record that a prompt that a decode worker took over from the prefill workers was computed, or that its request has left.
+
+        The worker can then take another such prompt. Does nothing for other requests.
+        """
         self._computing.pop(item, None)
 
     def _are_behind(self, prefill: DispatchQueue[Any], workers: Sequence[Worker], rate: float) -> bool:

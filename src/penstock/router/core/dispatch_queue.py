@@ -93,11 +93,12 @@ class DispatchQueue(Generic[T]):
         quarantined: Collection[str] = (),
         without_blocks: frozenset[str] = frozenset(),
     ) -> None:
-        """Set the eligible workers. Requests that wait for other workers are assigned again; running requests continue.
+        """Set the eligible workers (those that can be sent requests now). Waiting requests may be assigned again; running ones continue.
 
-        If a worker joins, all waiting requests are assigned again, because the existing backlog would otherwise not reach the
-        new worker. If the policy raises an exception, the requests that are not yet assigned wait in the central queue until
-        the workers change again.
+        Requests that wait for a worker that is no longer eligible are assigned to another one. If a worker joins, all
+        waiting requests are assigned again, because the existing backlog would otherwise not reach the new worker. If the
+        policy raises an exception, the requests that are not yet assigned wait in the central queue until the workers
+        change again.
 
         Args:
             loads: Eligible workers, in the order in which the policy sees them.
@@ -130,7 +131,8 @@ class DispatchQueue(Generic[T]):
         Args:
             item: The request.
             arrival: The request's prompt and limits, for the policy and the prefix index.
-            load: Worker to which the request was sent; it does not have to be eligible.
+            load: Worker to which the request was sent, and its load; the worker can be one that takes no new requests
+                now.
             now_s: Current time in simulated seconds.
             is_prefilled: Whether the worker has already computed the prompt.
         """
@@ -151,9 +153,9 @@ class DispatchQueue(Generic[T]):
             self._expect_prefilled(worker, queued, now_s)
 
     def learn(self, name: str, arrival: Arrival) -> None:
-        """Record that a worker has computed a prompt, so that its prefix counts as cached there.
+        """Record that a worker has computed the prompt of ``arrival``, as another router reports: its blocks count as cached there.
 
-        Does nothing if the worker ``name`` is not eligible.
+        Does nothing if the worker ``name`` cannot be sent requests now.
         """
         worker = self._workers.get(name)
         if worker is not None:
@@ -173,8 +175,8 @@ class DispatchQueue(Generic[T]):
     ) -> bool:
         """Add a request to the queue; return False, and do nothing, if the limits on waiting requests do not admit it.
 
-        A request that is suspected of crashing workers (`Arrival.alone_at` is not empty) is put into `isolated` until
-        `dispatch_isolated` is called for it.
+        A request that is suspected of crashing workers (`Arrival.alone_at` is not empty) is put into `isolated` (the
+        waiting requests that must run alone on a worker) until `dispatch_isolated` is called for it.
 
         Args:
             item: The request.
@@ -211,12 +213,14 @@ class DispatchQueue(Generic[T]):
         return True
 
     def dispatch_isolated(self, item: T, name: str, now_s: float, *, reason: str) -> QueuedRequest[T]:
-        """Dispatch a request of `isolated`, which must run alone, to the worker ``name`` without asking the policy; return the request.
+        """Dispatch a request that is suspected of crashing workers to the worker ``name``, where it runs alone; return the request.
 
         ``reason`` is a short phrase for the log that says why the request goes to this worker.
 
+        The request is one of `isolated`, for which the routing policy is not asked.
+
         Raises:
-            KeyError: the request is not in `isolated`, or the worker is not eligible.
+            KeyError: the request does not wait in `isolated`, or the worker cannot be sent requests now.
         """
         queued, worker = self.isolated.pop(item), self._workers[name]
         queued.reason = reason
@@ -234,8 +238,9 @@ class DispatchQueue(Generic[T]):
 
         Args:
             now_s: Current time in simulated seconds.
-            limit: Returns, for a worker's name, which requests the caller allows to be sent there now, in addition to this
-                queue's own limits. None allows all requests everywhere.
+            limit: Returns, for a worker's name, which requests the caller allows to be sent there now: none, only those
+                of the system and premium tiers, or all. This queue's own limits apply in addition. None allows all
+                requests everywhere.
         """
         if self.policy.assigns is AssignTime.WHEN_FREE:
             return self._dispatch_central(now_s, limit)
@@ -246,8 +251,8 @@ class DispatchQueue(Generic[T]):
     ) -> None:
         """Record that a request's prompt was prefilled; does nothing if the request does not run here.
 
-        If the policy assigns on arrival, the request no longer uses its worker's prefill capacity. Otherwise it does so until
-        `release`.
+        If the routing policy assigns requests on arrival, the request no longer counts towards the limits on the worker's
+        prompts that are not computed yet. Otherwise it counts until `release`.
 
         Args:
             item: The request.
@@ -272,7 +277,7 @@ class DispatchQueue(Generic[T]):
         worker.relative_slowdown = self._estimates.measured_slowdown(worker)
 
     def assume_prefilled(self, now_s: float) -> None:
-        """Record the prefills of non-streaming requests as finished whose estimated duration has passed.
+        """Record the prefills of non-streaming requests as finished if their estimated duration has passed at ``now_s`` (simulated).
 
         A non-streaming response does not show when its prompt was computed.
         """
@@ -280,14 +285,14 @@ class DispatchQueue(Generic[T]):
             self.prefilled(item, now_s, measured=False)
 
     def release(self, item: T, now_s: float, *, is_computed: bool = False) -> None:
-        """Record that a request has left its worker, whether or not its prompt was prefilled; does nothing if it does not run here.
+        """Record that a request has left its worker, whether or not its prompt was prefilled; does nothing if it does not run on a worker.
 
         Args:
             item: The request.
             now_s: Current time in simulated seconds.
-            is_computed: Whether the prompt is known to have been computed, although `prefilled` was not called (a complete
-                non-streaming response). If False and the prompt was not prefilled, its prefix is removed from the worker's
-                prefix index.
+            is_computed: Whether the prompt is known to have been computed, although `prefilled` was not called (a
+                complete non-streaming response). If False and the prompt was not prefilled, its prefix is removed from
+                the worker's prefix index (assumed cache contents).
         """
         decoding = self._decoding.pop(item, None)
         if decoding is not None:
@@ -325,7 +330,13 @@ class DispatchQueue(Generic[T]):
     ) -> list[QueuedRequest[T]]:
         """Remove and return the requests whose time limit in the queue has passed.
 
-        ``served_s`` and ``max_startup_wait_s`` are explained in `QueueSettings.deadline_s`.
+        The result is empty if no time limit has passed.
+
+        Args:
+            now_s: Current time in simulated seconds.
+            served_s: Time since which every stage (prefill and decode, or aggregated) has had a worker; inf if one has
+                none now.
+            max_startup_wait_s: Maximum useful wait for workers that are starting, in simulated seconds; inf is unlimited.
         """
 
         def deadline_s(each: QueuedRequest[T]) -> float:
@@ -346,13 +357,14 @@ class DispatchQueue(Generic[T]):
     def rebalance(self, now_s: float, names: Iterable[str] | None = None) -> None:
         """Move waiting requests to the second candidate worker that the policy named for them, if they start sooner there.
 
-        Only requests whose worker would miss the TTFT target (`QueueSettings.slo_s`) are moved, see `plan_moves`.
+        Only requests of a worker whose queue would miss the TTFT target (`QueueSettings.slo_s`) are moved, see
+        `plan_moves`.
 
         Args:
             now_s: Current time in simulated seconds.
-            names: Names of the workers whose waiting requests may be moved; None for all workers that are limited by decode
-                (busy, but without a computed prompt for a long time, see `decode_delay_s`), if the policy rebalances such
-                workers at all.
+            names: Names of the workers whose waiting requests may be moved; None for all workers that are limited by
+                decode (they have prompts to compute, but have computed none for a time that the policy sets, see
+                `decode_delay_s`), if the policy rebalances such workers at all.
         """
         settings, bottleneck_s = self.settings, self._bottleneck_s
         if names is None:
@@ -370,14 +382,14 @@ class DispatchQueue(Generic[T]):
     def set_tiers(self, tiers: TiersConfig) -> None:
         """Replace the tier settings, also for the requests that wait already.
 
-        Tiers must have been enabled when the queue was created; otherwise its requests continue to wait without an order of
-        tiers.
+        Tiers must have been enabled when the queue was created; otherwise its requests continue to wait without an order
+        of tiers.
         """
         self.settings = replace(self.settings, tiers=tiers)
         self.workers.set_tiers(tiers)
 
     def set_held_tiers(self, tiers: frozenset[Tier]) -> None:
-        """Dispatch no request of these tiers until the next call; an empty set dispatches all tiers again."""
+        """Dispatch no request of these tiers until the next call replaces the set; an empty set dispatches all tiers again."""
         if self.workers.set_held_tiers(tiers):
             self._dirty |= dict.fromkeys(self._workers)
 
@@ -392,12 +404,12 @@ class DispatchQueue(Generic[T]):
         return max((now_s - queued.since_s for queued in self.waiting_requests()), default=0.0)
 
     def waits(self, item: T) -> bool:
-        """Return whether a request waits here; False if it runs or is unknown."""
+        """Return whether a request waits in this queue; False if it runs on a worker already, or is not in this queue."""
         queued = self._requests.get(item)
         return queued is not None and queued.started_s is None
 
     def uncomputed_requests(self) -> list[QueuedRequest[T]]:
-        """Return the requests whose prompts are not computed yet, both waiting and running ones, in no particular order."""
+        """Return the requests whose prompts are not computed yet, both waiting and dispatched ones, in no particular order."""
         return [each for each in self._requests.values() if not each.is_prefilled]
 
     def waiting_requests(self) -> list[QueuedRequest[T]]:
@@ -405,20 +417,23 @@ class DispatchQueue(Generic[T]):
         return [each for each in self._requests.values() if each.started_s is None]
 
     def uncached_tokens(self, item: T) -> int | None:
-        """Return the number of prompt tokens expected to be computed for a request that waits or runs; None if it is unknown."""
+        """Return the number of prompt tokens expected to be computed (not cached) for a request; None if it is not in this queue."""
         queued = self._requests.get(item)
         return None if queued is None else queued.uncached
 
     def worker_of(self, item: T) -> str:
-        """Return the name of the worker that a request is queued for or runs on; empty if it has none or is unknown."""
+        """Return the name of the worker that a request waits for or runs on.
+
+        Returns an empty string if no worker was chosen for the request yet, or if the request is not in this queue.
+        """
         queued = self._requests.get(item)
         return "" if queued is None else queued.worker
 
     def prefill_tokens(self, name: str) -> int:
-        """Return the uncached prompt tokens that are queued for a worker or were dispatched to it and are not computed yet.
+        """Return the uncached prompt tokens that are queued for the worker ``name`` or were dispatched to it and are not computed yet.
 
-        If requests are assigned on arrival, the tokens that other routers have reported for this worker are included. Returns
-        0 if the worker is not eligible.
+        If the policy assigns requests on arrival, the tokens that other routers have reported for this worker are
+        included. Returns 0 if the worker cannot be sent requests now.
         """
         worker = self._workers.get(name)
         if worker is None:
@@ -440,7 +455,7 @@ class DispatchQueue(Generic[T]):
     def prompts_at(self, name: str) -> list[int]:
         """Return the uncached tokens of each prompt that a worker has to compute: first the running ones, then those queued for it.
 
-        Returns an empty list if the worker is not eligible.
+        Returns an empty list if the worker ``name`` cannot be sent requests now.
         """
         worker = self._workers.get(name)
         if worker is None:
@@ -450,7 +465,11 @@ class DispatchQueue(Generic[T]):
 
     @property
     def backlog_tokens(self) -> int:
-        """Uncached prompt tokens that all workers together still have to compute; 0 if no request waits in a central queue."""
+        """Uncached prompt tokens that all workers together still have to compute, if requests wait without an assigned worker.
+
+        Both waiting and dispatched requests are counted. 0 if no request waits, or if the policy assigns each request to
+        a worker on arrival.
+        """
         if self.policy.assigns is AssignTime.ON_ARRIVAL or not self.waiting:
             return 0
         return self.prompt_tokens.waiting + sum(self.prompt_tokens.pending.values())

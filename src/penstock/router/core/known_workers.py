@@ -52,7 +52,7 @@ class KnownWorkers(Generic[T]):
         self.density = KeyDensity()
 
     def get(self, name: str) -> WorkerQueue[T] | None:
-        """Return an eligible or inactive worker by name; None if it is unknown."""
+        """Return the queue of a worker by the worker's name, whether the worker takes requests now or not; None if it is unknown."""
         return self.eligible.get(name) or self.inactive.get(name)
 
     def set_tiers(self, tiers: TiersConfig) -> None:
@@ -62,7 +62,7 @@ class KnownWorkers(Generic[T]):
             line.configure(tiers)
 
     def set_held_tiers(self, tiers: frozenset[Tier]) -> bool:
-        """Serve no request of these tiers until the next call; return whether the set of tiers has changed."""
+        """Dispatch no request of these tiers until the next call; return whether the set of tiers differs from the previous one."""
         is_change = tiers != self._held
         if is_change:
             self._held = tiers
@@ -71,9 +71,10 @@ class KnownWorkers(Generic[T]):
         return is_change
 
     def change(self, loads: Iterable[WorkerLoad], now_s: float) -> tuple[list[WorkerQueue[T]], list[str]]:
-        """Set the eligible workers to those of ``loads`` (one load per worker), in this order; workers that are missing become inactive.
+        """Set the workers that can be sent requests now (eligible) to those of ``loads`` (one load per worker), in this order.
 
-        Returns the workers that are no longer eligible, and the names of those that have become eligible.
+        Workers that are missing become inactive. Returns the queues of the workers that are no longer eligible, and the
+        names of those that have become eligible.
         """
         eligible, inactive = self.eligible, self.inactive
         wanted = {each.name: each for each in loads}
@@ -92,19 +93,22 @@ class KnownWorkers(Generic[T]):
         return left, joined
 
     def forget_idle(self, quarantined: Collection[str]) -> None:
-        """Delete the inactive workers at which nothing runs, except those named in ``quarantined``, which will return with their cache."""
+        """Delete the workers that take no requests now and at which nothing runs, except those named in ``quarantined``.
+
+        Workers named there will return with the same cache contents.
+        """
         for name in [n for n, each in self.inactive.items() if not each.running and n not in quarantined]:
             del self.inactive[name]
 
     def adopt(self, load: WorkerLoad, now_s: float) -> WorkerQueue[T]:
-        """Return the known worker with the name in ``load``; if there is none, add one as inactive and return it."""
+        """Return the queue of the worker that ``load`` names; if there is none, one that takes no requests is added and returned."""
         worker = self.get(load.name)
         if worker is None:
             worker = self.inactive[load.name] = self._new_worker(load, now_s)
         return worker
 
     def restarted(self, name: str) -> None:
-        """Clear the prefix index of a worker whose process is a new one; does nothing if the worker is unknown."""
+        """Clear the prefix index (assumed cache contents) of a worker with a new process; does nothing if the worker is unknown."""
         worker = self.get(name)
         if worker is not None:
             worker.index.clear()
@@ -112,13 +116,17 @@ class KnownWorkers(Generic[T]):
     def index_of(self, name: str) -> PrefixIndex | None:
         """Return the prefix index of a worker (the assumed contents of its cache), which KV events may correct.
 
-        Returns None if the worker is not eligible.
+        Returns None if the worker cannot be sent requests now.
         """
         worker = self.eligible.get(name)
         return None if worker is None else worker.index
 
     def fit_cache(self, name: str) -> None:
-        """Set the size of a worker's prefix index to the KV cache capacity in its metrics; does nothing if the metrics have none."""
+        """Set the size of a worker's prefix index to the KV cache capacity in the worker's metrics.
+
+        The prefix index contains the worker's assumed cache contents. Does nothing if the metrics contain no capacity, or
+        if the worker is unknown.
+        """
         worker = self.eligible.get(name)
         capacity = None if worker is None else worker.load.kv_capacity_tokens
         if worker is None or not capacity:
@@ -128,13 +136,13 @@ class KnownWorkers(Generic[T]):
             worker.index.resize(keys)
 
     def set_peer_load(self, name: str, tokens: int, tokens_per_s: float | None = None) -> None:
-        """Set the load of other routers on a worker; does nothing if the worker is not eligible.
+        """Set the load that other routers have put on a worker; does nothing if the worker cannot be sent requests now.
 
         Args:
             name: Name of the worker.
-            tokens: Uncached tokens that other routers have in flight there.
-            tokens_per_s: The worker's prefill throughput as the picker (the router that chooses workers for all) has measured
-                it, in tokens/s; None keeps the present estimate.
+            tokens: Uncached tokens that other routers have in flight there; the value replaces the previous one.
+            tokens_per_s: The worker's prefill throughput as the picker (the router that chooses workers for all) has
+                measured it, in tokens/s; None keeps the present estimate.
         """
         worker = self.eligible.get(name)
         if worker is None:
@@ -145,15 +153,16 @@ class KnownWorkers(Generic[T]):
             self.estimates.throughput.learn_other(tokens_per_s)
 
     def peer_tokens(self, name: str) -> int:
-        """Return the tokens that other routers have in flight at a worker, as last reported; 0 if it is not eligible."""
+        """Return the tokens that other routers have in flight at a worker, as last reported; 0 if it cannot be sent requests now."""
         worker = self.eligible.get(name)
         return 0 if worker is None else worker.peer_tokens
 
     def load_of(self, name: str, now_s: float) -> tuple[int, float | None]:
         """Return the load at a worker that another router should count: tokens (>= 0), and prefill throughput (None if unknown).
 
-        If requests are assigned on arrival, the tokens are the uncached ones that are queued for the worker or dispatched and
-        probably not computed yet; otherwise they are the tokens in flight. Returns (0, None) if the worker is not eligible.
+        If requests are assigned on arrival, the tokens are the uncached ones that are queued for the worker or dispatched
+        and probably not computed yet; otherwise they are the tokens in flight. Returns (0, None) if the worker cannot be
+        sent requests now. The throughput is in tokens per simulated second.
         """
         worker = self.eligible.get(name)
         if worker is None:
@@ -164,7 +173,7 @@ class KnownWorkers(Generic[T]):
         return self.estimates.pending_tokens(worker), worker.throughput.tokens_per_s
 
     def queued_tokens(self, name: str) -> int:
-        """Return the uncached tokens of the requests queued for a worker; 0 if it is not eligible."""
+        """Return the uncached tokens of the requests queued for a worker; 0 if it cannot be sent requests now."""
         worker = self.eligible.get(name)
         return 0 if worker is None else worker.queued_tokens
 

@@ -38,12 +38,15 @@ class StreamLeft:
 
 
 def is_draining(worker: Worker, pool: WorkerPool) -> bool:
-    """Return whether a worker finishes its requests and gets no new ones; True as well if discovery has removed it from ``pool``."""
+    """Return whether a worker finishes its requests and gets no new ones; also True if it was removed by discovery.
+
+    It was removed if ``pool``, the workers that the router has, does not list it any more.
+    """
     return worker.spec.draining or worker.drained or pool.get(worker.name) is not worker
 
 
 def prefill_token_s(prefill: Iterable[SpeedCounts]) -> float | None:
-    """Return the mean seconds in which the workers compute one uncached prompt token; None if nothing was measured.
+    """Return the mean simulated seconds in which the workers compute one uncached prompt token; None if nothing was measured.
 
     Args:
         prefill: Measured speeds of the workers that would compute the prompt.
@@ -54,14 +57,15 @@ def prefill_token_s(prefill: Iterable[SpeedCounts]) -> float | None:
 
 
 def is_worth_moving(left: StreamLeft, decode: SpeedCounts, token_s: float | None) -> bool:
-    """Return whether generating the remaining response takes longer than computing the prompt and the response so far elsewhere.
+    """Return whether moving a stream to another worker is faster than waiting until its response is complete.
 
-    Returns True if this is unknown: a drain that waits for a response can take hours.
+    It is if generating the remaining response takes longer than computing the prompt and the response so far on another
+    worker. Returns True if either duration is unknown: a worker that waits for a response before it stops can take hours.
 
     Args:
         left: Progress and limits of the stream.
         decode: Measured speed of the worker that generates the stream.
-        token_s: Seconds to compute one uncached prompt token, from `prefill_token_s`; None if unknown.
+        token_s: Simulated seconds to compute one uncached prompt token, from `prefill_token_s`; None if unknown.
     """
     if left.limit_tokens is None or not decode.output_tokens or token_s is None:
         return True
@@ -70,5 +74,5 @@ def is_worth_moving(left: StreamLeft, decode: SpeedCounts, token_s: float | None
 
 
 def cached_tokens(arrival: Arrival, others: Iterable[WorkerQueue[Any]]) -> int:
-    """Return the number of a prompt's tokens that are cached on the worker of ``others`` with most of them; 0 if there is none."""
+    """Return the largest number of a prompt's tokens that any one worker of ``others`` has cached; 0 if there is none."""
     return arrival.tokens - min((each.uncached(arrival) for each in others), default=arrival.tokens)

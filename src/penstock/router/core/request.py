@@ -125,7 +125,7 @@ class RequestPlan:
 
     @property
     def answering(self) -> Role:
-        """Role of the workers that generate the response: decode if the first stage is prefill, else the first stage's role."""
+        """Role of the workers that generate the response: decode if a prefill worker computes the prompt, else aggregated."""
         return Role.DECODE if self.entry is Role.PREFILL else self.entry
 
 
@@ -224,9 +224,10 @@ class RequestMachine:
         self._way = self._run()
 
     def answer(self, answer: Answer) -> Asked | End:
-        """Return the next step, given the result of the last one; pass None for the first step.
+        """Return the next step that the driver (the code that does the I/O for the request) has to carry out.
 
-        The driver must carry out `steps` before it carries out the returned step.
+        ``answer`` is the result of the last step; None for the first one. The driver must carry out `steps`
+        (notifications without a result) before the returned step. An `End` is the last step.
         """
         try:
             return self._way.send(answer)
@@ -236,7 +237,8 @@ class RequestMachine:
     def leave(self) -> End:
         """End the request because its client has disconnected, whatever step is under way; return its end.
 
-        The driver must then carry out `steps`, which release everything that the request occupies.
+        The driver (the code that does the I/O for the request) must then carry out `steps`, which release everything that
+        the request occupies.
         """
         with suppress(ClientLeft):
             self._way.throw(ClientLeft)
@@ -256,7 +258,7 @@ class RequestMachine:
     def waits_until_s(self) -> float:
         """Time until which a stream that was broken off waits for a worker that resumes it, in simulated seconds.
 
-        inf if no token has arrived yet: the queues then limit the wait.
+        inf if no token has arrived yet: the wait limits of the router's queues apply then.
         """
         if not self._has_begun:
             return inf
@@ -313,7 +315,8 @@ class RequestMachine:
     def prefill_ended(self, result: PrefillEnd) -> None:
         """Record the ``result`` of a prefill that runs concurrently with decode; can be called while any step is under way.
 
-        The driver must then carry out `steps`. Does nothing if no such prefill is under way.
+        The driver (the code that does the I/O for the request) must then carry out `steps`. Does nothing if no such
+        prefill is under way.
         """
         assignment, self._concurrent_prefill = self._concurrent_prefill, None
         if assignment is None:
@@ -490,7 +493,8 @@ class RequestMachine:
     def clear(self) -> None:
         """Record that a request that is suspected of crashing workers has got past the point where it was broken off.
 
-        It is no longer suspected then. Does nothing if the request is not a suspect.
+        It is no longer suspected then, and other requests can be sent to its worker again. Does nothing if the request is
+        not suspected.
         """
         if self._death_record is not None:
             self._death_record.clear()

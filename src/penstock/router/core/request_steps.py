@@ -14,13 +14,15 @@ from penstock.router.core.worker import Worker
 
 
 class Choose(NamedTuple):
-    """Step: acquire a worker of a role. The result is its `Assignment`, or a `RefusalReason`.
+    """Step that the driver carries out: acquire a worker of a role. The result is its `Assignment`, or a `RefusalReason`.
+
+    A refusal is the router's: it has no worker for the request, and says why.
 
     Attributes:
         role: Role of the worker.
-        again: Whether the request was admitted before.
-        is_admission: Whether the request has to pass admission here, because it is sent to a decode worker without a prefill
-            worker before.
+        again: Whether the request was admitted before (a retry), so that no limit on new requests applies.
+        is_admission: Whether the limits on new requests have to be checked here, because it is sent to a decode worker
+            without a prefill worker before.
     """
 
     role: Role
@@ -29,12 +31,12 @@ class Choose(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Step: send the request to its assigned worker.
+    """Step that the driver carries out: send the request to its assigned worker.
 
-    The result is `PromptComputed` for a prefill, else `Began`; or a `Problem`, or a `FailedTry`, which is also reported to the
-    worker's circuit breaker. If prefill and decode run concurrently, a prefill is only started and the result is None: its
-    outcome is passed to `RequestMachine.prefill_ended`, and if it fails before decode's first token, the result of decode's
-    step is `PrefillFailed`.
+    The result is `PromptComputed` for a prefill, else `Began`; or a `Problem`, or a `FailedTry`, which the driver also
+    reports to the worker's circuit breaker. If prefill and decode run concurrently, a prefill is only started and the
+    result is None: its outcome is passed to `RequestMachine.prefill_ended`, and if it fails before decode's first token,
+    the result of decode's step is `PrefillFailed`.
 
     Attributes:
         role: Role of the assigned worker.
@@ -46,29 +48,46 @@ class Send(NamedTuple):
 
 
 class Confirm(NamedTuple):
-    """Step: check whether the prefill worker held the KV blocks until they were read. The result is True or False."""
+    """Step that the driver carries out: check whether the prefill worker held the prompt's KV blocks until decode had read them.
+
+    The result is True or False.
+    """
 
 
 class Relay(NamedTuple):
-    """Step: relay the started stream to the client. The result is None at its end, or a `FailedTry` if it breaks off."""
+    """Step that the driver carries out: relay the started stream to the client.
+
+    The result is None at the stream's end, or a `FailedTry` if the stream breaks off.
+    """
 
 
 class AwaitPrefill(NamedTuple):
-    """Step: wait a short time for a concurrent prefill whose decode has ended already. The result is None."""
+    """Step that the driver carries out: wait a short time for a concurrent prefill whose decode has ended already.
+
+    The result is None.
+    """
 
 
 class AwaitOutage(NamedTuple):
-    """Step: wait until it is known whether ``worker``, which broke off the request, has died. The result is None."""
+    """Step that the driver carries out: wait until it is known whether ``worker``, which broke off the request, has died.
+
+    The result is None.
+    """
 
     worker: Worker
 
 
 class ReadRest(NamedTuple):
-    """Step: build the request for the remaining part of a broken stream. The result is a `Rest`."""
+    """Step that the driver carries out: build the request for the remaining part of a broken stream.
+
+    The result is a `Rest`: whether there is a remaining part, and whether it can be requested.
+    """
 
 
 class Retry(NamedTuple):
-    """Step: pause before the request is retried, or before the remaining part of its stream is requested. The result is None.
+    """Step that the driver carries out: pause before the request is retried, or before the rest of its stream is requested.
+
+    The result is None.
 
     Attributes:
         reason: Reason of the failure, for metrics.
@@ -95,11 +114,11 @@ class Computed(NamedTuple):
 
 
 class Deliver(NamedTuple):
-    """Notification: the complete response has arrived, and the driver sends it to the client."""
+    """Notification of the driver: the complete response has arrived, and the driver sends it to the client."""
 
 
 class Release(NamedTuple):
-    """Notification: the request has left its assigned worker, and the driver releases the worker."""
+    """Notification of the driver: the request has left its assigned worker, and the driver releases the worker's capacity."""
 
 
 class PrefillComputed(NamedTuple):
@@ -113,11 +132,11 @@ class PrefillComputed(NamedTuple):
 
 
 class LeavePrefill(NamedTuple):
-    """Notification: the driver releases the prefill worker that runs concurrently with decode, and aborts the request there."""
+    """Notification of the driver: it aborts the prefill that runs concurrently with decode, and releases the prefill worker."""
 
 
 class RefusedAtCapacity(NamedTuple):
-    """Notification: ``worker`` has refused the request for lack of capacity."""
+    """Notification of the driver: ``worker`` has refused the request for lack of capacity, and takes none for a moment."""
 
     worker: Worker
 
@@ -133,7 +152,7 @@ class CountTransfer(NamedTuple):
 
 
 class ReleaseKv(NamedTuple):
-    """Notification: no decode worker fetches the prompt's KV blocks, and the driver frees them on the prefill worker."""
+    """Notification of the driver: no decode worker will fetch the prompt's KV blocks, and the driver frees them."""
 
 
 class StreamLost(NamedTuple):
@@ -149,7 +168,9 @@ class StreamLost(NamedTuple):
 
 
 class QueryOfDeath(NamedTuple):
-    """Notification: the request has killed a worker. It ends, and the driver rejects repeats of it for 10 minutes.
+    """Notification: the request has crashed a worker on which it ran alone, after it was present when other workers died.
+
+    The request ends, and the driver rejects repeats of it for 10 minutes.
 
     Attributes:
         before: Names of the workers that died while the request ran there together with other requests.
@@ -166,16 +187,17 @@ class EndKind(Enum):
     Attributes:
         SERVED: The client has the complete response.
         FAILED: The last try failed and is not retried; see `End.failure`.
-        REFUSED: The newest `Choose` returned a `RefusalReason`.
-        ALL_BUSY: Every worker that was tried refused for lack of capacity.
-        SATURATED: The router has no free connection.
+        REFUSED: The router had no worker for the request, for example because its queue is full or no worker serves; the
+            driver has the `RefusalReason`.
+        ALL_BUSY: Every worker to which the request was sent refused it for lack of capacity.
+        SATURATED: The router has as many connections to workers open as it may have.
         LEFT: The client has disconnected.
     """
 
     SERVED = auto()
     FAILED = auto()
     REFUSED = auto()
-    """The newest `Choose` returned a `RefusalReason`."""
+    """The router had no worker for the request; the newest `Choose` returned the `RefusalReason`."""
     ALL_BUSY = auto()
     """Every worker that was tried refused for lack of capacity."""
     SATURATED = auto()
@@ -251,13 +273,13 @@ class Problem(Enum):
     Attributes:
         AT_CAPACITY: The worker has no capacity for the request.
         KV_LOST: The prompt's KV did not arrive at the decode worker.
-        SATURATED: The router has no free connection.
+        SATURATED: The router has as many connections to workers open as it may have.
     """
 
     AT_CAPACITY = auto()
     KV_LOST = auto()
     SATURATED = auto()
-    """The router has no free connection."""
+    """The router has as many connections to workers open as it may have."""
 
 
 PrefillEnd: TypeAlias = "PromptComputed | FailedTry | Problem"

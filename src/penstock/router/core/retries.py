@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Verdict(StrEnum):
-    """Verdict of a request on its worker; each value has a method of the same meaning in `Assignment`.
+    """What a request says about its worker, for the worker's circuit breaker; `Assignment` has a method for each value.
 
     Attributes:
         PROVED: The first part of the response was correct.
@@ -54,7 +54,7 @@ def _ignore(verdict: Verdict, cause: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RunningAt:
-    """The worker on which a request runs that another router has dispatched, and its progress there.
+    """The worker to which another router has sent a request, and the request's progress there.
 
     Attributes:
         worker: Name of the worker.
@@ -117,7 +117,7 @@ class Assignment(Generic[T]):
         return self.worker.spec.role
 
     def grow(self, tokens: int, gap_s: float | None = None) -> None:
-        """Count generated tokens at the worker.
+        """Count newly generated tokens of the request: for the load of its worker, and for the worker's measured decode speed.
 
         Args:
             tokens: Number of new tokens.
@@ -132,7 +132,7 @@ class Assignment(Generic[T]):
             worker.speed.decode_s += gap_s
 
     def computed(self, cached_tokens: int, now_s: float) -> None:
-        """Count the prompt for the worker's measured prefill speed.
+        """Count the request's prompt, now computed, for the worker's measured prefill speed.
 
         Args:
             cached_tokens: Prompt tokens that the worker found in its cache, which do not count; 0 if unknown.
@@ -141,7 +141,11 @@ class Assignment(Generic[T]):
         self.worker.speed.prefilled(max(1, self.tokens - cached_tokens), now_s - self.since_s)
 
     def first_part_ok(self) -> None:
-        """Record that the first part of the response was correct. A probe then closes the circuit before the end of its stream."""
+        """Record that the first part of the response was correct.
+
+        If the request is the probe (test request) of a worker whose circuit breaker is open, the circuit closes already
+        now, before the end of the stream.
+        """
         if self._has_verdict:
             return
         self.worker.has_answered_since_failure = self.worker.has_ever_answered = True
@@ -151,14 +155,14 @@ class Assignment(Generic[T]):
         self.on_verdict(Verdict.PROVED, "")
 
     def succeeded(self) -> None:
-        """Record a correct response, or one whose error is the client's fault; does nothing after another verdict."""
+        """Record a correct response, or an error that is the client's fault; does nothing after an earlier success or failure."""
         if not self._has_verdict:
             self._has_verdict = True
             self.worker.answered(probe=self._probe)
             self.on_verdict(Verdict.SUCCEEDED, "")
 
     def failed(self, now_s: float, cause: str, *, proven: bool = True) -> None:
-        """Record a failure; does nothing after another verdict.
+        """Record that the worker failed the request; does nothing after an earlier success or failure.
 
         Args:
             now_s: Current time in simulated seconds.
@@ -173,27 +177,33 @@ class Assignment(Generic[T]):
             self.on_verdict(Verdict.FAILED if proven else Verdict.UNPROVEN, cause)
 
     def confirm_failure(self, now_s: float) -> None:
-        """Record that an unproven failure was the worker's fault: another worker has served the request."""
+        """Record that a failure recorded as unproven was the worker's fault, because another worker has served the request.
+
+        ``now_s`` is the current time in simulated seconds.
+        """
         if self._is_counted:
             self.worker.convicted(now_s)
         self.on_verdict(Verdict.CONVICTED, "")
 
     def retract_failure(self, now_s: float) -> None:
-        """Take back an unproven failure: the request failed on other workers as well."""
+        """Take back a failure recorded as unproven, because the request failed on other workers as well; ``now_s`` is simulated."""
         if self._is_counted:
             self._is_counted = False
             self.worker.breaker.pardoned(now_s, probe=self._probe)
         self.on_verdict(Verdict.PARDONED, "")
 
     def clear(self) -> None:
-        """Record that the request, which was suspected of crashing workers, did not crash this worker."""
+        """Record that the request, which was suspected of crashing workers, did not crash this worker.
+
+        Other requests can then be sent to the worker again.
+        """
         self.is_cleared = True
         self.on_verdict(Verdict.CLEARED, "")
 
     def end(self) -> None:
         """Remove the request from the worker's in-flight counters; does nothing on repeated calls.
 
-        Without a verdict, the worker's circuit breaker does not change.
+        If neither a success nor a failure was recorded, the worker's circuit breaker does not count the request.
         """
         if not self.is_open:
             return
@@ -206,10 +216,10 @@ class Assignment(Generic[T]):
 
 
 class RefusalReason(Enum):
-    """Why a request gets no worker.
+    """Why the router has no worker for a request.
 
     Attributes:
-        QUEUE_FULL: Too many requests wait.
+        QUEUE_FULL: As many requests wait as may wait in the queue.
         QUEUE_TIMEOUT: The request waited longer than its limit.
         NO_WORKER: No worker serves, and none is expected in time.
         SHED: Requests of its tier are shed to protect the SLO of higher tiers.
@@ -260,15 +270,15 @@ class KvTransfer:
     decode: Worker
 
     def lost(self) -> None:
-        """Record that the transfer was lost, at both workers."""
+        """Count this transfer as lost, at the prefill worker and at the decode worker."""
         self.prefill.lost_transfers += 1
         self.decode.lost_transfers += 1
 
     def arrived(self, lost: Iterable[KvTransfer], now_s: float) -> None:
-        """Record that the transfer succeeded, and eject workers that are at fault for lost transfers of the same request.
+        """Record that this transfer succeeded, and eject (stop sending requests to) workers that are at fault for lost ones.
 
         Args:
-            lost: Lost transfers of the same request, the oldest first.
+            lost: Lost transfers of the same request, the oldest first; empty if none was lost.
             now_s: Current time in simulated seconds.
         """
         self.prefill.lost_transfers = self.decode.lost_transfers = 0
@@ -306,7 +316,7 @@ class KvLease:
     """The lease under which a prefill worker holds the blocks of one KV transfer.
 
     Attributes:
-        worker: Name of the prefill worker.
+        worker: Prefill worker that holds the blocks.
         granted_s: Time at which the prefill worker's answer arrived, in simulated seconds.
         expired_before: The worker's cumulative number of expired leases at that time; None if unknown.
     """
@@ -316,11 +326,18 @@ class KvLease:
     expired_before: float | None
 
     def is_within(self, lease_s: float, now_s: float) -> bool:
-        """Return whether less than 0.8 of a lease of ``lease_s`` has passed at ``now_s``: the blocks were certainly held until then."""
+        """Return whether less than 0.8 of the lease has passed at ``now_s``, so that the blocks were certainly held until then.
+
+        The lease is ``lease_s`` simulated seconds long. The remaining fraction covers the delay of the message that
+        granted it.
+        """
         return now_s - self.granted_s < TRUSTED_FRACTION * lease_s
 
     def is_intact(self, expired: float | None) -> bool:
-        """Return whether no lease of the worker has expired since; ``expired`` is its newest count, and None returns False."""
+        """Return whether no lease of the prefill worker has expired since this one was granted.
+
+        ``expired`` is the newest cumulative number of leases that expired there; None (unknown) returns False.
+        """
         return expired is not None and expired == self.expired_before
 
 
@@ -346,11 +363,11 @@ class RetryBudget:
         self._seen_s = now_s
 
     def request_arrived(self) -> None:
-        """Add the fraction of a retry that one new request earns; not called for retries."""
+        """Add the fraction of a retry that each new request earns for the budget; not called for retries."""
         self._earned = min(self._earned + self._fraction, self._fraction * _REMEMBERED_REQUESTS)
 
     def take(self, now_s: float) -> bool:
-        """Spend one retry of the budget at ``now_s`` (simulated seconds); return False, and spend nothing, if less than one is left."""
+        """Take one retry from the budget at ``now_s`` (simulated seconds); return False, and take nothing, if less than one is left."""
         saved = self._floor + max(0.0, now_s - self._seen_s) * self._min_per_s
         self._floor = min(saved, self._min_per_s * _WINDOW_S)
         self._seen_s = now_s
@@ -439,10 +456,10 @@ class RetryRules:
     def retry(
         self, tries: RequestTries, failure: FailedTry, now_s: float, *, left_s: float, begun: bool = False
     ) -> int | None:
-        """Decide whether a failed request is retried: return the number of back-off pauses before the retry, or None if it is not.
+        """Return the number of back-off pauses before a failed request is retried; None if it is not retried.
 
-        The number is 0 if another worker can take the request, else the number of retries including the next one, at most 20
-        (`MOST_PAUSES`). ``tries`` is updated.
+        A back-off pause is a unit of waiting whose length the driver knows. The number is 0 if another worker can take
+        the request, else the number of retries including the next one, at most 20 (`MOST_PAUSES`). ``tries`` is updated.
 
         Args:
             tries: Failures and retries of the request so far.
@@ -475,7 +492,10 @@ class RetryRules:
         return min(tries.retries, MOST_PAUSES) if waits else 0
 
     def served(self, tries: RequestTries, worker: Worker, now_s: float) -> None:
-        """Record that ``worker`` has served the request of ``tries``: unproven failures of other workers of its role count against them."""
+        """Record that ``worker`` has served a request: earlier failures of it on other workers of the role were those workers' fault.
+
+        Only failures that were not proven before are changed. ``tries`` contains them; ``now_s`` is in simulated seconds.
+        """
         if not tries.unproven:
             return
         rest = []
@@ -487,9 +507,10 @@ class RetryRules:
         tries.unproven = tuple(rest)
 
     def settle(self, tries: RequestTries, now_s: float) -> tuple[str, ...]:
-        """At the end of the request of ``tries``, take back its failures that are still unproven.
+        """At the end of a request, take back those of its failures that are not proven to be the fault of a worker.
 
-        Returns the names of the workers that it failed on, sorted, if there are several; else an empty tuple.
+        ``tries`` contains the failures. Returns the names of the workers on which the request failed, sorted, if there
+        are several; else an empty tuple.
         """
         unproven, tries.unproven = tries.unproven, ()
         if not unproven:
@@ -500,9 +521,10 @@ class RetryRules:
         return tuple(names) if len(names) > 1 else ()
 
     def has_worked(self, role: Role) -> bool:
-        """Return whether a worker of the role has ever answered.
+        """Return whether any worker of the role has ever answered a request.
 
-        Otherwise a broken request cannot be suspected of crashing workers: the role's workers may fail every request.
+        If none has, a request that broke off cannot be suspected of crashing workers: the role's workers may fail every
+        request.
         """
         return any(each.has_ever_answered for each in self._pool if each.spec.role is role)
 

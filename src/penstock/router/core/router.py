@@ -104,19 +104,20 @@ class RouterCore(Generic[T]):
     ) -> Effects[T]:
         """Queue a request for a worker of a role, and return the assignments and rejections that follow at once.
 
-        The returned effects can concern other waiting requests; if the request has to wait, its `Assignment` or `Refuse` is
-        returned by a later call. With prefill deflection, a request for a prefill worker can be assigned to a decode worker,
-        which then computes the prompt as well.
+        The caller sends each `Assignment` to its worker and rejects each `Refuse`. They can concern other waiting
+        requests; if the request has to wait, its `Assignment` or `Refuse` is returned by a later call. With prefill
+        deflection, a request for a prefill worker can be assigned to a decode worker, which then computes the prompt as
+        well.
 
         Args:
             item: The request; unique among the requests of the role.
-            role: Role of the stage.
+            role: Role of the workers of which one is needed.
             arrival: The request as the routing policy sees it.
             now_s: Current time in simulated seconds.
-            again: Whether the request was admitted before (a retry). No limit on new requests applies to it, and it is put
-                before all waiting requests.
-            waited_s: Simulated seconds since another router admitted the request; no limit on new requests applies then. None
-                if no router has admitted it yet.
+            again: Whether the request was admitted before (a retry). No limit on new requests applies to it, and it is
+                put before all waiting requests.
+            waited_s: Simulated seconds since another router admitted the request; no limit on new requests applies then.
+                None if no router has admitted it yet.
         """
         is_new = role is self.entry and not again and waited_s is None
         refused = self._refusal(item, role, arrival, now_s, is_new=is_new)
@@ -150,7 +151,7 @@ class RouterCore(Generic[T]):
         return self._dispatch(role, now_s)
 
     def full_stage(self, role: Role, now_s: float, *, is_new: bool = True) -> Role | None:
-        """Return the role whose workers are all busy, so that the request cannot be admitted; None if it can.
+        """Return the role (stage) whose workers are all busy, so that a request cannot be admitted; None if it can be.
 
         If this applies to several stages, the earliest is returned. The workers that can be routed to are refreshed first.
         For a new request, the stage ``role`` and the later ones are checked against thresholds and refusals of workers. For a
@@ -180,7 +181,9 @@ class RouterCore(Generic[T]):
         cached_tokens: int | None = None,
         measured: bool = True,
     ) -> Effects[T]:
-        """Record that a worker has computed a request's prompt; the request decodes from now on. Returns the effects that follow.
+        """Record that a worker has computed a request's prompt, so that the request decodes from now on.
+
+        Returns the assignments of the waiting requests that the caller has to send to their workers now.
 
         Args:
             assignment: The request's assignment to the worker.
@@ -199,7 +202,10 @@ class RouterCore(Generic[T]):
         return self._work_done(assignment, before, now_s)
 
     def release(self, assignment: Assignment[T], now_s: float) -> Effects[T]:
-        """Remove a request from its worker and return the effects that follow; does nothing if it was released before."""
+        """Remove a request from its worker, so that waiting requests may be sent there; does nothing if it was removed before.
+
+        Returns the assignments of the waiting requests that the caller has to send to their workers now.
+        """
         if not assignment.is_open:
             return []
         role, queue = assignment.role, self.queues[assignment.role]
@@ -214,7 +220,10 @@ class RouterCore(Generic[T]):
         return self._work_done(assignment, before, now_s)
 
     def cancel(self, item: T, role: Role, now_s: float) -> None:
-        """Remove a waiting request, for example because its client has disconnected; does nothing if it does not wait."""
+        """Remove a waiting request of a role's queue, for example because its client has disconnected.
+
+        Does nothing if the request does not wait.
+        """
         name = self.queues[role].worker_of(item)
         self.queues[role].cancel(item)
         self._left(item, role)
@@ -264,11 +273,14 @@ class RouterCore(Generic[T]):
         return assignment
 
     def learn(self, worker: str, arrival: Arrival) -> None:
-        """Record that a worker of the first stage has computed a prompt, as another router reports; ``worker`` is its name."""
+        """Record that a worker has computed the prompt of ``arrival``, as another router reports: its blocks count as cached there.
+
+        ``worker`` is the name of a worker of the first stage (prefill or aggregated); others are ignored.
+        """
         self.entry_queue.learn(worker, arrival)
 
     def set_peer_loads(self, loads: Mapping[str, tuple[int, float | None]], now_s: float) -> None:
-        """Replace the load of other routers on each worker of the first stage.
+        """Replace the load that other routers have put on the workers of the first stage (prefill or aggregated).
 
         Args:
             loads: By worker name, the in-flight tokens of other routers as last reported, and the worker's measured prefill
@@ -280,15 +292,20 @@ class RouterCore(Generic[T]):
             self._load_changed(self.entry, now_s, name)
 
     def loads(self, now_s: float) -> dict[str, tuple[int, float | None]]:
-        """Return, for each worker of the first stage, the load that another router should count; see `KnownWorkers.load_of`."""
+        """Return the load of each worker of the first stage (prefill or aggregated) that another router should count, by name.
+
+        Each value is the number of tokens, and the measured prefill throughput in tokens per simulated second (None if
+        unknown); see `KnownWorkers.load_of`.
+        """
         return {name: self.entry_queue.workers.load_of(name, now_s) for name in self._names[self.entry]}
 
     # ------------------------------------------------------------------ the workers' load
 
     def load_read(self, worker: Worker, now_s: float) -> Effects[T]:
-        """Record that a worker's metrics were scraped, and return the effects: requests that can be dispatched now.
+        """Record that a worker's metrics were scraped; waiting requests may fit there now.
 
-        Returns an empty list for a worker whose role is not a stage of this router.
+        Returns the assignments of the waiting requests that the caller has to send to their workers now. Returns an empty
+        list for a worker whose role is not a stage of this router.
         """
         role = worker.spec.role
         if role not in self.queues:
@@ -318,12 +335,18 @@ class RouterCore(Generic[T]):
         return worker.inflight_tokens + (0 if queue is None else queue.workers.peer_tokens(worker.name))
 
     def uncomputed_tokens(self, worker: Worker, now_s: float) -> int:
-        """Return the prompt tokens in flight at a worker that it has probably not computed yet, >= 0; 0 if its role is not a stage."""
+        """Return the prompt tokens in flight at a worker that it has probably not computed yet, by its measured speed, >= 0.
+
+        Returns 0 if the router has no queue for the worker's role.
+        """
         queue = self.queues.get(worker.spec.role)
         return 0 if queue is None else queue.uncomputed_tokens(worker.name, now_s)
 
     def active_prefill_tokens(self, worker: Worker) -> int:
-        """Return the uncached prompt tokens that a worker still has to compute, including those queued for it; 0 for a decode worker."""
+        """Return the uncached prompt tokens that a worker still has to compute: dispatched to it, or queued for it in this router.
+
+        Returns 0 for a decode worker.
+        """
         role = worker.spec.role
         if role is Role.DECODE or role not in self.queues:
             return 0
@@ -332,9 +355,10 @@ class RouterCore(Generic[T]):
     # ------------------------------------------------------------------ workers and time
 
     def set_workers(self, specs: Iterable[WorkerSpec], now_s: float) -> Effects[T]:
-        """Apply ``specs``, the complete list of workers that discovery reports, and return the effects.
+        """Apply ``specs``, the complete list of workers that discovery reports.
 
-        A worker with a new process starts with an empty prefix index.
+        A worker with a new process starts with an empty prefix index (assumed cache contents). Returns the assignments of
+        the waiting requests that the caller has to send to their workers now.
         """
         for worker in self.pool.apply(specs):
             queue = self.queues.get(worker.spec.role)
@@ -343,7 +367,10 @@ class RouterCore(Generic[T]):
         return self.workers_changed(now_s)
 
     def workers_changed(self, now_s: float) -> Effects[T]:
-        """Update the queues after a change in the workers' health or drains, and return the effects: requests dispatched now."""
+        """Update the queues after a worker's health or drain state has changed.
+
+        Returns the assignments of the waiting requests that the caller has to send to their workers now.
+        """
         self._follow_service(now_s)
         effects: Effects[T] = []
         for role in self.queues:
@@ -354,7 +381,10 @@ class RouterCore(Generic[T]):
         return effects
 
     def expire(self, now_s: float) -> Effects[T]:
-        """Reject the waiting requests of all stages whose time limit in the queue has passed; return these rejections."""
+        """Reject the waiting requests of all stages whose time limit in the queue has passed.
+
+        Returns these rejections (`Refuse`), which the caller passes on to the clients.
+        """
         self._follow_service(now_s)
         effects: Effects[T] = []
         left_s = self._wake_left_s(now_s)
@@ -373,10 +403,13 @@ class RouterCore(Generic[T]):
         return effects
 
     def tick(self, now_s: float) -> Effects[T]:
-        """Apply the effects of elapsed time alone, and return the resulting assignments; the driver calls it several times a second.
+        """Apply the effects of elapsed time alone; called several times a second.
 
-        Moves waiting requests away from workers that are limited by decode (busy, but without a computed prompt for a long
-        time, see `decode_delay_s`), evaluates the tiers' SLOs, and dispatches requests to workers that have free capacity now.
+        Moves waiting requests away from workers that are limited by decode (they have prompts to compute, but have
+        computed none for some time, see `decode_delay_s`), evaluates the tiers' SLOs, and dispatches requests to workers
+        that have free capacity now.
+
+        Returns the assignments of the waiting requests that the caller has to send to their workers now.
         """
         queue = self.entry_queue
         if now_s - self._rebalanced_s >= REBALANCE_S:

@@ -65,7 +65,10 @@ class WorkerSpeed:
 
 
 class SpeedMeter:
-    """Stores snapshots of the workers' counts, from which it calculates speeds over the last minute."""
+    """Stores snapshots of the workers' cumulative counts (`SpeedCounts`), and calculates from them speeds over the last minute.
+
+    All times are in simulated seconds.
+    """
 
     def __init__(self) -> None:
         self._marks: deque[tuple[float, dict[str, SpeedCounts]]] = deque(
@@ -73,10 +76,10 @@ class SpeedMeter:
         )
 
     def tick(self, counts: Mapping[str, SpeedCounts], now_s: float) -> None:
-        """Store a snapshot of the counts if the last one is at least 5 s old; called more often than that.
+        """Store a snapshot of the workers' counts if the last one is at least 5 simulated seconds old, else do nothing.
 
         Args:
-            counts: Present counts by worker name.
+            counts: Present cumulative tokens and durations of each worker, by name.
             now_s: Current time in simulated seconds.
         """
         if not self._marks or now_s - self._marks[-1][0] >= _STEP_S:
@@ -85,10 +88,12 @@ class SpeedMeter:
     def read(
         self, counts: Mapping[str, SpeedCounts], roles: Mapping[str, str], now_s: float
     ) -> dict[str, WorkerSpeed]:
-        """Return each worker's speed over the last minute; for a worker that joined or restarted since, over the time since then.
+        """Return each worker's speed over the last simulated minute, by worker name.
+
+        For a worker that joined or restarted within that minute, it is the speed since then.
 
         Args:
-            counts: Present counts by worker name.
+            counts: Present cumulative tokens and durations of each worker, by name.
             roles: Role of each worker by name.
             now_s: Current time in simulated seconds.
         """

@@ -56,7 +56,7 @@ class DeathRecord:
     """The worker deaths at which one request was present.
 
     Attributes:
-        deaths: Worker deaths since the request was last cleared, the oldest first.
+        deaths: Worker deaths since the request was last cleared (shown not to crash workers), the oldest first.
     """
 
     __slots__ = ("deaths",)
@@ -66,7 +66,7 @@ class DeathRecord:
 
     @property
     def alone_at(self) -> tuple[Role, ...]:
-        """Roles on whose workers the request must run alone; empty if the request is not a suspect."""
+        """Roles on whose workers the request must run alone, because it is suspected of crashing workers; empty if it is not."""
         if len(self.deaths) < SUSPECT_DEATHS:
             return ()
         return tuple({each.role: None for each in self.deaths})
@@ -81,12 +81,18 @@ class DeathRecord:
             self.deaths = (*self.deaths, death)
 
     def clear(self) -> None:
-        """Delete the recorded deaths, because the request ran alone past the point where it was broken off."""
+        """Delete the recorded deaths, so that the request is no longer suspected of crashing workers.
+
+        Called when it has run alone past the point at which it was broken off.
+        """
         self.deaths = ()
 
 
 class IsolatedRequests(Generic[T]):
-    """The suspects that run on the workers of one role; a suspect is a request that is suspected of crashing workers.
+    """The requests suspected of crashing workers that run on the workers of one role.
+
+    Such a request runs on a worker without other requests. It is cleared, and others can join it, when it has run past
+    the point at which it was broken off before.
 
     Attributes:
         role: Role of the workers.
@@ -97,28 +103,33 @@ class IsolatedRequests(Generic[T]):
         self._inside: dict[T, Assignment[T]] = {}
 
     def enter(self, assignment: Assignment[T]) -> None:
-        """Record that a suspect runs on a worker."""
+        """Record that a request suspected of crashing workers runs on the worker of ``assignment`` from now on."""
         self._inside[assignment.item] = assignment
 
     def leave(self, item: T) -> None:
-        """Record that a suspect has left its worker; does nothing for a request that was not entered."""
+        """Record that a request suspected of crashing workers has left its worker; does nothing if it was not recorded as running."""
         self._inside.pop(item, None)
 
     @property
     def has_uncleared(self) -> bool:
-        """Whether a suspect runs that is not cleared yet."""
+        """Whether a request runs that is suspected of crashing workers and has not got past the point at which it was broken off."""
         return any(not each.is_cleared for each in self._inside.values())
 
     def closed(
         self, serving: Collection[Worker], known: Iterable[Worker], *, is_awaited: bool
     ) -> frozenset[str]:
-        """Return the names of the workers that must not get other requests now, because a suspect runs or is to run there alone.
+        """Return the names of the workers that must get no other requests now, because a suspected request is to run there alone.
+
+        A suspected request is one that may crash its worker. Its worker is closed until the request gets past the point
+        at which it was broken off before (it is then cleared).
 
         Args:
             serving: Workers that can be routed to.
-            known: All workers of the role that are not draining, whether they serve or not.
-            is_awaited: Whether a suspect waits for a worker; the worker that will be free first is then closed for it, if the
-                role can spare one.
+            known: All workers of the role that are not draining, whether they serve or not; used to find out whether the
+                role has only one.
+            is_awaited: Whether a suspected request waits for a worker. If no worker is closed yet, the one with the
+                fewest requests (cleared ones not counted) is then closed for it, provided that another one serves or that
+                the role has only one.
         """
         closed = {each.worker.name for each in self._inside.values() if not each.is_cleared}
         if is_awaited and not closed and _may_spare(serving, known):
@@ -128,15 +139,18 @@ class IsolatedRequests(Generic[T]):
     def free(
         self, serving: Collection[Worker], known: Iterable[Worker], may_take: Callable[[Worker], bool]
     ) -> Worker | None:
-        """Return a worker on which a suspect can run alone: nothing runs there except cleared suspects.
+        """Return a worker on which a request that is suspected of crashing its worker can run alone; None if it has to wait.
 
-        Idle workers are preferred. Returns None if the suspect has to wait.
+        No other request runs on that worker, or only cleared ones: requests that were suspected as well, and have since
+        run past the point at which they were broken off. An idle worker is preferred. The last worker in service is only
+        returned if the role has no other worker at all, because the request may crash it.
 
         Args:
             serving: Workers that can be routed to.
-            known: All workers of the role that are not draining, whether they serve or not.
-            may_take: Returns whether a worker can be used: it is not suspected to be dead, and no other router has requests
-                there.
+            known: All workers of the role that are not draining, whether they serve or not. If ``serving`` has one worker
+                and this has several, None is returned.
+            may_take: Returns whether a worker can be used: no other router has requests there, and no recent failure
+                leaves open whether the worker still runs.
         """
         if not _may_spare(serving, known):
             return None
@@ -154,5 +168,8 @@ def _may_spare(serving: Collection[Worker], known: Iterable[Worker]) -> bool:
 
 
 def is_trial(assignment: Assignment[Any]) -> bool:
-    """Return whether a request was assigned to its worker as a suspect that runs there alone."""
+    """Return whether a request runs alone on its worker because it is suspected of crashing workers.
+
+    ``assignment`` is the request's assignment to the worker, whose reason says so.
+    """
     return assignment.reason == ALONE

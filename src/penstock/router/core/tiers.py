@@ -32,7 +32,7 @@ class QueueOccupancy:
         self._tenants: Counter[tuple[Tier, str]] = Counter()
 
     def enter(self, arrival: Arrival) -> None:
-        """Count a request that starts to wait."""
+        """Count a request that starts to wait, for its tier and tenant."""
         self.tiers[arrival.tier] += 1
         self._tenants[arrival.tier, arrival.tenant] += 1
 
@@ -45,7 +45,7 @@ class QueueOccupancy:
             del self._tenants[tenant]
 
     def admits(self, arrival: Arrival, tiers: TiersConfig, most: int) -> bool:
-        """Return whether the limits of the request's tier and tenant allow one more request in a queue of capacity ``most`` requests.
+        """Return whether one more request may wait in a queue of at most ``most`` requests, by the limits of its tier and tenant.
 
         System requests are always admitted.
         """
@@ -73,7 +73,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class KeyedAmounts(Generic[K]):
-    """Amounts of items, summed by key.
+    """Amounts of items, summed by key, for example the tokens of requests by worker.
 
     Attributes:
         sums: Sum of the amounts of the items that have entered and not left, by key.
@@ -97,12 +97,12 @@ class KeyedAmounts(Generic[K]):
         return found
 
     def has_others(self, key: K) -> bool:
-        """Return whether items with another key, and an amount above 0, are present."""
+        """Return whether items with another key than ``key`` are present whose amounts are above 0."""
         return self.sums.total() > self.sums[key]
 
 
 class AwaitingFirstToken(KeyedAmounts[tuple[str, int]]):
-    """Requests at decode workers whose first token has not arrived, by worker and by rank of their tier (0 is the highest).
+    """Requests at decode workers without a first token yet, counted by worker and by rank of their tier (0 is the highest).
 
     All times are in simulated seconds.
     """
@@ -113,16 +113,17 @@ class AwaitingFirstToken(KeyedAmounts[tuple[str, int]]):
         self._begun_s: defaultdict[tuple[str, int], deque[float]] = defaultdict(deque)
 
     def begun(self, item: Any, now_s: float) -> None:
-        """Record that the first token of a request has arrived; does nothing if the request is not present."""
+        """Record that the first token of the request ``item`` has arrived at ``now_s``; does nothing if the request was not added."""
         found = self.leave(item)
         if found is not None:
             self._recent_s(found[0], now_s).append(now_s)
 
     def held(self, workers: Iterable[str], now_s: float) -> frozenset[Tier]:
-        """Return the tiers to hold back, because each of ``workers`` has enough requests of that tier or a higher one without a token.
+        """Return the tiers of which no more requests should be sent on, because too many already wait for a first token at ``workers``.
 
-        Enough are at least 4, and at least as many as have got their first token there within the last 2 s (`WINDOW_S`). The
-        system tier is never held back. Returns an empty set if ``workers`` is empty.
+        At each of the decode workers named in ``workers``, too many are at least 4 of that tier or a higher one, and at
+        least as many as have got their first token there within the last 2 s (`WINDOW_S`). The system tier is never held
+        back. Returns an empty set if ``workers`` is empty.
         """
         lowest = max((self._full_rank(each, now_s) for each in workers), default=len(_TIERS))
         return frozenset(_TIERS[lowest:])
@@ -142,14 +143,17 @@ class AwaitingFirstToken(KeyedAmounts[tuple[str, int]]):
 
 
 class ShareExcess:
-    """Number of prompt tokens by which each tier exceeds its share of what the workers could compute; never below 0."""
+    """Number of prompt tokens by which the requests of each tier exceed its share of what the workers could compute; never below 0."""
 
     def __init__(self) -> None:
         self._excess: dict[Tier, float] = dict.fromkeys(SHARED, 0.0)
         self._at_s = float("-inf")
 
     def add(self, tier: Tier, tokens: float, most: float) -> None:
-        """Add tokens to a tier's excess, which is limited to twice the allowed burst of ``most`` tokens, so that it can recover soon."""
+        """Add requested prompt tokens to a tier's excess, which is limited to 2 * ``most`` tokens so that it can recover soon.
+
+        ``most`` is the number of tokens that a tier may request at once beyond its share (a burst).
+        """
         if tier in self._excess:
             self._excess[tier] = min(2 * most, self._excess[tier] + tokens)
 
@@ -158,7 +162,7 @@ class ShareExcess:
 
         Args:
             tiers: Shares of the tiers.
-            tokens_per_s: Prefill throughput of all workers together, in tokens/s.
+            tokens_per_s: Prefill throughput of all workers together, in tokens per simulated second.
             now_s: Current time in simulated seconds.
         """
         passed_s, self._at_s = now_s - self._at_s, max(now_s, self._at_s)
@@ -167,7 +171,7 @@ class ShareExcess:
             self._excess[tier] = max(0.0, self._excess[tier] - able)
 
     def is_within(self, tier: Tier, most: float) -> bool:
-        """Return whether a tier exceeds its share by at most a burst of ``most`` tokens."""
+        """Return whether a tier's requests exceed its share of the capacity by at most ``most`` prompt tokens (a burst)."""
         return self._excess[tier] <= most
 
 
@@ -192,15 +196,15 @@ worker."""
 
 
 class TierCounts:
-    """Cumulative counters of one tier.
+    """Cumulative counters of one tier (priority class of requests).
 
     Attributes:
         arrivals: Number of requests that arrived, whatever became of them.
         rejected: Number of arrivals that found no queue slot or no worker, or waited too long.
         shed: Number of arrivals that were rejected to protect the SLO of higher tiers.
-        ttft: Histogram of the times from arrival to first token.
-        e2e: Histogram of the times from arrival to last token, of complete responses.
-        queue_time: Histogram of the waits in the first stage's queue.
+        ttft: Histogram of the times from arrival to first token, in simulated seconds.
+        e2e: Histogram of the times from arrival to last token of complete responses, in simulated seconds.
+        queue_time: Histogram of the waits for a worker of the first stage (prefill or aggregated), in simulated seconds.
     """
 
     def __init__(self) -> None:
@@ -240,11 +244,11 @@ class TierControl:
     # ------------------------------------------------------------------ where requests are
 
     def entered(self, item: Any, role: Role, arrival: Arrival, *, uncomputed_tokens: int | None) -> None:
-        """Record that a request has entered a stage.
+        """Record that a request has entered a stage: that it now waits for, or runs on, the workers of ``role``.
 
         Args:
             item: The request.
-            role: Role of the stage.
+            role: Role of the workers of the stage.
             arrival: Tier and prompt tokens of the request.
             uncomputed_tokens: Prompt tokens to be computed in this stage; None if this stage computes no prompt.
         """
@@ -258,8 +262,9 @@ class TierControl:
 
         Args:
             queued: The request.
-            queued_s: Time that it waited in the stage's queue, in simulated seconds; observed for the first stage only.
-            is_entry: Whether this is the first stage.
+            queued_s: Time that it waited in the queue, in simulated seconds; added to the tier's histogram for the first
+                stage only.
+            is_entry: Whether the worker is one of the first stage (prefill or aggregated).
         """
         if is_entry:
             self.counts[queued.arrival.tier].queue_time.observe(queued_s)
@@ -274,7 +279,7 @@ class TierControl:
         self._awaiting_first.begun(item, now_s)
 
     def share_deviation(self, tier: Tier, now_s: float) -> float | None:
-        """Return a tier's fraction of the prompt tokens computed in the last minute (`SHARE_WINDOW_S`), minus its configured share.
+        """Return a tier's fraction of the prompt tokens computed in the last simulated minute, minus its configured share.
 
         Returns None if no tokens were computed, or if the tier has no share (system).
         """
@@ -283,15 +288,15 @@ class TierControl:
         return sums[tier] / total - share_of(self.monitor.tiers, tier) if total and tier in SHARED else None
 
     def left(self, item: Any, role: Role) -> None:
-        """Record that a request has left a stage; does nothing if it was not there."""
+        """Record that a request has left a stage (the workers of ``role``); does nothing if it was not there."""
         self._uncomputed.leave(item)
         self._awaiting_first.leave(item)
         self._held[role].leave(item)
 
     def held_back(self, workers: Iterable[str], now_s: float) -> frozenset[Tier]:
-        """Return the tiers whose requests must not be dispatched to prefill workers now; see `AwaitingFirstToken.held`.
+        """Return the tiers whose requests must not be sent to prefill workers now, because decode workers are behind with them.
 
-        ``workers`` are the names of the decode workers that can be routed to.
+        ``workers`` are the names of the decode workers that can be routed to; see `AwaitingFirstToken.held`.
         """
         return self._awaiting_first.held(workers, now_s)
 
@@ -301,7 +306,7 @@ class TierControl:
         Args:
             tier: Tier of the request.
             tokens: Expected uncached tokens of its prompt.
-            stage: Capacity of the first stage.
+            stage: Capacity of the workers of the first stage (prefill or aggregated).
             now_s: Current time in simulated seconds.
         """
         if stage.tokens_per_s is not None:
@@ -312,7 +317,7 @@ class TierControl:
     def waits_its_turn(
         self, tier: Tier, tokens: float, full: Role, stage: FirstStage, *, has_blocks: bool
     ) -> bool:
-        """Return whether a new request may wait although a stage is full, so that its tier gets its configured share.
+        """Return whether a new request may wait although all workers of a stage are busy, so that its tier gets its configured share.
 
         It may wait while requests of other tiers occupy the stage, and one of these holds: its own tier has less to compute
         than its share of `FirstStage.limit_tokens` at each worker (or than one prompt), or fewer of its tokens were admitted
@@ -348,7 +353,7 @@ class TierControl:
     # ------------------------------------------------------------------ what is counted
 
     def arrived(self, tier: Tier) -> str | None:
-        """Count an arrival; return the message for the client if the request is shed, else None."""
+        """Count a new request; return the message for its client if it is shed (rejected to protect higher tiers), else None."""
         counts = self.counts[tier]
         counts.arrivals += 1
         if not self.monitor.sheds(tier):
@@ -357,27 +362,27 @@ class TierControl:
         return f"requests of tier {tier} are shed so that higher tiers keep their SLO; retry later"
 
     def rejected(self, tier: Tier) -> None:
-        """Count an arrival of a tier that was not admitted."""
+        """Count a request that found no queue slot or no worker and is rejected."""
         self.counts[tier].rejected += 1
 
     def timed_out(self, tier: Tier, now_s: float) -> None:
-        """Count an arrival that waited too long in the queue; it counts as a failed request for the SLO."""
+        """Count a request that was rejected because it waited too long in the queue; it counts as having missed the tier's SLO."""
         self.counts[tier].rejected += 1
         self.monitor.ended(tier, EndedRequest(is_failed=True), now_s)
 
     def first_token(self, tier: Tier, ttft_s: float, now_s: float) -> None:
-        """Record the TTFT of a request, ``ttft_s`` in simulated seconds."""
+        """Record the TTFT (``ttft_s``, in simulated seconds) of a request of a tier; called at the request's first token."""
         self.counts[tier].ttft.observe(ttft_s)
         self.monitor.first_token(tier, ttft_s, now_s)
 
     def ended(self, tier: Tier, request: EndedRequest, now_s: float) -> None:
-        """Record that a request that was dispatched to a worker has ended at ``now_s``, with its latencies."""
+        """Record that a request of a tier that was sent to a worker has ended at ``now_s`` (simulated seconds), with its latencies."""
         if request.e2e_s is not None and not request.is_failed:
             self.counts[tier].e2e.observe(request.e2e_s)
         self.monitor.ended(tier, request, now_s)
 
     def tick(self, now_s: float, waiting: Callable[[], Iterable[QueuedRequest[Any]]]) -> None:
-        """Evaluate the tiers' SLOs if the last evaluation is at least a second old (simulated).
+        """Evaluate the tiers' SLOs, and shed more or less, if the last evaluation is at least one simulated second old.
 
         ``waiting`` returns the requests whose prompts are not computed yet.
         """

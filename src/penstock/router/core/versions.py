@@ -12,12 +12,15 @@ NONE: Final[frozenset[str]] = frozenset()
 
 
 def are_compatible(prefill: Worker, decode: Worker) -> bool:
-    """Return whether KV can be transferred from a prefill to a decode worker: their engine versions are equal or unknown."""
+    """Return whether KV can be transferred from a prefill to a decode worker: their engine versions are equal, or one is unknown."""
     return prefill.version is None or decode.version is None or prefill.version == decode.version
 
 
 def unpaired_prefills(pool: WorkerPool, serving: Sequence[Worker]) -> frozenset[str]:
-    """Return the names of the prefill workers of ``pool`` that cannot transfer KV to any of the decode workers in ``serving``."""
+    """Return the names of the prefill workers of ``pool`` whose engine version fits none of the decode workers in ``serving``.
+
+    They cannot transfer KV to any of them.
+    """
     return frozenset(
         each.name
         for each in pool
@@ -26,7 +29,10 @@ def unpaired_prefills(pool: WorkerPool, serving: Sequence[Worker]) -> frozenset[
 
 
 def unpaired_decodes(pool: WorkerPool, prefill: Worker) -> frozenset[str]:
-    """Return the names of the decode workers of ``pool`` to which the worker ``prefill`` cannot transfer KV."""
+    """Return the names of the decode workers of ``pool`` whose engine version does not fit that of the worker ``prefill``.
+
+    ``prefill`` cannot transfer KV to them.
+    """
     return frozenset(
         each.name for each in pool if each.spec.role is Role.DECODE and not are_compatible(prefill, each)
     )

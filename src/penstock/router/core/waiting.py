@@ -70,7 +70,7 @@ class QueueSettings:
     tiers: TiersConfig | None = None
 
     def headroom(self, running: int, tokens: int, inflight: int) -> Headroom:
-        """Return which requests can be sent to a worker.
+        """Return which requests can be sent to a worker now without exceeding the limits on its work.
 
         Args:
             running: Number of requests dispatched to the worker whose prompts are not computed yet.
@@ -87,7 +87,7 @@ class QueueSettings:
         return Headroom.NONE if self.tiers is None else Headroom.URGENT
 
     def ttft_slo_s(self, tier: Tier) -> float | None:
-        """Return the TTFT target, in simulated seconds, of the deadline-aware order for a tier; None if the tier has no target."""
+        """Return a tier's TTFT target by which the deadline-aware order sorts, in simulated seconds; None if the tier has no target."""
         return self.slo_s if self.tiers is None else slo_of(self.tiers, tier).ttft_seconds
 
     def longest_wait_s(self, tier: Tier, *, begun: bool = False) -> float:
@@ -157,7 +157,7 @@ class RejectionCounter:
         self._at_s: deque[float] = deque()
 
     def add(self, now_s: float) -> None:
-        """Count one rejected request."""
+        """Count one rejected request at ``now_s``, in simulated seconds."""
         self.total += 1
         self._at_s.append(now_s)
         self.recent(now_s)
@@ -196,7 +196,10 @@ class WakeTimes:
 
     @property
     def slowest_s(self) -> float | None:
-        """Duration of the slowest of the last 8 wake-ups in simulated seconds; None until 3 (`MIN_WAKE_SAMPLES`) were observed."""
+        """Duration of the slowest of the last 8 observed startups of workers for a waiting request, in simulated seconds.
+
+        None until 3 (`MIN_WAKE_SAMPLES`) were observed.
+        """
         return max(self._took_s) if len(self._took_s) >= MIN_WAKE_SAMPLES else None
 
     @property
@@ -210,26 +213,26 @@ class WakeTimes:
         return self._max_s if slowest_s is None else min(self._max_s, STARTUP_WAIT_FACTOR * slowest_s)
 
     def asked(self, now_s: float) -> None:
-        """Record that a request has arrived while a stage has no worker; this starts the measurement of a wake-up.
+        """Record that a request has arrived while a stage has no worker; this starts the measurement of a startup (wake-up).
 
-        Does nothing if a wake-up is already being measured, or if workers have never been available: they may then have
-        started long ago, so that the duration would be too short.
+        Does nothing if a wake-up is already being measured, or if workers have not been available since the router
+        started: they may then have started long ago, so that the duration would be too short.
         """
         if self._begun_s is None and self._was_served:
             self._begun_s = now_s
 
     def served(self, now_s: float) -> None:
-        """Record that every stage has a worker; this ends the measurement of a wake-up, if there is one."""
+        """Record that every stage has a worker; this ends the measurement of a startup (wake-up), if one is under way."""
         self._was_served = True
         if self._begun_s is not None:
             self._took_s.append(now_s - self._begun_s)
             self._begun_s = None
 
     def left_s(self, now_s: float) -> float | None:
-        """Return the expected time until workers are ready, in simulated seconds; None if no wake-up is under way.
+        """Return the expected simulated seconds until workers are ready for waiting requests; None if no startup is under way.
 
-        If a wake-up already takes longer than the slowest remembered one, or if fewer than 3 are remembered, it is expected to
-        take as long again as it has taken so far.
+        If the startup (wake-up) under way already takes longer than the slowest of the last 8, or if fewer than 3 were
+        observed, it is expected to take as long again as it has taken so far.
         """
         if self._begun_s is None:
             return None
@@ -237,10 +240,10 @@ class WakeTimes:
         return slowest_s - past_s if slowest_s is not None and past_s < slowest_s else past_s
 
     def least_left_s(self, now_s: float) -> float:
-        """Return the minimum time until workers are ready, in simulated seconds, if this wake-up is as fast as the fastest remembered.
+        """Return the minimum simulated seconds until workers are ready: those left if this startup is as fast as the fastest.
 
-        Returns 0 if no wake-up is under way, if fewer than 3 are remembered, or if it already takes longer than the fastest
-        one.
+        The fastest is that of the last 8 observed. Returns 0 if no startup (wake-up) is under way, if fewer than 3 were
+        observed, or if it already takes longer than the fastest one.
         """
         if self._begun_s is None or len(self._took_s) < MIN_WAKE_SAMPLES:
             return 0.0

@@ -91,7 +91,7 @@ pool."""
 
 
 def ignore(change: WorkerChange, worker: str, **facts: object) -> None:
-    """Do nothing: the `Recorder` that discards all changes."""
+    """Do nothing; to be passed where a function receives the changes of workers for the log, if nothing is to be logged."""
 
 
 class WorkerState(StrEnum):
@@ -100,7 +100,7 @@ class WorkerState(StrEnum):
     Attributes:
         READY: The worker gets requests.
         UNHEALTHY: Discovery or health checks report that it cannot serve.
-        CIRCUIT_OPEN: Its circuit breaker is open or half-open, after failed requests.
+        CIRCUIT_OPEN: It gets no requests, or one test request at a time, because several requests in a row have failed.
         DRAINING: It finishes its requests and gets no new ones.
     """
 
@@ -192,7 +192,10 @@ class Worker(WorkerLoad):
         self._touched()
 
     def state(self, now_s: float) -> tuple[WorkerState, str]:
-        """Return the state and its reason; the reason of a ready worker is empty unless its last responses were failures."""
+        """Return the worker's state at ``now_s`` (simulated) and the reason of the state, as text.
+
+        The reason of a ready worker is empty unless its last responses were failures.
+        """
         if self.spec.draining or self.drained:
             return WorkerState.DRAINING, "leaving the graph" if self.spec.draining else "drained on request"
         if not self.spec.ready:
@@ -208,28 +211,31 @@ class Worker(WorkerLoad):
 
     @property
     def takes_requests(self) -> bool:
-        """Whether the worker could get requests if its circuit were closed: it is ready, healthy, and not draining."""
+        """Whether the worker is ready, healthy and not draining, so that only its circuit breaker can keep requests from it."""
         spec = self.spec
         return spec.ready and not spec.draining and not self.drained and self.health_problem is None
 
     @property
     def loses_transfers(self) -> bool:
-        """Whether the number of consecutive lost KV transfers has reached the circuit breaker's failure threshold."""
+        """Whether as many KV transfers in a row were lost as the failures that open the worker's circuit breaker."""
         return self.lost_transfers >= self.breaker.threshold
 
     @property
     def is_failing(self) -> bool:
-        """Whether consecutive failures or lost KV transfers have reached the circuit breaker's threshold; it can still be in use."""
+        """Whether enough requests or KV transfers in a row have failed to open the circuit breaker; the worker can still be in use."""
         return self.breaker.is_failing or self.loses_transfers
 
     def confirm_alive(self) -> None:
-        """Record a successful health check that was sent after the last failed request: the worker is alive, or alive again."""
+        """Record that the worker has answered a health check that was sent after its last failed request: it is alive."""
         if self.failed_at is not None:
             self.failed_at = self.last_failure_after_success_s = None
             self.recoveries += 1
 
     def may_be_gone(self, now_s: float) -> bool:
-        """Return whether a request failed there within the last 5 s (`OUTAGE_S`, simulated) and it is not known whether the worker died."""
+        """Return whether a request failed at the worker within the last 5 simulated seconds (`OUTAGE_S`), and the worker may have died.
+
+        False as soon as it is known whether it died.
+        """
         if self.failed_at is None:
             return False
         failed_s, outages = self.failed_at
@@ -250,10 +256,10 @@ class Worker(WorkerLoad):
         Args:
             now_s: Current time in simulated seconds.
             cause: Cause of the failure, for logs and ``/workers``.
-            probe: Whether the request was the probe of a half-open circuit.
+            probe: Whether the request was the probe: the single request that tests a circuit after its ejection time.
             proven: Whether the worker is at fault without doubt.
-            openings: The circuit breaker's `openings` when the request was sent. If the circuit has opened since, the failure
-                is not counted.
+            openings: The circuit breaker's `openings` when the request was sent. If the circuit has opened since, the
+                failure is not counted.
         """
         self.failures += 1
         self.failed_at = now_s, self.outages
@@ -267,7 +273,10 @@ class Worker(WorkerLoad):
         return counted
 
     def convicted(self, now_s: float) -> None:
-        """Record that a failure that was not proven before was the worker's fault: another worker has served the request."""
+        """Record that an earlier failure of a request here was the worker's fault, because another worker has served the request.
+
+        Until then it was possible that the request itself caused the failure.
+        """
         openings = self.breaker.openings
         self.breaker.convicted(now_s)
         self._note_verdict(openings, now_s, is_due=self.breaker.is_failing)
@@ -275,7 +284,7 @@ class Worker(WorkerLoad):
     def answered(self, *, probe: bool, is_complete: bool = True) -> None:
         """Record a correct response, or the correct first part of a probe's response (``is_complete=False``).
 
-        ``probe`` says whether the request was the probe of a half-open circuit.
+        ``probe`` says whether the request was the probe: the single request that tests a circuit after its ejection time.
         """
         self.has_answered_since_failure = self.has_ever_answered = True
         breaker = self.breaker
@@ -291,7 +300,10 @@ class Worker(WorkerLoad):
             self._record(WorkerChange.RECOVERED, self.name, role=self.spec.role.value)
 
     def eject(self, now_s: float, cause: str) -> None:
-        """Open the worker's circuit because of ``cause``, unless too many workers of its role are ejected already."""
+        """Send the worker no more requests for some time (open its circuit), unless too many of its role are excluded already.
+
+        ``cause`` is the cause for logs and ``/workers``; ``now_s`` is in simulated seconds.
+        """
         self.last_failure = cause
         openings = self.breaker.openings
         self.breaker.trip(now_s)
@@ -323,13 +335,13 @@ class Worker(WorkerLoad):
     def is_expected(self) -> bool:
         """Whether the worker serves or will serve again without intervention, so that requests can wait for it.
 
-        A worker whose only problem is an open circuit counts as well.
+        A worker that is only excluded for some time after failed requests (its circuit is open) counts as well.
         """
         return (self.spec.supervised and not self.drained) or self.takes_requests
 
     @property
     def keeps_its_cache(self) -> bool:
-        """Whether the prefix index of a worker that takes no requests now should be kept.
+        """Whether the prefix index (assumed cache contents) of a worker that takes no requests now should be kept.
 
         It should if the worker will return with the same cache, or as a process that is known to be new (which clears the
         index).
@@ -369,23 +381,24 @@ class WorkerPool:
 
     @property
     def leaving(self) -> Sequence[Worker]:
-        """The workers that discovery has removed and at which requests are still in flight."""
+        """The workers that discovery no longer lists, but at which requests are still in flight."""
         self._leaving = [each for each in self._leaving if each.inflight_requests]
         return self._leaving
 
     def learn_version(self, worker: Worker, version: str | None) -> None:
-        """Record the engine version that a worker reports; None if it reports none."""
+        """Record the engine version that a worker's engine reports; ``version`` is None if it reports none."""
         worker.version, worker.is_version_read = version, True
         self.versions_differ = len({each.version for each in self if each.version is not None}) > 1
 
     def get(self, name: str) -> Worker | None:
-        """Return a present worker by name; None if there is none."""
+        """Return a worker that discovery lists, by name; None if discovery lists no such worker."""
         return self._workers.get(name)
 
     def apply(self, specs: Iterable[WorkerSpec]) -> list[Worker]:
-        """Apply ``specs``, the complete list of workers from discovery, and return the known workers whose process is a new one.
+        """Apply ``specs``, the complete list of workers from discovery; return the workers that have a new process.
 
-        Workers that are missing from the list are removed. Requests in flight continue on their worker.
+        Only workers that were in the previous list are returned. Workers that are missing from the list are removed.
+        Requests in flight continue on their worker.
         """
         wanted = {spec.name: spec for spec in specs}
         restarted = []
@@ -416,8 +429,9 @@ class WorkerPool:
     def routable(self, role: Role, now_s: float) -> Sequence[Worker]:
         """Return the workers of a role that can be sent a request now.
 
-        A worker with a half-open circuit can be sent one request at a time. While every worker of the role is ejected, each
-        one is probed after the first ejection time, however long its own ejection time has become.
+        A worker whose circuit breaker is half-open (being tested after failures) can be sent one request at a time. While
+        every worker of the role is ejected (excluded after failures), each one is tested after the first ejection time,
+        however long its own ejection time has become.
         """
         known = self._closed.get(role)
         if known is not None:
@@ -429,7 +443,10 @@ class WorkerPool:
         return found or [each for each in pool if each.breaker.allows(now_s, is_last=True)]
 
     def are_closed(self, role: Role) -> bool:
-        """Return whether the circuits of all serving workers of a role are closed; True if no worker serves."""
+        """Return whether no serving worker of a role is excluded or tested after failures (all circuits are closed).
+
+        True if no worker serves.
+        """
         if role in self._closed:
             return True
         pool = self._serving(role)
@@ -439,23 +456,27 @@ class WorkerPool:
         return True
 
     def expects(self, role: Role) -> bool:
-        """Return whether a worker of the role serves, or is expected to without intervention; always True if workers are supervised."""
+        """Return whether a worker of the role serves, or will without intervention; always True if workers are supervised.
+
+        Workers are supervised if something outside the router, such as Kubernetes, starts and restarts them.
+        """
         return self._is_supervised or any(
             each.spec.role is role and each.is_expected for each in self._workers.values()
         )
 
     def knows_any(self, roles: Collection[Role]) -> bool:
-        """Return whether a worker of one of the roles is known that is not draining; it does not have to be ready."""
+        """Return whether discovery lists a worker of one of the roles that is not draining; it does not have to be ready."""
         return any(
             each.spec.role in roles and not each.spec.draining and not each.drained
             for each in self._workers.values()
         )
 
     def inflight_requests(self, name: str) -> int:
-        """Return the number of requests in flight at all workers of that name, including a replaced worker.
+        """Return the number of requests in flight at all workers named ``name``, including one that was replaced or removed.
 
         Raises:
-            NotFoundError: no worker has that name, and none that is leaving had it.
+            NotFoundError: discovery lists no worker of that name, and no request is in flight at one that it listed
+                before.
         """
         found = [each for each in (*self._workers.values(), *self.leaving) if each.name == name]
         if not found:
@@ -463,7 +484,7 @@ class WorkerPool:
         return sum(each.inflight_requests for each in found)
 
     def set_drained(self, name: str, *, drained: bool) -> None:
-        """Stop sending new requests to a worker (``drained=True``), or start again; does nothing if that is so already.
+        """Stop sending new requests to a worker (``drained=True``), or start again; does nothing if that is the case already.
 
         Raises:
             NotFoundError: no worker has that name.

@@ -260,7 +260,7 @@ class GatewayStream:
             raise UpstreamTimeout(text, phase="first_byte") from exc
 
     def put(self, answer: ProcessingResponse) -> None:
-        """Send a message to Envoy."""
+        """Send a message to Envoy on the request's stream."""
         self._answers.put_nowait(answer)
 
     def answer(self, status: int, body: bytes, content_type: str, headers: Headers) -> None:

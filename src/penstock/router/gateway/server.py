@@ -186,7 +186,9 @@ def _went_elsewhere(call: CompletionCall, assignment: LiveAssignment) -> bool:
 
 
 class GatewayPicker(RouterServer):
-    """An endpoint picker: a router with its HTTP interface, and Envoy's ext_proc on a port of its own.
+    """An endpoint picker: a router that chooses workers for Envoy, and serves its own HTTP interface as well.
+
+    Envoy calls it by ext_proc (external processing, gRPC) on a port of its own.
 
     Attributes:
         ext_proc_port: Port for Envoy; after `start`, the port on which it listens.

@@ -139,12 +139,12 @@ class PeerGroup:
 
     @property
     def is_picker(self) -> bool:
-        """Whether this router chooses the workers for the graph."""
+        """Whether this router is the one that chooses the workers for all routers of the graph."""
         return self._leader is not None and self._leader.instance == self.instance
 
     @property
     def is_relay(self) -> bool:
-        """Whether another router chooses the workers, and so counts the requests in flight."""
+        """Whether another router chooses the workers for this router's requests, and so counts the requests in flight."""
         return self.picker.channel is not None
 
     def accept(self, request: Request, responder: Responder) -> None:

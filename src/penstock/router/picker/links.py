@@ -195,7 +195,7 @@ class RouterLink:
 
     @property
     def silence_ticks(self) -> int:
-        """Number of ticks (0.1 s each) for which the router may be silent before it is disconnected."""
+        """Number of ticks (0.1 real seconds each) for which the other router may be silent before it is disconnected."""
         return self._patience.ticks
 
     def tick(self) -> None:
@@ -219,7 +219,7 @@ class RouterLink:
             channel.abort()
 
     def found_self(self) -> None:
-        """Record that this router itself is at the other end; it is not connected again."""
+        """Record that the connection leads to this router itself; it is not opened again."""
         self._is_self, self.has_vote = True, False
         self.drop()
 

@@ -154,7 +154,7 @@ class ComputedPrompt(_Struct, tag=2):
 
 
 class InFlight(_Struct, tag=3):
-    """Message to the picker: a request that the sender has in flight at a worker.
+    """Message to the picker (the router that chooses workers for all): a request that the sender has in flight at a worker.
 
     Attributes:
         number: Number of the request, unique on the connection.
@@ -174,7 +174,7 @@ class InFlight(_Struct, tag=3):
 
 
 class Ask(_Struct, tag=4):
-    """Message to the picker: the sender needs a worker of a role for a request; see `RouterCore.acquire`.
+    """Message to the picker (the router that chooses workers for all): the sender needs a worker of a role for a request.
 
     Attributes:
         number: Number of the request, unique on the connection.
@@ -192,7 +192,7 @@ class Ask(_Struct, tag=4):
 
 
 class Prefilled(_Struct, tag=6):
-    """Message to the picker: the prompt of one of the sender's requests was computed.
+    """Message to the picker (the router that chooses workers for all): the prompt of one of the sender's requests was computed.
 
     Attributes:
         number: Number of the request.
@@ -206,7 +206,7 @@ class Prefilled(_Struct, tag=6):
 
 
 class WorkerOutcome(_Struct, tag=7):
-    """Message to the picker: the verdict of one of the sender's requests on its worker.
+    """Message to the picker (the router that chooses workers for all): what a request of the sender says about its worker.
 
     Attributes:
         number: Number of the request.
@@ -222,13 +222,18 @@ class WorkerOutcome(_Struct, tag=7):
 
 
 class Release(_Struct, tag=8):
-    """Message to the picker: the sender's request ``number`` has left its worker, or no longer waits."""
+    """Message to the picker (the router that chooses workers for all): a request of the sender has left its worker.
+
+    Also sent if the request no longer waits. ``number`` is the request's number.
+    """
 
     number: Count
 
 
 class Progress(_Struct, tag=9):
-    """Message to the picker: the changed token counts of the sender's requests in flight; also the sender's heartbeat.
+    """Message to the picker (the router that chooses workers for all): changed token counts of the sender's requests in flight.
+
+    It is also the sender's heartbeat.
 
     Attributes:
         numbers: Numbers of the requests whose token counts have changed.
@@ -240,13 +245,16 @@ class Progress(_Struct, tag=9):
 
 
 class AtCapacity(_Struct, tag=10):
-    """Message to the picker: ``worker`` has refused a request of the sender for lack of capacity."""
+    """Message to the picker (the router that chooses workers for all): ``worker`` has refused a request for lack of capacity."""
 
     worker: Name
 
 
 class TierOutcome(_Struct, tag=11):
-    """Message to the picker: an event of a request of a tier; the fields are the arguments of `Admission.record_tier_event`."""
+    """Message to the picker (the router that chooses workers for all): an event of a request of a tier.
+
+    The fields are the arguments of `Admission.record_tier_event`.
+    """
 
     tier: Tier
     ttft_s: float | None = None
@@ -254,7 +262,7 @@ class TierOutcome(_Struct, tag=11):
 
 
 class Assigned(_Struct, tag=12):
-    """Message from the picker: it has assigned the receiver's request ``number`` to a worker.
+    """Message from the picker (the router that chooses workers for all): it has assigned the receiver's request to a worker.
 
     Attributes:
         term: Election term of the picker.
@@ -272,7 +280,7 @@ class Assigned(_Struct, tag=12):
 
 
 class Refused(_Struct, tag=13):
-    """Message from the picker: the receiver's request ``number`` is rejected.
+    """Message from the picker (the router that chooses workers for all): the receiver's request ``number`` is rejected.
 
     Attributes:
         term: Election term of the picker. The other fields, except `number`, are those of

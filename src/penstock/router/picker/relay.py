@@ -149,14 +149,20 @@ class RemotePicker:
             self._send_ask(asked)
 
     def cancel(self, waiter: _Future, role: Role) -> None:
-        """Remove a waiter from this router's queues and from the graph's picker."""
+        """Remove a request that waits for a worker from this router's queues and from those of the graph's picker.
+
+        The picker is the router that chooses the workers for all. ``waiter`` is the future that `ask` was called with.
+        """
         self.own.cancel(waiter, role)
         asked = self._forget(waiter)
         if asked is not None and asked.is_sent:
             self._send(wire.Release(asked.number))
 
     def dispatched(self, assignment: LiveAssignment, role: Role, arrival: Arrival) -> None:
-        """Remember a request that goes to its worker, to report it to a picker; does nothing for a router without others."""
+        """Remember a request that is sent to its worker, to report it to the picker (the router that chooses workers for all).
+
+        Does nothing for a router that is the only one of its graph.
+        """
         if self._picked is None:
             return
         running = self._running.get(assignment)
@@ -190,7 +196,7 @@ class RemotePicker:
             self._send(wire.Prefilled(running.number, cached_tokens, measured))
 
     def release(self, assignment: LiveAssignment) -> None:
-        """Record that a request has left its worker, in this router's core and at the graph's picker."""
+        """Record that a request has left its worker, in this router's core and at the picker (the router that chooses for all)."""
         if assignment.is_computed and assignment.is_open:
             self._report_prefilled(assignment, None, measured=False)
         running = self._running.pop(assignment, None)
@@ -234,7 +240,7 @@ class RemotePicker:
             self._report_running(assignment, running)
 
     def answered(self) -> None:
-        """Record that the followed picker has a majority and answers requests; send it the waiting requests.
+        """Record that the picker (the router that chooses workers for all) is accepted by a majority; send it the waiting requests.
 
         Does nothing on repeated calls.
         """
@@ -246,7 +252,7 @@ class RemotePicker:
             self._send_ask(asked)
 
     def picker_lost(self) -> None:
-        """Record that there is no picker to follow any more; the requests that wait for it are kept for the next picker."""
+        """Record that there is no picker (router that chooses workers for all) any more; waiting requests are kept for the next one."""
         # Counted from the last picker that was active: a series of claims must not prolong the wait.
         if self.channel is not None and self._is_answered:
             self._lost_ticks = min(self.channel.silent_ticks, SILENT_TICKS)
@@ -262,7 +268,10 @@ class RemotePicker:
             self._pick_here()
 
     def report_progress(self) -> None:
-        """Choose workers here for requests that have waited too long for a picker, and report token counts; called every 0.1 s."""
+        """Report the token counts of requests in flight to the picker (the router that chooses workers for all); called every 0.1 s.
+
+        Requests that have waited for a picker for too long get a worker from this router's own core.
+        """
         self._lost_ticks += 1
         if self._asked and self.picks_here():
             log.warning("no router picks: picking here", requests=len(self._asked))
@@ -283,7 +292,7 @@ class RemotePicker:
     # ------------------------------------------------------------------ what the picker says
 
     def take(self, message: wire.Message) -> None:
-        """Apply a message from the picker; a message of another election term is ignored."""
+        """Apply a message from the picker (the router that chooses workers for all); one of another election term is ignored."""
         if isinstance(message, wire.ComputedPrompt):
             arrival = wire.arrival_of(message.prompt)
             self.core.learn(message.worker, arrival)

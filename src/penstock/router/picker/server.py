@@ -49,7 +49,7 @@ class RelayedRequest:
     assignment: LiveAssignment | None = None
 
     def assigned(self, assignment: LiveAssignment) -> bool:
-        """Send the assignment to the request's router; return False if the request no longer exists."""
+        """Send the assignment to the router whose client sent the request; return False if the request no longer exists."""
         self.assignment = assignment
         session, server = self.session, self.session.server
         if session.requests.get(self.number) is not self or not session.is_followed:
@@ -63,7 +63,7 @@ class RelayedRequest:
         return True
 
     def refused(self, refuse: Refuse[Waiter]) -> None:
-        """Send the rejection to the request's router; does nothing if the request no longer exists."""
+        """Send the rejection to the router whose client sent the request; does nothing if the request no longer exists."""
         if self.session.requests.pop(self.number, None) is None:
             return
         why = refuse.role, refuse.reason, refuse.message, refuse.retry_after_s
@@ -105,7 +105,7 @@ class Session:
 
     @property
     def is_followed(self) -> bool:
-        """Whether the router accepts this one as the picker of the present term."""
+        """Whether the other router accepts this one as the picker (the router that chooses workers for all) of the present term."""
         return self.term is not None and self.term == self.server.term
 
     def tick(self) -> None:
@@ -115,7 +115,11 @@ class Session:
             self.channel.abort()
 
     def drop(self) -> None:
-        """Release the requests of the router on this connection, because this router is no longer the picker or that one is gone."""
+        """Release the requests of the router on this connection.
+
+        Called when this router is no longer the picker (the router that chooses workers for all), or when the other
+        router is gone.
+        """
         requests, self.requests, self.term = self.requests, {}, None
         self._unsettled.clear()
         # Waiting requests first, so that none of them gets the capacity that a running one frees.
@@ -266,7 +270,10 @@ class PickerServer:
         return "" if self._successor is None else self._successor.seniority[1]
 
     def choose_successor(self) -> None:
-        """Make the oldest router that follows this one the successor (the next picker); a new successor receives the recent prompts."""
+        """Make the oldest router that follows this one its successor: the router that would choose the workers for all next.
+
+        A new successor receives the recent prompts.
+        """
         followers = (each for each in self.sessions if each.is_followed)
         successor = min(followers, key=lambda each: each.seniority, default=None)
         if successor is self._successor:
@@ -277,7 +284,7 @@ class PickerServer:
                 successor.channel.send(wire.ComputedPrompt(worker, wire.prompt_of(arrival)))
 
     def computed(self, worker: str, arrival: Arrival, source: Session | None = None) -> None:
-        """Send a prompt and the worker that computes it to the successor.
+        """Tell the successor (the router that would choose workers next) which worker computes a prompt, so that it knows the caches.
 
         Args:
             worker: Name of the worker.
@@ -292,7 +299,7 @@ class PickerServer:
 
     @property
     def followers(self) -> int:
-        """Number of routers that follow this one in its term."""
+        """Number of routers that accept this one as the picker (the router that chooses workers for all) in its election term."""
         return sum(each.is_followed for each in self.sessions)
 
     def open(self) -> Session:
@@ -302,7 +309,10 @@ class PickerServer:
         return session
 
     def end(self) -> None:
-        """Stop being the picker, and release the requests of other routers, which send them to another one."""
+        """Stop being the picker (the router that chooses workers for all), and release the requests of other routers.
+
+        Those routers send their requests to the next picker.
+        """
         self.term, self._successor = 0, None
         for session in self.sessions:
             session.drop()

@@ -60,13 +60,16 @@ class Arrival:
         self.rank = _RANKS[self.tier]
 
     def avoiding(self, names: frozenset[str]) -> Arrival:
-        """Return a copy of the request that avoids the workers ``names`` as well; the keys are not packed again."""
+        """Return a copy of the request that avoids the workers ``names`` in addition to those that it avoids already."""
         other = copy(self)
         other.avoid = self.avoid | names
         return other
 
     def uncached(self, held: int) -> int:
-        """Return the number of prompt tokens to compute if the first ``held`` keys are cached; at least 1 unless the prompt is empty."""
+        """Return the number of prompt tokens to compute if the blocks of the first ``held`` prefix keys are cached.
+
+        The result is at least 1 unless the prompt is empty, because the last token is always computed.
+        """
         tokens = self.tokens
         # In a large fleet most workers have nothing of a prompt in their cache.
         if not held:
@@ -158,7 +161,7 @@ class Lane(Generic[T]):
         self._late_turns = 0
 
     def lower_tokens(self, rank: int) -> int:  # noqa: ARG002 - one lane has no tiers
-        """Return 0, because a single lane has no lower tiers; see `TierQueue.lower_tokens`."""
+        """Return 0: without tiers, no waiting request belongs to a tier lower than ``rank`` (0 is the highest tier)."""
         return 0
 
     def __bool__(self) -> bool:
@@ -171,14 +174,15 @@ class Lane(Generic[T]):
 
     @property
     def oldest_s(self) -> float | None:
-        """Time at which the request that has waited longest was queued, in simulated seconds; None if no request waits."""
+        """Time at which the request that has waited longest began to wait, in simulated seconds; None if no request waits."""
         firsts = [next(iter(each.values())).since_s for each in (self.begun, self.late, self.queue) if each]
         return min(firsts, default=None)
 
     def put(self, queued: QueuedRequest[T], *, is_first: bool = False) -> None:
-        """Add a request behind the other new requests, or (``is_first``) before them; a stream to be resumed joins `begun`.
+        """Add a request after the other waiting ones, or before them (``is_first``).
 
-        Streams to be resumed are always served in the order in which they were added, whatever ``is_first`` is.
+        A stream that is to be resumed on another worker is put into a queue of its own (`begun`). These streams are
+        always served in the order in which they were added, whatever ``is_first`` is.
         """
         if queued.arrival.is_rest:
             self.begun[queued.item] = queued
@@ -191,7 +195,7 @@ class Lane(Generic[T]):
         """Remove a waiting request.
 
         Raises:
-            KeyError: the request does not wait here.
+            KeyError: the request does not wait in this lane.
         """
         if queued.arrival.is_rest:
             del self.begun[queued.item]
@@ -200,12 +204,13 @@ class Lane(Generic[T]):
             self.late_tokens -= queued.uncached
 
     def charge(self, queued: QueuedRequest[T]) -> None:
-        """Record that ``queued`` was dispatched to a worker, so that streams to be resumed and other requests alternate."""
+        """Record that ``queued`` was dispatched, so that streams to be resumed and new requests are served in turn."""
         self._was_begun = queued.arrival.is_rest
 
     def in_order(self, *, hit_first: bool) -> Iterator[QueuedRequest[T]]:
-        """Iterate over `queue` in the order in which it is served, without resumed streams and late requests.
+        """Iterate over the waiting requests in the order in which they are served.
 
+        Streams to be resumed, and requests that can no longer meet their TTFT target (late ones), are left out.
         ``hit_first`` orders by the number of cached tokens, the largest first, and then by arrival; otherwise by arrival
         alone.
         """
@@ -225,10 +230,10 @@ class Lane(Generic[T]):
 
         Args:
             now_s: Current time in simulated seconds; not used by a lane.
-            hit_first: Whether to order by the number of cached tokens, the largest first, and then by arrival; otherwise by
-                arrival alone.
-            is_late: Returns whether a request can no longer meet its target. Such late requests let all others of the lane go
-                first, except every tenth time (`_LATE_TURN`). None treats no request as late.
+            hit_first: Whether to order by the number of cached tokens, the largest first, and then by arrival; otherwise
+                by arrival alone.
+            is_late: Returns whether a request can no longer meet its TTFT target. Such late requests are served after all
+                others here, except that every tenth turn is theirs. None treats no request as late.
             urgent: Only used by `TierQueue.next_up`.
             begun: Only used by `TierQueue.next_up`.
         """
@@ -288,11 +293,11 @@ class PromptTokenCounts:
         return tokens * self.admitted / self.routed if self.routed else tokens
 
     def add_pending(self, worker: str, weight: int) -> None:
-        """Count a request's ``weight`` (its expected uncached tokens) as pending at a worker."""
+        """Count a request's ``weight`` (its expected uncached tokens) as dispatched to a worker and not computed yet."""
         self.pending[worker] = self.pending.get(worker, 0) + weight
 
     def remove_pending(self, worker: str, weight: int) -> None:
-        """Subtract a request's ``weight``, which `add_pending` has added, from the pending tokens of a worker."""
+        """Subtract a request's ``weight``, which `add_pending` has added, because its prompt was computed or it has left the worker."""
         left = self.pending[worker] - weight
         if left:
             self.pending[worker] = left
@@ -305,18 +310,22 @@ _DECAY = 0.999
 
 
 class KeyDensity:
-    """Number of prefix keys per prompt token, over about the last thousand prompts; 1 per 512 tokens before the first prompt."""
+    """Mean number of prefix keys per prompt token, over about the last thousand prompts.
+
+    Before the first prompt it is 1 per 512 tokens. A prefix key is the hash of one block of a prompt and of all that
+    precedes it.
+    """
 
     def __init__(self) -> None:
         self._keys = 1.0
         self._tokens = float(BLOCK_TOKENS)
 
     def learn(self, keys: int, tokens: int) -> None:
-        """Add a prompt with this many keys and tokens; does nothing if either is 0."""
+        """Add one prompt with this many prefix keys and tokens to the mean; does nothing if either is 0."""
         if keys and tokens:
             self._keys = self._keys * _DECAY + keys
             self._tokens = self._tokens * _DECAY + tokens
 
     def keys(self, tokens: int) -> int:
-        """Return the number of prefix keys of the blocks for which a cache of ``tokens`` tokens has room, >= 2."""
+        """Return the number of prefix keys of the prompts that fit into a KV cache of ``tokens`` tokens, >= 2."""
         return max(2, int(tokens * self._keys / self._tokens))

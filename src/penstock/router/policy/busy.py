@@ -21,7 +21,9 @@ _Multiple = Annotated[int, Meta(ge=0)] | Annotated[float, Meta(ge=0, le=sys.floa
 
 
 class BusyThresholds(NamedTuple):
-    """Load above which a worker's data-parallel rank is busy. Exceeding one threshold suffices; None disables a threshold.
+    """Load above which a worker is busy and gets no new requests. Exceeding one threshold suffices; None disables a threshold.
+
+    Of a worker with several data-parallel ranks, each rank has to be above it.
 
     Attributes:
         active_decode_blocks_threshold: Fraction of the KV blocks in use, 0-1.
@@ -75,11 +77,11 @@ def busy_thresholds(config: AdmissionConfig) -> BusyThresholds:
 
 
 def check_flags(config: AdmissionConfig, given: Mapping[str, Any]) -> None:
-    """Check that thresholds passed as command-line flags have an effect.
+    """Check that busy thresholds passed as command-line flags have an effect.
 
     Args:
         config: The admission section after the flags were applied.
-        given: The flags that were passed, by field name.
+        given: Values of the flags that were passed, by field name of the admission section.
 
     Raises:
         ConfigError: a threshold was passed, and the admission mode is none.
@@ -99,11 +101,11 @@ def worker_excess(
     thresholds: BusyThresholds,
     batch_tokens: int | None = None,
 ) -> Excess | None:
-    """Return the amount by which a worker exceeds its thresholds, at the rank that exceeds them least; None if it is not busy.
+    """Return by how much a worker exceeds the busy thresholds, at the data-parallel rank with the smallest excess.
 
-    A worker is busy only if all its ranks are, because a rank with capacity takes the next request. Unknown values make no
-    rank busy. It is assumed that the worker balances complete prompts over its ranks in order of arrival: three prompts of
-    9,000 tokens over two ranks are 18,000 and 9,000 tokens, and not 13,500 each.
+    Returns None if it is not busy. A worker is busy only if all its ranks are, because a rank with capacity takes the
+    next request. Unknown values make no rank busy. It is assumed that the worker balances complete prompts over its ranks
+    in order of arrival: three prompts of 9,000 tokens over two ranks are 18,000 and 9,000 tokens, and not 13,500 each.
 
     Args:
         usages: Fraction of the KV blocks in use, by rank, 0-1, or above 1 if more is in flight than fits; None if unknown.
@@ -146,7 +148,7 @@ class DrainRate:
         self._seen_s = 0.0
 
     def at_work(self, workers: int, now_s: float) -> None:
-        """Set the number of workers that have work from ``now_s`` on."""
+        """Record that ``workers`` workers have work from ``now_s`` (simulated seconds) on; only this time counts for the rate."""
         worked_s = self._workers * max(0.0, now_s - self._seen_s)
         kept = exp(-worked_s / _WINDOW_S)
         self._tokens *= kept
@@ -155,12 +157,12 @@ class DrainRate:
         self._workers = workers
 
     def drained(self, tokens: float, now_s: float) -> None:
-        """Count tokens that were computed just before ``now_s``."""
+        """Count tokens that the workers have computed just before ``now_s`` (simulated seconds)."""
         self.at_work(self._workers, now_s)
         self._tokens += tokens
 
     def tokens_per_s(self, now_s: float) -> float | None:
-        """Return the rate of one worker in tokens/s; None if nothing was counted yet."""
+        """Return the tokens per simulated second that one worker computes while it has work; None if nothing was counted yet."""
         self.at_work(self._workers, now_s)
         return self._tokens / self._worked_s if self._tokens > 0 and self._worked_s > 0 else None
 
@@ -215,7 +217,7 @@ class BusyWorkers:
         now_s: float,
         prompts: Sequence[int] = (),
     ) -> None:
-        """Decide again whether a worker is busy; does nothing if no threshold is set.
+        """Decide again whether a worker is busy (above a threshold), given its present load; does nothing if no threshold is set.
 
         Args:
             load: Load of the worker.
@@ -244,28 +246,31 @@ class BusyWorkers:
             self._busy[load.name] = self._free_in_s(load, excess, ranks=len(usages), now_s=now_s)
 
     def computed(self, tokens: int, now_s: float) -> None:
-        """Count prompt tokens that a worker of the stage has computed."""
+        """Count prompt tokens that a worker has computed by ``now_s``, to measure how fast busy workers become available again."""
         self._computed.drained(tokens, now_s)
 
     def computed_tokens_per_s(self, now_s: float) -> float | None:
-        """Return the prompt tokens/s that one worker computes while it has work; None if this was not measured yet."""
+        """Return the prompt tokens per simulated second that one worker computes while it has work; None if not measured yet."""
         return self._computed.tokens_per_s(now_s)
 
     def released(self, load: WorkerLoad, stay_s: float) -> None:
-        """Record that a request has left its worker, which is then no longer at capacity.
+        """Record that a request has left its worker, which therefore has capacity again even if it has refused a request just before.
 
-        ``stay_s`` is the time since its dispatch, in simulated seconds.
+        ``stay_s`` is the time since the request's dispatch, in simulated seconds.
         """
         known_s = stay_s if self._stay_s is None else self._stay_s
         self._stay_s = known_s + _STAY_WEIGHT * (max(0.0, stay_s) - known_s)
         self._at_capacity.pop(load.name, None)
 
     def load_read(self, load: WorkerLoad) -> None:
-        """Record that a worker's metrics were scraped: its earlier refusal no longer counts."""
+        """Record that a worker's metrics were scraped: a refusal for lack of capacity before that no longer counts."""
         self._at_capacity.pop(load.name, None)
 
     def refused(self, name: str, now_s: float) -> None:
-        """Record that the worker ``name`` has refused a request for lack of capacity, so that it is at capacity."""
+        """Record that the worker ``name`` has refused a request for lack of capacity, so that it gets none for a simulated second.
+
+        The time ends earlier if one of its requests ends or its metrics are scraped.
+        """
         self._at_capacity[name] = now_s
 
     def keep_only(self, names: Collection[str], now_s: float) -> None:
@@ -290,44 +295,63 @@ class BusyWorkers:
 
     @property
     def is_any(self) -> bool:
-        """Whether any worker is busy or at capacity."""
+        """Whether any worker takes no new requests now, because it is above a threshold or has just refused one."""
         return bool(self._busy or self._at_capacity)
 
     def at_capacity(self) -> frozenset[str]:
-        """Return the names of the workers that are at capacity, because they have refused a request (see the class)."""
+        """Return the names of the workers that have refused a request for lack of capacity within the last simulated second.
+
+        A worker whose metrics were scraped since then, or one of whose requests has ended, is not included.
+        """
         return frozenset(self._at_capacity)
 
     def none_takes(self, names: frozenset[str]) -> bool:
-        """Return whether ``names`` is not empty and all these workers are busy or at capacity."""
+        """Return whether none of the workers ``names`` takes new requests; False if ``names`` is empty.
+
+        A worker takes none if it is above a threshold, or has just refused a request for lack of capacity.
+        """
         busy, full = self._busy, self._at_capacity
         if not names or len(busy) + len(full) < len(names):
             return False
         return all(name in busy or name in full for name in names) if full else names <= busy.keys()
 
     def all_at_capacity(self, names: frozenset[str]) -> bool:
-        """Return whether ``names`` is not empty and all these workers are at capacity."""
+        """Return whether all workers ``names`` have just refused a request for lack of capacity; False if ``names`` is empty."""
         return bool(names) and len(self._at_capacity) >= len(names) and names <= self._at_capacity.keys()
 
     def have_blocks(self, names: frozenset[str]) -> bool:
-        """Return whether one of the workers ``names`` has free KV blocks and is not at capacity, even if it is busy with prefills."""
+        """Return whether one of the workers ``names`` can store the KV of another request, even if it is busy with prefills.
+
+        It is not above the threshold of KV blocks, and has not just refused a request for lack of capacity.
+        """
         return not names <= self._out_of_blocks | self._at_capacity.keys()
 
     def has_blocks(self, name: str) -> bool:
-        """Return whether a worker is not known to exceed the threshold of KV blocks."""
+        """Return False if a worker was above the threshold of KV blocks when its load was last checked; True otherwise.
+
+        The result is also True for a worker whose load is unknown.
+        """
         return name not in self._out_of_blocks
 
     def unavailable(self, names: frozenset[str]) -> frozenset[str]:
-        """Return those of the workers ``names`` that are busy or at capacity; an empty set if all of them are."""
+        """Return those of the workers ``names`` that take no new requests; an empty set if all of them take none.
+
+        They are above a threshold, or have just refused a request for lack of capacity.
+        """
         return _unless_all(names, names & (self._busy.keys() | self._at_capacity))
 
     def without_blocks(self, names: frozenset[str]) -> frozenset[str]:
-        """Return those of the workers ``names`` that lack KV blocks or are at capacity; an empty set if all of them do."""
+        """Return those of the workers ``names`` that have no KV blocks for a new request; an empty set if none of them has any.
+
+        They are above the threshold of KV blocks, or have just refused a request for lack of capacity.
+        """
         return _unless_all(names, names & (self._out_of_blocks | self._at_capacity.keys()))
 
     def prefill_limit_exceeded(self, share: float) -> bool:
-        """Return whether ``share``, the tokens per worker that wait in a central queue, exceeds the prefill threshold.
+        """Return whether more prompt tokens wait per worker than the prefill threshold allows.
 
-        Returns False if no prefill threshold applies.
+        ``share`` is the number of tokens that wait without an assigned worker, divided by the number of workers. Returns
+        False if no prefill threshold applies.
         """
         limit = self.thresholds.prefill_limit(self.batch_tokens)
         return limit is not None and share > limit

@@ -90,24 +90,27 @@ class DualMap:
 
     @property
     def bottleneck_s(self) -> float:
-        """Value of `decode_bottleneck_s`; inf if waiting requests are not moved."""
+        """Simulated seconds without a computed prompt after which requests that wait for a worker may be moved to another one.
+
+        It is the value of `decode_bottleneck_s`; inf if waiting requests are not moved.
+        """
         return self.decode_bottleneck_s if self.rebalance else inf
 
     def worker_joined(self, name: str) -> None:
-        """Add a worker to both rings."""
+        """Add a worker to both hash rings, so that it becomes a candidate of some prompts."""
         for ring in self._rings:
             ring.add(name)
 
     def worker_left(self, name: str) -> None:
-        """Remove a worker from both rings."""
+        """Remove a worker from both hash rings, so that its prompts get other candidates."""
         for ring in self._rings:
             ring.remove(name)
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
-        """Return the better of the two candidates (`choice`), with the other candidate as `RoutingDecision.other`.
+        """Return the better of the two candidate workers that the hash rings give for the prompt, by the configured `choice`.
 
-        If both candidates have failed the request, the worker with the fewest pending tokens of all others is returned, and
-        `RoutingDecision.other` is empty.
+        The other candidate is `RoutingDecision.other`. If both candidates have failed the request, the worker with the
+        fewest pending tokens of all others is returned, and `RoutingDecision.other` is empty.
         """
         names = pair(*self._rings, self._key(arrival, len(workers)))
         if arrival.avoid:
@@ -164,7 +167,11 @@ class DualMap:
 
 
 class PairCost(DualMap):
-    """DualMap that chooses the candidate with the lower prefix cost. This is not in the paper."""
+    """The DualMap policy with the lower prefix cost as the choice between its two candidates. This is not in the paper.
+
+    Prefix cost counts the tokens that wait for a worker and, with a higher weight, the request's own uncached tokens, see
+    `prefix_cost`.
+    """
 
     @classmethod
     def from_config(cls, config: RouterConfig, slo: SloConfig) -> Self:
@@ -188,15 +195,18 @@ class CacheAffinity(LeastPending):
         self._hotness = HotnessTree()
 
     def worker_joined(self, name: str) -> None:
-        """Add a worker to the ring."""
+        """Add a worker to the hash ring, which then maps some prompts to it."""
         self._ring.add(name)
 
     def worker_left(self, name: str) -> None:
-        """Remove a worker from the ring."""
+        """Remove a worker from the hash ring, which then maps its prompts to other workers."""
         self._ring.remove(name)
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
-        """Return the worker to which the ring maps the prompt; if it has failed the request, the one with the fewest pending tokens."""
+        """Return the worker to which the hash ring maps the prompt.
+
+        If that worker has failed the request, the worker with the fewest uncached tokens still to compute is returned.
+        """
         name = self._ring.find(self._hotness.key(arrival.chain, len(workers)))
         if name is None or name in arrival.avoid:
             return super().route(arrival, workers, estimates)

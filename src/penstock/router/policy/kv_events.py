@@ -57,10 +57,10 @@ class _Block:
 
 
 class KvEvents:
-    """Applies the KV events of one worker to its prefix index.
+    """Applies the KV events of one worker (blocks stored in and removed from its cache) to its prefix index.
 
-    ``index`` is the prefix index. ``engine_block_tokens`` is the number of tokens per engine block, a divisor of
-    ``block_tokens``, the number of tokens per key.
+    ``index`` is the prefix index: the blocks that the router assumes in the worker's cache. ``engine_block_tokens`` is
+    the number of tokens per engine block, a divisor of ``block_tokens``, the number of tokens per key.
 
     Attributes:
         expected: Number of the next batch of events; None before the first batch.
@@ -84,11 +84,11 @@ class KvEvents:
         return len(self._blocks)
 
     def numbered(self, sequence: int) -> bool:
-        """Record the number ``sequence`` of a batch before the batch is applied; return whether there was a gap.
+        """Record the number ``sequence`` of a batch of KV events, before it is applied; return whether it does not follow the last one.
 
-        Any number other than the expected one clears the index first. A larger number means that batches were lost. A smaller
-        one means that the engine has restarted, and its first batches may be lost, because messages never overtake each
-        other.
+        Any number other than that of the previous batch plus one clears the prefix index (the assumed contents of the
+        cache) first. Returns False for the first batch. A larger number means that batches were lost. A smaller one means
+        that the engine has restarted, and its first batches may be lost, because messages never overtake each other.
         """
         is_gap = self.expected is not None and sequence != self.expected
         if is_gap:
@@ -97,7 +97,7 @@ class KvEvents:
         return is_gap
 
     def apply(self, event: Any) -> bool:
-        """Apply a decoded event; return whether its type and fields are known.
+        """Apply one KV event of an engine, decoded from its message; return False if its type or fields are unknown.
 
         Blocks of a cache salt, an adapter or an image are ignored, because a plain prompt cannot hit them and their token ids
         do not distinguish them from a plain prompt's blocks. For blocks in other memory than the GPU's, an engine may send
@@ -137,14 +137,14 @@ class KvEvents:
         *,
         is_offloaded: bool = False,
     ) -> None:
-        """Record that the worker has blocks.
+        """Record that the worker has stored blocks in its cache.
 
         Args:
             hashes: The engine's hashes of consecutive blocks.
-            parent: Hash of the block before them; None if they start a prompt. If it is unknown because its own event was
-                lost, the blocks are ignored.
-            tokens: Token ids of the blocks, ``engine_block_tokens`` for each block. If there are too few, or ids are out of
-                range, the blocks are ignored.
+            parent: Hash of the block before them; None if they start a prompt. If that block was never reported, because
+                its own event was lost, the blocks are ignored.
+            tokens: Token ids of the blocks, ``engine_block_tokens`` for each block. If there are too few, or ids are out
+                of range, the blocks are ignored.
             is_offloaded: Whether the blocks are in other memory than the GPU's, from which they would have to be loaded.
         """
         if parent is None:
@@ -173,7 +173,7 @@ class KvEvents:
             index.use(Prefix(self._chain(last)))
 
     def copied(self, hashes: Sequence[Hashable]) -> None:
-        """Record that known blocks are in other memory than the GPU's as well; unknown ones are ignored."""
+        """Record that blocks in the GPU's memory were copied to other memory; blocks that were never reported are ignored."""
         for name in hashes:
             block = self._blocks.get(name)
             if block is not None:
@@ -182,7 +182,10 @@ class KvEvents:
                     self._any_memory().use(Prefix(self._chain(name)))
 
     def removed(self, hashes: Sequence[Hashable], *, is_offloaded: bool = False) -> None:
-        """Record that blocks are no longer in the GPU's memory or, if ``is_offloaded``, in other memory; unknown ones are ignored."""
+        """Record that blocks were removed from the GPU's memory, or (``is_offloaded``) from other memory.
+
+        Blocks that were never reported are ignored.
+        """
         memory = _ELSEWHERE if is_offloaded else _GPU
         for name in hashes:
             block = self._blocks.get(name)
@@ -207,7 +210,7 @@ class KvEvents:
         return self._index.any_memory
 
     def cleared(self) -> None:
-        """Record that the worker has no blocks."""
+        """Record that the worker's cache was emptied."""
         self._blocks.clear()
         self._index.clear()
 

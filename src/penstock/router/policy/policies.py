@@ -58,7 +58,7 @@ class RoundRobin(_Memoryless):
         self._turn = 0
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:  # noqa: ARG002 - the next in turn, whatever comes
-        """Return the next worker in turn."""
+        """Return the next worker in turn; the prompt and the estimates are not used."""
         names = list(workers)
         name = names[self._turn % len(names)]
         self._turn += 1
@@ -79,7 +79,10 @@ class LeastLoaded(_Memoryless):
         self._turn = 0
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:  # noqa: ARG002 - loads decide, not prompts
-        """Return the least loaded of ``workers``: by KV usage, or by tokens in flight (see the class)."""
+        """Return the least loaded of ``workers``: by the fraction of KV blocks in use, then by tokens in flight.
+
+        If the fraction is unknown for one of them, tokens in flight alone decide. Equally loaded workers take turns.
+        """
         turn = self._turn
         self._turn += 1
         pool = list(workers.values())
@@ -134,12 +137,15 @@ class _Cheapest(_Memoryless, ABC):
 
 
 class LeastPending(_Memoryless):
-    """Chooses the worker with the fewest pending uncached tokens, regardless of what is cached; the DualMap paper's Least Loaded."""
+    """Chooses the worker with the fewest uncached tokens still to compute, regardless of what its cache contains.
+
+    The DualMap paper calls this Least Loaded.
+    """
 
     reason = "fewest pending tokens"
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
-        """Return the worker with the fewest pending tokens."""
+        """Return the worker with the fewest uncached tokens still to compute."""
         pool = eligible(workers, arrival.avoid)
         best = min(pool, key=lambda each: (estimates.pending_tokens(each, arrival), each.index.count))
         return RoutingDecision(best.name, self.reason)
@@ -155,7 +161,8 @@ class MinTtft(_Cheapest):
     def costs(self, pool: list[WorkerQueue[Any]], arrival: Arrival, estimates: Estimates) -> list[float]:
         """Return the estimated TTFT of a request at each worker of ``pool``, in simulated seconds.
 
-        While no throughput is known, it is the number of tokens to compute before the first token instead.
+        The values are in the order of ``pool``. While no throughput is known, they are numbers of tokens to compute
+        before the first token instead.
         """
         return [
             (estimates.pending_tokens(each, arrival) + each.uncached(arrival))
@@ -175,7 +182,7 @@ class KvCost(_Cheapest):
     reason = "lowest KV cost"
 
     def costs(self, pool: list[WorkerQueue[Any]], arrival: Arrival, estimates: Estimates) -> list[float]:
-        """Return the cost of a request at each worker of ``pool``, in tokens."""
+        """Return the cost of a request at each worker of ``pool`` in this order, in tokens: uncached prompt tokens plus KV in use."""
         return [
             estimates.pending_tokens(each, arrival) + each.uncached(arrival) + each.running_prompt_tokens
             for each in pool
@@ -191,7 +198,7 @@ class Preble(LeastPending):
     reason = "little is cached anywhere: least loaded"
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
-        """Return the worker with the largest cached part, or the least loaded one."""
+        """Return the worker with the largest cached part of the prompt if that is more than half, else the least loaded worker."""
         uncached, _, _, worker = min(
             (each.uncached(arrival), estimates.pending_tokens(each, arrival), at, each)
             for at, each in enumerate(eligible(workers, arrival.avoid))
@@ -222,11 +229,11 @@ _EXCESS_FROM: Final = 1.5
 
 
 def prefix_cost(worker: WorkerQueue[Any], arrival: Arrival, uncached: int, estimates: Estimates) -> float:
-    """Return the cost of a request at a worker, in waiting tokens: the tokens before it plus 4 times its own uncached tokens.
+    """Return the cost of a request at a worker, in tokens: those that wait before it plus 4 times its own uncached tokens.
 
-    On a worker that takes s times as long per token as the fleet: s times the tokens before it, plus (3 + s) times its own
-    uncached tokens. On workers that decode as well, the prompt tokens of the requests being decoded are added with a weight of
-    0.1 (`DECODE_WEIGHT`), and a higher one for a worker that decodes much more than the others.
+    On a worker that takes s times as long per token as all workers together: s times the tokens before it, plus (3 + s)
+    times its own uncached tokens. On workers that decode as well, the prompt tokens of the requests being decoded are
+    added with a weight of 0.1 (`DECODE_WEIGHT`), and a higher one for a worker that decodes much more than the others.
 
     Args:
         worker: The worker.
@@ -256,7 +263,10 @@ _PREFIXES: Final = 1 << 16
 
 
 def prefix_keys_of(keys: tuple[int, ...]) -> list[int]:
-    """Return, of a prompt's ``keys``, those of its first 1, 2, 4, ... blocks, and of the complete prompt; empty for no keys."""
+    """Return the prefix keys that identify a prompt's first 1, 2, 4, ... blocks and the complete prompt; empty for no keys.
+
+    ``keys`` are the keys of the prompt, one per block, each of which depends on all blocks before it.
+    """
     found, blocks = [], 1
     while blocks < len(keys):
         found.append(keys[blocks - 1])
@@ -273,9 +283,10 @@ def cheapest(
 ) -> tuple[WorkerQueue[Any], int]:
     """Return the worker of ``pool`` with the lowest prefix cost, and the number of tokens to compute there.
 
-    Of workers with about equal cost (2%), the one with the fewest blocks in its prefix index is chosen. Costs are only
-    calculated for workers that can be among the cheapest: the cost is never less than `HIT_WEIGHT` - 1 times the request's own
-    tokens, so that a worker with a large cached part rules out the workers without one.
+    The prefix cost is the number of tokens that wait there, plus 4 times the request's own uncached tokens, see
+    `prefix_cost`. Of workers whose cost is within 2%, the one with the fewest blocks in its prefix index is chosen. Costs
+    are only calculated for workers that can be among the cheapest: the cost is never less than `HIT_WEIGHT` - 1 times the
+    request's own tokens, so that a worker with a large cached part rules out the workers without one.
     """
     uncached = [each.uncached(arrival) for each in pool]
     usual = _EXCESS_FROM * sum(each.decoding_tokens for each in pool) / len(pool)
@@ -296,10 +307,10 @@ def cheapest(
 def idle_sooner(
     pool: Sequence[WorkerQueue[Any]], arrival: Arrival, estimates: Estimates, *, than_s: float
 ) -> tuple[WorkerQueue[Any], int] | None:
-    """Return the idle worker of ``pool`` with the smallest estimated TTFT, and the number of tokens to compute there.
+    """Return the idle worker of ``pool`` with the smallest estimated TTFT, and the number of the prompt's tokens to compute there.
 
-    Returns None if no idle worker would be sooner than ``than_s``, in simulated seconds. Of equal ones, the worker with the
-    fewest blocks in its prefix index is chosen.
+    Returns None if no idle worker's estimated TTFT is below ``than_s`` simulated seconds. Of equal ones, the worker with
+    the fewest blocks in its prefix index is chosen.
     """
     idle = [
         (ttft_s, each.index.count, at, own)
@@ -352,25 +363,26 @@ class PrefixCost:
 
     @classmethod
     def from_config(cls, config: RouterConfig, _slo: SloConfig) -> Self:
-        """Return the policy as configured by a graph's router section."""
+        """Return the policy with the parameters in a graph's router section; the SLO section is not used."""
         return cls(parameters(PrefixCostParameters, config))
 
     def worker_joined(self, name: str) -> None:
-        """Add a worker to those that are compared in turn and, until its load is known, to the idle workers."""
+        """Add a worker to those that are compared; until its load is known, it counts as idle."""
         self._names.append(name)
         self._idlest.append(name)
 
     def worker_left(self, name: str) -> None:
-        """Remove a worker from those that are compared in turn and from the idle workers."""
+        """Remove a worker from those that are compared."""
         self._names.remove(name)
         if name in self._idlest:
             self._idlest.remove(name)
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
-        """Return the worker with the lowest prefix cost, or an idle worker that is sooner.
+        """Return the worker with the lowest prefix cost, or an idle worker that would answer sooner.
 
-        An idle worker is only chosen if the estimated TTFT at the cheapest worker exceeds ``idle_slo_share`` of the TTFT
-        target.
+        The prefix cost counts the tokens that wait for a worker and 4 times the request's own uncached tokens. An idle
+        worker is only chosen if the estimated TTFT at the cheapest worker exceeds the fraction ``idle_slo_share`` of the
+        TTFT target.
         """
         if len(workers) <= ALL_UP_TO:
             return self._choose(eligible(workers, arrival.avoid), arrival, estimates)
@@ -396,7 +408,10 @@ class PrefixCost:
         return RoutingDecision(worker.name, "lowest prefix cost", uncached=uncached)
 
     def prompt_queued(self, arrival: Arrival, worker: str, workers: WorkerQueues) -> None:
-        """Remember the worker to which another router has sent a prompt; does nothing if there are at most 64 workers (`ALL_UP_TO`)."""
+        """Remember that the worker ``worker`` has a prompt in its cache, because another router has sent the prompt there.
+
+        Does nothing if there are at most 64 workers (`ALL_UP_TO`), which are all compared for each request.
+        """
         if len(workers) > ALL_UP_TO:
             self._remember(prefix_keys_of(arrival.chain), worker)
 
@@ -457,15 +472,16 @@ class PrebleE2:
         self._sums[name] = 0
 
     def worker_left(self, name: str) -> None:
-        """Delete the record of the tokens that were assigned to the worker."""
+        """Delete the record of the tokens that were assigned to the worker ``name``, which can no longer be chosen."""
         del self._sums[name]
         self._given = deque(each for each in self._given if each[1] != name)
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
         """Return the worker for a request and the reason.
 
-        If the longest prefix of the prompt that any worker has cached is longer than the rest of the prompt, it is the least
-        loaded of the workers that have it; otherwise the least loaded of all.
+        If the longest prefix of the prompt that any worker has cached is longer than the rest of the prompt, the result
+        is the least loaded of the workers that have this prefix; otherwise the least loaded of all. The load is the
+        number of uncached tokens that a worker was assigned within the last 3 simulated minutes.
         """
         given, sums = self._given, self._sums
         while given and given[0][0] <= estimates.now_s - WINDOW_S:

@@ -55,9 +55,10 @@ class Prefix:
 
 
 def space_seed(*parts: str) -> int:
-    """Return the seed of a key space: prompts share keys only with prompts that have equal ``parts``, such as a cache salt or adapter.
+    """Return the seed of a key space: prompts share prefix keys only if they have equal ``parts``, such as a cache salt or adapter.
 
-    Returns the fixed seed `ROOT` if all parts are empty: such prompts share keys with each other.
+    Returns the fixed seed `ROOT` if all parts are empty: such prompts share keys with each other. The seed is the first
+    value of the chain of hashes from which keys are made.
     """
     return xxhash.xxh3_64_intdigest("\0".join(parts).encode(), ROOT) if any(parts) else ROOT
 
@@ -69,7 +70,7 @@ def prompt_keys(
     sub_block_keys: int = SUB_BLOCK_KEYS,
     seed: int = ROOT,
 ) -> tuple[int, ...]:
-    """Return the keys of a prompt's bytes: first those of the parts of the first block, then one per further block.
+    """Return the prefix keys (hashes) of a prompt's bytes: first those of the parts of the first block, then one per further block.
 
     Each key depends on all of the prompt before its end. A partial part or block at the end has a key as well.
 
@@ -93,7 +94,9 @@ def token_keys(
     engine_block_tokens: int | None = None,
     seed: int = ROOT,
 ) -> tuple[int, ...]:
-    """Return one key per block of token ids, including a partial last block; for prompts that arrive as ids or are tokenized here.
+    """Return the prefix keys (hashes) of a prompt's token ids: one per block, including a partial last block.
+
+    Used for prompts that arrive as token ids or are tokenized by the router.
 
     Args:
         tokens: Token ids in [0, 2**32).
@@ -244,7 +247,7 @@ class PrefixIndex:
             self._forget(self.count - capacity)
 
     def clear(self) -> None:
-        """Delete all blocks."""
+        """Delete all blocks, because the worker's cache is empty or its contents are unknown."""
         # Maps a head's lowest bits to the first run whose head has these bits; `_next` chains the further ones.
         self._table = array("I", bytes(4 * _PARTS))
         self._mask = _PARTS - 1
@@ -276,7 +279,7 @@ class PrefixIndex:
         return place
 
     def use(self, prefix: Prefix) -> int:
-        """Record that the worker computes or reads all blocks of a prompt; return how many leading blocks it had cached before."""
+        """Record that the worker has all blocks of a prompt from now on; return how many of its first blocks were in the index before."""
         keys, packed, heads, runs = prefix.keys, prefix.packed, self._heads, self._runs
         place, total = 0, len(keys)
         passed = []

@@ -19,12 +19,12 @@ _STRIDE = 32
 
 
 class RebalanceParams(NamedTuple):
-    """Parameters of one rebalancing.
+    """Parameters of one rebalancing: moving waiting requests from an overloaded worker to their other candidate worker.
 
     Attributes:
         slo_s: TTFT target in simulated seconds.
-        bottleneck_s: Time without a computed prompt after which a worker counts as limited by decode, in simulated seconds;
-            see `decode_delay_s`.
+        bottleneck_s: Time without a computed prompt after which the prefills of a busy worker count as held up by its
+            decodes, in simulated seconds; see `decode_delay_s`.
         now_s: Current time in simulated seconds.
         hit_first: Whether queues are ordered by cached tokens; see `Lane.in_order`.
     """
@@ -36,11 +36,11 @@ class RebalanceParams(NamedTuple):
 
 
 def decode_delay_s(worker: WorkerQueue[T], estimates: Estimates, now_s: float, bottleneck_s: float) -> float:
-    """Return the delay to add to the estimated TTFT at a worker that is limited by decode, in simulated seconds; else 0.
+    """Return the simulated seconds to add to the estimated TTFT at a worker whose prefills wait for its decodes; else 0.
 
-    A worker is limited by decode if it has prompts to compute, and the time since it last computed a prompt exceeds the
-    expected duration of its running prompts by ``bottleneck_s``. The delay is that time. The paper compares the time alone
-    with the limit, which long prompts exceed as well.
+    Such a worker is limited by decode: it has prompts to compute, and the time since it last computed a prompt exceeds
+    the expected duration of its running prompts by ``bottleneck_s``. The delay is that time. DualMap's paper compares the
+    time alone with the limit, which long prompts exceed as well.
     """
     if not worker.running:
         return 0.0
@@ -52,7 +52,11 @@ def decode_delay_s(worker: WorkerQueue[T], estimates: Estimates, now_s: float, b
 def decode_bound(
     workers: Mapping[str, WorkerQueue[T]], estimates: Estimates, now_s: float, bottleneck_s: float
 ) -> list[str]:
-    """Return the names of the workers for which requests wait and that are limited by decode; arguments as of `decode_delay_s`."""
+    """Return the names of the workers for which requests wait although their prefills make no progress (limited by decode).
+
+    Such a worker has prompts to compute, and the time since it last computed one exceeds the expected duration of its
+    running prompts by ``bottleneck_s`` simulated seconds; see `decode_delay_s`.
+    """
     return [
         each.name
         for each in workers.values()
@@ -75,10 +79,11 @@ def plan_moves(
     estimates: Estimates,
     params: RebalanceParams,
 ) -> list[QueuedRequest[T]]:
-    """Return the requests that should leave the overloaded worker ``source`` until its queue meets the TTFT target.
+    """Return the waiting requests to move away from the overloaded worker ``source``, to their other candidate worker.
 
-    They are in order of benefit (reduction of their estimated TTFT), the largest first. Only requests that their other
-    candidate would serve sooner, and within the target, are moved. A request moves at most once per call.
+    Requests are moved until the queue of ``source`` meets the TTFT target. They are in order of benefit (reduction of
+    their estimated TTFT), the largest first. Only requests that their other candidate (which the policy named at arrival)
+    would serve sooner, and within the target, are moved. A request moves at most once per call.
 
     Args:
         source: The overloaded worker.

@@ -67,7 +67,7 @@ def entry_policy(config: RouterConfig, slo: SloConfig = DEFAULT_SLO) -> RoutingP
 
 
 def decode_policy(config: RouterConfig, slo: SloConfig = DEFAULT_SLO) -> RoutingPolicy:
-    """Return a new policy for decode workers: the configured one if it assigns when a worker is free, else least-loaded.
+    """Return a new policy for decode workers: the configured one if it assigns a request when a worker is free, else least-loaded.
 
     Policies that assign on arrival choose by prefixes; for decode, free KV blocks and load are decisive.
     """
@@ -82,8 +82,8 @@ SESSIONS = 65_536
 class StickySessions:
     """Routes all requests of a session to the same worker, while that worker is eligible and has not failed them.
 
-    It is a `RoutingPolicy` that wraps another one; `assigns`, `bottleneck_s` and `reads_usage` are those of the wrapped
-    policy.
+    It is a `RoutingPolicy` that wraps another one; ``inner`` is the wrapped policy, and ``most`` the maximum number of
+    remembered sessions. `assigns`, `bottleneck_s` and `reads_usage` are those of the wrapped policy.
     """
 
     def __init__(self, inner: RoutingPolicy, *, most: int = SESSIONS) -> None:
@@ -103,11 +103,18 @@ class StickySessions:
         self._inner.worker_joined(name)
 
     def worker_left(self, name: str) -> None:
-        """Pass the loss of a worker on to the wrapped policy; sessions of that worker are routed again at their next request."""
+        """Pass the loss of a worker on to the wrapped policy.
+
+        Requests of the sessions that were on that worker are routed by the wrapped policy again.
+        """
         self._inner.worker_left(name)
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
-        """Return the session's worker if it is eligible and has not failed the request; else the wrapped policy's choice."""
+        """Return the worker to which the session's last request was sent, or the choice of the wrapped policy.
+
+        The wrapped policy chooses if the request has no session, or if the session's worker cannot be sent requests now
+        or has failed the request.
+        """
         session = arrival.session
         if not session:
             return self._inner.route(arrival, workers, estimates)
@@ -121,7 +128,7 @@ class StickySessions:
         return RoutingDecision(decision.worker, decision.reason, "", False, decision.uncached)
 
     def prompt_queued(self, arrival: Arrival, worker: str, workers: WorkerQueues) -> None:
-        """Remember the worker to which another router has sent a session's request."""
+        """Remember the worker to which another router has sent a request of a session, so that its next request goes there too."""
         if arrival.session:
             self._workers.pop(arrival.session, None)
             self._remember(arrival.session, worker)

@@ -34,7 +34,7 @@ class HashRing:
         self._owners: list[str] = []
 
     def add(self, name: str) -> None:
-        """Add a worker; only the keys between its virtual nodes and those before them are remapped, all to the new worker.
+        """Add a worker to the ring; about an equal part of every other worker's keys is then mapped to it, no other key changes.
 
         Does nothing if the worker is on the ring already.
         """
@@ -46,12 +46,16 @@ class HashRing:
             self._is_stale = True
 
     def remove(self, name: str) -> None:
-        """Remove a worker; only its own keys are remapped. Does nothing if the worker is not on the ring."""
+        """Remove a worker from the ring; only the keys that it had are mapped to others. Does nothing if it is not on the ring."""
         if self._hashes.pop(name, None) is not None:
             self._is_stale = True
 
     def find(self, key: int, *, besides: str | None = None) -> str | None:
-        """Return the worker for ``key``, or the next one clockwise that is not ``besides``; None if there is none."""
+        """Return the worker to which the ring maps ``key``; None if the ring is empty.
+
+        The worker ``besides`` is left out: if the key is mapped to it, the next other worker clockwise is returned, or
+        None if there is none.
+        """
         if self._is_stale:
             self._build()
         owners = self._owners
@@ -79,8 +83,8 @@ def pair(first: HashRing, second: HashRing, key: int) -> tuple[str, ...]:
 
     Both rings must contain the same workers.
 
-    If both rings map the key to the same worker, the second candidate is the next worker on the second ring. The paper uses
-    the next worker number instead (its equation 5), which remaps keys when numbers shift.
+    If both rings map the key to the same worker, the second candidate is the next worker on the second ring. DualMap's
+    paper uses the next worker number instead (its equation 5), which remaps keys when numbers shift.
     """
     name = first.find(key)
     other = second.find(key, besides=name)
@@ -110,10 +114,11 @@ class _Seen:
 
 @dataclass(eq=False)
 class HotnessTree:
-    """Chooses, for each request, how many blocks of its prompt make the key for the hash rings.
+    """Chooses, for each request, how many blocks of its prompt make the key by which hash rings choose workers.
 
-    A prefix that more than 2/n of the requests in the window share (n is the number of workers) is hot: keys of requests with
-    this prefix use one block more, so that they are spread over more workers. Below 1/n it is no longer hot.
+    The window is the recent requests that are counted. A prefix that more than 2/n of them share (n is the number of
+    workers) is hot: keys of requests with this prefix use one block more, so that they are spread over more workers.
+    Below 1/n it is no longer hot.
 
     The tree is a count per prefix, because a chained key identifies the entire path to it. Prefixes are counted down to one
     block below the deepest hot one. When a prefix becomes hot, the requests in the window are counted one block deeper at
@@ -140,10 +145,11 @@ class HotnessTree:
         return len(self._counts)
 
     def key(self, chain: Sequence[int], workers: int) -> int:
-        """Count a request with the keys ``chain``, and return the key at the depth that its prefix's traffic requires.
+        """Count a request with the prefix keys ``chain``, and return the key of as many of its blocks as the traffic requires.
 
-        Returns 0 if ``chain`` is empty. With two or fewer ``workers`` no prefix can be hot, because each key's candidates are
-        all workers anyway.
+        A prefix that many recent requests share needs more blocks, so that these requests are spread over more of the
+        ``workers`` workers. Returns 0 if ``chain`` is empty. With two or fewer ``workers`` no prefix can be hot, because
+        each key's candidates are all workers anyway.
         """
         if not chain:
             return 0

@@ -58,13 +58,14 @@ class WorkerLoad:
         self.kv_capacity_tokens: int | None = None
 
     def kv_ranks_now(self, inflight_tokens: int, now_s: float) -> tuple[float | None, ...]:
-        """Return the expected KV usage of each rank now; (None,) if the scraped one is unknown or over 10 s old (`KV_MAX_AGE_S`).
+        """Return the expected fraction of KV blocks in use on each data-parallel rank now.
 
-        It is the scraped usage plus the change of the in-flight tokens since then, distributed evenly over the ranks. Tokens
-        sent since the scrape count in full, although part of them may be cached. So do prompts that were in flight at the
-        scrape and not computed yet: an engine allocates their blocks only when it starts to compute them, so that successive
-        scrapes would miss the prompts that wait inside the engine. A value above 1 means that more is in flight than fits.
-        Example: 0.5 of a capacity of 100,000 tokens at the scrape, 10,000 more tokens since: 0.6.
+        Returns (None,) if the scraped fraction is unknown or over 10 simulated seconds old (`KV_MAX_AGE_S`). It is the
+        scraped usage plus the change of the in-flight tokens since then, distributed evenly over the ranks. Tokens sent
+        since the scrape count in full, although part of them may be cached. So do prompts that were in flight at the
+        scrape and not computed yet: an engine allocates their blocks only when it starts to compute them, so that
+        successive scrapes would miss the prompts that wait inside the engine. A value above 1 means that more is in
+        flight than fits. Example: 0.5 of a capacity of 100,000 tokens at the scrape, 10,000 more tokens since: 0.6.
 
         Args:
             inflight_tokens: Number of tokens in flight at the worker now, including those of other routers if they are known.
@@ -83,10 +84,11 @@ class WorkerLoad:
         return tuple(max(0.0, each + change) for each in ranks)
 
     def projected_kv_usage(self, inflight_tokens: int, now_s: float) -> float | None:
-        """Return the scraped KV usage times the ratio of in-flight tokens now and then, at most 1; None if unknown or over 10 s old.
+        """Return the expected fraction of KV blocks in use now, at most 1; None if unknown or scraped over 10 simulated seconds ago.
 
-        A scrape is up to a second old; without this projection every request of that second would be sent to the worker that
-        was emptiest at its start. Example: 0.5 with 1,000 tokens in flight at the scrape, and 1,500 tokens now: 0.75.
+        It is the scraped fraction times the tokens in flight now, divided by those in flight at the scrape. A scrape is
+        up to a second old; without this projection every request of that second would be sent to the worker that was
+        emptiest at its start. Example: 0.5 with 1,000 tokens in flight at the scrape, and 1,500 tokens now: 0.75.
 
         Args:
             inflight_tokens: Number of tokens in flight at the worker now, including those of other routers if they are known.
@@ -145,7 +147,7 @@ class PrefillThroughput:
         self.tokens_per_s: float | None = tokens / seconds if seconds > 0 and tokens > 0 else None
 
     def learn(self, tokens: int, took_s: float) -> None:
-        """Add one measurement: tokens computed and the seconds that this took; does nothing if ``tokens`` is 0.
+        """Add one measurement: tokens computed, and the simulated seconds that this took; does nothing if ``tokens`` is 0.
 
         ``took_s`` is 0 for the further requests of a batch; a negative value (the clock was set back) counts as 0.
         """
@@ -153,13 +155,14 @@ class PrefillThroughput:
             self._set(self._tokens * _DECAY + tokens, self._seconds * _DECAY + max(0.0, took_s))
 
     def learn_other(self, tokens_per_s: float) -> None:
-        """Add a throughput that another router has measured, with the weight of a prefill that took one second."""
+        """Add a throughput that another router has measured (tokens per simulated second), with the weight of one second of prefill."""
         self._set(self._tokens * _DECAY + tokens_per_s, self._seconds * _DECAY + 1.0)
 
     def is_own(self, idle_s: float) -> bool:
-        """Return whether the measurements on this worker suffice to use its value instead of the fleet's.
+        """Return whether enough was measured on this worker to use its own throughput instead of that of all workers together.
 
-        They suffice if their weight is that of one second of prefill or more; it halves with each 60 s without work.
+        Enough are measurements with the weight of one simulated second of prefill; their weight halves with each 60 s
+        without work.
 
         ``idle_s`` is the time for which the worker has had nothing to compute, in simulated seconds.
         """
@@ -171,7 +174,9 @@ class PrefillThroughput:
         self._set(self._tokens * weight, self._seconds * weight)
 
     def mixed(self, fleet: float | None, idle_s: float = 0.0) -> float | None:
-        """Return the estimate in tokens/s, mixed with ``fleet`` as one more second of measurement; None if both are unknown.
+        """Return the worker's prefill throughput in tokens per simulated second, mixed with that of all workers; None if both are unknown.
+
+        The throughput of all workers has the weight of one second of measurement.
 
         Args:
             fleet: Throughput of all workers together, in tokens/s; None if unknown.
@@ -252,15 +257,19 @@ class WorkerQueue(Generic[T]):
 
     @property
     def pending_tokens(self) -> int:
-        """Uncached tokens of all requests here. Without tiers, late requests are not included, because they let others go first."""
+        """Uncached tokens to compute of all requests that wait for the worker or were sent there, by this router or another one.
+
+        Requests of other routers are counted as last reported. Without tiers, requests that can no longer meet their TTFT
+        target are not included while they wait, because they let others go first.
+        """
         return self.queued_tokens - self.line.late_tokens + self.running_tokens + self.peer_tokens
 
     def pending_for(self, arrival: Arrival) -> int:
-        """Return the uncached tokens to compute here before a request that arrives now.
+        """Return the uncached tokens that this worker has to compute before a request that arrives now.
 
-        Without tiers, late requests are not included, because they let the new one go first. With tiers, late requests are
-        included, but requests of lower tiers are not: neither those that wait here nor those in the engine, except the one
-        whose prompt is being computed.
+        Late requests are those that can no longer meet their TTFT target. Without tiers, they are not included, because
+        they let the new one go first. With tiers, they are included, but requests of lower tiers are not: neither those
+        that wait here nor those in the engine, except the one whose prompt is being computed.
         """
         line = self.line
         pending = self.queued_tokens - line.late_tokens + self.running_tokens + self.peer_tokens
@@ -275,7 +284,10 @@ class WorkerQueue(Generic[T]):
 
     @property
     def inflight_tokens(self) -> int:
-        """Tokens in flight at the worker: this router's, plus the other routers' as last reported."""
+        """Tokens of all requests in flight at the worker: prompts and generated tokens of this router's, and those of other routers.
+
+        Those of other routers are as last reported.
+        """
         return self.load.inflight_tokens + self.peer_tokens
 
     def projected_kv_usage(self, now_s: float) -> float | None:
@@ -286,11 +298,11 @@ class WorkerQueue(Generic[T]):
 
     @property
     def queue(self) -> dict[T, QueuedRequest[T]]:
-        """Requests that wait for the worker and were not found late, by item."""
+        """Requests that wait for the worker and can still meet their TTFT target, as far as known, by the caller's identifier."""
         return self.line.queue
 
     def uncached(self, arrival: Arrival) -> int:
-        """Return the number of a prompt's tokens that would have to be computed here; at least 1 unless the prompt is empty.
+        """Return the number of a prompt's tokens that this worker would have to compute; at least 1 unless the prompt is empty.
 
         A prompt is never cached entirely: its last token is computed to generate the first output token. A token that would be
         loaded from other memory than the GPU's counts as 0.25 tokens (`LOAD_COST`).
@@ -307,9 +319,10 @@ class WorkerQueue(Generic[T]):
         return computed + int(LOAD_COST * (missing - computed))
 
     def put(self, queued: QueuedRequest[T], uncached: int | None = None, *, is_first: bool = False) -> None:
-        """Queue a request here, after all others or (``is_first``) before them; its prompt counts as cached here from now on.
+        """Add a request to those that wait for this worker, after all others or (``is_first``) before them.
 
-        ``uncached`` is the number of its tokens to compute here; None calculates it.
+        Its prompt counts as cached at the worker from now on. ``uncached`` is the number of its tokens to compute here;
+        None calculates it.
         """
         queued.worker = self.name
         queued.cached_keys = self.index.use(queued.arrival.prefix)
@@ -320,16 +333,22 @@ class WorkerQueue(Generic[T]):
         self.queued_tokens += queued.uncached
 
     def pull(self, queued: QueuedRequest[T]) -> None:
-        """Remove a waiting request from the queue."""
+        """Remove a request from those that wait for this worker."""
         self.line.pull(queued)
         self.queued_tokens -= queued.uncached
 
     def forget(self, queued: QueuedRequest[T]) -> None:
-        """Remove from the prefix index the blocks that a request would have added to the cache, because it was not computed here."""
+        """Remove a request's blocks from the prefix index (assumed cache contents), because the worker did not compute them.
+
+        Blocks that were in the index before the request are kept.
+        """
         self.index.truncate(queued.arrival.prefix, queued.cached_keys)
 
     def unassign(self, queued: QueuedRequest[T]) -> None:
-        """Remove a waiting request from the queue, and remove from the prefix index the blocks that it would have added."""
+        """Remove a request from those that wait for this worker, and its blocks from the prefix index (assumed cache contents).
+
+        Blocks that were in the index before the request are kept.
+        """
         self.pull(queued)
         self.forget(queued)
 
@@ -351,9 +370,9 @@ class WorkerQueue(Generic[T]):
         self.running_prompt_tokens += queued.tokens
 
     def end(self, queued: QueuedRequest[T], now_s: float) -> float:
-        """Remove a running request; return the seconds since it was dispatched or since the last prompt was computed here.
+        """Remove a request from those that the worker computes; return how long its prompt took, in simulated seconds, >= 0.
 
-        The later of the two times counts. The result is in simulated seconds, >= 0.
+        The time counts from the request's dispatch, or from the end of the previous prompt if that was later.
         """
         del self.running[queued.item]
         self.running_tokens -= queued.uncached
@@ -417,13 +436,13 @@ class RoutingPolicy(Protocol):
     assigns: AssignTime
 
     def worker_joined(self, name: str) -> None:
-        """Record that the worker ``name`` can be chosen from now on."""
+        """Record that a new worker ``name`` can be chosen from now on."""
 
     def worker_left(self, name: str) -> None:
         """Record that the worker ``name`` can no longer be chosen."""
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
-        """Return the worker for a request, and the reason.
+        """Return the worker that the policy chooses for a request, with the reason.
 
         Args:
             arrival: The request.
@@ -433,10 +452,10 @@ class RoutingPolicy(Protocol):
 
 
 def bottleneck_s(policy: RoutingPolicy) -> float:
-    """Return the policy's ``bottleneck_s``: the time without a computed prompt after which a worker counts as limited by decode.
+    """Return the simulated seconds without a computed prompt after which a busy worker's waiting requests may be moved away.
 
-    Requests that wait for such a worker are moved, see `decode_delay_s`. In simulated seconds; inf, also if the policy has no
-    such attribute, never moves them.
+    The prefills of such a worker are held up by its decodes, see `decode_delay_s`. It is the policy's attribute
+    ``bottleneck_s``; inf, also if the policy has no such attribute, never moves requests.
     """
     return float(getattr(policy, "bottleneck_s", inf))
 
@@ -451,7 +470,7 @@ class LearnsPrompts(Protocol):
     """A policy that remembers where prompts were sent, in addition to each worker's prefix index."""
 
     def prompt_queued(self, arrival: Arrival, worker: str, workers: WorkerQueues) -> None:
-        """Record that another router has sent a request to a worker.
+        """Record that another router has sent a request to a worker, which therefore has its prompt in the cache.
 
         Args:
             arrival: The request.
@@ -482,7 +501,7 @@ class Estimates:
         return None if tokens_per_s is None else tokens / tokens_per_s
 
     def tokens_per_s(self, worker: WorkerQueue[Any]) -> float | None:
-        """Return a worker's prefill throughput in tokens/s; None while none is known."""
+        """Return a worker's estimated prefill throughput in tokens per simulated second; None while none was measured on any worker."""
         return worker.throughput.mixed(self.throughput.tokens_per_s, worker.idle_s(self.now_s))
 
     def computed_tokens(self, worker: WorkerQueue[Any]) -> int:
@@ -506,19 +525,27 @@ class Estimates:
     def pending_tokens(self, worker: WorkerQueue[Any], arrival: Arrival | None = None) -> int:
         """Return the uncached tokens that a worker has to compute before a request that arrives now.
 
-        With ``arrival`` the order of the tiers is taken into account, see `WorkerQueue.pending_for`; None counts all tiers.
+        With ``arrival`` (that request), requests of lower tiers that it overtakes are left out, see
+        `WorkerQueue.pending_for`; None counts the requests of all tiers.
         """
         pending = worker.pending_tokens if arrival is None else worker.pending_for(arrival)
         return pending - self.computed_tokens(worker) if worker.running else pending
 
     def relative_slowdown(self, worker: WorkerQueue[Any]) -> float:
-        """Return a worker's prefill time per token divided by the fleet's; 1 if they differ by at most 25% or little was measured."""
+        """Return a worker's prefill time per token, divided by that of all workers together (2 is half as fast).
+
+        Returns 1 if the two differ by at most 25%, or if little was measured on the worker.
+        """
         if worker.relative_slowdown == 1.0 or worker.running:
             return worker.relative_slowdown
         return self.measured_slowdown(worker)
 
     def measured_slowdown(self, worker: WorkerQueue[Any]) -> float:
-        """Return the same as `relative_slowdown`, always calculated from the present measurements."""
+        """Return a worker's prefill time per token, divided by that of all workers together, calculated from the latest measurements.
+
+        Returns 1 if the two differ by at most 25%, or if little was measured on the worker. `relative_slowdown` returns
+        the value of the last measurement instead, which takes less time.
+        """
         fleet, own = self.throughput.tokens_per_s, self.tokens_per_s(worker)
         if fleet is None or own is None or not worker.throughput.is_own(worker.idle_s(self.now_s)):
             return 1.0
@@ -528,7 +555,8 @@ class Estimates:
     def ttft_s(self, worker: WorkerQueue[Any], uncached: int) -> float | None:
         """Return the estimated TTFT of a request that arrives now, in simulated seconds; None while no throughput is known.
 
-        It is the worker's pending tokens plus the request's ``uncached`` tokens, divided by the throughput.
+        It is the tokens that the worker has to compute before, plus the request's ``uncached`` tokens, divided by the
+        worker's throughput.
         """
         return self.seconds(worker, self.pending_tokens(worker) + uncached)
 

@@ -65,7 +65,10 @@ class EndedRequest(NamedTuple):
         return cls(ttft_s, tpot_s, e2e_s, is_failed=is_failed)
 
     def meets(self, slo: Slo) -> bool:
-        """Return whether the request has met the targets; a target or latency that is None counts as met."""
+        """Return whether the request has met the latency targets ``slo``; False if it failed.
+
+        A target or latency that is None counts as met.
+        """
         pairs = (
             (self.ttft_s, slo.ttft_seconds),
             (self.tpot_s, slo.itl_seconds),
@@ -98,7 +101,7 @@ class SlidingWindow:
         self._values.append((now_s, value))
 
     def values(self, now_s: float, *, since_s: float = float("-inf")) -> list[float]:
-        """Return the values measured within the last `length_s` seconds and after ``since_s``, the oldest first."""
+        """Return the values measured within the window's length before ``now_s`` and after ``since_s``, the oldest first."""
         values = self._values
         while values and values[0][0] <= now_s - self.length_s:
             values.popleft()
@@ -127,7 +130,7 @@ class SloMonitor:
         self._debt = dict.fromkeys(PRIORITIES, 0.0)
 
     def configure(self, tiers: TiersConfig) -> None:
-        """Replace the targets and settings; the measured values and the present step are kept."""
+        """Replace the tiers' targets and the settings of shedding; measured latencies and the present step of shedding stay."""
         self.tiers = tiers
         self.settings = tiers.shedding
         for windows in (self._ttft, self._tpot, self._met):
@@ -137,19 +140,20 @@ class SloMonitor:
     # ------------------------------------------------------------------ what is measured
 
     def first_token(self, tier: Tier, ttft_s: float, now_s: float) -> None:
-        """Record the TTFT of a request, in simulated seconds."""
+        """Record the TTFT (``ttft_s``) of a request of a tier, whose first token arrived at ``now_s``; both in simulated seconds."""
         self._ttft[tier].add(ttft_s, now_s)
 
     def ended(self, tier: Tier, request: EndedRequest, now_s: float) -> None:
-        """Record the end of an admitted request."""
+        """Record the end of an admitted request at ``now_s`` (simulated seconds), with its latencies."""
         if request.tpot_s is not None:
             self._tpot[tier].add(request.tpot_s, now_s)
         self._met[tier].add(float(request.meets(slo_of(self.tiers, tier))), now_s)
 
     def compliance(self, tier: Tier, now_s: float) -> float | None:
-        """Return the fraction of a tier's requests that met all targets, of those that ended within ``windowSeconds``, 0-1.
+        """Return the fraction of a tier's requests that met all latency targets, 0-1.
 
-        Returns None if no request of the tier has ended in that time.
+        The requests that ended within the last ``windowSeconds`` (simulated) are counted. Returns None if no request of
+        the tier has ended in that time.
         """
         met = self._met[tier].values(now_s)
         return sum(met) / len(met) if met else None
@@ -157,21 +161,25 @@ class SloMonitor:
     # ------------------------------------------------------------------ shedding
 
     def shed_fraction(self, tier: Tier) -> float:
-        """Return the fraction of a tier's arrivals that is shed now, 0-1."""
+        """Return the fraction of a tier's new requests that is shed now (rejected to protect higher tiers), 0-1."""
         taken = STEPS[: self.step] if self.settings.enabled else ()
         return max((fraction for each, fraction in taken if each is tier), default=0.0)
 
     def sheds(self, tier: Tier) -> bool:
-        """Count an arrival and return whether it is to be shed; shed arrivals are evenly spaced."""
+        """Count a new request of a tier, and return whether it is to be shed (rejected to protect higher tiers).
+
+        The shed requests are evenly distributed: every second one if the fraction is a half.
+        """
         debt = self._debt[tier] + self.shed_fraction(tier)
         is_shed = debt >= 1.0
         self._debt[tier] = debt - is_shed
         return is_shed
 
     def evaluate(self, now_s: float, waits: _Waits | None = None) -> None:
-        """Take the next step of shedding (`STEPS`) or reverse the last one, if that is necessary.
+        """Shed more requests of lower tiers if a higher tier misses its targets, or fewer if it meets them again.
 
-        A step is taken at least ``stepSeconds`` after the last change, and reversed at least ``recoverSeconds`` after it.
+        Requests are shed (rejected) in the steps `STEPS`. A step is taken at least ``stepSeconds`` after the last change,
+        and reversed at least ``recoverSeconds`` after it.
 
         ``waits`` contains, by tier, how long the requests that wait now have waited, in simulated seconds. Those above the
         TTFT target have missed it already; while no worker makes progress, they are the only values. None counts no waiting

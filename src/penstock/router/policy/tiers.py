@@ -60,7 +60,10 @@ def share_of(tiers: TiersConfig, tier: Tier) -> float:
 
 
 def quantum(tiers: TiersConfig, tier: Tier) -> float:
-    """Return the number of uncached tokens that one round allots to a tier of `SHARED` (all tiers except system)."""
+    """Return the number of uncached tokens that a tier may be served in one round of sharing a worker's capacity.
+
+    The tier is premium, standard or background; the system tier is served before them and has no share.
+    """
     return tiers.round_tokens * share_of(tiers, tier)
 
 
@@ -108,11 +111,11 @@ class TierQueue(Generic[T]):
 
     @property
     def queue(self) -> dict[T, QueuedRequest[T]]:
-        """Waiting requests that were not found late, by item, the highest tier's first."""
+        """Waiting requests that can still meet their TTFT target, as far as known, by the caller's identifier, highest tier first."""
         return {queued.item: queued for queued in self.in_order(hit_first=False)}
 
     def lower_tokens(self, rank: int) -> int:
-        """Return the number of uncached tokens of waiting requests of lower tiers than ``rank``."""
+        """Return the number of uncached tokens of waiting requests of tiers lower than that of ``rank`` (0 is the highest tier)."""
         return self._lower_tokens[rank]
 
     def __bool__(self) -> bool:
@@ -124,7 +127,10 @@ class TierQueue(Generic[T]):
                 yield from lane
 
     def credit(self, tier: Tier) -> float:
-        """Return the uncached tokens that a tier of `SHARED` may still be served in this round; negative values are its debt."""
+        """Return the uncached tokens that a tier (premium, standard or background) may still be served in this round of sharing.
+
+        A negative value means that the tier was served more than its share.
+        """
         return self._credits[tier]
 
     def put(self, queued: QueuedRequest[T], *, is_first: bool = False) -> None:
@@ -134,7 +140,7 @@ class TierQueue(Generic[T]):
         self._tiers[tier].lane(queued.arrival.tenant).put(queued, is_first=is_first)
 
     def pull(self, queued: QueuedRequest[T]) -> None:
-        """Remove a waiting request.
+        """Remove a waiting request from this queue.
 
         Raises:
             KeyError: the request does not wait here.
@@ -143,14 +149,18 @@ class TierQueue(Generic[T]):
         self._tiers[queued.arrival.tier].pull(queued)
 
     def charge(self, queued: QueuedRequest[T]) -> None:
-        """Subtract a dispatched request's uncached tokens (at least 1) from its tier's credit, and count them for its tenant."""
+        """Count a dispatched request's uncached tokens (at least 1) against its tier's share of this round, and for its tenant."""
         tier, tokens = queued.arrival.tier, max(1, queued.uncached)
         if tier in self._credits:
             self._credits[tier] -= tokens
         self._tiers[tier].charge(queued, tokens)
 
     def in_order(self, *, hit_first: bool) -> Iterator[QueuedRequest[T]]:
-        """Iterate over the requests that were not found late, tier by tier; see `Lane.in_order`."""
+        """Iterate over the waiting requests, tier by tier from the highest, and tenant by tenant within a tier.
+
+        Requests that can no longer meet their TTFT target (late ones) are left out. ``hit_first`` orders by cached tokens
+        within a tenant's requests, see `Lane.in_order`.
+        """
         for tier in self._tiers.values():
             for lane in tier.lanes.values():
                 yield from lane.in_order(hit_first=hit_first)
@@ -164,7 +174,7 @@ class TierQueue(Generic[T]):
         urgent: bool = False,
         begun: bool = False,
     ) -> QueuedRequest[T] | None:
-        """Return the request to be served next, without removing it; None if there is none. See `Lane.next_up`.
+        """Return the waiting request to be served next, without removing it; None if no request may be served.
 
         Args:
             now_s: Current time in simulated seconds, for aging.

@@ -139,7 +139,7 @@ class RouterApp:
         }
 
     def wants_body(self, request: Request) -> bool:
-        """Return whether a request's body must be read; False if its status line and headers suffice to reject or answer it."""
+        """Return whether a request's body must be read; False if its method, path and headers suffice to reject or answer it."""
         try:
             if request.path in PATHS:
                 self._check(request)
@@ -152,7 +152,7 @@ class RouterApp:
         return True
 
     def handle(self, request: Request, responder: Responder) -> Awaitable[None]:
-        """Return the awaitable that answers ``request`` by means of ``responder``."""
+        """Return the awaitable that answers the HTTP request ``request``, writing the response by means of ``responder``."""
         if request.path in PATHS and request.method != "OPTIONS":
             return self._complete(request.path, request, responder)
         return self._answer(request.path, request, responder)

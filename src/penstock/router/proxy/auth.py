@@ -94,12 +94,12 @@ class TierIdentity(NamedTuple):
 
 
 class TierKeys:
-    """Keys that select a tier, looked up by their digests, so that the time of a look-up reveals nothing about a key.
+    """API keys that select a tier (priority class), looked up by their digests.
 
-    A tier is a priority class of requests.
+    Comparing digests keeps the time of a look-up from revealing anything about a key.
 
     Attributes:
-        keys: All keys.
+        keys: All API keys that select a tier.
     """
 
     def __init__(self, keys: Mapping[bytes, TierIdentity]) -> None:
@@ -107,15 +107,23 @@ class TierKeys:
         self._by_digest = {_digest(key): value for key, value in keys.items()}
 
     def of(self, authorization: bytes | None) -> TierIdentity | None:
-        """Return the tier and tenant of the key in an Authorization header; None if there is no header, or no known key in it."""
+        """Return the tier (priority class) and tenant of the API key in an Authorization header.
+
+        Returns None if there is no header, or if its key selects no tier.
+        """
         token = _bearer_token(authorization)
         return None if token is None or not self._by_digest else self._by_digest.get(_digest(token))
 
 
 def read_tier_keys(file: Path | None, environment: str | None) -> TierKeys:
-    """Return the tier keys, read from the same sources as `read_keys`; each is ``KEY TIER`` or ``KEY TIER TENANT``.
+    """Return the API keys that select a tier (priority class): one per line, each ``KEY TIER`` or ``KEY TIER TENANT``.
 
-    A key without a tenant is a tenant of its own.
+    They are read from a file or folder, and from the value of an environment variable, as by `read_keys`. A key without a
+    tenant is a tenant of its own.
+
+    Args:
+        file: File or folder with keys; None if the option is not set.
+        environment: Value of the variable, with keys separated by commas; None if it is not set.
 
     Raises:
         ConfigError: a file cannot be read, there is no key, a line does not have this form, or a key occurs twice; the
@@ -143,7 +151,7 @@ def _digest(key: bytes) -> str:
 
 
 def credentials(headers: Mapping[bytes, bytes]) -> bytes | None:
-    """Return a request's Authorization header; None if it has none.
+    """Return the value of a request's Authorization header; None if it has none.
 
     Anthropic's clients send a key as ``x-api-key``, which is returned as ``Bearer KEY``.
     """
@@ -187,7 +195,9 @@ GRAPH_SECRET: Final = b"x-penstock-graph-secret"
 
 
 class GraphSecret:
-    """Recognizes requests of the graph's other routers; without a secret no request counts as a router's.
+    """The secret by which the routers of a graph recognize each other's requests.
+
+    Without a secret (empty bytes), no request counts as a router's.
 
     Attributes:
         headers: Headers that a request to another router must contain; empty without a secret.
@@ -205,9 +215,10 @@ class GraphSecret:
 class AdminCheck:
     """Decides who may drain workers, see their addresses and change thresholds.
 
-    With admin keys, this is allowed to clients that send one of them. Without admin keys, it is allowed to programs on this
-    machine, while the router listens on loopback only and requires no client keys. It is never allowed to a web page, because
-    a browser can send requests from this machine on a page's behalf.
+    With admin keys, this is allowed to clients that send one of them. ``keys`` are the admin keys. Without admin keys, it
+    is allowed to programs on this machine, while the router listens on loopback only and requires no client keys
+    (``is_local``). It is never allowed to a web page, because a browser can send requests from this machine on a page's
+    behalf.
 
     Attributes:
         is_keyed: Whether there are admin keys.
@@ -259,7 +270,7 @@ class AdminCheck:
             )
 
     def allows(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Return whether `check` would accept a request with these headers."""
+        """Return whether a request with these headers may administer the router, see `check`."""
         try:
             self.check(headers)
         except RequestRefused:

@@ -31,7 +31,7 @@ _NS: Final = 1e9
 
 @dataclass(slots=True, eq=False)
 class PrefillBeside:
-    """A prefill that runs concurrently with its decode.
+    """A prefill that runs concurrently with the decode of the same request.
 
     Attributes:
         assignment: Assignment to the prefill worker.
@@ -44,7 +44,7 @@ class PrefillBeside:
     response: StreamingResponse | None = None
 
     def leave(self) -> None:
-        """Abort the prefill if it still runs, by closing the connection to its worker."""
+        """Abort the prefill that runs concurrently with decode, by closing the connection to its worker; does nothing if it has ended."""
         if self.task is not asyncio.current_task():
             self.task.cancel()
         if self.response is not None:
@@ -138,13 +138,20 @@ class CompletionCall:
     trace: RequestTrace | None = None
 
     def take_keys(self, keyed: Keyed) -> None:
-        """Store the prefix keys in ``keyed``, and its exact number of prompt tokens (if any) unless a worker has counted them."""
+        """Store the prefix keys of the request's prompt, and its exact number of tokens unless a worker has counted them already.
+
+        ``keyed`` contains both; the number can be missing there.
+        """
         self.keyed = keyed
         if keyed.tokens is not None and not self.prompt_counted:
             self.prompt_tokens = keyed.tokens
 
     def shown(self) -> dict[str, Any]:
-        """Return the values for the access log by key, except those that are only known at the request's end (status, duration)."""
+        """Return the request's entries of the access log, except those that are only known at its end (status, duration).
+
+        Keys are the names of the entries, such as ``worker``; a value that is unknown is None. ``tier`` and ``tenant``
+        are missing if tiers are disabled.
+        """
         identity = {} if self.identity is None else {"tier": self.tier.value, "tenant": self.identity.tenant}
         return {
             **identity,
@@ -162,12 +169,15 @@ class CompletionCall:
 
     @property
     def is_rest(self) -> bool:
-        """Whether the newest try requests the remaining part of an interrupted stream, instead of the entire response."""
+        """Whether the request to the worker is for the remaining part of an interrupted stream, instead of the entire response."""
         return self.begun is not None and self.begun.said is not None
 
     @property
     def said_tokens(self) -> int:
-        """Number of response tokens that the prompt of the newest try contains; 0 unless an interrupted stream is resumed."""
+        """Number of response tokens that the client has already and that the worker gets with the prompt, to resume the stream.
+
+        0 unless an interrupted stream is resumed.
+        """
         return 0 if self.begun is None or self.begun.said is None else self.begun.said.tokens
 
     @property
@@ -176,12 +186,12 @@ class CompletionCall:
         return Tier.STANDARD if self.identity is None else self.identity.tier
 
     def arrival(self, role: Role, unpaired: frozenset[str], bytes_per_token: float) -> Arrival:
-        """Return the request in the form in which a stage's routing policy sees it; the policy of decode gets no prefix keys.
+        """Return the request in the form in which the routing policy of ``role`` sees it; for decode, it has no prefix keys.
 
         Args:
             role: Role of the stage.
-            unpaired: Names of workers of this role that cannot transfer KV to or from the other stage's worker; they are
-                avoided.
+            unpaired: Names of workers of this role that cannot transfer KV to or from the worker of the other stage
+                (prefill or decode), because their engine versions differ; they are avoided.
             bytes_per_token: Mean number of bytes per token, to convert between prefix keys and tokens.
         """
         keyed, is_complete, avoid = self.keyed, not self.request.stream, self.tries.avoid | unpaired
@@ -262,7 +272,7 @@ class RequestTrace:
         self._span.child("pick", chosen, began_ns=picked_ns).end(now_ns)
 
     def sent(self, call: CompletionCall) -> None:
-        """Begin the span of a call to a worker, and add it to the upstream headers so that the worker continues the trace."""
+        """Begin the span of a call to a worker, and add its id to the headers for the worker, so that the worker continues the trace."""
         attributes: dict[str, str | int | float | bool] = {"penstock.worker": call.assignment.worker.name}
         if call.tries.retries:
             attributes["penstock.retries"] = call.tries.retries
@@ -276,12 +286,15 @@ class RequestTrace:
         call.upstream_headers = (*others, (b"traceparent", self._call.traceparent))
 
     def first_token(self) -> None:
-        """Record the first token of a stream."""
+        """Record, in the span of the call to a worker, that the first token of its stream has arrived."""
         if self._call is not None:
             self._call.note("first token")
 
     def answered(self, error: BaseException | None) -> None:
-        """End the span of a call; ``error`` is its failure, None if it succeeded. A client that disconnected is not a failure."""
+        """End the span of a call to a worker.
+
+        ``error`` is the failure of the call, None if it succeeded. A client that disconnected is not a failure.
+        """
         call, self._call = self._call, None
         if call is None or call is self._span:
             return

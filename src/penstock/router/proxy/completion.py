@@ -74,10 +74,10 @@ _BOUNDS: Final = ((MAX_CONTAINERS, "objects and lists"), (MAX_STRINGS, "strings"
 
 
 def check_size(raw: bytes) -> Iterator[None]:
-    """Count the objects, strings and values of a body, and check their limits; the caller lets other tasks run at each yield.
+    """Count the objects, strings and values of a request's body, and check their limits, in steps: it yields after each step.
 
-    Braces, quotes and commas are counted first wherever they are. Only a body with too many of them is read string by string,
-    because the text of a prompt may contain any number.
+    At each yield the caller can let other tasks run. Braces, quotes and commas are counted first wherever they are. Only
+    a body with too many of them is read string by string, because the text of a prompt may contain any number.
 
     Raises:
         RequestRefused: 400, a limit is exceeded.
@@ -195,13 +195,13 @@ def parse_completion(
     adapters: Collection[str] = (),
     transfer_keys: frozenset[str] = KvTransferProtocol.keys,
 ) -> CompletionRequest:
-    """Parse the body of a request to one of `PATHS`, for the model, one of its aliases or one of its adapters.
+    """Parse the body of a request to one of the inference endpoints (`PATHS`), and check that it names the served model.
 
     Args:
         path: Path of the request, a key of `PATHS`.
         content_type: Value of the Content-Type header; None if there is none.
         raw: Body of the request.
-        model: Name of the model.
+        model: Name of the served model.
         aliases: Further accepted names of the model.
         adapters: Names of the LoRA adapters.
         transfer_keys: Keys of the runtime's KV transfer, which clients must not set.
@@ -240,7 +240,7 @@ def parse_completion(
 
 
 def encoded(body: dict[str, Any]) -> bytes:
-    """Return a body as JSON bytes.
+    """Return the body of a request as JSON bytes.
 
     Raises:
         RequestRefused: 400, the body is nested deeper than orjson can write, which is 254 levels.
@@ -254,7 +254,7 @@ def encoded(body: dict[str, Any]) -> bytes:
 
 
 def changed_body(request: CompletionRequest, changes: dict[str, Any]) -> bytes:
-    """Return the bytes that the client sent as the body, with ``changes`` added as keys at the end.
+    """Return the body that the client sent, as bytes, with ``changes`` added as keys at its end.
 
     If the body already has one of these keys, it is encoded again with the new values.
 

@@ -75,15 +75,19 @@ _NOTHING: Final = EmittedPrefix()
 
 
 class Repeated:
-    """Removes the text that the client has from the text that the next worker generates again."""
+    """Removes, from the text of the worker that resumes a stream, the part that the client has already.
+
+    The worker generates this part again, because a prompt can only end at certain points of a text.
+    """
 
     def __init__(self, said: EmittedPrefix) -> None:
         self._left = said.shown[len(said.text) :]
 
     def new(self, text: Any) -> str:
-        """Return the part of a text that the client does not have; after the first difference, all text is new.
+        """Return the part of ``text`` that the client does not have yet.
 
-        ``text`` is the next text of the worker that resumes the stream.
+        ``text`` is the next text of the worker that resumes the stream. As soon as its text differs from what the client
+        has, all of it is new.
 
         Raises:
             TypeError: ``text`` is not a string.
@@ -113,10 +117,10 @@ class StreamSeam(ABC):
         self._splitter = EventSplitter()
 
     def join(self, data: bytes) -> bytes:
-        """Return the complete events in ``data``, changed so that they continue the first part of the stream.
+        """Return the complete events in ``data``, changed so that they continue the part of the stream that the client has.
 
-        ``data`` is the next part of the stream of the worker that resumes it; an incomplete event at its end is kept for the
-        next call. Events that the client has already are left out.
+        ``data`` is the next part of the stream of the worker that resumes it; an incomplete event at its end is kept for
+        the next call. Events that the client has already are left out, so that the result can be empty.
         """
         return b"".join(self._joined(event) for event in self._splitter.feed(data))
 
@@ -174,11 +178,11 @@ class BegunStream:
 
 
 def emitted_prefix(record: StreamRecord, before: EmittedPrefix | None = None) -> EmittedPrefix:
-    """Return the part of a stream that the client has.
+    """Return the part of a stream that the client has, from all workers that have sent a part of it.
 
     Args:
         record: Record of the part that the present worker has sent.
-        before: Part that this worker continues; None if it is the first worker.
+        before: Part that the client had before, which the present worker continues; None if it is the first worker.
     """
     before, request = before or _NOTHING, record.request
     refusal = refusal_of_stream(record, before)
@@ -209,7 +213,9 @@ def emitted_prefix(record: StreamRecord, before: EmittedPrefix | None = None) ->
 
 
 def refusal_of_stream(record: StreamRecord, before: EmittedPrefix | None = None) -> str:
-    """Return why another worker cannot continue a stream; empty if one can. Parses at most the last batch of the record.
+    """Return why another worker cannot continue a stream if it breaks off; an empty text if one can.
+
+    Parses at most the last 128 reads (`BATCH`) of the record.
 
     Args:
         record: Record of the part that the present worker has sent.
@@ -477,7 +483,7 @@ def _make_delta(choice: dict[str, Any]) -> None:
 
 
 def ending(request: CompletionRequest, said: EmittedPrefix, prompt_tokens: int | None) -> bytes:
-    """Return the final events (finish reason, usage, ``[DONE]``) of a stream whose text the client has completely.
+    """Return the final events (finish reason, usage, ``[DONE]``) of a stream of which the client has the complete text.
 
     Args:
         request: Request of the client.

@@ -71,7 +71,10 @@ _KEYS: Final = frozenset({"prompt_logprobs", "echo", "use_beam_search"})
 
 
 def decode_alone(request: CompletionRequest) -> DecodeAlone | None:
-    """Return the first of `REASONS` that applies to a request; None if a prefill worker can compute its prompt."""
+    """Return the first reason for which the decode worker has to compute a request's prompt itself, without a prefill worker.
+
+    Returns None if a prefill worker can compute it. All reasons are in `REASONS`.
+    """
     if request.is_single and not _is_response(request) and _KEYS.isdisjoint(request.body):
         return None
     return next((each for each in REASONS if each.holds(request)), None)

@@ -97,7 +97,10 @@ class WorkerCalls:
         )
 
     async def send(self, call: CompletionCall, step: Send) -> Answer:
-        """Send a request to its assigned worker, and read the first part of the response; return the result of the step `Send`.
+        """Send a request to its assigned worker, and read the first part of the response.
+
+        Returns what is described at `Send`: that the prompt was computed, that the response has begun, or why not. If
+        ``step`` is a prefill that runs concurrently with decode, it is only started, and None is returned.
 
         Raises:
             ClientDisconnected: the client disconnected during a prefill that failed.
@@ -168,9 +171,11 @@ class WorkerCalls:
     def failed(
         self, call: CompletionCall, assignment: LiveAssignment, problem: ErrorReply | UpstreamError
     ) -> FailedTry | Problem:
-        """Report a failed response to the worker's circuit breaker, and return what it means for the request.
+        """Report a worker's failure to answer to its circuit breaker, and return what this means for the request.
 
-        ``problem`` is the worker's error response, or the reason for which there is no complete response.
+        ``problem`` is the worker's error response, or the reason for which there is no complete response. The result is a
+        `FailedTry` (which says where the request may be retried), or a `Problem` that does not count against the worker
+        alone.
         """
         worker, now_s = assignment.worker, self._clock.now_s()
         call.problem = problem
@@ -295,7 +300,10 @@ class WorkerCalls:
     # ------------------------------------------------------------------ counting
 
     def note_usage(self, call: CompletionCall, usage: Any) -> None:
-        """Record the token counts in ``usage``, the usage object of a worker's response; does nothing if it is not a JSON object."""
+        """Store the prompt, cached and output tokens that a worker has counted in the call.
+
+        ``usage`` is the usage object of the worker's response; nothing is stored if it is not a JSON object.
+        """
         prompt_tokens, output_tokens, cached_tokens = read_usage(usage)
         self._count_prompt(call, prompt_tokens)
         if output_tokens is not None:
@@ -322,7 +330,7 @@ class WorkerCalls:
 
 
 def check_present(call: CompletionCall) -> None:
-    """Raise an exception if the client has disconnected; during a prefill this is only noticed at its end.
+    """Check that a request's client is still connected; during a prefill this is only noticed at its end.
 
     Raises:
         ClientDisconnected: the client has disconnected.

@@ -71,7 +71,8 @@ class ErrorResponse:
         wants_retry: Whether to send Retry-After.
         retry_after: The worker's own Retry-After value; None if it sent none.
         retry_after_s: Time until capacity, or a worker, is expected, in simulated seconds; None if unknown.
-        is_rate: Whether `retry_after_s` is derived from a measured drain rate, which does not predict the distant future.
+        is_rate: Whether `retry_after_s` is derived from the rate at which workers become available, as measured now,
+            which does not predict the distant future.
     """
 
     status: int
@@ -84,15 +85,19 @@ class ErrorResponse:
 
 
 def no_usable_answer(reason: str) -> ErrorResponse:
-    """Return the response to a request whose last try failed without a usable response from a worker."""
+    """Return the error response to a request whose last try failed, without a response of a worker that could be passed on.
+
+    ``reason`` is the failure reason, from a fixed set of values, which the response contains as its ``code``.
+    """
     return ErrorResponse(502, reason, _body(502, "the worker gave no usable answer", reason))
 
 
 def failed_try(error: UpstreamError, worker: Worker) -> tuple[FailedTry, ErrorResponse]:
-    """Return the failure of a try whose ``worker`` sent no complete response because of ``error``, and the client's error response.
+    """Return the failure of a request at ``worker`` for the decision about retries, and the error response if it is not retried.
 
-    A ``total`` timeout is the request's own deadline, so that no time is left for another try. The messages do not contain a
-    worker's address, which must not leave the cluster.
+    ``error`` is the reason for which there is no complete response. A ``total`` timeout is the request's own deadline, so
+    that no time is left for another try. The messages do not contain a worker's address, which must not leave the
+    cluster.
     """
     scope, is_timeout = RetryScope.ANYWHERE, False
     if isinstance(error, UpstreamConnectError):
@@ -122,9 +127,10 @@ _REFUSALS: Final[dict[RefusalReason, tuple[int, str]]] = {
 
 
 def refusal(error: AdmissionError) -> ErrorResponse:
-    """Return the response to a request that gets no worker because of ``error``.
+    """Return the error response to a request that the router rejects, because it has no worker for it.
 
-    The body of a rejection that protects others (`REJECTIONS`) is flat, as in Dynamo's document.
+    ``error`` contains the reason and the message. The body of a rejection that protects others (`REJECTIONS`) is flat, as
+    in Dynamo's document.
     """
     status, reason = _REFUSALS[error.reason]
     body, is_rejection = _body(status, str(error), reason), reason in REJECTIONS
@@ -134,7 +140,7 @@ def refusal(error: AdmissionError) -> ErrorResponse:
 
 
 def saturated() -> ErrorResponse:
-    """Return the response of a router that has no free connection for a worker."""
+    """Return the error response of a router that has as many connections to workers open as it may have."""
     body = _body(503, "the router has no connection left; retry later", SATURATED)
     return ErrorResponse(503, SATURATED, body, wants_retry=True)
 
@@ -151,7 +157,8 @@ def retry_after(expected_real_s: float | None, *, floor_s: int, is_rate: bool) -
     Args:
         expected_real_s: Expected time in real seconds; None if it is unknown, and ``floor_s`` is returned.
         floor_s: Minimum value, ``router.admission.retryAfterSeconds``; it takes precedence over the maximum of 60 s.
-        is_rate: Whether the time is derived from a measured drain rate; it is then limited to 60 s (`MAX_RETRY_AFTER_S`).
+        is_rate: Whether the time is derived from the rate at which workers become available, as measured now; it is then
+            limited to 60 s (`MAX_RETRY_AFTER_S`).
     """
     if expected_real_s is None or not isfinite(expected_real_s):
         return str(floor_s).encode()
@@ -200,7 +207,7 @@ class ErrorReply(Exception):  # noqa: N818 - what the worker said, not a fault o
         return self.status == 404 and _OF_MODEL.encode() in self.content
 
     def shown(self, path: str) -> tuple[ErrorResponse, bool]:
-        """Return the error response for the client of a path, and whether the worker's body was an error object.
+        """Return the error response for a client of ``path``, and whether the worker's body was an error object.
 
         A worker's message is converted to the router's own form, so that clients see only one: vLLM's ``type`` is a Python
         class and its ``code`` the status, while OpenAI's are words. FastAPI's ``detail`` and vLLM's form before 0.10 are read
@@ -239,7 +246,7 @@ class ErrorReply(Exception):  # noqa: N818 - what the worker said, not a fault o
 def retry_scope_of(
     status: int, *, endpoint: ApiEndpoint, is_error_object: bool, sent_credentials: bool
 ) -> RetryScope:
-    """Return where a request may be retried after an error response.
+    """Return where a request may be retried after an error response: nowhere, on another worker only, or on any worker.
 
     Args:
         status: Status of the error response, 400 to 599.

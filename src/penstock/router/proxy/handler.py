@@ -171,7 +171,8 @@ class CompletionHandler:
         """Serve one request; every failure is answered with an error response, unless the client has disconnected.
 
         Raises:
-            RequestRefused: 400, its KV cannot be transferred, and decode workers of this graph compute no prompts.
+            RequestRefused: 400, the KV of its prompt cannot be transferred, and the decode workers of this graph compute
+                no prompts.
         """
         self._check_kv_transfer(call.request)
         if call.request.endpoint.runs_model:
@@ -213,11 +214,17 @@ class CompletionHandler:
                 self.moves.end(call)
 
     def may_go_on(self, call: CompletionCall) -> bool:
-        """Return whether another worker could resume a stream that starts now; if so, its events are recorded from now on."""
+        """Return whether another worker could resume the stream of ``call``, which starts now, if it breaks off.
+
+        If so, the stream's events are recorded from now on.
+        """
         return self._rests.begin(call) is not None
 
     def writes_stream(self, call: CompletionCall) -> bool:  # noqa: ARG002 - gateways need it
-        """Return whether this router writes the client's stream, so that it can start the stream before a worker has answered."""
+        """Return True: this router writes the client's stream itself, so that it can start it before a worker has answered.
+
+        A subclass for gateways returns False for streams that Envoy relays.
+        """
         return True
 
     def _check_kv_transfer(self, request: CompletionRequest) -> None:

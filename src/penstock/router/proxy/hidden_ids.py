@@ -40,8 +40,9 @@ def without_ids(events: bytes) -> bytes:
 
 
 def observe_without_ids(observe: Observe, data: bytes, at: int = 0) -> bytes:
-    """Pass one read to ``observe``, and return the bytes for the client without token ids.
+    """Pass one read of a worker's stream to ``observe``, and return the bytes for the client without token ids.
 
-    ``data`` and ``at`` are the arguments of `RelayMeter.observe`; ``observe`` is that method or one with the same arguments.
+    ``data`` is what was read, and ``at`` the position at which the body starts in it (0 without HTTP chunk framing);
+    ``observe`` is `RelayMeter.observe` or a function with the same arguments, which returns the bytes with ids.
     """
     return without_ids(observe(data[at:-2] if at else data, 0))

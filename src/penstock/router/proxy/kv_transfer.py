@@ -67,7 +67,7 @@ class PrefillAnswer:
 
 
 def source_of(worker: Worker) -> KvSource:
-    """Return the description of a prefill worker as the source of one more prompt's KV, with a new random transfer id."""
+    """Return how a decode worker finds a prompt's KV at a prefill worker: its address and a new random transfer id."""
     host = urlsplit(worker.spec.url).hostname or ""
     return KvSource(host, worker.spec.side_channel_port, secrets.randbits(63), worker.kv_engine)
 
@@ -77,7 +77,7 @@ def prefill_body(request: CompletionRequest, kv_transfer: KvTransferProtocol, so
 
     Args:
         request: Request of the client.
-        kv_transfer: Protocol of the graph's runtime.
+        kv_transfer: How the graph's runtime (such as vLLM) transfers KV.
         source: The prefill worker, from `source_of`.
     """
     kept = {key: value for key, value in request.body.items() if key not in _DROPPED}
@@ -116,10 +116,10 @@ def _epoch(params: dict[str, Any], expired_leases: float | None) -> str | None:
 def read_prefill_answer(
     answer: dict[str, Any], fields: dict[str, Any] | None, lease: KvLease
 ) -> PrefillAnswer:
-    """Return the `PrefillAnswer` for a prefill worker's completion object.
+    """Return what the router needs from a prefill worker's response: token counts, and how decode gets the prompt's KV.
 
     Args:
-        answer: The completion object.
+        answer: Completion object that the prefill worker returned.
         fields: Fields to add to the decode request; None if the worker holds no blocks.
         lease: Lease of the held blocks.
     """
@@ -192,14 +192,14 @@ class KvTransfers:
         return versions.NONE if transfer is None else versions.unpaired_decodes(pool, transfer.lease.worker)
 
     def count(self, result: TransferResult) -> None:
-        """Count the outcome of one prompt's KV transfer."""
+        """Count the outcome of one prompt's KV transfer (done, none or lost) in the router's metrics."""
         self._context.metrics.kv_transfers[result] += 1
 
     async def confirm(self, lease: KvLease) -> bool:
-        """Return whether the KV blocks under ``lease`` were certainly held until they were read; called after decode's first token.
+        """Return whether the prefill worker certainly held the KV blocks under ``lease`` until the decode worker had read them.
 
-        If this returns False, the prompt has to be computed again. May read the prefill worker's metrics. The outcome is
-        counted.
+        Called after decode's first token. If this returns False, the prompt has to be computed again. May read the
+        prefill worker's metrics. The outcome of the transfer is counted in the router's metrics.
         """
         now_s = self._clock.now_s()
         expired = None
@@ -235,12 +235,14 @@ class KvTransfers:
         return worker.expired_leases
 
     async def close(self) -> None:
-        """Wait until the releases of KV that are under way have ended; each has a timeout."""
+        """Wait until the requests to prefill workers to free KV blocks, which run in the background, have ended; each has a timeout."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     def release(self, prefilled: PrefillAnswer, headers: Headers) -> None:
-        """Release the KV of a prompt in the background; a failed release costs nothing but one lease.
+        """Tell a prefill worker in the background that no decode worker fetches a prompt's KV, so that it frees the blocks.
+
+        If this fails, the blocks are freed when their lease ends.
 
         Args:
             prefilled: Response of the prefill worker that holds the KV.

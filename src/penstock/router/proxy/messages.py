@@ -36,7 +36,11 @@ def is_error(event: bytes) -> bool:
 
 
 def chat_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the messages of the chat that a Messages request stands for, the system prompt first, in vLLM's form."""
+    """Convert the body of a request to Anthropic's Messages API to chat messages, as vLLM does: the system prompt is the first.
+
+    Each message has the keys ``role`` and ``content`` of OpenAI's chat API. The content is one text if it consists of
+    text only, else the list of Anthropic's content blocks, unchanged.
+    """
     system = _plain(body.get("system"))
     head = [{"role": "system", "content": system}] if system else []
     return [*head, *({**each, "content": _plain(each.get("content"))} for each in body["messages"])]
@@ -53,7 +57,10 @@ def _plain(content: Any) -> Any:
 
 
 def is_plain(chat: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a chat from `chat_of` contains only text, so that the model's template renders it here as on the workers."""
+    """Return whether all messages of a chat from `chat_of` have one text as their content.
+
+    The model's chat template then makes the same prompt in the router as on the workers.
+    """
     return all(isinstance(each["content"], str) for each in chat)
 
 
@@ -63,9 +70,10 @@ def _text(block: Any) -> str:
 
 
 def read_usage(usage: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the total number of prompt tokens in a usage object and the number of cached ones; None for a missing number.
+    """Return the numbers of prompt tokens and of cached prompt tokens in a usage object of Anthropic's Messages API.
 
-    The API reports cached tokens separately from ``input_tokens``; the total includes them.
+    None stands for a missing number. The API reports cached tokens separately from ``input_tokens``; the total includes
+    them.
     """
     total = usage.get("input_tokens")
     if type(total) is int:
@@ -74,9 +82,10 @@ def read_usage(usage: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def with_cached_tokens(usage: dict[str, Any], cached_tokens: int | None) -> None:
-    """Replace decode's cached-token count, which includes the fetched tokens, by that of the prefill worker, in place.
+    """Replace the number of cached tokens in a decode worker's usage object by that of the prefill worker, in place.
 
-    If the prefill worker reports no count (None), all tokens become ``input_tokens``.
+    Decode counts the tokens whose KV it fetched as cached. The object is one of Anthropic's Messages API. If the prefill
+    worker reports no number (None), all tokens become ``input_tokens``.
     """
     total, _ = read_usage(usage)
     for key in _CACHE_KEYS:
@@ -89,7 +98,7 @@ def with_cached_tokens(usage: dict[str, Any], cached_tokens: int | None) -> None
 
 
 def usage_of(event: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the usage object of an event or of the message in it; None if neither has one."""
+    """Return the usage object of an event of Anthropic's Messages API, or of the message in the event; None if neither has one."""
     message = event.get("message")
     usage = message.get("usage") if isinstance(message, dict) else event.get("usage")
     return usage if isinstance(usage, dict) else None

@@ -32,7 +32,10 @@ log = get_logger(__name__)
 
 
 class StreamMoves:
-    """The streams of one router that other workers could resume, by their present worker."""
+    """Moves streams away from workers that are draining (finish their requests and get no new ones), for one router.
+
+    It knows the streams that another worker could resume, by their present worker.
+    """
 
     def __init__(self, context: RouterContext, rests: StreamContinuations) -> None:
         self._core = context.admission.core
@@ -48,25 +51,29 @@ class StreamMoves:
     def follow(self, call: CompletionCall, meter: RelayMeter) -> None:
         """Record that the worker assigned to ``call`` has started to send its stream, which ``meter`` measures.
 
-        An earlier move of the stream ends with this. `tick` can move it again if another worker could resume it.
+        If the stream was moved here from a draining worker, the move has ended. `tick` can move it from this worker too,
+        if it drains and another worker could resume the stream.
         """
         self._moving.discard(call)
         if call.begun is not None and self._after_s is not None:
             self._streams.setdefault(call.assignment.worker, {})[call] = meter
 
     def leave(self, call: CompletionCall) -> None:
-        """Record that the worker no longer sends the stream; does nothing if it was not followed."""
+        """Record that the assigned worker of ``call`` no longer sends the stream; does nothing if `follow` was not called for it."""
         worker = call.assignment.worker
         streams = self._streams.get(worker)
         if streams is not None and streams.pop(call, None) is not None and not streams:
             del self._streams[worker]
 
     def end(self, call: CompletionCall) -> None:
-        """Record that a request has ended, so that it no longer counts as a stream that is being moved."""
+        """Record that a request has ended, so that it no longer counts towards the streams that are being moved at a time."""
         self._moving.discard(call)
 
     def tick(self) -> None:
-        """Move streams from workers that have been draining for ``migrateAfterSeconds`` (simulated); does nothing if that is unset."""
+        """Move streams from workers that have been draining for ``migrateAfterSeconds`` (simulated) to other workers.
+
+        Does nothing if that time is not configured. Called several times a second.
+        """
         after_s = self._after_s
         if after_s is None:
             return

@@ -222,7 +222,10 @@ OF_STREAM: Final = (BEGUN, ENDING, NO_IDS, NOT_KEPT, UNKNOWN)
 
 
 def refusal_of(request: CompletionRequest) -> str:
-    """Return why a request's stream cannot be resumed by text on another worker; empty if it can, as far as the request shows."""
+    """Return why another worker could not resume a request's stream by its text; an empty text if one could.
+
+    Only what the request shows is checked, and not what its stream contains.
+    """
     if request.endpoint.is_relayed:
         return "its answer is complete at once"
     return next((str(each) for each in OF_REQUEST if each.holds is not None and each.holds(request)), "")

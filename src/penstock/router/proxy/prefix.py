@@ -132,7 +132,7 @@ class Keyed(NamedTuple):
 
     @property
     def sub_block_keys(self) -> int:
-        """Number of keys that together represent the first block."""
+        """Number of prefix keys that together represent the prompt's first block: 8 if they are made from bytes, else 1."""
         return SUB_BLOCK_KEYS if self.is_text else 1
 
     def block_tokens(self, bytes_per_token: float) -> float:
@@ -220,14 +220,20 @@ def _messages(request: CompletionRequest) -> Sequence[Mapping[str, Any]]:
 
 
 class PromptReader:
-    """Reads prompts without blocking the event loop: long ones in threads."""
+    """Reads prompts (makes prefix keys of them) without blocking the event loop: long ones in threads.
+
+    ``exact`` says how keys are made from tokens; None makes them from bytes, except for prompts sent as token ids.
+    """
 
     def __init__(self, exact: ExactKeys | None) -> None:
         self._exact = exact
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompts")
 
     def read_at_once(self, request: CompletionRequest) -> Keyed | None:
-        """Return the prefix keys of a request's prompt; None if it is too long for the event loop: the caller must await `read`."""
+        """Return the prefix keys of a request's prompt; None if it is too long to be read without delaying other requests.
+
+        The caller must then await `read`, which reads it in a thread.
+        """
         if self._exact is not None and self._exact.tokenizer is not None:
             # A template includes tools and tool calls in the prompt as well.
             is_short = request.prompt_bytes <= _AT_ONCE_BYTES and len(request.raw) <= _AT_ONCE_BODY_BYTES
@@ -237,10 +243,13 @@ class PromptReader:
         return read_prompt(request, self._exact) if is_short else None
 
     async def read(self, request: CompletionRequest) -> Keyed:
-        """Return the prefix keys of a long prompt, made in a thread; on cancellation this is dropped if it has not started."""
+        """Return the prefix keys of a long prompt, which is read in a thread.
+
+        If the call is cancelled before the thread has started with it, the prompt is not read.
+        """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, read_prompt, request, self._exact)
 
     def close(self) -> None:
-        """Drop the prompts that wait for a thread; reading a prompt that has started ends by itself, because its length is limited."""
+        """Drop the prompts that wait for a thread; those that a thread reads now are finished, which takes a limited time."""
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -109,20 +109,20 @@ class PromptCosts:
 
         Args:
             text_bytes: Number of bytes of all its text.
-            parts: Parts other than plain text, and recognized blocks of text.
+            parts: Parts other than plain text (images, tool definitions and so on), and long texts that often recur.
         """
         if not parts:
             return max(1, math.ceil(text_bytes * self._text.value))
         return max(1, math.ceil(sum(units * rate.value for units, rate, _ in self._terms(text_bytes, parts))))
 
     def learn(self, text_bytes: int, parts: Sequence[PromptPart], prompt_tokens: int) -> None:
-        """Adjust the costs to a worker's token count of one prompt.
+        """Adjust the estimated costs to the number of tokens that a worker has counted for one prompt.
 
         Does nothing if the parts cannot have this number of tokens, which is a fault of the worker.
 
         Args:
             text_bytes: Number of bytes of all its text.
-            parts: Parts other than plain text, and recognized blocks of text.
+            parts: Parts other than plain text (images, tool definitions and so on), and long texts that often recur.
             prompt_tokens: Number of tokens that the worker has counted.
         """
         terms = self._terms(text_bytes, parts)

@@ -74,7 +74,7 @@ class PromptMeter:
 
     @property
     def parts(self) -> tuple[PromptPart, ...]:
-        """Parts other than plain text, and the recognized blocks of text."""
+        """Parts of the prompt other than plain text, and its long texts that often recur in other requests."""
         return (*self._blocks, *(PromptPart(kind, units) for kind, units in self._counts.items()))
 
     def add_message(self, message: Mapping[str, Any]) -> None:
@@ -106,7 +106,7 @@ class PromptMeter:
             self.add_content(content)
 
     def add_content(self, content: Any) -> None:
-        """Add the content of a message: a text, or a list of parts."""
+        """Add the content of a message: a text, or a list of texts, images and other parts."""
         if isinstance(content, str):
             self._add_text(content)
         else:

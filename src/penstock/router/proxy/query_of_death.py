@@ -32,7 +32,7 @@ class _Conviction:
 
 
 class QueriesOfDeath:
-    """The request bodies that one router rejects, by their hash.
+    """The request bodies that one router rejects, because they have crashed workers; only their hashes are stored.
 
     Args:
         now_s: Returns the current time in simulated seconds.
@@ -44,7 +44,9 @@ class QueriesOfDeath:
         self._convicted: LruCache[str, _Conviction] = LruCache(most)
 
     def add(self, body: bytes, before: Sequence[str], worker: str) -> str:
-        """Reject a body for 10 minutes (`REFUSED_S`, simulated); return its hash, by which the log and the client's message name it.
+        """Reject requests with this body, which has crashed workers, for 10 simulated minutes (`REFUSED_S`); return its hash.
+
+        The log and the message for the client name the body by this hash.
 
         Args:
             body: Body as the client sent it.
@@ -57,10 +59,12 @@ class QueriesOfDeath:
         return digest
 
     def check(self, body: bytes) -> None:
-        """Check that a request with this body is not rejected now; takes almost no time if no body is.
+        """Check that a request with this body is not rejected because such a request has crashed workers within the last 10 minutes.
+
+        The minutes are simulated ones.
 
         Raises:
-            RequestRefused: 422, the body is rejected.
+            RequestRefused: 422, it is rejected.
         """
         if not self._convicted:
             return

@@ -17,7 +17,7 @@ _SHOWN_CHARACTERS: Final = 100
 
 
 def check_follow_up(body: Mapping[str, Any], pool: Iterable[Worker]) -> None:
-    """Check that any worker can answer a request to /v1/responses.
+    """Check that every worker could answer a request to /v1/responses, whichever is chosen.
 
     Args:
         body: Body of the request.
@@ -46,7 +46,7 @@ def check_follow_up(body: Mapping[str, Any], pool: Iterable[Worker]) -> None:
 
 
 def not_relayed(path: str) -> RequestRefused:
-    """Return the rejection of a request to fetch, cancel or delete an earlier response."""
+    """Return the rejection of a request to fetch, cancel or delete an earlier response of the Responses API."""
     shown = path.removeprefix(RESPONSES)[:_SHOWN_CHARACTERS]
     return RequestRefused(
         404,

@@ -62,7 +62,7 @@ class StreamContinuations:
         self._total = RecordedBytes()
 
     def asks_ids(self, request: CompletionRequest) -> bool:
-        """Return whether workers are asked for the ids of a stream's tokens, so that another worker can resume it by them."""
+        """Return whether the worker of a request is asked for the token ids of its stream, by which another one could resume it."""
         return (
             self._by_tokens
             and request.stream
@@ -71,7 +71,10 @@ class StreamContinuations:
         )
 
     def begin(self, call: CompletionCall) -> BegunStream | None:
-        """Return the state of a stream that starts or is resumed; None if no other worker could resume it if it breaks off."""
+        """Return the state of a stream that starts, or is resumed by another worker; it is recorded so that it can be resumed.
+
+        Returns None if no other worker could resume the stream if it breaks off.
+        """
         if call.begun is None and self._most and (call.asks_ids or not refusal_of(call.request)):
             record = StreamRecord(
                 call.request,
@@ -88,9 +91,9 @@ class StreamContinuations:
 
         Args:
             begun: State of the stream.
-            meter: Measures the present worker's stream.
-            ttft_s: TTFT of the stream in simulated seconds; only used for a stream that is resumed, and None if no token has
-                arrived.
+            meter: Measures the present worker's stream, and processes each read if the stream was not resumed.
+            ttft_s: TTFT of the stream in simulated seconds; only used for a stream that is resumed, and None if no token
+                has arrived.
         """
         meter.kept = begun.kept
         observe: Observe = meter.observe
@@ -100,7 +103,10 @@ class StreamContinuations:
         return partial(observe_without_ids, observe) if begun.hides_ids else observe
 
     def said(self, begun: BegunStream, meter: RelayMeter) -> tuple[dict[str, Any] | None, int]:
-        """Return the usage object (None if unknown) and the number of tokens of the entire stream, when a worker's part has ended."""
+        """Return the usage object and the number of output tokens of the entire stream, when a worker's part of it has ended.
+
+        The usage object is None if no worker has sent one.
+        """
         if meter.tokens:
             begun.last_real_s = meter.last_real_s
         if begun.seam is None:
@@ -110,8 +116,8 @@ class StreamContinuations:
     def read(self, call: CompletionCall) -> Rest:
         """Change a call's request to the request for the remaining part of its interrupted stream.
 
-        Returns `Rest.READY` then, or `Rest.UNKNOWN` if the stream cannot be resumed. If only the end of the stream is
-        missing, that is sent to the client instead, and the result is `Rest.NOTHING`.
+        Returns `Rest.READY` if that was possible, or `Rest.UNKNOWN` if the stream cannot be resumed. If only the end of
+        the stream is missing, that is sent to the client instead, and the result is `Rest.NOTHING`.
         """
         begun = _begun(call)
         said = emitted_prefix(begun.kept, begun.said)
@@ -137,7 +143,7 @@ class StreamContinuations:
         return continuation_request(begun.request, said, context_tokens=self._context_tokens)
 
     def left(self, call: CompletionCall, meter: RelayMeter) -> StreamLeft:
-        """Return the progress and the limits of a stream, without parsing its events."""
+        """Return how many tokens of a stream the client has, and its maximum, without parsing the stream's events."""
         begun = _begun(call)
         before = 0 if begun.seam is None else begun.seam.tokens
         limits = (begun.request.body.get(key) for key in LIMITS)
@@ -145,7 +151,10 @@ class StreamContinuations:
         return StreamLeft(call.prompt_tokens, before + meter.tokens * self._tokens_per_event, limit)
 
     def can_continue(self, call: CompletionCall) -> bool:
-        """Return whether another worker could resume the stream of ``call``; once this is False for a stream, it stays False."""
+        """Return whether another worker could resume the stream of ``call`` if it breaks off now.
+
+        Once this is False for a stream, it stays False.
+        """
         begun = _begun(call)
         return not refusal_of_stream(begun.kept, begun.said)
 
@@ -178,7 +187,7 @@ class StreamContinuations:
         )
 
     def refuse(self, call: CompletionCall, step: QueryOfDeath) -> None:
-        """Reject repeats of a request that killed a worker for 10 minutes (`REFUSED_S`, simulated), and log the hash of its body."""
+        """Reject repeats of a request that has crashed workers for 10 simulated minutes (`REFUSED_S`), and log the hash of its body."""
         raw = (call.request if call.begun is None else call.begun.request).raw
         digest = self._queries_of_death.add(raw, step.before, step.worker)
         log.warning(

@@ -74,7 +74,7 @@ def encoded_again(answer: dict[str, Any]) -> bytes:
 
 
 async def read_preamble(response: StreamingResponse, worker: str, endpoint: ApiEndpoint) -> bytes:
-    """Return the bytes of a stream up to and including the read that contains the first token.
+    """Return the first bytes of a worker's stream, up to and including the read that contains the first token.
 
     Raises:
         ErrorReply: an error event came before the first token.
@@ -138,19 +138,19 @@ _RESPONSE_ENDS = (b".completed", b".incomplete", b".failed")
 
 @dataclass(slots=True, eq=False)
 class RelayMeter:
-    """Measures one stream while it is relayed.
+    """Measures one stream while the router relays it from a worker to the client.
 
     Attributes:
         metrics: The router's metrics, to which the measurements are added.
         assignment: The request's assignment to the worker, whose token count is updated.
         on_first_token: Called at the first token.
         arrived_real_s: ``time.monotonic()`` when the request arrived.
-        dispatched_real_s: ``time.monotonic()`` when the prompt was dispatched, in the last try, to the worker that computes
-            it.
+        dispatched_real_s: ``time.monotonic()`` when the prompt was dispatched, in the last try, to the worker that
+            computes it.
         speed: Time factor: simulated seconds per real second, 1 in production.
-        prefilled: Response of the prefill worker, whose cached-token count replaces that in usage events; None leaves them
-            unchanged.
-        kept: Record of the relayed events, for a continuation; None records nothing.
+        prefilled: Response of the prefill worker, whose cached-token count replaces that in usage events; None leaves
+            them unchanged.
+        kept: Record of the relayed events, by which another worker could resume the stream; None records nothing.
         may_go_on: Whether another worker can resume the stream. If it can, only complete events are relayed, and no error
             event.
         tokens: Number of events with text so far; one token each unless the worker batches them.
@@ -193,7 +193,7 @@ class RelayMeter:
 
     @property
     def is_mid_event(self) -> bool:
-        """Whether the last read ended within an event."""
+        """Whether the last read from the worker ended within an event, so that the event is incomplete."""
         return bool(self._tail)
 
     @property
@@ -248,7 +248,10 @@ class RelayMeter:
             self.kept.read()
 
     def rest(self) -> bytes:
-        """Return the bytes that were held back because their event is incomplete; called when the stream has ended without an error."""
+        """Return the bytes of an incomplete event at the end of the stream, which were not sent to the client; empty if there are none.
+
+        Called when the stream has ended without an error.
+        """
         held = bytes(self._tail) if self._is_held else b""
         self._tail.clear()
         return held

@@ -84,7 +84,9 @@ class _Run:
 
 
 class StreamRecord:
-    """The record of one stream; if all records together would exceed the limit, it is deleted and the stream cannot be resumed.
+    """The record of what a client has received of one stream, by which another worker can resume the stream.
+
+    If all records of the router together would exceed the limit, this one is deleted and the stream cannot be resumed.
 
     Attributes:
         append: Adds one read of complete events, without HTTP framing. It takes a few nanoseconds and parses nothing; the
@@ -166,7 +168,7 @@ class StreamRecord:
         self.prompt_ids = array(_ID)
 
     def drop(self) -> None:
-        """Delete the content, because the stream has ended or another worker resumes it."""
+        """Delete the recorded part of the stream, because the stream has ended or another worker resumes it."""
         self._total.recorded_bytes -= self._recorded_bytes
         self._recorded_bytes = 0
         self._clear()
@@ -177,7 +179,7 @@ class StreamRecord:
         self.append = _forget
 
     def read(self) -> None:
-        """Parse and record the reads that were added since the last call."""
+        """Parse and record the reads that were added by `append` since the last call."""
         if not self.unread:
             return
         data = b"".join(self.unread)
@@ -191,16 +193,16 @@ class StreamRecord:
         self._end_batch()
 
     def problem(self) -> NotContinued | None:
-        """Return what in the stream prevents another worker from resuming it; None if nothing does."""
+        """Return what the present worker has sent that prevents another worker from resuming the stream; None if nothing does."""
         self.read()
         return self._problem
 
     def text(self) -> str:
-        """Return the recorded text."""
+        """Return the text of the stream that was recorded since its present worker began to send."""
         return "".join(self._texts)
 
     def steps(self) -> Iterator[tuple[int, int]]:
-        """Yield the numbers of tokens and characters that the client has after each event with text, the last event first.
+        """Yield, for each event with text from the last to the first, how many tokens and characters the client has after it.
 
         It ends at an event at which the text can certainly be cut to resume the stream.
         """

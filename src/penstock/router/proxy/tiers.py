@@ -22,11 +22,14 @@ _OVERLOADED: Final = (429, 503)
 
 
 class LiveTiers:
-    """Determines the tiers (priority classes) of requests, and connects them to the core's counters and the metrics page.
+    """Determines the tier (priority class) of each request of one router by the API key, a header or the model name.
+
+    It also reports the requests' ends to the router core, which counts them and their latencies by tier, and counts
+    requests whose tier was lowered.
 
     Attributes:
         config: Tiers section of the graph; replaced by `configure`.
-        keys: Keys that select a tier.
+        keys: API keys that select a tier.
         downgraded: Cumulative number of requests that requested a higher tier than their key allows, by requested tier.
     """
 
@@ -38,10 +41,11 @@ class LiveTiers:
         self._workers = workers
 
     def identify(self, headers: Mapping[bytes, bytes], model: object) -> TierIdentity:
-        """Return the tier and tenant of a request with these headers and this model name; count a downgrade.
+        """Return the tier (priority class) and tenant of a request, by its headers and the model name that it requests.
 
-        If the request names no tier, or a higher one than it may have, it gets its key's tier, or the default tier if it has
-        no key.
+        ``headers`` can contain an API key that selects a tier, and a header that names one; some model names stand for a
+        tier as well. If the request names no tier, or a higher one than it may have, it gets its key's tier, or the
+        default tier if it has no key. A tier that is too high is counted as a downgrade.
 
         Raises:
             RequestRefused: 400, the header contains an unknown tier.
@@ -75,7 +79,7 @@ class LiveTiers:
             ) from None
 
     def for_worker(self, request: CompletionRequest, tier: Tier) -> CompletionRequest:
-        """Return the request as it is sent to workers: with the model's own name and with the tier's ``priority``.
+        """Return the request as it is sent to workers: with the model's own name, and with the tier's number as ``priority``.
 
         Raises:
             RequestRefused: 400, the body cannot be encoded again.
@@ -91,7 +95,9 @@ class LiveTiers:
         return request._replace(raw=changed_body(request, changes), body={**body, **changes})
 
     def ended(self, call: CompletionCall, status: int, e2e_s: float) -> None:
-        """Record a request's end for its tier; a request does not count if its client disconnected early or was at fault.
+        """Report the end of a request of the tier of ``call`` to the router core, with its latencies.
+
+        A request does not count if its client disconnected early or was at fault.
 
         Args:
             call: The request.
@@ -111,7 +117,7 @@ class LiveTiers:
         self._workers.record_tier_event(call.tier, ended=ended)
 
     def configure(self, config: TiersConfig) -> None:
-        """Replace the tiers section: header, names, shares, targets and shedding."""
+        """Replace the tiers section of the graph while requests are in flight: header, names, shares, targets and shedding."""
         self.config = config
         core = self._workers.core
         if core.tiers is not None:

@@ -35,17 +35,23 @@ class WaitComments:
         self._timers: dict[CompletionCall, asyncio.TimerHandle] = {}
 
     def arrive(self, call: CompletionCall) -> None:
-        """Send comments to a new stream until `end` is called for it; does nothing if comments before the first token are disabled."""
+        """Send comments to the stream of a new request, while it waits for its first token, until `end` is called for it.
+
+        Comments are lines that clients ignore. Does nothing if comments before the first token are disabled.
+        """
         if self._keep_alive_real_s is not None:
             self._arm(call, self._keep_alive_real_s, KEEP_ALIVE)
 
     def begin(self, call: CompletionCall) -> None:
-        """Send a comment at least every 15 real seconds (`COMMENT_REAL_S`) until `end`; does nothing if the stream gets comments."""
+        """Send comments (lines that clients ignore) to a stream that waits to be resumed by another worker, until `end` is called.
+
+        At least one is sent every 15 real seconds (`COMMENT_REAL_S`). Does nothing if the stream gets comments already.
+        """
         if call not in self._timers:
             self._arm(call, self._begun_real_s, COMMENT)
 
     def end(self, call: CompletionCall) -> None:
-        """Stop sending comments, because a worker sends the stream or it has ended; does nothing for a stream without comments."""
+        """Stop sending comments to a stream, because a worker sends it or it has ended; does nothing for a stream without comments."""
         timer = self._timers.pop(call, None)
         if timer is not None:
             timer.cancel()

@@ -45,7 +45,7 @@ class Cost:
         self._at_s = 0.0
 
     def note(self, gpus: int | None, now_s: float) -> None:
-        """Record the number of GPUs in use from now on; None if it is unknown."""
+        """Record the number of GPUs that the graph uses from ``now_s`` (simulated seconds) on; None if it is unknown."""
         if self._gpus is not None:
             self._gpu_seconds += self._gpus * (now_s - self._at_s)
             self._elapsed_s += now_s - self._at_s

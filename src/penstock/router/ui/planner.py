@@ -126,7 +126,10 @@ def planner_reader(settings: RouterSettings, discovery: Discovery) -> PlannerRea
 
 
 class StateFileReader(PlannerReader):
-    """Reads the state file that the local planner writes next to its ledger, in the folder that the statefile names."""
+    """Reads the state file that a local planner writes next to its ledger (the log of its decisions).
+
+    The graph's statefile names the folder.
+    """
 
     def __init__(self, statefile: Path, graph: GraphSpec, *, pull_real_s: float) -> None:
         """Create the reader.
@@ -141,7 +144,10 @@ class StateFileReader(PlannerReader):
         self._stale_s = max(_STALE_REAL_S, _STALE_PULLS * pull_real_s)
 
     async def read(self) -> ShownPlanner:
-        """Return the state from the statefile and the planner's state file, a few KiB each; also checks the free space of their disks."""
+        """Return the planner's state from the graph's statefile and the planner's state file, a few KiB each.
+
+        Also checks the free space of their disks.
+        """
         found, folder = self._read()
         disks = {self._statefile.parent, *([Path(folder)] if folder else [])}
         faults = planner_faults(full_disks(disks), found.silent_real_s, found.problems)
