@@ -141,7 +141,7 @@ class PrefillDeflection:
         )
 
     def computed(self, tokens: int, pending: Mapping[str, int], now_s: float) -> None:
-        """Count prompt tokens that a prefill worker has just computed, to measure the speed of prefill in simulated time.
+        """Count prompt tokens that a prefill worker has just computed, to measure the speed of prefill (tokens per simulated second).
 
         ``pending`` contains the uncached tokens that each prefill worker still has to compute, by name.
         """

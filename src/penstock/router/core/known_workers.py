@@ -73,8 +73,8 @@ class KnownWorkers(Generic[T]):
     def change(self, loads: Iterable[WorkerLoad], now_s: float) -> tuple[list[WorkerQueue[T]], list[str]]:
         """Set the workers that can be sent requests now (eligible) to those of ``loads`` (one load per worker), in this order.
 
-        Workers that are missing become inactive. Returns the queues of the workers that are no longer eligible, and the
-        names of those that have become eligible.
+        Other workers become inactive: they get no requests, and are kept while requests run there or they may return.
+        Returns the queues of the workers that are no longer eligible, and the names of those that have become eligible.
         """
         eligible, inactive = self.eligible, self.inactive
         wanted = {each.name: each for each in loads}

@@ -110,7 +110,7 @@ class DualMap:
         """Return the better of the two candidate workers that the hash rings give for the prompt, by the configured `choice`.
 
         The other candidate is `RoutingDecision.other`. If both candidates have failed the request, the worker with the
-        fewest pending tokens of all others is returned, and `RoutingDecision.other` is empty.
+        fewest tokens still to compute of all others is returned, and `RoutingDecision.other` is empty.
         """
         names = pair(*self._rings, self._key(arrival, len(workers)))
         if arrival.avoid:

@@ -152,7 +152,10 @@ class LeastPending(_Memoryless):
 
 
 class MinTtft(_Cheapest):
-    """Chooses the worker with the smallest estimated TTFT; compares tokens while no throughput is known."""
+    """Chooses the worker with the smallest estimated TTFT.
+
+    While no prefill throughput is known, it chooses the worker with the fewest tokens to compute before the first token.
+    """
 
     noise = 0.05
     """Chosen: the measured throughputs of equal GPUs differ by less."""

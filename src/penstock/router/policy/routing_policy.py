@@ -543,8 +543,8 @@ class Estimates:
     def measured_slowdown(self, worker: WorkerQueue[Any]) -> float:
         """Return a worker's prefill time per token, divided by that of all workers together, calculated from the latest measurements.
 
-        Returns 1 if the two differ by at most 25%, or if little was measured on the worker. `relative_slowdown` returns
-        the value of the last measurement instead, which takes less time.
+        Returns 1 if the two differ by at most 25%, or if little was measured on the worker. `relative_slowdown` instead
+        returns the value stored at the last measured prefill, if the worker has prompts to compute or that value is 1.
         """
         fleet, own = self.throughput.tokens_per_s, self.tokens_per_s(worker)
         if fleet is None or own is None or not worker.throughput.is_own(worker.idle_s(self.now_s)):

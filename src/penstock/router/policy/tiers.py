@@ -85,9 +85,9 @@ T = TypeVar("T")
 class TierQueue(Generic[T]):
     """Waiting requests by tier and tenant; has the same methods as `Lane`.
 
-    Late requests (which can no longer meet their TTFT target) let others of their lane go first, and nevertheless count as
-    pending: under overload almost all requests of a tier with a short target are late, so that a worker that makes no progress
-    would look empty and attract all new requests.
+    Late requests (which can no longer meet their TTFT target) let others of their tier and tenant go first, and
+    nevertheless count as pending: under overload almost all requests of a tier with a short target are late, so that a
+    worker that makes no progress would look empty and attract all new requests.
 
     Attributes:
         held: Tiers of which no request is returned by `next_up` now.

@@ -249,7 +249,10 @@ class WorkerCalls:
                     await decode
 
     async def wait_for_prefill(self, call: CompletionCall) -> None:
-        """Wait up to 5 s (real) for a concurrent prefill whose decode has ended; returns at once if there is none."""
+        """Wait up to 5 real seconds for a prefill that runs concurrently with a decode that has ended already.
+
+        Returns at once if there is no such prefill.
+        """
         if call.prefill is not None:
             await asyncio.wait((call.prefill.task,), timeout=_SETTLE_REAL_S)
 

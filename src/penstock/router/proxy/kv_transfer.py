@@ -165,7 +165,10 @@ def _count(value: Any) -> int | None:
 
 
 class KvTransfers:
-    """Confirms KV transfers before their text is sent to the client, and releases the KV of prompts that no decode worker fetches."""
+    """Confirms that decode workers have read a prompt's KV before the response is sent to the client.
+
+    Also tells prefill workers to free the KV of prompts that no decode worker fetches.
+    """
 
     def __init__(self, context: RouterContext) -> None:
         self._context = context

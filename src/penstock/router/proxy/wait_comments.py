@@ -23,7 +23,11 @@ KEEP_ALIVE: Final = b": keep-alive\n\n"
 
 
 class WaitComments:
-    """Sends SSE comments (lines that clients ignore) to the silent streams of one router, with a timer for each stream."""
+    """Sends SSE comments (lines that clients ignore) to the streams of one router that wait for a token, so that clients stay.
+
+    Each stream has a timer of its own. ``keep_alive_real_s`` is the interval before the first token, in real seconds;
+    None sends none then.
+    """
 
     def __init__(self, keep_alive_real_s: float | None) -> None:
         """Create the sender without any streams.
