@@ -90,12 +90,15 @@ class Applied:
 
     @property
     def failure(self) -> Failure | None:
-        """Return the status failure for `conflicts` or, if there are none, for lasting `refusals`; None if there are neither."""
+        """Return the failure for the owner's status: the name conflicts, or else the rejected writes that will not pass by themselves.
+
+        Returns None if there are neither.
+        """
         return failure_of(self.conflicts, self.refusals)
 
 
 def failure_of(conflicts: Sequence[str], refusals: Refusals) -> Failure | None:
-    """Return the status failure for name conflicts or, if there are none, for lasting refusals; None if there are neither.
+    """Return the failure for a status: the name conflicts, or else the rejected writes that will not pass by themselves; None without any.
 
     Args:
         conflicts: Messages about names that objects of other owners have.
@@ -137,7 +140,7 @@ class Applier:
         Children of another owner are not changed; they are reported in `Applied.conflicts`.
 
         Args:
-            desired: Desired objects, each returned by `stamped`.
+            desired: Desired objects, each with a digest of its content as annotation (see `drift.stamped`).
             live: Existing objects by kind and name.
             owner: Object that owns the children.
             refusals: Collects the writes that the API server rejects, so that the other objects are still written. If
@@ -167,7 +170,7 @@ class Applier:
         return found
 
     async def status(self, obj: Object, status: Mapping[str, Any]) -> bool:
-        """Write ``status`` into ``obj`` by server-side apply, unless ``obj`` already has it; return whether it was written."""
+        """Write ``status`` as the status of ``obj`` by server-side apply, unless ``obj`` already has it; return whether it was written."""
         if is_current(status, obj.get("status") or None):
             return False
         head = {key: obj["metadata"][key] for key in ("name", "namespace", "uid")}
@@ -211,7 +214,7 @@ class Applier:
         await self._counted("delete", call, obj["kind"], NotFoundError, ConflictError)
 
     def forget(self, namespace: str, names: Iterable[tuple[str, str]]) -> None:
-        """Drop cached comparisons of the children in ``namespace`` with these kinds and names; unknown ones are ignored."""
+        """Drop the cached comparisons of children with their desired state; ``names`` are (kind, name) pairs, unknown ones are ignored."""
         for kind, name in names:
             self._tolerated.pop((namespace, kind, name), None)
             self._right.forget((namespace, kind, name))
@@ -226,10 +229,10 @@ class Applier:
         )
 
     def differences(self, want: Object, there: Object) -> list[FieldDifference]:
-        """Return the fields in which the live object ``there`` differs from the desired object ``want``; empty if there are none.
+        """Return the fields in which ``there``, an object in the cluster, differs from the desired object ``want``; empty if there are none.
 
-        ``want`` must be a result of `stamped`, which adds its digest. Fields that an admission webhook set to another
-        value after the last write are not reported, until the desired object changes.
+        ``want`` must have a digest of its content as annotation (see `drift.stamped`). Fields that an admission webhook
+        set to another value after the last write are not reported, until the desired object changes.
         """
         key, compared = _key(want), (_digest(want), int(there.get(VERSION, 0)))
         if compared[1] and self._right.get(key) == compared:

@@ -37,9 +37,10 @@ class ClaimReader:
     gpus: tuple[str, ...]
 
     async def of(self, namespace: str, graph: GraphDeployment) -> dict[str, int]:
-        """Return the number of GPUs of one claim by ResourceClaimTemplate name, for the templates that the graph's podTemplates name.
+        """Return how many GPUs a claim from each ResourceClaimTemplate that the graph's podTemplates name holds, by the template's name.
 
-        Templates that are absent, unreadable or of an unknown number of GPUs are left out.
+        Templates that are absent, unreadable or of an unknown number of GPUs are left out; ``namespace`` is the
+        graph's.
         """
         names = {each for service in graph.spec.services for each in claim_templates(graph, service)}
         found = {}

@@ -86,14 +86,14 @@ log = get_logger(__name__)
 
 @dataclass(slots=True)
 class GraphSnapshot:
-    """The trimmed objects of one graph, each by its kind and name; ScalingAdapters are among the children.
+    """The objects of one graph, reduced to the fields that the operator needs, each by its kind and name; ScalingAdapters are among the children.
 
     Objects are shared with the informers and must not be changed.
 
     Attributes:
         graphs: The GraphDeployment; empty if it does not exist (any more).
         children: Child objects.
-        pods: Pods; key ``view`` of each has the `PodView` from which `plan` decides.
+        pods: Pods; key ``view`` of each has the `PodView` (facts about the pod) from which the operator decides.
     """
 
     graphs: dict[tuple[str, str], Object] = field(default_factory=dict)
@@ -106,15 +106,15 @@ class GraphSnapshot:
         return next(iter(self.graphs.values()), None)
 
     def of(self, kind: Kind) -> dict[tuple[str, str], Object]:
-        """Return the dictionary that has the objects of ``kind``: `graphs`, `pods` or `children`."""
+        """Return the dictionary, by kind and name, that has the objects of ``kind``: `graphs`, `pods`, or `children` for all other kinds."""
         return self.graphs if kind is GRAPH_DEPLOYMENT else self.pods if kind is POD else self.children
 
     def views(self) -> list[PodView]:
-        """Return the `PodView` of each pod of the graph, including finished and terminating ones."""
+        """Return the `PodView` (facts from which the operator decides) of each pod of the graph, including finished and terminating ones."""
         return [each["view"] for each in self.pods.values()]
 
     def workers(self) -> list[PodView]:
-        """Return the graph's worker pods: all pods except routers."""
+        """Return the facts about each of the graph's worker pods: all pods except routers."""
         return [each for each in self.views() if each.role != Role.ROUTER]
 
     def fingerprint(self) -> tuple[object, ...]:
@@ -168,7 +168,7 @@ class Cluster:
         self._optional_lock = asyncio.Lock()
 
     async def run(self) -> None:
-        """Watch children and pods until cancelled; GraphDeployments come from kopf's handlers through `report` and `remove`."""
+        """Watch children and pods until cancelled; kopf (the operator framework) adds GraphDeployments through `report` and `remove`."""
         async with self._group as group:
             for informer in self._informers.values():
                 group.create_task(informer.run())
@@ -205,7 +205,7 @@ class Cluster:
                 return bool(found.items)
 
     def problem(self) -> str | None:
-        """Return why the view may be outdated or incomplete; None if all watches work."""
+        """Return why the in-memory view of the cluster may be outdated or incomplete; None if all watches work."""
         for kind, informer in self._informers.items():
             if informer.problem is not None:
                 return f"{kind.plural}: {informer.problem}"
@@ -214,11 +214,11 @@ class Cluster:
         return None
 
     def known(self) -> list[Key]:
-        """Return namespace and name of every graph that has any object: the GraphDeployment itself, a child or a pod."""
+        """Return namespace and name of every graph of which any object exists: the GraphDeployment itself, an object created for it, or a pod."""
         return list(self._snapshots)
 
     def snapshot(self, key: Key) -> GraphSnapshot:
-        """Return the current state of a graph; later changes do not alter it. It is empty if the graph is unknown."""
+        """Return a graph's objects as the watches show them now; later changes do not alter the result. It is empty for an unknown graph."""
         held = self._snapshots.get(key, GraphSnapshot())
         return GraphSnapshot(dict(held.graphs), dict(held.children), self._pods(held))
 
@@ -248,7 +248,7 @@ class Cluster:
                 self._enqueue(key, False)
 
     async def serves(self, kind: Kind) -> bool:
-        """Return whether the API server serves a kind of another project, and start to watch it if it is one of `OPTIONAL_KINDS`.
+        """Return whether the API server serves a kind of another project; LeaderWorkerSets and InferencePools are watched from then on.
 
         Raises:
             UnavailableError: The first list of the kind did not finish within 5 wall-clock seconds (`LIST_S`).
@@ -271,7 +271,7 @@ class Cluster:
             return True
 
     async def knows(self, kind: Kind) -> bool:
-        """Ask the API server whether it serves a kind, usually of another project's CustomResourceDefinition; nothing is watched."""
+        """Return whether the API server serves a kind, usually of another project's CustomResourceDefinition; asks it, and watches nothing."""
         try:
             found = await self._client.raw_get(f"/apis/{kind.api_version}")
         except NotFoundError:
@@ -279,14 +279,14 @@ class Cluster:
         return any(each.get("name") == kind.plural for each in found.get("resources", ()))
 
     def report(self, graph: Object) -> None:
-        """Store a GraphDeployment as received from the API server, unless a newer version is stored."""
+        """Store a GraphDeployment, as received from the API server, in the in-memory view, unless a newer version is stored."""
         obj = trim_graph(graph)
         held = self.snapshot(key_of(obj)).graph
         if held is None or held[VERSION] <= obj[VERSION]:
             self._changed(GRAPH_DEPLOYMENT, "MODIFIED", obj)
 
     def remove(self, graph: Object) -> None:
-        """Remove a deleted GraphDeployment; a newer one that has its name but another UID remains."""
+        """Remove a deleted GraphDeployment from the in-memory view; a newer one that has its name but another UID remains."""
         obj = trim_graph(graph)
         held = self.snapshot(key_of(obj)).graph
         if held is None or held["metadata"]["uid"] == obj["metadata"]["uid"]:

@@ -47,15 +47,15 @@ class WantedObjects:
         self._built: LruCache[Key, tuple[tuple[object, ...], list[Object]]] = LruCache(BUILT)
 
     def of(self, graph: ObservedGraph, plan: ReplicasPlan) -> list[Object]:
-        """Return the graph's desired ScalingAdapters and its other desired objects, each annotated with its digest (`stamped`).
+        """Return the graph's desired ScalingAdapters and its other desired objects, each annotated with a digest of its content.
 
         Args:
             graph: The graph with its observed state.
-            plan: Replicas of every service.
+            plan: Number of replicas of every service, and the next scaling steps.
 
         Raises:
-            InvalidSpecError: The graph's podTemplates use something that the operator does not allow, or pods
-                lack files that the graph names.
+            InvalidSpecError: The graph's podTemplates use something that the operator does not allow, or pods lack
+                files that the graph names.
         """
         replicas = {name: each.number for name, each in plan.services.items()}
         away = plan.unavailable(graph.effective.gpus)
@@ -72,7 +72,7 @@ class WantedObjects:
         return built[1]
 
     def forget(self, key: Key) -> None:
-        """Drop the cached objects of a deleted graph; does nothing if there are none."""
+        """Drop the desired objects that are cached for a deleted graph; does nothing if there are none."""
         self._built.forget(key)
 
 
@@ -113,9 +113,12 @@ class Convergence:
 
         Args:
             graph: The graph with its observed state.
-            plan: Replicas of every service.
+            plan: Number of replicas of every service, and the next scaling steps.
             wanted: Desired objects from `WantedObjects.of`.
             refusals: Collects the writes that the API server rejects.
+
+        Returns:
+            What was written and deleted, and the services whose new pod template has to wait.
         """
         live = graph.snapshot.children
         names = {child_name(graph.model.name, name): name for name in graph.model.spec.services}
@@ -145,7 +148,7 @@ class Convergence:
         return Converged(applied, services, pruned, retiring)
 
     def forget(self, key: Key) -> None:
-        """Drop the state that is stored for a deleted graph; does nothing if there is none."""
+        """Drop everything that is cached for a deleted graph; does nothing if there is nothing."""
         self._secrets.forget(key)
 
     def _rolling(self, workloads: Mapping[str, Object], live: Mapping[tuple[str, str], Object]) -> set[str]:

@@ -26,7 +26,7 @@ from penstock.kube.objects.names import OPERATOR, drain_finalizer, is_of_class
 log = get_logger(__name__)
 
 LOOK_S: Final = 2.0
-"""Seconds between two reads of the graphs. Chosen."""
+"""Wall-clock seconds between two reads of the graphs. Chosen."""
 
 ATTEMPTS: Final = 5
 """Number of attempts to remove one finalizer while the operator and other writers change the graph. Chosen."""

@@ -39,8 +39,8 @@ that still sends SIGTERM."""
 class Drains:
     """Executes the next step of each service's scale-down and of each graph's deletion; every step can be repeated.
 
-    Its methods raise ClusterError if the API server does not answer. Writes that it rejects are skipped and added to
-    ``refusals``.
+    A pod that drains finishes its requests and gets no new ones. Its methods raise ClusterError if the API server does
+    not answer. Writes that it rejects are skipped and added to ``refusals``.
     """
 
     def __init__(self, applier: Applier, loads: MetricsReader) -> None:
@@ -62,11 +62,14 @@ class Drains:
     async def mark(
         self, plan: ScalePlan, pods: Sequence[PodView], *, now_s: float, refusals: Refusals
     ) -> None:
-        """Write the plan's changes to pods: labels and annotations that mark pods as draining or serving, and deletion costs.
+        """Write the changes to pods that a scaling step needs: marks as draining or serving, and the deletion cost.
+
+        The marks are labels and annotations. By the deletion cost, Kubernetes chooses the pod to delete when a
+        Deployment shrinks.
 
         Args:
-            plan: Scaling step of one service.
-            pods: All pods that the plan names.
+            plan: Next scaling step of one service.
+            pods: At least the pods that ``plan`` names.
             now_s: Current Unix time in seconds, as the drain's start.
             refusals: Collects the writes that the API server rejects.
         """
@@ -80,7 +83,7 @@ class Drains:
     async def delete_graph(
         self, raw: Object, snapshot: GraphSnapshot, *, now_s: float, refusals: Refusals
     ) -> DeletionStep:
-        """Execute the next step of a graph's deletion and return it; the caller removes the finalizer.
+        """Execute the next step of a graph's deletion (drain workers, then delete objects) and return it; the caller removes the finalizer.
 
         Args:
             raw: The GraphDeployment as the API server returned it.
@@ -105,10 +108,10 @@ class Drains:
     async def retire(
         self, workload: Object, snapshot: GraphSnapshot, *, keep: int, now_s: float, refusals: Refusals
     ) -> bool:
-        """Execute the next step of removing an obsolete workload: drain its pods, then delete it.
+        """Execute the next step of removing a workload (Deployment or LeaderWorkerSet) that its graph no longer has: drain, then delete it.
 
         Args:
-            workload: The workload that the graph no longer has.
+            workload: The workload.
             snapshot: The graph's children and pods.
             keep: Number of its replicas that must remain for now.
             now_s: Current Unix time in seconds.
@@ -181,7 +184,7 @@ class Drains:
 
 
 def scale_message(service: str, plan: ScalePlan, desired: int) -> str | None:
-    """Return the Event text for drains that begin or are cancelled in a scaling step; None if there are none.
+    """Return the text of an Event about the pods that begin or cease to drain in a service's scaling step; None if there are none.
 
     Args:
         service: Name of the service.
@@ -215,6 +218,9 @@ def _names(names: Sequence[str]) -> str:
 
 
 def pods_of(workload: Object, snapshot: GraphSnapshot) -> list[PodView]:
-    """Return the pods of a workload; a Deployment's and a LeaderWorkerSet's pods of one service are distinguished by their group."""
+    """Return the facts about each pod of a Deployment or LeaderWorkerSet.
+
+    Pods of the same service belong to the LeaderWorkerSet if they are in a group, else to the Deployment.
+    """
     service, is_set = label_of(workload, SERVICE_LABEL), workload["kind"] == LEADER_WORKER_SET.kind
     return [each for each in snapshot.views() if each.service == service and bool(each.group) == is_set]

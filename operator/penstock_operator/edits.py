@@ -31,7 +31,8 @@ class ValidEdits:
     """The valid specifications of a graph, and the problems of its newest one.
 
     Attributes:
-        edits: Valid specifications, newest first: the current one if it is valid, then the last one that was applied.
+        edits: Valid specifications, each with its generation and text, newest first: the current one if it is valid,
+            then the last one that was applied.
         problems: Problems of the newest specification; empty if that specification is valid.
     """
 
@@ -47,7 +48,7 @@ class Edits:
         self._served: LruCache[Key, tuple[str, ServedSpec, GraphDeployment]] = LruCache(MODELS)
 
     def of(self, key: Key, raw: Object, *, draws: bool) -> ValidEdits:
-        """Return the specifications of a graph that the caller should try to apply, in order.
+        """Return the valid specifications of a graph, which the caller should try to apply in this order, and problems of the newest one.
 
         Args:
             key: Namespace and name of the graph.
@@ -62,11 +63,11 @@ class Edits:
         return ValidEdits(edits, problems)
 
     def note_served(self, graph: ObservedGraph) -> None:
-        """Remember that the specification in ``graph`` is the one that is now applied."""
+        """Remember that the specification in ``graph`` is now applied, so that it stays in force if a later edit is invalid."""
         self._served.put(graph.key, (graph.uid, graph.served, graph.model))
 
     def forget(self, key: Key) -> None:
-        """Drop the cached edits of a deleted graph; does nothing if there are none."""
+        """Drop the cached specifications of a deleted graph; does nothing if there are none."""
         self._models.forget(key)
         self._served.forget(key)
 

@@ -34,7 +34,11 @@ class _GraphGates:
 
 
 class Gates:
-    """Removes scheduling gates, and remembers per graph the ungated pods that the watch has not shown yet and the replicas with GPUs."""
+    """Removes the scheduling gates with which worker pods wait, unscheduled, until their graph's GPU budget has room.
+
+    It remembers per graph the pods whose gate it has removed although the watch does not show it yet, and the replicas
+    with GPUs.
+    """
 
     def __init__(self, applier: Applier) -> None:
         self._applier = applier
@@ -49,7 +53,7 @@ class Gates:
         priorities: Mapping[str, int],
         now_s: float,
     ) -> Releases:
-        """Return which pods the GPU budget allows to be ungated now; writes nothing.
+        """Return the pods whose scheduling gate can be removed now within the GPU budget, and those that have to wait; writes nothing.
 
         Args:
             key: Namespace and name of the graph.
@@ -65,7 +69,7 @@ class Gates:
     def held(self, key: Key, pods: Sequence[PodView]) -> int:
         """Return the number of GPUs that a graph's workers occupy.
 
-        Pods that were ungated count even if the watch still shows them as gated.
+        Pods whose scheduling gate was removed, so that they can start, count even if the watch does not show it yet.
 
         Args:
             key: Namespace and name of the graph.
@@ -84,23 +88,23 @@ class Gates:
         now_s: float,
         refusals: Refusals,
     ) -> tuple[Releases, list[str]]:
-        """Remove the scheduling gate of the worker pods that the budget allows now.
+        """Remove the scheduling gate, with which worker pods wait for GPUs, from the pods that fit into the graph's GPU budget now.
 
-        If the API server rejects the ungating of a pod, that pod waits, and its GPUs go to the next pod in line.
+        If the API server rejects the removal for a pod, that pod waits, and its GPUs go to the next pod in line.
 
         Args:
             key: Namespace and name of the graph.
-            pods: The graph's worker pods that can be ungated or occupy GPUs.
+            pods: The graph's worker pods whose gate can be removed or that occupy GPUs.
             budget: Maximum number of GPUs of the graph; None means no limit.
             priorities: Priority of each service that has one; GPUs go to the highest first.
-            replicas: Desired replicas by service. A service that has lost replicas gets their GPUs back up to
-                this number only.
+            replicas: Desired replicas by service. A service that has lost replicas gets their GPUs back up to this
+                number only.
             now_s: Current Unix time in seconds.
             refusals: Collects the writes that the API server rejects.
 
         Returns:
-            The budget plan, in which rejected pods are among the waiting ones, and the names of the pods ungated
-            now.
+            Which pods can start and which wait (rejected ones among them), and the names of the pods whose gate was
+            removed now.
         """
         by_uid = {each.uid: each for each in pods}
         state = self._graphs[key]
@@ -130,7 +134,7 @@ class Gates:
         return replace(plan, waiting=tuple(waiting)), names
 
     def forget(self, key: Key) -> None:
-        """Drop the state of a deleted graph; does nothing if there is none."""
+        """Drop what is remembered about the pods and replicas of a deleted graph; does nothing if there is nothing."""
         self._graphs.pop(key, None)
 
     async def _ungate(self, pod: PodView, refusals: Refusals) -> WriteRefusal | None:

@@ -52,15 +52,15 @@ class MemoryDiffBase(kopf.DiffBaseStorage):
         return cast("kopf.BodyEssence", {"metadata": {"resourceVersion": version}})
 
     def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
-        """Return the essence of an object that was stored last; None if the object has not been handled."""
+        """Return the essence (resource version) of an object that was stored last; None if the object has not been handled."""
         return self._seen.get(body["metadata"]["uid"])
 
     def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:  # noqa: ARG002 - kopf's
-        """Store ``essence`` in memory as the handled state of an object; ``patch``, which would change the object, is ignored."""
+        """Store ``essence`` (the resource version) in memory as the handled state of an object; ``patch`` is ignored."""
         self._seen[body["metadata"]["uid"]] = essence
 
     def forget(self, uid: str) -> None:
-        """Drop the record of a deleted object; does nothing if there is none."""
+        """Drop the resource version that is stored for a deleted object; does nothing if there is none."""
         self._seen.pop(uid, None)
 
 
@@ -72,15 +72,15 @@ class MemoryProgress(kopf.ProgressStorage):
         self._records: dict[tuple[str, str], kopf.ProgressRecord] = {}
 
     def fetch(self, *, key: str, body: kopf.Body) -> kopf.ProgressRecord | None:
-        """Return the record of handler ``key`` for an object; None if there is none."""
+        """Return how often handler ``key`` was tried for an object and when it is retried; None if nothing is recorded."""
         return self._records.get((body["metadata"]["uid"], key))
 
     def store(self, *, key: str, record: kopf.ProgressRecord, body: kopf.Body, patch: kopf.Patch) -> None:  # noqa: ARG002 - kopf's
-        """Store the record of handler ``key`` for an object in memory; ``patch``, which would change the object, is ignored."""
+        """Store in memory how often handler ``key`` was tried for an object and when it is retried; ``patch`` is ignored."""
         self._records[body["metadata"]["uid"], key] = record
 
     def purge(self, *, key: str, body: kopf.Body, patch: kopf.Patch) -> None:  # noqa: ARG002 - kopf's
-        """Drop the record of handler ``key`` for an object; does nothing if there is none. ``patch`` is ignored."""
+        """Drop the record of tries of handler ``key`` for an object; does nothing if there is none. ``patch`` is ignored."""
         self._records.pop((body["metadata"]["uid"], key), None)
 
     def touch(self, *, body: kopf.Body, patch: kopf.Patch, value: str | None) -> None:
@@ -89,15 +89,15 @@ class MemoryProgress(kopf.ProgressStorage):
             patch.metadata.annotations[TOUCH_ANNOTATION] = value
 
     def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
-        """Return ``essence`` unchanged: progress records are never stored in the object."""
+        """Return ``essence`` (the part of an object that kopf compares) unchanged: progress records are never stored in the object."""
         return essence
 
 
 FIRST_INSIST_S: Final = 2.0
 INSIST_S: Final = 10.0
-"""Seconds until the operator itself writes a new graph's finalizer if kopf has not (2 s, ``FIRST_INSIST_S``), and
-between its further tries (10 s, ``INSIST_S``). Chosen. Kopf treats a rejected write like a version conflict and waits
-for the next event."""
+"""Wall-clock seconds until the operator itself writes a new graph's finalizer if kopf has not (2 s,
+``FIRST_INSIST_S``), and between its further tries (10 s, ``INSIST_S``). Chosen. Kopf treats a rejected write like a
+version conflict and waits for the next event."""
 
 DELETION_S: Final = 30.0
 """Maximum seconds that one call of the deletion handler waits. Chosen: every further call costs a write, whose event
@@ -121,7 +121,7 @@ log = get_logger(__name__)
 
 
 class KopfOperator:
-    """Runs kopf while this process is the leader."""
+    """Runs kopf, the operator framework, while this process is the leader."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class KopfOperator:
             logging.getLogger(name).setLevel(logging.WARNING)
 
     async def run(self) -> None:
-        """Run kopf until cancelled.
+        """Run kopf, the operator framework, until cancelled.
 
         Raises:
             ClusterError: Kopf ended, because its rights or the CustomResourceDefinitions are wrong. A new process may

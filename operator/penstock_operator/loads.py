@@ -59,7 +59,7 @@ class MetricsReader:
         self._idle_since: dict[str, tuple[float, float]] = {}
 
     async def read(self, pods: Sequence[PodView]) -> dict[str, PodLoad | None]:
-        """Return the load of each pod by its name; None for a pod that does not answer, or for which `load_of` returns None."""
+        """Return the load (requests, KV cache usage) of each pod by its name; None if it does not answer or its metrics lack a needed value."""
         loads = await asyncio.gather(*map(self._load, pods))
         now_s = self._now_s()
         self._idle_since = {u: each for u, each in self._idle_since.items() if now_s - each[1] < FORGET_S}
@@ -96,8 +96,8 @@ def load_of(page: str, *, is_router: bool = False) -> PodLoad | None:
     """Return a pod's load according to its metrics page: requests summed over engines, and the maximum KV cache usage.
 
     Returns None if the page lacks a needed series or a value is negative or not finite. The workers of some runtimes
-    count requests themselves, including those that the engine has not received yet. If such a gauge is present,
-    vLLM's gauges may be absent, because a program that simulates workers may have none for prefill.
+    count requests themselves, including those that the engine has not received yet. If such a gauge is present, vLLM's
+    gauges may be absent, because a program that simulates workers may have none for prefill.
 
     Args:
         page: Text of the metrics page in the Prometheus format.

@@ -161,11 +161,11 @@ class OperatorMetrics:
         graphs: Callable[[], Iterable[Object]],
         pools: Callable[[], Iterable[Object]],
     ) -> None:
-        """Set the functions that every scrape calls.
+        """Set the functions that every scrape of /metrics calls to get current values.
 
         Args:
             depth: Returns the number of graphs that wait for a reconcile worker.
-            graphs: Returns the GraphDeployments, trimmed.
+            graphs: Returns the GraphDeployments, reduced to the fields that the operator needs.
             pools: Returns the GpuPools and ClusterGpuPools.
         """
         self._depth.set_function(depth)

@@ -46,10 +46,10 @@ class NamespaceAllowances:
         self._read: LruCache[str, tuple[float, Allowances]] = LruCache(NAMESPACES)
 
     async def of(self, namespace: str) -> Allowances:
-        """Return the allowances for podTemplates in ``namespace``.
+        """Return the privileges that podTemplates in ``namespace`` are allowed to use: the installation's, and those of its label's profile.
 
-        If its label cannot be read, returns the last known allowances, or else those of the installation. A label
-        that names an unknown profile is logged and ignored.
+        If the namespace's label cannot be read, returns what applied last, or else what the installation allows
+        everywhere. A label that names an unknown profile is logged and ignored.
         """
         if not self._profiles:
             return self._everywhere

@@ -66,7 +66,7 @@ class Nodes:
         self.cordoned: set[str] = set()
 
     def is_deleted(self, node: str) -> bool:
-        """Return whether the node with this name was deleted and not created again; False for a node that was never seen."""
+        """Return whether the node with this name was deleted and not created again; False for a node that was never observed."""
         return self._deleted.get(node) is not None
 
     def __len__(self) -> int:
@@ -74,11 +74,11 @@ class Nodes:
         return len(self._deleted) + len(self.cordoned)
 
     async def run(self, named: Callable[[], set[str]]) -> None:
-        """Watch nodes until cancelled; waits first until that is allowed.
+        """Watch nodes until cancelled; as long as the operator has no right to watch nodes, it asks again every 60 s.
 
         Args:
-            named: Returns the names of nodes that pods are bound to. Such a node has existed, so it counts as
-                deleted if the first list lacks it.
+            named: Returns the names of nodes that pods are bound to. Such a node has existed, so it counts as deleted
+                if the first list lacks it.
         """
         await self._allowed()
         before = named()

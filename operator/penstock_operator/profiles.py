@@ -45,7 +45,7 @@ log = get_logger(__name__)
 
 
 class Profiles:
-    """View of all ProfileRequests in a namespace or in the cluster, and the queue from which they are reconciled."""
+    """In-memory view of all ProfileRequests in a namespace or in the cluster, and the queue from which they are reconciled."""
 
     def __init__(self, parts: Dependencies, *, namespace: str | None, limits: RateLimits) -> None:
         self._parts = parts
@@ -63,20 +63,20 @@ class Profiles:
             group.create_task(serve(self.queue, self.reconcile, workers=WORKERS), name="profile requests")
 
     def report(self, request: Object) -> None:
-        """Store a ProfileRequest as received from the API server, and enqueue it."""
+        """Store a ProfileRequest, as received from the API server, in the in-memory view, and enqueue it for a reconcile."""
         key = key_of(request)
         self._requests[key] = _trimmed(request)
         self._enqueue(key)
 
     def remove(self, request: Object) -> None:
-        """Remove a deleted ProfileRequest; a newer one that has its name but another UID remains."""
+        """Remove a deleted ProfileRequest from the in-memory view; a newer one that has its name but another UID remains."""
         key = key_of(request)
         held = self._requests.get(key)
         if held is not None and held["metadata"]["uid"] == request["metadata"]["uid"]:
             del self._requests[key]
 
     async def reconcile(self, key: Key) -> float | None:
-        """Reconcile one ProfileRequest; return the seconds until the next reconcile, or None if only a change requires one."""
+        """Reconcile one ProfileRequest; return the wall-clock seconds until the next reconcile, or None if only a change requires one."""
         raw = self._requests.get(key)
         if raw is None or raw["metadata"].get("deletionTimestamp"):
             return None

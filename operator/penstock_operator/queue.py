@@ -77,17 +77,17 @@ class WorkQueue:
 
     @property
     def depth(self) -> int:
-        """Number of keys that can be reconciled now and wait for a worker."""
+        """Number of keys (objects to reconcile) whose time has come and that wait for a reconcile worker."""
         now_s = self._now_s()
         return sum(due_s <= now_s for due_s in self._due.values())
 
     @property
     def running(self) -> int:
-        """Number of keys that are being reconciled now."""
+        """Number of keys (objects) that are being reconciled now."""
         return len(self._running)
 
     def enqueue(self, key: Key, *, delay_s: float = 0.0, urgent: bool = False) -> None:
-        """Queue ``key`` for a reconcile in ``delay_s`` seconds or later; if it is queued already, the earlier time applies.
+        """Queue ``key`` for a reconcile in ``delay_s`` wall-clock seconds or later; if it is queued already, the earlier time applies.
 
         Args:
             key: Namespace and name of the object.
@@ -106,7 +106,7 @@ class WorkQueue:
         self._push(key, due_s)
 
     def pop(self) -> Key | None:
-        """Return the key whose time came first and count it as running; None if no key can be reconciled now."""
+        """Return the key (namespace and name) whose time came first, and count it as being reconciled; None if none can be reconciled now."""
         now_s = self._now_s()
         while self._heap and self._heap[0][0] <= now_s:
             due_s, _, key = heapq.heappop(self._heap)
@@ -117,7 +117,7 @@ class WorkQueue:
         return None
 
     async def take(self) -> Key:
-        """Wait until a key can be reconciled, and return it, counted as running."""
+        """Wait until an object can be reconciled; return its key (namespace and name), counted as being reconciled until `done` or `failed`."""
         while True:
             self._wake.clear()
             key = self.pop()
@@ -131,7 +131,7 @@ class WorkQueue:
                 continue
 
     def done(self, key: Key, *, requeue_after_s: float | None = None) -> None:
-        """Report that the reconcile of ``key`` succeeded.
+        """Report that the reconcile of ``key`` (namespace and name) succeeded.
 
         Args:
             key: Key from `take` or `pop`.
@@ -141,14 +141,14 @@ class WorkQueue:
         self._end(key, wait_s=self.limits.gap_s, requeue_after_s=requeue_after_s)
 
     def failed(self, key: Key, *, retry_after_s: float | None = None) -> float:
-        """Report that the reconcile of ``key`` failed, and queue it again after a backoff.
+        """Report that the reconcile of ``key`` (namespace and name) failed, and queue it again after a backoff.
 
         Args:
             key: Key from `take` or `pop`.
             retry_after_s: Minimum backoff in seconds, from the server's Retry-After; None if there is none.
 
         Returns:
-            The backoff in seconds.
+            The backoff in wall-clock seconds.
         """
         failures = self._failures.get(key, 0) + 1
         self._failures[key] = failures
@@ -178,13 +178,13 @@ class WorkQueue:
 
 
 async def serve(queue: WorkQueue, work: Work, *, workers: int) -> None:
-    """Reconcile keys from the queue until cancelled, up to ``workers`` at the same time.
+    """Reconcile the objects whose keys are in the queue until cancelled, up to ``workers`` at the same time.
 
     A failure or exception is logged and delays only the key that failed; the others continue.
 
     Args:
         queue: Queue of keys.
-        work: Reconciles one key.
+        work: Reconciles the object with one key, and returns the seconds until it is queued again, or None.
         workers: Maximum number of concurrent reconciles.
     """
     async with asyncio.TaskGroup() as group:

@@ -129,7 +129,7 @@ class Reconciler:
         self._deletions: dict[str, asyncio.Event] = {}
 
     async def reconcile(self, key: Key) -> float | None:
-        """Reconcile one graph; return the seconds until the next reconcile, or None if only a change requires one.
+        """Reconcile one graph; return the wall-clock seconds until the next reconcile, or None if only a change requires one.
 
         Raises:
             ClusterError: The API server did not answer or refused, or another writer changed an object first. A later
@@ -146,7 +146,7 @@ class Reconciler:
             self._parts.metrics.durations.observe(time.monotonic() - started_s)
 
     async def deleted(self, uid: str) -> None:
-        """Wait until a reconcile has found that nothing is left of the graph with this UID, which is being deleted."""
+        """Wait until a reconcile has found that no object is left of the graph with this UID, which is being deleted."""
         await self._deletions.setdefault(uid, asyncio.Event()).wait()
         del self._deletions[uid]
 
@@ -163,7 +163,7 @@ class Reconciler:
             await self._reporter.events(key_of(raw), raw, inputs, refusals)
 
     def forget(self, key: Key) -> None:
-        """Drop the state that is stored for a deleted graph; does nothing if there is none."""
+        """Drop everything that is cached for a deleted graph; does nothing if there is nothing."""
         self._settled.pop(key, None)
         for each in (
             self._edits,

@@ -38,7 +38,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Actions of one reconcile of a valid graph, up to the point where the reconcile ended.
+    """What one reconcile of a valid graph planned, wrote and left waiting, up to the point where the reconcile ended.
 
     Attributes:
         services: Planned state of each service, by its name.
@@ -52,7 +52,7 @@ class Findings:
 
 
 class Reporter:
-    """Writes statuses and Events.
+    """Writes the statuses of graphs and ScalingAdapters, and Events.
 
     It remembers per graph the problems that were already emitted as Events, and since when each service has too few
     replicas.
@@ -66,7 +66,7 @@ class Reporter:
         self._short: dict[Key, dict[str, float]] = {}
 
     def forget(self, key: Key) -> None:
-        """Drop the state that is stored for a deleted graph; does nothing if there is none."""
+        """Drop the emitted problems and the times that are remembered for a deleted graph; does nothing if there are none."""
         self._emitted.pop(key, None)
         self._short.pop(key, None)
 
@@ -78,7 +78,7 @@ class Reporter:
         Args:
             raw: The GraphDeployment as the API server returned it, with its current status.
             inputs: Facts from which the status is computed.
-            refusals: Collects the write if the API server rejects it.
+            refusals: Collects the status write if the API server rejects it.
             grant: GPUs that the graph's GPU pool grants it, for ``status.pool``; None if it is in no pool.
         """
         status = graph_status(inputs, old=raw.get("status") or None, now=stamp(self._now_s()))
@@ -100,7 +100,7 @@ class Reporter:
         Args:
             graph: The specification that the operator applies, with the observed state.
             snapshot: Children and pods after this reconcile's writes.
-            found: Actions of the reconcile.
+            found: What the reconcile planned for each service, wrote, and left waiting for GPUs.
             refusals: Rejected writes, which the status names; rejected status writes are added.
             failure: Reason why the reconcile ended early; None if it did not end early.
         """

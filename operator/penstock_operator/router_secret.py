@@ -34,17 +34,18 @@ class RouterSecrets:
         self._refused: set[Key] = set()
 
     def forget(self, key: Key) -> None:
-        """Drop the state of a deleted graph; does nothing if there is none."""
+        """Forget a deleted graph, whose Secret may not have been created; does nothing if it is unknown."""
         self._refused.discard(key)
 
     async def make(
         self, graph: ObservedGraph, wanted: Iterable[Object], refusals: Refusals
     ) -> EventMessage | None:
-        """Create the graph's Secret if a router is about to be written or cannot start without it; an existing Secret is kept.
+        """Create the Secret with which a graph's routers authenticate each other, if a router needs it; an existing one is not changed.
 
         Args:
             graph: The graph with its observed state.
-            wanted: Its desired objects.
+            wanted: The graph's desired objects; the Secret is created if a router's workload among them is about to be
+                written.
             refusals: Collects the write if the API server rejects it.
 
         Returns:

@@ -47,7 +47,7 @@ class Scaling:
         self._gates = gates
 
     async def plan(self, graph: ObservedGraph) -> ReplicasPlan:
-        """Return the replica plan of a graph with all its services; reads the load of pods that may be removed, and writes nothing."""
+        """Return the number of replicas and the next scaling step of each service; reads the load of pods that may be removed, writes nothing."""
         pods = graph.workers
         allowed = self._gates.plan(
             graph.key,
@@ -67,11 +67,11 @@ class Scaling:
         return ReplicasPlan(services, first_replicas, blocked(allowed, pods), switches, kept, bid)
 
     async def drain(self, graph: ObservedGraph, plan: ReplicasPlan, refusals: Refusals) -> list[EventMessage]:
-        """Execute the drains in ``plan``: label pods, and switch the role of drained workers; return the messages to emit as Events.
+        """Execute the drains in ``plan``: mark pods, and switch the role of drained workers; return the messages to emit as Events.
 
         Args:
             graph: The graph with its observed state.
-            plan: Replica plan from `plan`.
+            plan: Result of `plan` for the graph.
             refusals: Collects the writes that the API server rejects.
         """
         messages = []

@@ -168,7 +168,7 @@ class Operator:
             raise
 
     def problem(self) -> str | None:
-        """Return why graphs cannot be reconciled reliably; None if all watches work."""
+        """Return why graphs cannot be reconciled reliably, such as a watch that fails; None if all watches work."""
         if self._unserved is not None:
             return f"{self._unserved.plural}: not served; apply the CustomResourceDefinitions"
         return self.cluster.problem() or self.pools.problem()
@@ -317,7 +317,7 @@ def lease_of(settings: OperatorSettings, client: KubeClient, component: str = OP
     Args:
         settings: Settings of the operator.
         client: Client of the Kubernetes API.
-        component: `OPERATOR` or `PLANNER`.
+        component: ``penstock-operator`` or ``penstock-planner``.
     """
     namespace = watched_namespace(settings, client)
     name = lease_name(component, cluster_wide=namespace is None, operator_class=settings.operator_class)

@@ -77,7 +77,7 @@ class PlannerSilence:
         self._elsewhere: set[str] = set()
 
     async def run(self) -> None:
-        """Check the Lease every 5 wall-clock seconds (`LOOK_S`) until cancelled."""
+        """Check every 5 wall-clock seconds (`LOOK_S`), until cancelled, whether the planner still renews its Lease (leader election)."""
         while True:
             try:
                 await self.look()
@@ -86,7 +86,7 @@ class PlannerSilence:
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Read the Lease once; if it has not been renewed for 45 s (`SILENT_S`), report that in every graph that has a planner.
+        """Read the planner's Lease once; if it has not been renewed for 45 s (`SILENT_S`), report that in every graph that has a planner.
 
         Raises:
             ClusterError: The API server does not answer.

@@ -52,7 +52,7 @@ class InterningPool:
         self._parts: dict[Any, Any] = {}
 
     def intern(self, value: Any) -> Any:
-        """Return a value equal to ``value`` made of shared parts, which must not be changed; ``value`` itself is not changed."""
+        """Return a JSON value equal to ``value`` that shares equal parts with earlier results; it must not be changed."""
         if isinstance(value, float):
             return value  # 0.0 equals -0.0
         # A part is identified by the identities of its own parts, which are shared and live as long as the part.
@@ -85,7 +85,7 @@ def trim_graph(obj: Object) -> Object:
 
 
 def trim_child(obj: Object) -> Object:
-    """Return a copy of a child without ``managedFields``; its status remains only for kinds whose status `plan` uses."""
+    """Return a copy of a child without ``managedFields``; its status remains only for kinds whose status the operator uses."""
     kept = {key: _POOL.intern(each) for key, each in obj.items() if key not in {"metadata", "status"}}
     kept.update(_head(obj))
     if obj["kind"] in _WITH_STATUS and "status" in obj:
@@ -99,7 +99,7 @@ def trim_child(obj: Object) -> Object:
 
 
 def trim_pod(obj: Object) -> Object:
-    """Return name, namespace and labels of a pod, its version (`VERSION`) and, under key ``view``, its `PodView`."""
+    """Return name, namespace and labels of a pod, its version (`VERSION`) and, under key ``view``, the facts from which the operator decides."""
     metadata = obj["metadata"]
     return {
         "metadata": {key: metadata[key] for key in ("name", "namespace", "labels") if key in metadata},
@@ -117,7 +117,7 @@ def _head(obj: Object) -> Object:
 
 
 def same(one: Object, other: Object) -> bool:
-    """Return whether two trimmed objects are equal apart from their version."""
+    """Return whether two objects from `trim_graph` or `trim_child` are equal apart from their resource version."""
     return {**one, VERSION: 0} == {**other, VERSION: 0}
 
 

@@ -32,7 +32,7 @@ _TEMPLATES: Final = {DEPLOYMENT.kind: "template", LEADER_WORKER_SET.kind: "leade
 
 
 def marked(workload: Object) -> Object:
-    """Return a desired workload with the digest of its pod template as annotation; other objects are returned unchanged."""
+    """Return a desired workload (Deployment, LeaderWorkerSet) with a digest of its pod template as annotation; other objects unchanged."""
     if workload["kind"] not in WORKLOADS:
         return workload
     template = workload["spec"][_TEMPLATES[workload["kind"]]]
@@ -46,7 +46,7 @@ def template_changed(want: Object, live: Object, found: Iterable[FieldDifference
     """Return whether writing ``want`` would start a rollout of the pods.
 
     Args:
-        want: Desired workload from `marked`.
+        want: Desired workload with the digest of its pod template, from `marked`.
         live: The existing workload.
         found: Differences between ``want`` and ``live``.
     """
@@ -62,7 +62,7 @@ def with_generations(
     """Return the desired objects; each workload is annotated with the generation that introduces its pod template.
 
     Args:
-        wanted: Desired objects from `marked`.
+        wanted: Desired objects; workloads with the digest of their pod template, from `marked`.
         live: Existing objects by kind and name.
         rolling: Names of workloads whose pod template this write changes; they get the next generation, other workloads
             keep their own.
@@ -100,7 +100,7 @@ def template_generation(live: Object) -> int | None:
 def workload_of(
     graph: GraphDeployment, service: str, children: Mapping[tuple[str, str], Object]
 ) -> Object | None:
-    """Return a service's live workload; None if there is none.
+    """Return the workload of a service that exists in the cluster; None if there is none.
 
     Args:
         graph: The graph.
@@ -112,19 +112,19 @@ def workload_of(
 
 
 def replicas_of(workload: Object | None) -> int | None:
-    """Return a live workload's ``spec.replicas``; None if ``workload`` is None."""
+    """Return ``spec.replicas`` of an existing Deployment or LeaderWorkerSet; None if ``workload`` is None."""
     return None if workload is None else int(workload.get("spec", {}).get("replicas", 1))
 
 
 def known_replicas(workload: Object | None) -> int:
-    """Return ``status.replicas`` of a live workload, the pods that its controller has counted; 0 if ``workload`` is None."""
+    """Return ``status.replicas`` of an existing workload: the replicas that its controller has counted; 0 if ``workload`` is None."""
     return 0 if workload is None else int(workload.get("status", {}).get("replicas", 0))
 
 
 def obsolete(
     children: Mapping[tuple[str, str], Object], wanted: Collection[tuple[str, str]], *, owner_uid: str
 ) -> tuple[list[Object], list[Object]]:
-    """Return the graph's children that are no longer desired: first the workloads, then the other children that can be deleted now.
+    """Return two lists of the graph's objects that are no longer desired: workloads, and other objects that can be deleted now.
 
     Children that belong to a service whose workload still exists (such as its Service, by which routers find the
     workers) are not returned until the workload is gone.

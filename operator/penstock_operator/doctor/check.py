@@ -51,9 +51,9 @@ APPLY_CRDS: Final = "kubectl apply --server-side --force-conflicts -f crds/"
 
 
 def check(facts: Facts) -> list[Finding]:
-    """Return all findings, ordered so that a cause comes before its consequences.
+    """Return what `penstock doctor` found wrong or right in a cluster, ordered so that a cause comes before its consequences.
 
-    If the API server does not answer, the only finding says so.
+    ``facts`` are what was read from the cluster. If the API server does not answer, the only finding says so.
     """
     if isinstance(facts.version, Unreadable):
         remedy = "check the address and credentials: kubectl version; choose others with --kubeconfig and --context"
@@ -66,13 +66,13 @@ def _label(deployment: Object, key: str, default: str) -> str:
 
 
 def scope_of(deployment: Object) -> str | None:
-    """Return the namespace that an operator's or planner's Deployment watches; None means all namespaces."""
+    """Return the namespace whose graphs an operator's or planner's Deployment handles; None means all namespaces."""
     scope = _label(deployment, SCOPE_LABEL, deployment["metadata"]["namespace"])
     return None if scope == CLUSTER_SCOPE else scope
 
 
 def class_of(deployment: Object) -> str:
-    """Return the operator class of the graphs that an operator's or planner's Deployment handles."""
+    """Return the ``spec.operatorClass`` of the graphs that an operator's or planner's Deployment handles."""
     return _label(deployment, CLASS_LABEL, OPERATOR_CLASS)
 
 
@@ -82,7 +82,7 @@ def component_of(deployment: Object) -> str:
 
 
 def lease_of(deployment: Object) -> tuple[str, str] | None:
-    """Return namespace and name of the Lease of an operator's or planner's Deployment; None for other components."""
+    """Return namespace and name of the Lease (leader election) of an operator's or planner's Deployment; None for other Deployments."""
     owner = {"operator": OPERATOR, "planner": PLANNER}.get(component_of(deployment))
     if owner is None:
         return None

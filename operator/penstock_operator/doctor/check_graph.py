@@ -58,12 +58,12 @@ _STARTING: Final = frozenset({"Pending", "Progressing", ""})
 def graph_findings(
     facts: GraphFacts, *, now_s: float, interval_s: float, absence: tuple[str, str] | None = None
 ) -> Iterator[Finding]:
-    """Yield the findings about one graph.
+    """Yield the findings (ok, warning, problem or unknown, each with a message and a remedy) about one graph.
 
     Args:
         facts: The graph with its pods and metrics.
         now_s: Unix time in seconds by the API server's clock.
-        interval_s: Seconds between the two readings of metrics.
+        interval_s: Wall-clock seconds between the two readings of metrics.
         absence: Reason why no operator acts on the graph, so that its status may be outdated, and a remedy; None if an
             operator acts on it.
     """

@@ -66,6 +66,6 @@ def is_healthy(findings: Iterable[Finding]) -> bool:
 
 
 def counts(findings: Iterable[Finding]) -> dict[Severity, int]:
-    """Return the number of findings by severity; all four severities are keys."""
+    """Return the number of findings by severity; all four severities are keys, with 0 if no finding has it."""
     found = list(findings)
     return {severity: sum(each.severity is severity for each in found) for severity in Severity}

@@ -56,7 +56,7 @@ from penstock_operator.rbac import (
 )
 
 ANSWER_S: Final = 10.0
-"""Maximum seconds to wait for one answer. Chosen: healthy servers answer within milliseconds."""
+"""Maximum wall-clock seconds to wait for one answer. Chosen: healthy servers answer within milliseconds."""
 
 MAX_PAGES: Final = 64
 """Maximum number of pods of one graph whose metrics are read. Chosen: more would load the API server's proxy."""
@@ -93,7 +93,7 @@ class Scope:
 
 
 async def gather(client: KubeClient, scope: Scope) -> Facts:
-    """Read the cluster twice and return all facts; failed reads are in the result as `Unreadable` and raise nothing."""
+    """Read the cluster twice, ``scope.interval_s`` apart, and return all facts; a failed read is `Unreadable` in the result."""
     return await _Gatherer(client, scope).gather()
 
 
@@ -379,7 +379,7 @@ def _wanted_leases(deployments: tuple[Object, ...] | Unreadable) -> list[LeaseNa
 
 
 def pod_selector(graph: Object) -> str:
-    """Return the PromQL matchers of the graph's own pods; for graph ``chat`` they do not match the pods of graph ``chat-2``."""
+    """Return the PromQL label matchers of a graph's pods, as text; for graph ``chat`` they do not match the pods of graph ``chat-2``."""
     name, namespace = graph["metadata"]["name"], graph["metadata"]["namespace"]
     services = "|".join(child_name(name, service) for service in sorted(graph["spec"]["services"]))
     return f'namespace="{namespace}",pod=~"({services})-[a-z0-9]+(-[a-z0-9]+)?"'

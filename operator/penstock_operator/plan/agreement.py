@@ -65,12 +65,12 @@ def rollout_order(
     *,
     changed: Collection[str],
 ) -> RolloutOrder:
-    """Return which of a graph's desired objects must not be written yet.
+    """Return which of a graph's desired objects must not be written yet, because workers or routers must be updated first.
 
     Args:
         wanted: All desired objects.
         live: Existing objects by kind and name.
-        workloads: Desired workloads by service.
+        workloads: Desired workload (Deployment or LeaderWorkerSet) of each service, by service.
         views: Rollout state of every service's workload.
         changed: Services whose pod template is about to change.
     """
@@ -128,12 +128,15 @@ def held_by_agreement(
 ) -> dict[str, str]:
     """Return the services whose new pod template has to wait because ``router.tiers.enabled`` changes, each with the reason.
 
+    Workers are updated first if it becomes true, and routers first if it becomes false, so that no router sends
+    priorities to workers that do not follow them. Returns an empty dictionary if no service has to wait.
+
     Args:
         wanted: Desired ConfigMap of the routers.
         live: Existing ConfigMap of the routers.
         views: Rollout state of every service's workload.
         changed: Services whose pod template is about to change.
-        prioritised: Services whose running workers schedule by priority.
+        prioritised: Services whose running workers schedule requests by priority.
     """
     sides: dict[bool, list[RolloutView]] = {True: [], False: []}
     for view in views:
@@ -159,6 +162,9 @@ def held_by_lease(
     granted_s: float | None,
 ) -> dict[str, str]:
     """Return the services whose new pod template has to wait because ``lease.durationSeconds`` changes, each with the reason.
+
+    Prefill workers are updated first if it becomes longer, and routers first if it becomes shorter, so that no router
+    expects a longer lease than workers grant. Returns an empty dictionary if no service has to wait.
 
     Args:
         wanted: Desired ConfigMap of the routers.
@@ -200,7 +206,8 @@ def held_by_names(
 ) -> dict[str, str]:
     """Return the services whose new pod template has to wait because model names are added or removed, each with the reason.
 
-    If names are added and removed in one change, the order for added names applies.
+    An added name is rolled out to workers first, a removed one is taken from routers first. If names are added and
+    removed in one change, the order for added names applies. Returns an empty dictionary if no service has to wait.
 
     Args:
         wanted: Desired ConfigMap of the routers.
@@ -233,13 +240,16 @@ def held_by_roles(
     views: Iterable[RolloutView],
     workloads: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, str]:
-    """Return the router services, each with the reason to wait, if worker roles change and not every new worker service is ready yet.
+    """Return the router services, each with the reason to wait, if worker roles change and a new worker service is not ready yet.
 
     Args:
         wanted: Desired ConfigMap of the routers.
         live: Existing ConfigMap of the routers.
         views: Rollout state of every service's workload.
-        workloads: Desired workloads by service.
+        workloads: Desired workload (Deployment or LeaderWorkerSet) of each service, by service.
+
+    Returns:
+        Reason by service; empty if no service has to wait.
     """
     roles, before = _worker_roles(wanted), _worker_roles(live)
     if not before or set(roles.values()) == set(before.values()):

@@ -44,12 +44,12 @@ class Unit:
 
     @property
     def started(self) -> bool:
-        """Whether any of its pods is ungated, so that the complete replica counts against the budget."""
+        """Whether any of the replica's pods has no scheduling gate any more, so that the complete replica counts against the GPU budget."""
         return not all(pod.gated for pod in self.pods)
 
     @property
     def first(self) -> PodView:
-        """The replica's oldest pod."""
+        """The replica's oldest pod; on a tie, the first by name."""
         return min(self.pods, key=lambda pod: (pod.created_s, pod.name))
 
     @property
@@ -59,18 +59,18 @@ class Unit:
 
     @property
     def gated(self) -> list[PodView]:
-        """The replica's pods that still have the budget's scheduling gate."""
+        """The replica's pods that still have the scheduling gate with which a pod waits for the GPU budget."""
         return [pod for pod in self.pods if pod.gated]
 
     @property
     def all_gpus(self) -> int:
-        """GPUs of the complete replica, including pods that do not exist yet."""
+        """Number of GPUs of the complete replica, including pods of a LeaderWorkerSet group that do not exist yet."""
         size = max(pod.group_size for pod in self.pods)
         return max(size * max(pod.gpus for pod in self.pods), sum(pod.gpus for pod in self.pods))
 
 
 def units(pods: Iterable[PodView]) -> list[Unit]:
-    """Return the replicas that ``pods`` form: one per pod, or one per LeaderWorkerSet group."""
+    """Return the replicas that ``pods`` form: one per pod of a Deployment, one per LeaderWorkerSet group."""
     found: dict[tuple[str, str], Unit] = {}
     for pod in pods:
         key = (pod.service, f"group {pod.group}" if pod.group else f"pod {pod.uid}")
@@ -79,14 +79,14 @@ def units(pods: Iterable[PodView]) -> list[Unit]:
 
 
 def released(pods: Iterable[PodView], uids: Collection[str]) -> list[PodView]:
-    """Return ``pods`` without the gates of those whose UID is in ``uids``: ungated pods that the watch still shows as gated."""
+    """Return ``pods``, in which those whose UID is in ``uids`` have no scheduling gates: the operator removed them before the watch shows it."""
     return [replace(pod, gates=()) if pod.uid in uids else pod for pod in pods]
 
 
 KEEP_S: Final = 10.0
-"""Seconds for which a lost replica's GPUs stay reserved while its replacement does not exist. Chosen: a workload's
-controller creates the replacement within a second, and a service whose pods are rejected must not block the
-others."""
+"""Seconds (API server's clock) for which a lost replica's GPUs stay reserved while its replacement does not exist.
+Chosen: a workload's controller creates the replacement within a second, and a service whose pods are rejected must
+not block the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +112,11 @@ def holdings(
     replicas: Mapping[str, int],
     now_s: float,
 ) -> dict[str, Holding]:
-    """Return each service's `Holding`, including the replicas lost since ``before`` whose GPUs stay reserved.
+    """Return the replicas of each service that occupy GPUs, including those lost since ``before`` whose GPUs stay reserved.
 
     Args:
         pods: All worker pods of the graph.
-        before: Each service's `Holding` at the previous reconcile.
+        before: The result of the previous reconcile; empty at first.
         replicas: Number of replicas that each service's workload should have; GPUs are reserved for no more replicas
             than that. Services that are not listed are left out of the result.
         now_s: Current Unix time in seconds.
@@ -139,7 +139,7 @@ def holdings(
 
 
 def lost(held: Mapping[str, Holding], pods: Iterable[PodView]) -> Counter[str]:
-    """Return how many of the replicas in ``held`` no longer exist in ``pods``, by service; services that lost none are left out."""
+    """Return how many replicas of each service that occupied GPUs (``held``) no longer exist in ``pods``; services without a loss are left out."""
     missing = Counter({service: each.replicas for service, each in held.items()})
     missing.subtract(each.service for each in _started(pods))
     return +missing
@@ -160,7 +160,7 @@ WAITING: Final = "WaitingForBudget"
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A gated pod that cannot start yet, with the reason.
+    """A pod with a scheduling gate that cannot start yet, with the reason.
 
     Attributes:
         uid: UID of the pod.
@@ -185,7 +185,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Releases:
-    """Pods that the GPU budget allows to start now, and pods that have to wait.
+    """Pods with a scheduling gate that the GPU budget allows to start now, and pods with one that have to wait.
 
     Attributes:
         release: UIDs of the pods whose gate should be removed, in this order.
@@ -206,14 +206,14 @@ def releases(
     held: Mapping[str, Holding],
     now_s: float,
 ) -> Releases:
-    """Return which gated pods can start and why the others have to wait.
+    """Return which pods with a scheduling gate can start within the GPU budget, and why the others have to wait.
 
     Args:
         pods: All worker pods of the graph; pods that this operator has just ungated must be without their gate (see
             `released`).
         budget: Maximum number of GPUs of existing workers; None means no limit.
         priorities: ``scaling.priority`` by service; 0 for services that are not listed.
-        held: `Holding` of each service at the previous reconcile; empty if unknown.
+        held: Replicas of each service that occupied GPUs at the previous reconcile; empty if unknown.
         now_s: Current Unix time in seconds.
     """
     present = [pod for pod in pods if not pod.finished]
@@ -243,10 +243,10 @@ def releases(
 
 
 def blocked_on_budget(found: Releases, pods: Iterable[PodView]) -> frozenset[str]:
-    """Return the services whose gated pods wait for GPUs that nothing will free: no pod is terminating, and none can start.
+    """Return the services whose pods wait for the GPU budget although no terminating pod will return GPUs and no pod can start.
 
     Args:
-        found: Result of `releases`.
+        found: Pods that can start and pods that have to wait, from `releases`.
         pods: The pods that it was computed from.
     """
     if found.release or any(pod.terminating and not pod.finished for pod in pods):
@@ -255,12 +255,12 @@ def blocked_on_budget(found: Releases, pods: Iterable[PodView]) -> frozenset[str
 
 
 def blocked(found: Releases, pods: Iterable[PodView]) -> Counter[str]:
-    """Return the number of replicas of each service that cannot run because of the budget.
+    """Return the number of replicas of each service that cannot run because the GPU budget has no room.
 
     A replica that only waits for the GPUs of a terminating replica of its own service does not count.
 
     Args:
-        found: Result of `releases`.
+        found: Pods that can start and pods that have to wait, from `releases`.
         pods: The pods that it was computed from.
     """
     waiting = {each.uid for each in found.waiting}

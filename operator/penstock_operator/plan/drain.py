@@ -98,7 +98,7 @@ def bounded(desired: int | None, service: ServiceSpec, *, max_gpu_budget: int | 
 
 
 def held(asked: Bounded, running: int | None) -> Bounded:
-    """Return the current replicas of a service of a paused graph, which are kept, with a message if ``asked`` differs from them.
+    """Return the current number of replicas of a service whose graph is paused, with a message if it is not as in ``asked``.
 
     Args:
         asked: Replicas that the service would have if the graph was not paused.
@@ -112,7 +112,7 @@ def held(asked: Bounded, running: int | None) -> Bounded:
 
 
 def one_more(asked: Bounded) -> Bounded:
-    """Return ``asked`` with one additional replica, which replaces replicas on cordoned nodes."""
+    """Return ``asked``, a service's desired number of replicas, plus one, because all its serving replicas are on cordoned nodes."""
     return replace(asked, replicas=asked.replicas + 1)
 
 
@@ -140,7 +140,7 @@ class PodLoad:
 
     @property
     def requests(self) -> int:
-        """Number of requests that would have to finish before the pod can be deleted."""
+        """Number of requests in progress or queued at the pod, which have to finish before the pod can be deleted."""
         return self.running + self.waiting
 
     @property
@@ -205,7 +205,10 @@ class ServicePool:
 
 
 def pods_to_ask(pool: ServicePool) -> list[PodView]:
-    """Return the pods whose load `plan_scale` needs: none if there are no surplus pods, all if the pods to remove have to be chosen."""
+    """Return the pods whose load the caller has to read before `plan_scale`; none if the service has no surplus pods.
+
+    These are the draining pods or, if more pods must be chosen for removal, all that can have requests.
+    """
     surplus = sum(pod.alive for pod in pool.pods) - pool.desired
     if surplus <= 0 or (pool.rolling and pool.desired < pool.spec_replicas):
         return []
@@ -215,7 +218,7 @@ def pods_to_ask(pool: ServicePool) -> list[PodView]:
 
 
 def plan_scale(pool: ServicePool, *, loads: Mapping[str, PodLoad | None], now_s: float) -> ScalePlan:
-    """Return the next step towards the service's desired number of replicas.
+    """Return the next step towards a service's desired number of replicas: pods to drain, pods to delete, and ``spec.replicas``.
 
     Args:
         pool: The service and its pods.

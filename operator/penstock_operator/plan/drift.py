@@ -109,7 +109,7 @@ class FieldDifference:
 
 
 def stamped(desired: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of ``desired`` with its digest in the annotation `APPLIED_ANNOTATION`; ``desired`` is not changed."""
+    """Return a copy of the object ``desired`` with a digest of its content in the annotation ``penstock.dev/applied``."""
     text = orjson.dumps(desired, option=orjson.OPT_SORT_KEYS)
     digest = hashlib.sha256(text).hexdigest()[:16]
     metadata = dict(desired.get("metadata") or {})
@@ -118,7 +118,10 @@ def stamped(desired: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(desired: Mapping[str, Any], live: Mapping[str, Any]) -> Iterator[FieldDifference]:
-    """Yield the desired values that ``live`` does not have, sorted by path; additional values in ``live`` are ignored."""
+    """Yield the values of the object ``desired`` that ``live``, the same object in the cluster, does not have, sorted by path.
+
+    Additional values in ``live`` are ignored. Yields nothing if ``live`` has every desired value.
+    """
     yield from _map_differences("", desired, live)
 
 

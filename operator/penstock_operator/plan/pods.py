@@ -186,29 +186,29 @@ class PodView:
 
     @property
     def ended_s(self) -> float:
-        """Time at which a finished pod ended, from its status; its creation time if the status does not show it."""
+        """Unix time, in seconds, at which a finished pod ended, from its status; its creation time if the status does not show it."""
         exits = [each.last_exit.at_s for each in self.containers if each.last_exit is not None]
         changes = [each.since_s for each in self.conditions]
         return max((each for each in (*exits, *changes) if each is not None), default=self.created_s)
 
     @property
     def gated(self) -> bool:
-        """Whether the pod still has the budget's scheduling gate."""
+        """Whether the pod still has the scheduling gate with which it waits for room in its graph's GPU budget."""
         return BUDGET_GATE in self.gates
 
     @property
     def draining(self) -> bool:
-        """Whether the pod is completely marked as draining: it has both the label and the drain time."""
+        """Whether the pod has both marks of a drain: the label that takes it out of its Service, and the time at which the drain began."""
         return self.serving == DRAINING and self.drain_since_s is not None
 
     @property
     def alive(self) -> bool:
-        """Whether the pod counts as a replica: it is neither terminating nor finished."""
+        """Whether the pod counts as an existing replica: it is neither terminating nor finished."""
         return not self.terminating and not self.finished
 
     @property
     def takes_requests(self) -> bool:
-        """Whether the pod's Service selects it if it is ready; in a LeaderWorkerSet group only the leader gets requests."""
+        """Whether the pod gets requests as soon as it is ready: its Service selects it. In a LeaderWorkerSet group, only the leader gets any."""
         if self.worker_index:
             return False
         return self.serving == SERVING or (self.role == Role.ROUTER and self.serving != DRAINING)
@@ -227,20 +227,20 @@ class PodView:
 
 
 def on_deleted_node(view: PodView) -> PodView:
-    """Return a pod's view with the fact that its node was deleted, so that it is not ready, whatever its condition says."""
+    """Return the facts about a pod with its node marked as deleted and the pod as not ready, whatever its condition says."""
     return replace(view, ready=False, node_is_deleted=True)
 
 
 def on_cordoned_node(view: PodView) -> PodView:
-    """Return a pod's view with the fact that its node is cordoned."""
+    """Return the facts about a pod with its node marked as cordoned (it accepts no new pods)."""
     return replace(view, node_is_cordoned=True)
 
 
 def pod_view(pod: Mapping[str, Any]) -> PodView:
-    """Return the view of ``pod``, a Pod in the API's JSON form.
+    """Return the facts about ``pod``, a Pod in the API's JSON form, from which the operator decides.
 
-    The number of GPUs is read from the GPU annotation or, if that is absent, from the GPU resources that its
-    containers request.
+    The number of GPUs is read from the GPU annotation or, if that is absent, from the GPU resources that its containers
+    request.
     """
     metadata, spec, status = _map(pod, "metadata"), _map(pod, "spec"), _map(pod, "status")
     labels, annotations = _map(metadata, "labels"), _map(metadata, "annotations")

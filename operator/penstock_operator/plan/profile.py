@@ -68,7 +68,7 @@ def outcome(
     *,
     now_s: float,
 ) -> Outcome:
-    """Return the progress of a ProfileRequest whose Job exists.
+    """Return the progress of a ProfileRequest whose Job exists: phase, condition and recommended settings.
 
     Args:
         job: The Job.

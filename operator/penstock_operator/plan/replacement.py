@@ -29,7 +29,7 @@ class Replacement:
     gpus: int
 
     def sentence(self, service: str) -> str:
-        """Return a sentence for an Event: that the replacement starts, or that the budget has no room for it."""
+        """Return a sentence for an Event: that an additional replica of ``service`` starts, or that the GPU budget has no room for it."""
         where = f"all of its replicas are on cordoned nodes ({', '.join(self.nodes)})"
         if self.fits:
             return f"{service}: {where}; a replacement starts before they are evicted"
@@ -40,7 +40,7 @@ class Replacement:
 
 
 def cordoned_nodes(pods: Collection[PodView], *, wanted: int, is_drained: bool) -> tuple[str, ...]:
-    """Return the cordoned nodes of a service's serving replicas if it needs a replacement; empty if it needs none.
+    """Return the cordoned nodes of a service's serving replicas if all of these are on such nodes, so that it needs one more; else empty.
 
     Args:
         pods: All pods of the service.

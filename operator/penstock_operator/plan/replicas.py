@@ -43,7 +43,7 @@ class ServiceState:
 
     @property
     def number(self) -> int:
-        """Number of replicas that its workload should have now, which draining can keep above the desired number."""
+        """Number of replicas that the service's workload should have now; while replicas drain, it is above the desired number."""
         return self.bounds.replicas if self.plan is None else self.plan.spec_replicas
 
 
@@ -90,7 +90,7 @@ class ReplicasPlan:
         return any(each is not None and each.draining and not each.held for each in plans)
 
     def unavailable(self, budget: int | None) -> dict[str, int]:
-        """Return the number of replicas of each service that a rollout can take away at the same time (maxUnavailable).
+        """Return, by service, how many replicas a rollout can take away at the same time (maxUnavailable); 0 starts an additional one first.
 
         Args:
             budget: Maximum number of GPUs of the graph; None means no limit.

@@ -24,11 +24,11 @@ def kept_replicas(
     *,
     routers_behind: bool,
 ) -> int:
-    """Return the number of replicas of an obsolete workload that must remain for now.
+    """Return how many replicas must remain for now of a workload whose service the graph no longer has.
 
     Args:
-        role: Role of the obsolete service, from the workload's label.
-        old: Pods of the obsolete workload.
+        role: Role of that service, from the workload's label.
+        old: Pods of the workload.
         services: State of each service that the graph has now.
         pods: All pods of the graph.
         routers_behind: Whether routers may still run that do not know the new services yet.

@@ -122,7 +122,7 @@ def rollout_view(
 
 
 def held_rollouts(changed: Collection[str], views: Iterable[RolloutView]) -> dict[str, str]:
-    """Return which of the ``changed`` services must not get their new pod template yet, with the reason.
+    """Return which of the ``changed`` services must not get their new pod template yet, each with the reason; empty if all can.
 
     Args:
         changed: Names of services whose pod template is about to change.

@@ -52,7 +52,7 @@ class ConditionResult:
 
 
 def condition_results(graph: StatusInput) -> tuple[ConditionResult, ...]:
-    """Return the operator's conditions of a graph, sorted by type."""
+    """Return the conditions that the operator writes into a graph's status, sorted by type."""
     ready = _ready(graph)
     stalled = _stalled(graph, ready)
     found = (
@@ -70,7 +70,7 @@ def condition_results(graph: StatusInput) -> tuple[ConditionResult, ...]:
 def conditions(
     found: Iterable[ConditionResult], *, old: Iterable[Mapping[str, Any]], generation: int, now: str
 ) -> list[dict[str, Any]]:
-    """Return the conditions in the API's form.
+    """Return conditions in the API's form, with transition times, for a status.
 
     Args:
         found: The conditions to write.

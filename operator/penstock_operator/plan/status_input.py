@@ -89,7 +89,7 @@ class ServiceStatusInput:
 
     @property
     def missing(self) -> int:
-        """Number of target replicas that are not serving."""
+        """Number of serving replicas that the service lacks: the desired number minus those that serve, at least 0."""
         return max(0, self.target - self.replicas.serving)
 
 
@@ -129,17 +129,17 @@ class StatusInput:
 
     @property
     def short(self) -> frozenset[str]:
-        """Services that have fewer serving replicas than their target."""
+        """Names of the services that have fewer serving replicas than the number desired."""
         return frozenset(name for name, each in self.services.items() if each.missing)
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs that workers occupy."""
+        """Number of GPUs that the graph's workers occupy, terminating ones included."""
         return sum(each.replicas.gpus for each in self.services.values() if each.role.is_worker)
 
 
 def missing_definition(spec: GraphSpec, served: Collection[Kind]) -> Failure | None:
-    """Return a failure for the first needed kind that the cluster does not serve, with its source; None if it serves all.
+    """Return a failure that names the first kind that the graph needs and the cluster does not serve, and where to get it; else None.
 
     Args:
         spec: Specification of the graph.
@@ -150,7 +150,7 @@ def missing_definition(spec: GraphSpec, served: Collection[Kind]) -> Failure | N
 
 
 def worst_failure(found: Iterable[Failure | None]) -> Failure | None:
-    """Return failures as one, with the reason of the first, which must be the most serious, and all messages; None if there are none."""
+    """Return several failures as one: the reason of the first, which must be the most serious, and all messages; None without failures."""
     kept = [each for each in found if each is not None]
     return Failure(kept[0].reason, "; ".join(each.message for each in kept)) if kept else None
 

@@ -20,7 +20,9 @@ from penstock_operator.plan.replicas import RoleSwitch, ServiceState
 def plan_switches(
     spec: GraphSpec, services: Mapping[str, ServiceState], pods: Sequence[PodView], *, now_s: float
 ) -> tuple[RoleSwitch, ...]:
-    """Return the role switches that can be made now: each has an idle worker that is ready and in no rollout, and a waiting pod.
+    """Return the role switches that can be made now: drained workers that take the place of a waiting pod of the other role.
+
+    The worker must be idle, ready and in no rollout. The pod waits at its scheduling gate for GPUs.
 
     Args:
         spec: Specification of the graph.
@@ -49,7 +51,7 @@ def plan_switches(
 def kept_places(
     spec: GraphSpec, services: Mapping[str, ServiceState], pods: Sequence[PodView]
 ) -> frozenset[str]:
-    """Return the UIDs of gated pods that must not be ungated, because a worker that is still draining will take their place.
+    """Return the UIDs of pods whose scheduling gate must stay, because a worker that is still draining will switch to their role.
 
     Args:
         spec: Specification of the graph.
@@ -67,7 +69,7 @@ def kept_places(
 def without_switching(
     services: Mapping[str, ServiceState], switches: Sequence[RoleSwitch]
 ) -> dict[str, ServiceState]:
-    """Return ``services``, in which the services with a switching worker do not shrink yet, so that the worker is not deleted.
+    """Return the state of each service; a service one of whose workers switches its role does not shrink yet, so that none is deleted.
 
     Args:
         services: State of each service.

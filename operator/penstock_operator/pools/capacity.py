@@ -81,16 +81,17 @@ def counted(
     left_out: Mapping[str, int],
     foreign: int | None,
 ) -> PoolNodes:
-    """Return the number of GPUs that the nodes offer.
+    """Return the number of GPUs that a pool's nodes offer to its graphs, with a sentence about what was not counted.
 
     If no node offers any, or if all are NotReady, the number is unknown: a wrong selector, or a network failure that
     separates all kubelets, must not end every worker.
 
     Args:
         nodes: Nodes of the pool.
-        usable: First result of `usable_nodes`.
-        left_out: Second result of `usable_nodes`.
-        foreign: Result of `foreign_gpus`; None if the operator has no right to list pods of other namespaces.
+        usable: GPUs of each usable node by its name, from `usable_nodes`.
+        left_out: GPUs of unusable nodes by a text with the reason, from `usable_nodes`.
+        foreign: GPUs that pods of no graph of the pool request, from `foreign_gpus`; None if the operator has no right
+            to list pods of other namespaces.
     """
     if not nodes:
         return PoolNodes(None, "no node carries the labels of nodeSelector")

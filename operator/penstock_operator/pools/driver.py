@@ -115,11 +115,11 @@ class GpuPools:
         self._readings = PoolReadings(client)
 
     async def run(self, ready: asyncio.Event) -> None:
-        """Allocate the pools' GPUs until cancelled.
+        """Allocate the GPUs of all pools to their graphs until cancelled.
 
         Args:
-            ready: Event that is set when the pools are known, or when the API server turns out not to serve these
-                kinds yet.
+            ready: Event that is set when the pools are known, or when the API server turns out not to serve these kinds
+                yet.
         """
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch.run(ready), name="gpu pools")
@@ -136,11 +136,11 @@ class GpuPools:
                     continue
 
     def problem(self) -> str | None:
-        """Return why the view of the pools may be outdated or incomplete; None if all watches work."""
+        """Return why the in-memory view of the GPU pools may be outdated or incomplete; None if all watches work."""
         return self._watch.problem()
 
     def all(self) -> list[Object]:
-        """Return all pools of the operator class, as the API server returned them."""
+        """Return all GPU pools whose ``spec.operatorClass`` is this operator's, as the API server returned them."""
         return [pool for key in self._watch.known() if (pool := self._watch.get(key)) is not None]
 
     def grant(self, raw: Object) -> PoolGrant | None:
@@ -182,7 +182,9 @@ class GpuPools:
         )
 
     def act_under(self, raw: Object, grant: PoolGrant | None) -> None:
-        """Store the grant that a graph's reconcile now uses; triggers a new allocation if the graph's data in its pool change.
+        """Store the grant (maximum GPUs) that a graph's reconcile now uses, so that its pool's next allocation counts it as acknowledged.
+
+        Triggers a new allocation if what the graph holds or has acknowledged in its pool changed.
 
         Args:
             raw: The GraphDeployment.
@@ -220,7 +222,7 @@ class GpuPools:
                 self.changed.set()
 
     def forget(self, key: Key) -> None:
-        """Drop the state of a deleted graph; the GPUs of its workers count in its pool until the workers are gone."""
+        """Drop the grant and bid stored for a deleted graph; the GPUs of its workers count in its pool until the workers are gone."""
         is_in_pool = key in self._views or any(
             member_of(key_of(pool), key) in rows_of(pool.get("status")) for pool in self.all()
         )

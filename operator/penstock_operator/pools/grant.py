@@ -74,11 +74,11 @@ class EffectiveBudget:
 
 
 def effective_budget(graph: GraphDeployment, grant: PoolGrant | None) -> EffectiveBudget:
-    """Return the GPU limits of a graph; in a pool, the default of maxGpuBudget is the pool's number of GPUs.
+    """Return the GPU limits of a graph from its manifest and its pool; in a pool, maxGpuBudget is the pool's number of GPUs by default.
 
     Args:
         graph: The graph as the user wrote it.
-        grant: Grant of its pool; None if it is in no pool.
+        grant: GPUs that its pool grants it; None if it is in no pool.
     """
     planner = graph.spec.planner
     if grant is None:
@@ -108,7 +108,7 @@ def bids_of(graph: GraphDeployment, wanted: Mapping[str, Bounded]) -> dict[str, 
 
 
 def is_silent(planner: Mapping[str, Any], now_s: float) -> bool:
-    """Return whether the replicas that a graph's planner requested from the pool have expired, so that only its adapters count.
+    """Return whether the replicas that a graph's planner requested from the pool have expired, so that only its ScalingAdapters count.
 
     Args:
         planner: ``status.planner`` of the graph.
@@ -125,7 +125,7 @@ def with_wants(
     *,
     max_gpu_budget: int | None,
 ) -> dict[str, Bounded]:
-    """Return the replicas that each service requests from the pool: its ScalingAdapter's number, or the planner's if that is larger.
+    """Return the replicas for which each service requests GPUs of its pool: its ScalingAdapter's number or, if larger, the planner's.
 
     Args:
         graph: The graph.
@@ -146,14 +146,14 @@ def with_wants(
 def within_grant(
     wanted: Mapping[str, Bounded], bids: Mapping[str, RoleBid], *, gpus: int, pool: str
 ) -> dict[str, Bounded]:
-    """Return the replicas of each service that fit into the pool's grant, but never less than the service's minimum.
+    """Return the replicas of each service that fit into the GPUs that the pool grants, but never less than the service's minimum.
 
-    A minimum that does not fit remains desired: its pods wait at their scheduling gates, and no serving pod is
-    removed.
+    A minimum that does not fit remains desired: its pods wait at their scheduling gates, and no serving pod is removed.
 
     Args:
         wanted: Desired replicas by service.
-        bids: Bid of each worker service, from `bids_of`; other services are returned unchanged.
+        bids: Desired replicas, minimum and GPUs per replica of each worker service, from `bids_of`; other services are
+            returned unchanged.
         gpus: Number of GPUs that the pool grants.
         pool: Kind and name of the pool, for messages.
     """

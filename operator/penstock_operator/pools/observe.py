@@ -76,7 +76,7 @@ class PoolObservation:
 
     @property
     def shares(self) -> dict[str, Share]:
-        """Allocator state of each graph after the last allocation."""
+        """State of each graph after the last allocation, by its name: its grant, the grant's serial number, and times of the last changes."""
         return shares_of(self.status)
 
     @property
@@ -87,7 +87,7 @@ class PoolObservation:
 
 
 def shares_of(status: Status | None) -> dict[str, Share]:
-    """Return the allocator state of each graph from a pool's status; empty if ``status`` is None."""
+    """Return the allocator's state of each graph by name (grant, serial number, times) from a pool's status; empty if that is None."""
     return {
         name: Share(
             row["granted"],
@@ -112,7 +112,7 @@ def gpus_of(status: Status | None) -> int | None:
 
 
 def entry_of(pool: PoolObject, name: str, labels: Mapping[str, str], namespace: str) -> PoolEntry | None:
-    """Return the first entry in a pool's specification that matches a graph; None if no entry does.
+    """Return the first entry in a pool's specification (guarantee, priority, matching graphs) that matches a graph; None if none does.
 
     Args:
         pool: The pool.
@@ -130,12 +130,12 @@ def has_planner(raw: Mapping[str, Any]) -> bool:
 
 
 def leaving_gpus(pods: Iterable[PodView]) -> int:
-    """Return the number of GPUs of ungated workers that are draining or terminating."""
+    """Return the number of GPUs of workers that have no scheduling gate any more and are draining or terminating."""
     return sum(each.gpus for each in _leaving(pods))
 
 
 def drains_after(before: DrainTimes | None, row: Status, pods: Iterable[PodView], now_s: float) -> DrainTimes:
-    """Return when a graph's draining workers began to drain, and how long a drain takes, updated for the current pods.
+    """Return when a graph's draining workers began to drain, and how long a drain takes on average, updated for the current pods.
 
     Args:
         before: Previous result; None if unknown, as after a restart, in which case the duration is read from ``row``.

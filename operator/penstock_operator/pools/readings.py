@@ -41,7 +41,7 @@ class PoolReadings:
     async def nodes(
         self, pool: PoolObject, uid: str, *, generation: int, graphs: Collection[Key]
     ) -> PoolNodes | None:
-        """Return the GPUs that a pool's nodes offer; None if the pool selects no nodes.
+        """Return the number of GPUs that a pool's nodes offer, counted at most once per 15 s; None if the pool selects no nodes.
 
         Args:
             pool: The pool.
@@ -59,7 +59,10 @@ class PoolReadings:
         return await self._polled(("nodes", uid), count, fresh_s=NODES_POLL_S, version=generation)
 
     async def quotas(self, namespace: str) -> list[Object]:
-        """Return a namespace's ResourceQuotas; none if the operator is not allowed to list them or the first read fails."""
+        """Return a namespace's ResourceQuotas, read at most once per 60 s.
+
+        Returns an empty list if the operator has no right to list them, or if the first read fails.
+        """
 
         async def read(known: list[Object] | None) -> list[Object]:
             try:
@@ -72,7 +75,7 @@ class PoolReadings:
         return await self._polled(("quotas", namespace), read, fresh_s=QUOTAS_POLL_S)
 
     def forget(self, uid: str) -> None:
-        """Drop the cached count of a deleted pool; does nothing if there is none."""
+        """Drop the cached count of the GPUs of a deleted pool; does nothing if there is none."""
         self._known.pop(("nodes", uid), None)
 
     async def _polled(

@@ -15,7 +15,8 @@ class PoolShares:
 
     Attributes:
         grants: GPUs granted to each graph whose bid (GPUs of each desired worker replica) is known, by graph name.
-        shares: Allocator state of each graph, by graph name.
+        shares: State of each graph (grant, serial number, times of the last changes) for the next allocation, by graph
+            name; it also includes graphs whose bid is unknown.
         total: Number of GPUs that all graphs of the pool together can occupy now.
         unavailable: Number of further GPUs of the pool that its nodes do not offer now.
     """
@@ -32,7 +33,7 @@ class PoolShares:
 
 
 def share_out(observed: PoolObservation) -> PoolShares | None:
-    """Return the grants of all graphs of a pool.
+    """Return the grants (maximum GPUs) of all graphs of a pool, and the state for the next allocation.
 
     Returns None if a graph that is new in the pool has not been reconciled since it joined, because the number of GPUs
     that its workers may occupy is unknown before that.
@@ -61,7 +62,7 @@ def share_out(observed: PoolObservation) -> PoolShares | None:
 
 
 def guarantees(gpus: int, members: Mapping[str, PoolMember]) -> dict[str, int]:
-    """Return the number of GPUs guaranteed to each graph: that of its entry, but less for the youngest graphs if the pool has too few.
+    """Return the GPUs guaranteed to each graph by name: those of its entry in the pool, but fewer for the youngest if the pool lacks GPUs.
 
     So no user can take another user's guarantee by creating more graphs that an entry matches.
 
@@ -77,11 +78,11 @@ def guarantees(gpus: int, members: Mapping[str, PoolMember]) -> dict[str, int]:
 
 
 def moved(observed: PoolObservation, found: PoolShares) -> dict[str, tuple[bool, str]]:
-    """Return the graphs whose grant has changed.
+    """Return the graphs whose grant (maximum GPUs) has changed with an allocation.
 
     Args:
         observed: State before the allocation.
-        found: Result of `share_out`.
+        found: Result of the allocation, from `share_out`.
 
     Returns:
         By graph name, whether its grant was lowered, and a sentence for an Event. The sentence names the graphs that

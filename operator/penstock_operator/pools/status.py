@@ -32,7 +32,7 @@ def pool_status(observed: PoolObservation, found: PoolShares) -> dict[str, Any]:
 
     Args:
         observed: Observation on which the allocation was based.
-        found: Result of `share_out`.
+        found: Grants of all graphs, from `share_out`.
     """
     members, nodes, total = observed.members, observed.nodes, found.total
     promised = guarantees(found.gpus, members)
@@ -75,7 +75,7 @@ def refused_status(problem: str, *, old: Status | None, generation: int, now_s: 
 
 
 def lacking_in(status: Status | None, name: str) -> str:
-    """Return a sentence about the graphs that occupy GPUs which graph ``name`` lacks; empty if it lacks none or is unknown."""
+    """Return a sentence about the graphs that occupy GPUs which graph ``name`` lacks; empty if it lacks none or is not in the pool's ``status``."""
     holdings = holdings_in(status)
     if name not in holdings:
         return ""

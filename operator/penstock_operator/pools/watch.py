@@ -26,7 +26,7 @@ from penstock_operator.queue import Key
 from penstock_operator.trim import Object, version_of
 
 SERVED_S: Final = 30.0
-"""Seconds between two checks for a kind that the API server does not serve. Chosen."""
+"""Wall-clock seconds between two checks for a kind that the API server does not serve. Chosen."""
 
 RETRY_S: Final = 5.0
 """Seconds until the next check after one that got no answer. Chosen."""
@@ -85,7 +85,7 @@ class PoolWatch:
         self._models: dict[tuple[str, Any, int], tuple[PoolObject | None, str]] = {}
 
     async def run(self, ready: asyncio.Event) -> None:
-        """Watch until cancelled.
+        """Watch GPU pools until cancelled.
 
         Args:
             ready: Event that is set when the pools of every kind are known, or when the API server turns out not to
@@ -130,7 +130,7 @@ class PoolWatch:
                 await asyncio.sleep(RETRY_S)
 
     def problem(self) -> str | None:
-        """Return why the view of a kind may be outdated; None if all watches work."""
+        """Return why the in-memory view of GpuPools or ClusterGpuPools may be outdated; None if all watches work."""
         for kind, informer in self._informers.items():
             if informer.problem is not None:
                 return f"{kind.plural}: {informer.problem}"
@@ -139,11 +139,11 @@ class PoolWatch:
         return None
 
     def known(self) -> list[Key]:
-        """Return the keys of all pools of this operator class."""
+        """Return namespace (empty for a ClusterGpuPool) and name of all GPU pools of this operator class."""
         return [key for informer in self._informers.values() for key in informer.objects if self.get(key)]
 
     def get(self, key: Key) -> Object | None:
-        """Return the pool with this key, from the watch or from a newer answer to this process's own write; None if there is none."""
+        """Return the pool with this namespace and name as the watch or a newer answer to an own write shows it; None if there is none."""
         informer = self._informers.get(kind_of_pool(key))
         shown = None if informer is None else informer.objects.get(key)
         if shown is None or not is_of_class(shown["spec"], self._class):
@@ -158,7 +158,7 @@ class PoolWatch:
         self._answers[key_of(answer)] = answer
 
     def model(self, pool: Object) -> tuple[PoolObject | None, str]:
-        """Return the validated pool with namespace labels resolved and an empty text, or None and the reason why it cannot be used yet."""
+        """Return the validated pool, with namespace labels replaced by names, and an empty text, or None and why it cannot be used yet."""
         if _selects(pool) and not self._namespaces.synced.is_set():
             why = self._namespaces.problem or "they are being listed"
             return (

@@ -37,7 +37,10 @@ def is_accelerator(resource: str, known: tuple[str, ...] = GPU_RESOURCES) -> boo
 
 
 def claim_templates(graph: GraphDeployment, name: str) -> list[str]:
-    """Return the names of the ResourceClaimTemplates that a service's containers use; a name occurs once per claim."""
+    """Return the names of the ResourceClaimTemplates from which a service's containers claim devices; a name occurs once per claim.
+
+    The names come from the service's podTemplate. Returns an empty list if it has no claims. ``name`` is the service.
+    """
     spec = _map(graph.spec.services[name].pod_template.get("spec"))
     containers = [_map(each) for kind in ("containers", "initContainers") for each in _list(spec.get(kind))]
     used = {
@@ -51,12 +54,12 @@ def claim_templates(graph: GraphDeployment, name: str) -> list[str]:
 
 
 def claimed_gpus(graph: GraphDeployment, name: str, claimed: Mapping[str, int]) -> int | None:
-    """Return the number of GPUs that the claims of one pod of a service hold; None if it has no claims, or one of an unknown number.
+    """Return how many GPUs the ResourceClaims of one pod of a service hold; None if it has none, or one with an unknown number.
 
     Args:
         graph: The graph.
         name: Name of the service.
-        claimed: Number of GPUs per claim, by ResourceClaimTemplate; unknown ones are absent.
+        claimed: Number of GPUs of one claim, by ResourceClaimTemplate; those with an unknown number are absent.
     """
     templates = claim_templates(graph, name)
     if not templates or not all(each in claimed for each in templates):
@@ -72,7 +75,8 @@ def uncounted_devices(
     Args:
         graph: The graph whose podTemplates are checked.
         known: Patterns of the resources that are counted.
-        claimed: Number of GPUs per claim, by ResourceClaimTemplate; unknown ones are absent.
+        claimed: Number of GPUs of one claim, by ResourceClaimTemplate; those with an unknown number are absent. None
+            means that no number is known.
     """
     for name, service in graph.spec.services.items():
         pool = graph.spec.node_pools.get(service.node_pool or "")

@@ -45,18 +45,18 @@ class Allowances:
         return "everything" in self.switches
 
     def has(self, switch: str) -> bool:
-        """Return whether ``switch``, one of `SWITCHES`, is allowed; False for an unknown name unless everything is allowed."""
+        """Return whether the privilege ``switch``, such as ``hostNetwork``, is allowed; False for an unknown one unless all are allowed."""
         return self.everything or switch in self.switches
 
     def holds(self, key: str, name: str) -> bool:
-        """Return whether ``name`` is allowed for ``key``, one of `LISTS`."""
+        """Return whether ``name`` is allowed for ``key``, which is ``capabilities``, ``hostPaths``, ``secrets`` or ``serviceAccounts``."""
         patterns = [pattern for each, pattern in self.names if each == key]
         if key == "secrets" and not patterns:
             patterns = list(DEFAULT_SECRETS)
         return self.everything or any(fnmatchcase(name, pattern) for pattern in patterns)
 
     def with_profile(self, profile: Allowances) -> Allowances:
-        """Return the union of these allowances and those of a profile.
+        """Return the union of these privileges and those of a profile, the additional privileges that a namespace names by its label.
 
         The Secrets in the profile are added only if these allowances name Secrets too; otherwise all Secrets remain
         allowed.
@@ -71,7 +71,7 @@ NOTHING: Final = Allowances()
 
 
 def allowances_of(text: str) -> Allowances:
-    """Parse allowances from a text such as ``hostIPC,capabilities=IPC_LOCK,serviceAccounts=weights-*``.
+    """Parse the privileges that podTemplates are allowed to use from a text such as ``hostIPC,capabilities=IPC_LOCK,serviceAccounts=weights-*``.
 
     An empty text allows no privilege. ``secrets=`` allows no Secret.
 
@@ -94,7 +94,7 @@ def allowances_of(text: str) -> Allowances:
 
 
 def profiles_of(text: str) -> dict[str, Allowances]:
-    """Parse named profiles from a text such as ``rdma:hostIPC,capabilities=IPC_LOCK;cloud:projectedTokens``.
+    """Parse profiles (privileges of podTemplates, by profile name) from a text such as ``rdma:hostIPC,capabilities=IPC_LOCK;cloud:projectedTokens``.
 
     Raises:
         ConfigError: A profile has no name, or contains an unknown entry.
@@ -109,6 +109,6 @@ def profiles_of(text: str) -> dict[str, Allowances]:
 
 
 def chart_entry(key: str, names: Iterable[str] = ()) -> str:
-    """Return the chart value that would allow ``key``, for messages; for a list, the value that would allow ``names``."""
+    """Return the value of the Helm chart that would allow the privilege ``key`` for podTemplates, or ``names`` of it, for messages."""
     value = f"[{', '.join(names)}]" if key in LISTS else "true"
     return f"{CHART_VALUE}.{key}: {value}"

@@ -63,22 +63,22 @@ def children(
     replicas: Mapping[str, int],
     unavailable: Mapping[str, int],
 ) -> list[dict[str, Any]]:
-    """Return a graph's objects except its ScalingAdapters, in the order in which they are applied: accounts first, router pods last.
+    """Return a graph's desired objects except its ScalingAdapters, in the order of writing: ServiceAccounts first, routers' workloads last.
 
-    Equal arguments give equal objects, including the order of keys. A multi-node service has no workload if the
-    cluster does not serve LeaderWorkerSet.
+    Equal arguments give equal objects, including the order of keys. A multi-node service has no workload if the cluster
+    does not serve LeaderWorkerSet.
 
     Args:
         graph: A valid graph.
         context: Settings from which the objects are built.
         replicas: Number of replicas to write into each service's workload, by service; services that are not listed get
             the number in the graph.
-        unavailable: Number of replicas by service that its rollout can take away at once (maxUnavailable). 0, also
-            for services that are not listed, starts a new pod before an old one ends, which needs room in the budget.
+        unavailable: Number of replicas by service that its rollout can take away at once (maxUnavailable). 0, also for
+            services that are not listed, starts a new pod before an old one ends, which needs room in the budget.
 
     Raises:
-        InvalidSpecError: podTemplates cannot be merged into the pod templates, or use privileges that are not
-            allowed. It lists every problem.
+        InvalidSpecError: podTemplates cannot be merged into the pod templates, or use privileges that are not allowed.
+            It lists every problem.
     """
     # The accounts do not mount a token; a pod that calls the API server requests one itself.
     found = [
@@ -117,7 +117,8 @@ def adapter(
         graph: The graph.
         service: Name of the service.
         context: Settings from which the objects are built.
-        replicas: Value of ``spec.replicas``; None leaves the field out, so that its current owner keeps it.
+        replicas: Value of ``spec.replicas``; None leaves the field out, so that the field manager that wrote it last
+            keeps it.
     """
     number = {} if replicas is None else {"replicas": replicas}
     spec = {"graph": graph.name, "service": service, **number}

@@ -113,21 +113,21 @@ def needed_kinds(spec: GraphSpec) -> dict[Kind, str]:
 
 
 def recommended_labels(instance: str, component: str) -> dict[str, str]:
-    """Return Kubernetes' recommended labels for a component of the object named ``instance``; they are the same in every release."""
+    """Return Kubernetes' recommended labels for a component of the object named ``instance``; the labels do not change with the release."""
     names = {"name": _APPLICATION, "instance": instance, "component": component, "part-of": MANAGED_BY}
     return {f"{_RECOMMENDED}/{key}": value for key, value in names.items()}
 
 
 def release_label() -> dict[str, str]:
-    """Return the label with the release that wrote an object; pod templates do not have it, since each release would restart the workers."""
+    """Return the label with Penstock's release, for objects that it writes; pod templates do not have it, since each release would restart the workers."""
     return {f"{_RECOMMENDED}/version": _RELEASE}
 
 
 def inherit(context: BuildContext, metadata: Mapping[str, Any], annotations: Iterable[str]) -> BuildContext:
-    """Return a copy of ``context`` whose children get the graph's labels, and the annotations whose keys are in ``annotations``.
+    """Return a copy of the build settings ``context`` with which children get the graph's labels and some of its annotations.
 
     Args:
-        context: Context to extend.
+        context: Settings from which the graph's objects are built.
         metadata: Metadata of the GraphDeployment.
         annotations: Keys of the annotations to copy. Labels and annotations by which other tools recognise their own
             objects are never copied.
@@ -153,7 +153,7 @@ def service_labels(graph: GraphDeployment, service: str) -> dict[str, str]:
 
 
 def selector(graph: GraphDeployment, service: str) -> dict[str, str]:
-    """Return the labels that select all pods of a service, whether serving or draining."""
+    """Return the labels by which a selector finds all pods of a service, whether they serve or drain."""
     return {GRAPH_LABEL: graph.name, SERVICE_LABEL: service}
 
 
@@ -196,7 +196,11 @@ def service_child(
 
 
 def owned_by(owner: GraphDeployment | ProfileRequest, context: BuildContext) -> dict[str, Any]:
-    """Return the metadata fields with the owner reference, so that Kubernetes deletes a child with its owner; empty without owner UID."""
+    """Return the metadata field with the owner reference, so that Kubernetes deletes a child with its owner.
+
+    Returns an empty dictionary if the context has no UID of the owner. ``owner`` must be the object that the UID
+    belongs to.
+    """
     reference = {
         "apiVersion": API_VERSION,
         "kind": owner.kind,

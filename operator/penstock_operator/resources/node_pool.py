@@ -29,7 +29,7 @@ Mounted = tuple[dict[str, Any], dict[str, Any]]
 
 
 def pool_of(graph: GraphDeployment, service: str) -> NodePool | None:
-    """Return the node pool of a service; None if it can run on any node."""
+    """Return the graph's node pool on whose nodes a service runs; None if it can run on any node."""
     name = graph.spec.services[service].node_pool
     return None if name is None else graph.spec.node_pools[name]
 
@@ -101,7 +101,7 @@ def _same_zone(graph: GraphDeployment) -> dict[str, Any]:
 
 
 def home_variables(pool: NodePool | None, *, is_own: bool) -> dict[str, str]:
-    """Return the environment variables that name a pod's folders.
+    """Return the environment variables that name a pod's home folder, its model cache (HF_HOME) and its user.
 
     Args:
         pool: Node pool of the service; None if it has none.

@@ -105,7 +105,7 @@ def _is_own(graph: GraphDeployment, service: str) -> bool:
 
 
 def volumes(graph: GraphDeployment, service: str) -> list[Mounted]:
-    """Return every volume of a service's pods with its mount."""
+    """Return every volume of a service's pods with its volume mount, as pairs of a volume and a mount."""
     is_own, is_worker = _is_own(graph, service), graph.spec.services[service].role.is_worker
     found = folders(pool_of(graph, service), is_own=is_own, is_worker=is_worker)
     found += _worker_tls(graph, is_worker=is_worker)
@@ -186,7 +186,7 @@ def probes(
 
 
 SETTLE_S = 5
-"""Seconds until every router has seen that the pod is terminating. Chosen: several times the delay of a watch."""
+"""Wall-clock seconds until every router has seen that the pod is terminating. Chosen: several times the delay of a watch."""
 
 _REQUEST_SERIES = (VLLM_RUNNING, VLLM_WAITING)
 """Gauges that are all zero, together with the runtime's own gauge if it has one, when no request is running or
@@ -270,7 +270,7 @@ whose changes must not restart routers."""
 
 
 def has_budget(graph: GraphDeployment, context: BuildContext) -> bool:
-    """Return whether a GPU budget limits the graph's workers, so that they are created with a scheduling gate."""
+    """Return whether a GPU budget limits the graph's workers, so that their pods wait at a scheduling gate until the operator removes it."""
     planner = graph.spec.planner
     return planner.enabled and (context.in_pool or planner.max_gpu_budget is not None)
 

@@ -108,7 +108,7 @@ class _Found(NamedTuple):
 def confined(
     built: Mapping[str, Any], template: Mapping[str, Any], path: str, allowed: Allowances
 ) -> dict[str, Any]:
-    """Return a pod template in which containers added by a user get the default security context for settings that they leave out.
+    """Return ``template`` with the default security settings where containers that a user added leave them out; refuse privileges.
 
     Args:
         built: The template that the operator built.

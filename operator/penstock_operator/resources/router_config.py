@@ -24,7 +24,7 @@ _DUMPER: Final[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 def config_map(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
-    """Return the ConfigMap of a graph's routers, with the result of `router_manifest`."""
+    """Return the ConfigMap of a graph's routers, with the graph as YAML, reduced to the fields that a router reads."""
     data = {PurePosixPath(GRAPH_FILE).name: router_manifest(graph)}
     return graph_child(CONFIG_MAP, graph, context, ROUTER_SUFFIX, data=data)
 
@@ -108,7 +108,7 @@ def graph_secret(graph: GraphDeployment, context: BuildContext, value: str) -> d
 
 
 def graph_secret_variable(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
-    """Return the environment variable of routers with the value of `graph_secret`."""
+    """Return the environment variable that gives routers the value of the graph's Secret, with which they authenticate each other."""
     reference = {"name": child_name(graph.name, _suffix(context)), "key": _KEY}
     return {"name": GRAPH_SECRET_VARIABLE, "valueFrom": {"secretKeyRef": reference}}
 

@@ -54,7 +54,8 @@ class PoolTerms:
 
     Attributes:
         gpus: GPUs that the graphs of the pool can hold together now; GPUs of lost nodes, and of pods that belong to no graph, do not count.
-        startup_s: Seconds that a replica takes to become ready; for this long, a graph whose grant was raised loses nothing.
+        startup_s: Seconds that a replica takes to become ready; for this long after its grant was raised, a graph loses GPUs only to the
+            guarantees of other graphs. The clock is that of the caller of `allocate`.
         order: Criteria, the first most important, by which graphs give GPUs back. If `ReclaimBy.PRIORITY` is missing, it is added as the
             last criterion.
     """
@@ -66,12 +67,14 @@ class PoolTerms:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Stored state of one graph. Times are seconds of the clock that the caller of `allocate` uses.
+    """State of one graph that `allocate` returns and that the caller stores for the next call.
+
+    Times are seconds of the clock that the caller of `allocate` uses.
 
     Attributes:
-        gpus: Its grant, in GPUs.
+        gpus: Its grant: maximum GPUs that the graph is allowed to hold.
         serial: Serial number of the grant; it increases with each change.
-        exposed: Maximum GPUs that the graph can hold until it acknowledges that serial number.
+        exposed: Maximum GPUs that the graph can hold, under earlier grants too, until it acknowledges that serial number.
         gained_s: Time at which the grant was raised last; None if it was never raised.
         lost_s: Time at which the grant was last lowered below the GPUs that the graph wanted; None if that never happened.
     """
@@ -84,12 +87,15 @@ class Share:
 
 
 PoolState = Mapping[str, Share]
-"""State of each graph by name. It must be stored before grants are delivered, so that a successor process delivers the same ones."""
+"""Stored state (grant, its serial number, times of the last changes) of each graph by name.
+
+It must be stored before grants are delivered, so that a successor process delivers the same ones.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Grant of one graph.
+    """Number of GPUs that a pool grants to one of its graphs, with what the graph wants and will get later.
 
     Attributes:
         gpus: Maximum GPUs that the graph is allowed to hold, draining workers included; the graph drains workers until it holds no more.
@@ -112,12 +118,13 @@ Allocator = Callable[
 def allocate(
     pool: PoolTerms, graphs: Mapping[str, GraphBid], state: PoolState, now_s: float
 ) -> tuple[Mapping[str, Grant], PoolState]:
-    """Return every graph's grant by name, and the state for the next call.
+    """Divide a pool's GPUs between its graphs: return every graph's grant (maximum GPUs) by name, and the state for the next call.
 
     Args:
         pool: Size of the pool and the rules for dividing it.
-        graphs: Bids by graph name, in any order. A graph that is missing here but is in ``state`` keeps its grant. If a graph was deleted,
-            the caller removes it from ``state`` when none of its workers exists any more.
+        graphs: Limits, wanted replicas and held GPUs of each graph, by its name, in any order. A graph that is missing here but is in
+            ``state`` keeps its grant. If a graph was deleted, the caller removes it from ``state`` when none of its workers exists any
+            more.
         state: State returned by the last call; empty at first. A graph that is not in it starts with the GPUs that it holds.
         now_s: Current time, seconds of any clock. If the clock was set back, stored times that lie after ``now_s`` count as long ago.
     """
@@ -135,13 +142,14 @@ def granted(
     targets: Mapping[str, int],
     now_s: float,
 ) -> tuple[Mapping[str, Grant], PoolState]:
-    """Return every graph's grant by name, as near to its target as is possible now, and the state for the next call.
+    """Return every graph's grant (maximum GPUs) by name, as near to its target as is possible now, and the state for the next call.
 
-    A grant above its target is lowered immediately; a grant below its target is raised by whole replicas while GPUs are free.
+    A grant above its target is lowered immediately. A grant below its target is raised by whole replicas, as far as the other graphs leave
+    GPUs of the pool unused.
 
     Args:
         pool: Size of the pool.
-        graphs: Bids by graph name.
+        graphs: Limits, wanted replicas and held GPUs of each graph, by its name.
         state: State with an entry for every graph.
         targets: Target GPUs of each graph; their sum must be within the pool.
         now_s: Current time, as in `allocate`.
@@ -163,7 +171,7 @@ def granted(
 
 
 def wanted_gpus(bid: GraphBid) -> int:
-    """Return the GPUs of the most urgent replicas that a graph wants: of as many whole replicas as fit into its maximum."""
+    """Return the GPUs of the most urgent replicas that a graph wants: of as many whole replicas as fit into its ``max_gpus``."""
     return _within(bid.replicas, bid.max_gpus)
 
 

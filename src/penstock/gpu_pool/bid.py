@@ -13,9 +13,9 @@ from typing import Final, TypeVar
 K = TypeVar("K")
 
 WANTS_S: Final = 60.0
-"""Seconds after which an unchanged bid is confirmed again in the graph's status; longer intervals mean fewer writes. Chosen."""
+"""Seconds after which an unchanged bid (wanted replicas of a graph) is confirmed again; longer intervals mean fewer writes. Chosen."""
 WANTS_VALID_S: Final = 180.0
-"""Seconds after which a bid that its planner has not confirmed expires. Chosen: three times `WANTS_S`."""
+"""Seconds after which a bid (wanted replicas) that its planner has not confirmed expires. Chosen: three times `WANTS_S`, 60 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,13 @@ class RoleBid:
 
 
 def by_need(bids: Mapping[K, RoleBid]) -> tuple[K, ...]:
-    """Return one key per wanted replica, the most urgent first.
+    """Return the role or service of each wanted replica, the most urgent replica first.
 
     Replicas up to the floors (the minimum numbers that the planner keeps) come first. Each further replica is one of the role or service
     that has the lowest fraction of its wanted replicas so far.
+
+    Args:
+        bids: Wanted replicas by role or by service.
     """
     have = Counter[K]()
     order: list[K] = []
@@ -57,11 +60,11 @@ def by_need(bids: Mapping[K, RoleBid]) -> tuple[K, ...]:
 
 
 def replicas_within(bids: Mapping[K, RoleBid], gpus: int) -> dict[K, int]:
-    """Return the number of replicas of each role or service that a grant covers: the most urgent ones whose GPUs fit into the grant.
+    """Return the number of replicas, by role or service, whose GPUs fit into ``gpus``: those of the most urgent wanted replicas.
 
     Args:
-        bids: Bids by role or service.
-        gpus: The grant, in GPUs.
+        bids: Wanted replicas by role or by service.
+        gpus: Maximum GPUs that all the replicas may hold together (the grant of a GPU pool).
     """
     have, left = dict.fromkeys(bids, 0), gpus
     for key in by_need(bids):
@@ -73,5 +76,9 @@ def replicas_within(bids: Mapping[K, RoleBid], gpus: int) -> dict[K, int]:
 
 
 def sizes(bids: Mapping[K, RoleBid]) -> tuple[int, ...]:
-    """Return the GPU count of each wanted replica of all roles or services, the most urgent first; replicas without GPUs are left out."""
+    """Return the GPU count of each wanted replica of all roles or services, the most urgent first; replicas without GPUs are left out.
+
+    Args:
+        bids: Wanted replicas by role or by service.
+    """
     return tuple(bids[key].gpus for key in by_need(bids) if bids[key].gpus)

@@ -12,18 +12,18 @@ CUT_SHOWN_S: Final = 180.0
 
 
 def drain_grace_s(own_s: float, *, reclaim_s: float | None, is_above: bool) -> float:
-    """Return the maximum duration of a worker's drain, in seconds.
+    """Return the maximum duration of a worker's drain: ``own_s`` or, while its GPU pool reclaims GPUs, at most ``reclaim_s``, in seconds.
 
     Args:
         own_s: The worker's terminationGracePeriodSeconds; infinite if its drains are not limited.
         reclaim_s: The pool's reclaim.graceSeconds; None if the pool sets no limit.
-        is_above: Whether the graph holds more GPUs than its grant; only then the pool's limit applies.
+        is_above: Whether the graph holds more GPUs than its grant; only then the pool's limit applies, else ``own_s`` alone.
     """
     return min(own_s, reclaim_s) if is_above and reclaim_s is not None else own_s
 
 
 def cut_sentence(worker: str, reclaim_s: float) -> str:
-    """Return the message about a worker whose drain was cut short after ``reclaim_s`` seconds."""
+    """Return the message that the drain of ``worker`` was cut short after ``reclaim_s`` seconds, because its pool reclaims the GPUs."""
     return (
         f"{worker} has drained for {reclaim_s:g} s, the pool's reclaim.graceSeconds, and ends; its streams continue elsewhere or "
         "are lost"
@@ -31,7 +31,7 @@ def cut_sentence(worker: str, reclaim_s: float) -> str:
 
 
 def with_cut(note: str, sentence: str, ago_s: float) -> str:
-    """Return a pool's message to a graph, extended by ``sentence`` if the drain was cut at most 180 seconds ago (`CUT_SHOWN_S`).
+    """Return a pool's message to a graph, extended by ``sentence`` if the drain was cut in the last 180 seconds (`CUT_SHOWN_S`).
 
     Args:
         note: Message to extend.

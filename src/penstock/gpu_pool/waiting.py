@@ -18,10 +18,10 @@ NEWEST: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class DrainTimes:
-    """Duration of the drains of a graph's workers.
+    """When the draining workers of a graph began to drain, and how long a drain takes. Times are seconds of the caller's clock.
 
     Attributes:
-        begun: Start time of the drain of each draining worker by name, seconds of the driver's clock.
+        begun: Start time of the drain of each draining worker by name, seconds.
         took_s: Learned duration of a drain, seconds: a mean in which each newer drain has half of the weight (`NEWEST`); None before the
             first drain has ended.
     """
@@ -30,13 +30,13 @@ class DrainTimes:
     took_s: float | None = None
 
     def after(self, draining: Mapping[str, float], now_s: float) -> DrainTimes:
-        """Return the updated state.
+        """Return these times updated for the workers that drain at ``now_s``, with the learned duration if a drain has ended.
 
         A worker that was draining before and is missing in ``draining`` counts as having ended its drain at ``now_s``.
 
         Args:
             draining: Start time of the drain of each worker that drains now, by name.
-            now_s: Current time of the driver's clock.
+            now_s: Current time, seconds of the clock that ``draining`` uses.
         """
         took_s = self.took_s
         for name in sorted(self.begun.keys() - draining.keys()):
@@ -46,7 +46,7 @@ class DrainTimes:
 
     @property
     def ends_s(self) -> float | None:
-        """Time at which the last of the drains in progress is expected to end; None if no worker drains or no duration is learned yet."""
+        """Time, on the caller's clock, at which the last of the current drains will probably end; None without drains or learned duration."""
         if self.took_s is None or not self.begun:
             return None
         return max(self.begun.values()) + self.took_s
@@ -54,14 +54,14 @@ class DrainTimes:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """GPUs of one graph of a pool.
+    """GPUs that one graph of a GPU pool holds, is granted and wants.
 
     Attributes:
         guaranteed: GPUs that the pool gives to the graph whenever its planner wants them.
         held: GPUs of the graph's existing workers, draining ones included.
-        grant: The graph's grant, its target and the GPUs that it wants.
-        returns_s: Time, in seconds of the driver's clock, at which the graph is expected to have returned its GPUs above the target; None
-            if unknown.
+        grant: Maximum GPUs that the graph is allowed to hold, its target and the GPUs that it wants.
+        returns_s: Time, in seconds of the clock of the pool's status, at which the graph is expected to have returned its GPUs above the
+            target; None if unknown.
     """
 
     guaranteed: int
@@ -71,7 +71,7 @@ class Holding:
 
     @property
     def excess_gpus(self) -> int:
-        """Number of GPUs that the graph holds above its target, which it has to return."""
+        """Number of GPUs that the graph holds above its target (what it will be granted), and so has to return; 0 if it holds no more."""
         return max(0, self.held - self.grant.target)
 
 
@@ -99,7 +99,7 @@ class PoolRow:
 
 
 def holdings_in(status: Mapping[str, Any] | None) -> dict[str, Holding]:
-    """Return each graph's GPUs by name, from the status of a GpuPool; empty if the status is None."""
+    """Return the held, granted and wanted GPUs of each graph, by name, from the status of a GpuPool; empty if the status is None."""
     return {
         row["name"]: Holding(
             row.get("guaranteed", 0),
@@ -112,7 +112,7 @@ def holdings_in(status: Mapping[str, Any] | None) -> dict[str, Holding]:
 
 
 def rows_of(holdings: Mapping[str, Holding]) -> list[PoolRow]:
-    """Return one row per graph for display."""
+    """Return one row per graph of a GPU pool for display: its guaranteed, held, granted and wanted GPUs, and the graphs it waits for."""
     return [
         PoolRow(
             name,
@@ -128,9 +128,9 @@ def rows_of(holdings: Mapping[str, Holding]) -> list[PoolRow]:
 
 
 def waits_for(graph: str, holdings: Mapping[str, Holding]) -> tuple[str, ...]:
-    """Return the names of the graphs that still have to return GPUs before ``graph`` can have its target.
+    """Return the names of the graphs that still have to return GPUs before ``graph`` can have its target (final grant).
 
-    Returns an empty tuple if the grant of ``graph`` is at its target already.
+    Returns an empty tuple if ``graph`` is granted its target already. ``holdings`` are the GPUs of all graphs of the pool, by name.
     """
     grant = holdings[graph].grant
     if grant.target <= grant.gpus:

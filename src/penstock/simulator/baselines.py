@@ -19,7 +19,7 @@ from penstock_planner.options import join
 
 
 def configured(config: DecideConfig, mode: str, pools: Sequence[PoolSpec]) -> DecideConfig:
-    """Return ``config`` with its mode set to ``mode``, and with the mode's parameters and latency profile taken from the pools.
+    """Return ``config`` with the planner policy ``mode``, whose parameters and latency profile are taken from the worker pools.
 
     Parameters that ``config`` already has are not changed. The schedule of an oracle mode (a reference that knows every arrival in advance)
     is not included: `oracle_search.with_best_schedule` adds it for each run.
@@ -105,7 +105,7 @@ ALL = "all"
 def planner_config(
     graph: GraphDeployment | None, pools: Sequence[PoolSpec], *, max_gpus: int | None, slo: SloConfig
 ) -> DecideConfig:
-    """Return the configuration that all planners of a simulation share before their modes are set.
+    """Return the configuration that all compared planners of a simulation share before each gets its mode (its scaling policy).
 
     Args:
         graph: Graph whose planner section is used. None uses the planner's defaults and the GPU sizes of the pools.
@@ -123,7 +123,7 @@ def planner_config(
 
 
 def timeouts_of(graph: GraphDeployment) -> PlannerTimeouts:
-    """Return the timeouts of a graph's planner, which are the same in a live planner and in a simulation."""
+    """Return the timeouts of a graph's planner from its manifest, with which the planner runs on a cluster and in a simulation alike."""
     options = join(given={}, graph=graph)
     return PlannerTimeouts(options.adjustment_deadline, options.metrics_max_age)
 

@@ -11,9 +11,9 @@ from penstock.simulator.scenario import PoolSpec, Scenario
 
 
 def beyond_every_fleet(scenario: Scenario, summary: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return one warning for each simulated rate whose new prompt tokens exceed the prefill throughput of all allowed GPUs.
+    """Return one warning for each simulated request rate that exceeds the prefill throughput of all GPUs within the budget.
 
-    Prompt tokens that an ideal prefix cache would hold are not counted. A rate without a warning can therefore still be too high.
+    Only prompt tokens that even an ideal prefix cache would not hold are counted. A rate without a warning can therefore still be too high.
     Returns an empty list if every rate can be served, or if the scenario resizes pools by hand.
 
     Args:

@@ -76,9 +76,9 @@ def _own_digest(file: Path) -> str:
 
 
 def with_trace(workload: WorkloadSpec) -> WorkloadSpec:
-    """Return the workload with its trace loaded into it, so that a machine that lacks the trace file can run it.
+    """Return the description of a run's requests with the trace loaded into it, so that a machine without the trace file can run it.
 
-    Returns the workload unchanged if it has a trace already or is synthetic.
+    Returns ``workload`` unchanged if it has a trace already or is synthetic.
 
     Raises:
         ConfigError: the trace cannot be read.
@@ -117,7 +117,7 @@ def _mapped(value: Any, kind: type[Any], change: Callable[[Any], Any]) -> Any:
 
 
 class CellLost(Enum):
-    """Result of a sweep's cell whose process or machine died before the run ended."""
+    """Result of a cell (one run of a sweep) whose process or machine died before the run ended."""
 
     LOST = "lost"
 
@@ -139,14 +139,14 @@ class Cell:
     spec: Any
 
     def run(self) -> Figures | PenstockError:
-        """Return the figures of the run, or the error that prevented it."""
+        """Simulate, and return the run's figures (results as plain data, by name), or the error that prevented the run."""
         try:
             return self.work(self.spec)
         except PenstockError as exc:
             return exc
 
     def portable(self) -> Cell:
-        """Return a copy of the cell that holds its traces, so that no trace file is read on the machine that runs it.
+        """Return a copy of the cell (one simulation run) that contains its traces, so that the machine that runs it reads no trace file.
 
         Raises:
             ConfigError: the trace cannot be read.
@@ -155,7 +155,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """Digest of everything that the figures depend on: the spec, the content of its traces and profiles, and the code."""
+        """Digest of everything that the run's results depend on: its inputs, the content of its traces and latency profiles, and the code."""
         named = _mapped(self.spec, WorkloadSpec, _with_named_trace)
         profiles: list[Any] = []
 
@@ -211,11 +211,11 @@ class CellJournal:
             os.truncate(self.path, len(data) - len(torn))
 
     def keep(self, key: str, figures: Figures) -> Figures:
-        """Append a finished cell to the journal, fsync the file, and return the figures as they will be read back from JSON.
+        """Append the result of a cell (one simulation run) to the journal, fsync the file, and return the figures as read back from JSON.
 
         Args:
-            key: Key of the cell, see `Cell.key`.
-            figures: Figures that the cell's run returned.
+            key: Digest of the cell's inputs and of the code, see `Cell.key`.
+            figures: Results of the run, by name.
 
         Raises:
             PenstockError: the disk is full or not available.

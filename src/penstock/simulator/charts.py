@@ -31,7 +31,7 @@ from penstock.simulator.scoreboard import attainment_over_time
 
 
 def draw_all(result: Mapping[str, Any], recordings: Mapping[str, Recording], directory: Path) -> list[Path]:
-    """Write every chart that has data as a PNG file, and return the paths.
+    """Write every chart for which there are data as a PNG file, and return the paths of the files.
 
     Args:
         result: Result of `plan.run_plan`.
@@ -152,7 +152,7 @@ def imbalance(recordings: Mapping[str, Recording]) -> Figure:
 
 
 def replicas(recording: Recording, *, slo_s: float) -> Figure:
-    """Draw one run over time: replicas by role, GPUs held, and the fraction of requests with a TTFT below ``slo_s`` seconds."""
+    """Draw one run over simulated time: replicas by role, GPUs held, and the fraction of requests with a TTFT below ``slo_s`` seconds."""
     figure = blank_figure("Replicas, GPUs and requests in time")
     top, middle, bottom = figure.subplots(3, 1, sharex=True)
     times = [sample.at_s for sample in recording.samples]

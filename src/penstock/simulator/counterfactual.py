@@ -111,7 +111,7 @@ class FleetSetting:
     notes: tuple[str, ...]
 
     def fleets(self, requests: Sequence[TraceRequest]) -> dict[int, list[Fleet]]:
-        """Return the fixed fleets within the GPU budget, by their total GPUs, the smallest first.
+        """Return the fixed fleets (replicas of each pool) to simulate within the GPU budget, by their total GPUs, the smallest first.
 
         The smallest total is half of the GPUs that the mean load needs without prefix caching. For each total, at most 7 fleets
         (`MOST_SPLITS`) are returned, ordered by how close their split between the pools is to the split of the needed GPUs.
@@ -137,16 +137,16 @@ class FleetSetting:
         }
 
     def gpus_of(self, fleet: Fleet) -> int:
-        """Return the total number of GPUs of a fleet."""
+        """Return the total number of GPUs of ``fleet``, the number of replicas of each worker pool."""
         return sum(count * pool.gpus for count, pool in zip(fleet, self.base.pools, strict=True))
 
     def with_fleet(self, fleet: Fleet) -> Scenario:
-        """Return the scenario in which the graph runs this fixed fleet, without a planner."""
+        """Return the scenario in which the graph runs ``fleet`` (the number of replicas of each pool) from start to end, without a planner."""
         pools = zip(self.base.pools, fleet, strict=True)
         return replace(self.base, pools=tuple(replace(pool, replicas=count) for pool, count in pools))
 
     def name_of(self, fleet: Fleet) -> str:
-        """Return a display name such as ``3P+1D``, or ``fleet of 3`` for aggregated workers."""
+        """Return a display name of ``fleet`` (replicas of each worker pool), such as ``3P+1D``, or ``fleet of 3`` for aggregated workers."""
         if not self.base.is_disaggregated:
             return f"fleet of {fleet[0]}"
         pools = zip(self.base.pools, fleet, strict=True)
@@ -154,7 +154,7 @@ class FleetSetting:
 
 
 def setting_of(report: RunReport, graph: GraphDeployment) -> FleetSetting:
-    """Return the settings of the alternative fleets for a recorded run.
+    """Return the settings with which other fleets (numbers of replicas) are simulated on the traffic of a recorded run.
 
     Args:
         report: The recorded run, with its planner's ledger (decision log) if there is one.
@@ -405,7 +405,7 @@ def compare(
     most_fleets: int = MOST_FLEETS,
     on_fleet: OnFleet | None = None,
 ) -> Counterfactual:
-    """Simulate the traffic of a run with other fleets, and return their outcomes next to the actual run's.
+    """Simulate the traffic of a run with other fleets (numbers of replicas), and return their outcomes next to the actual run's.
 
     Args:
         report: The recorded run.

@@ -13,17 +13,17 @@ from penstock.core.errors import ConfigError, PenstockError
 from penstock.simulator.cells import Cell, CellOutcome
 
 CONNECT_S: Final = 30.0
-"""Timeout for a connection, in seconds. Chosen: Dask's own default."""
+"""Timeout for a connection, in wall-clock seconds. Chosen: Dask's own default."""
 
 IDLE_S: Final = 60.0
-"""Seconds for which a cluster may have no workers, for example while a killed one restarts. Chosen."""
+"""Wall-clock seconds for which a cluster may have no workers, for example while a killed one restarts. Chosen."""
 
 
 def run_same(cell: Cell, key: str) -> CellOutcome:
-    """Run a cell (one simulation run) on a Dask worker, and return its figures.
+    """Run a cell (one simulation run) in a Dask worker, and return its figures (results by name), or an error.
 
-    ``key`` is the cell's key on the machine that sent it. Returns an error instead of figures if the key that the worker computes differs:
-    the worker's code, plugins or profiles would then give other figures than the sender's.
+    ``key`` is the cell's key, a digest of its inputs and of the code, on the machine that sent it. Returns an error instead of figures if
+    the key that the worker computes differs: the worker's code, plugins or profiles would then give other figures than the sender's.
     """
     try:
         own = cell.key
@@ -38,7 +38,7 @@ def run_same(cell: Cell, key: str) -> CellOutcome:
 
 
 class DaskCluster:
-    """Runs cells as tasks of a Dask cluster, which reruns the tasks of a lost worker on another one."""
+    """Runs cells (single simulation runs) as tasks of a Dask cluster, which reruns the tasks of a lost worker on another one."""
 
     def __init__(self, client: Client, address: str) -> None:
         """Use a connected client.
@@ -65,18 +65,25 @@ class DaskCluster:
         return sum(threads.values())
 
     def max_in_flight(self) -> int:
-        """Return twice the number of worker threads, at least 2: one running and one queued cell for each thread."""
+        """Return the maximum number of cells (simulation runs) to have submitted: twice the number of worker threads, at least 2."""
         return 2 * max(1, self._threads)
 
     def submit(self, cell: Cell) -> Any:
-        """Send a cell together with its trace, and return the cell's Dask future."""
+        """Send a cell (one simulation run) together with its trace, and return its Dask future, a hashable handle to pass to `finished`."""
         return self._client.submit(run_same, cell.portable(), cell.key, pure=False)
 
     def finished(self, tasks: Collection[Any]) -> Mapping[Any, CellOutcome]:
-        """Wait until at least one of the tasks has ended, and return the ended tasks with their results.
+        """Wait until at least one of the tasks has ended, and return the results of the ended tasks.
+
+        Args:
+            tasks: Dask futures that `submit` returned.
+
+        Returns:
+            By task: the figures of the run, or an error that prevented it.
 
         Raises:
-            PenstockError: the cluster is gone or has had no workers for 60 seconds (`IDLE_S`), or a cell's workers died repeatedly.
+            PenstockError: the cluster is gone or has had no workers for 60 wall-clock seconds (`IDLE_S`), or the workers that ran a cell
+                died repeatedly.
         """
         while True:
             try:

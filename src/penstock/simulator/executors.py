@@ -23,39 +23,54 @@ MAX_POOL_BREAKS: Final = 3
 class Executor(Protocol):
     """Runs a sweep's cells (single runs) concurrently.
 
-    `submit` returns a task for each cell; `finished` waits for tasks and returns their results.
+    `submit` returns a task (a handle) for each cell; `finished` waits for tasks and returns their results: the figures, an error, or
+    `CellLost` if the cell's process or machine died.
     """
 
     def max_in_flight(self) -> int:
-        """Return the maximum number of cells to submit at a time, running and queued together."""
+        """Return the maximum number of cells (simulation runs) to have submitted at a time, running and queued together."""
 
     def submit(self, cell: Cell) -> Any:
-        """Send a cell to be run, and return its task, a hashable handle."""
+        """Send a cell (one simulation run of a sweep) to be run, and return its task, a hashable handle to pass to `finished`."""
 
     def finished(self, tasks: Collection[Any]) -> Mapping[Any, CellOutcome]:
-        """Wait until at least one of the tasks has ended, and return the result of each ended task."""
+        """Wait until at least one of the tasks has ended, and return the results of the ended tasks.
+
+        Args:
+            tasks: Handles that `submit` returned.
+
+        Returns:
+            By task: the figures of the run, or an error, or ``CellLost`` if its process or machine died.
+        """
 
 
 class InProcess:
-    """Runs each cell in the calling process, during `submit`."""
+    """Runs each cell (single run of a sweep) in the calling process, during `submit`."""
 
     def max_in_flight(self) -> int:
-        """Return 1: one cell at a time."""
+        """Return 1, the maximum number of cells (simulation runs) to have submitted at a time."""
         return 1
 
     def submit(self, cell: Cell) -> Any:
-        """Run the cell, and return its task, which has ended."""
+        """Run a cell (one simulation run of a sweep) to its end, and return its task, a hashable handle to pass to `finished`."""
         done: futures.Future[CellOutcome] = futures.Future()
         done.set_result(cell.run())
         return done
 
     def finished(self, tasks: Collection[Any]) -> Mapping[Any, CellOutcome]:
-        """Return the results of all tasks, since each of these has ended."""
+        """Return the results of all tasks at once, since a task has ended when `submit` returns it.
+
+        Args:
+            tasks: Handles that `submit` returned.
+
+        Returns:
+            By task: the figures of the run, or an error.
+        """
         return {task: task.result() for task in tasks}
 
 
 class Processes:
-    """Runs cells in worker processes of this machine, and restarts the processes if one is killed."""
+    """Runs cells (single runs of a sweep) in worker processes of this machine, and restarts the processes if one is killed."""
 
     def __init__(self, count: int) -> None:
         """Start a pool of ``count`` processes."""
@@ -67,15 +82,17 @@ class Processes:
         return futures.ProcessPoolExecutor(self._count, mp_context=get_context("spawn"))
 
     def close(self) -> None:
-        """Wait for the running cells, drop the queued ones, and stop the processes."""
+        """Wait for the running cells (simulation runs), drop the queued ones, and stop the worker processes."""
         self._pool.shutdown(cancel_futures=True)
 
     def max_in_flight(self) -> int:
-        """Return twice the number of processes: one running and one queued cell for each."""
+        """Return the maximum number of cells (simulation runs) to have submitted: twice the number of processes."""
         return 2 * self._count
 
     def submit(self, cell: Cell) -> Any:
-        """Send a cell to the process pool; if one of its processes was killed, start a new pool first.
+        """Send a cell (one simulation run) to the worker processes, and return its future, a hashable handle to pass to `finished`.
+
+        If one of the processes was killed before, new processes are started first.
 
         Raises:
             PenstockError: processes were killed three times (`MAX_POOL_BREAKS`) without a finished run in between.
@@ -94,9 +111,15 @@ class Processes:
         return self._pool.submit(cell.run)
 
     def finished(self, tasks: Collection[Any]) -> Mapping[Any, CellOutcome]:
-        """Wait until at least one of the tasks has ended, and return the ended ones.
+        """Wait until at least one of the tasks has ended, and return the results of the ended tasks.
 
-        If a process is killed, every cell that is running or queued in the process pool ends with `CellLost`.
+        If a process is killed, every cell (simulation run) that is running or queued ends with ``CellLost``.
+
+        Args:
+            tasks: Futures that `submit` returned.
+
+        Returns:
+            By task: the figures of the run, or an error, or ``CellLost``.
         """
         done, _ = futures.wait(tasks, return_when=futures.FIRST_COMPLETED)
         return {task: self._outcome(task) for task in done}
@@ -118,16 +141,16 @@ def run_all(
     journal: CellJournal | None = None,
     on_done: Callable[[int], None] | None = None,
 ) -> list[Figures]:
-    """Return the figures of every spec, in the order of the specs.
+    """Run every spec (all inputs of one simulation run), and return the figures (results by name), in the order of the specs.
 
-    Specs whose figures are in the journal are not run again. New figures are added to the journal. A cell that was lost because its
-    process or machine died is sent again.
+    Specs whose figures are in the journal are not run again. New figures are added to the journal. A run whose process or machine died is
+    repeated.
 
     Args:
         work: Function that computes the figures of a spec; it must be defined at the top level of a module, such as `sweep.figures_of`.
         specs: Dataclasses that each hold all inputs of a run.
         executor: Executor that runs them.
-        journal: Journal of finished cells; with None, a killed sweep starts from the beginning.
+        journal: Journal of finished runs; with None, a killed sweep starts from the beginning.
         on_done: Callback that receives the number of finished runs.
 
     Raises:
@@ -172,7 +195,7 @@ def _open_cluster(on: str, *, processes: int | None) -> AbstractContextManager[E
 
 @contextmanager
 def open_executor(*, processes: int | None, cells: int, on: str | None = None) -> Iterator[Executor]:
-    """Open an executor, and close it on exit.
+    """Open an executor, which runs cells (the single runs of a sweep) concurrently, and close it on exit.
 
     Args:
         processes: Number of processes on this machine; None starts one per core.

@@ -49,7 +49,7 @@ class SimulatedWorker:
         state: Its lifecycle state.
         incarnation: Number of times that it has died.
         version: Number of the newest scheduled call of its server's ``run``; scheduled calls with an older number are ignored.
-        server: Its engine or simple server.
+        server: Its simulated engine, or the simple server, which only computes prompts.
         jobs: Jobs assigned to it, by `Job.index`.
         pending_tokens: Number of prompt tokens that it still has to compute.
         prompt_tokens: Sum of the prompt tokens of the jobs assigned to it.
@@ -87,7 +87,7 @@ class SimulatedWorker:
         self.renew(server)
 
     def renew(self, server: Server) -> None:
-        """Reset the worker to a new, empty process with the given server, after its process died."""
+        """Reset the worker to a new process without requests or cache, after its process died; ``server`` is its new engine."""
         self.server = server
         self.jobs: dict[int, Job] = {}
         self.pending_tokens = 0
@@ -105,7 +105,7 @@ class SimulatedWorker:
 
     @property
     def role(self) -> Role:
-        """Role of the worker's pool."""
+        """Role of the worker: prefill, decode or aggregated."""
         return self.spec.role
 
 
@@ -142,15 +142,18 @@ class SimulatedFleet:
         return self._workers[name]
 
     def get(self, name: str) -> SimulatedWorker | None:
-        """Return the existing worker of this name, or None."""
+        """Return the existing worker of this name; None if there is none or it was removed."""
         return self._workers.get(name)
 
     def of(self, role: Role, *states: State) -> list[SimulatedWorker]:
-        """Return the workers of a role that are in one of ``states``, in order of joining."""
+        """Return the workers of a role whose lifecycle state is one of ``states``, in the order in which they were requested."""
         return [each for each in self._workers.values() if each.spec.role is role and each.state in states]
 
     def counts(self, role: Role) -> PoolCounts:
-        """Return the replica counts of a role as the planner observes them. A dead worker that will restart counts as starting."""
+        """Return the numbers of ready, starting, draining and switching replicas of a role, as the planner observes them.
+
+        A dead worker that will restart counts as starting. A worker that is switching to the role counts as starting and as switching.
+        """
         spec = self._scenario.pool(role)
         switching = len(self._switching_to(role))
         return PoolCounts(
@@ -162,7 +165,10 @@ class SimulatedFleet:
         )
 
     def join(self, role: Role, now_s: float) -> SimulatedWorker | None:
-        """Add a starting worker, placed on a node if the nodes have free GPUs; return None if the budget does not allow the worker."""
+        """Add a worker in state STARTING at the simulated time ``now_s``, and return it; None if the GPU budget does not allow it.
+
+        The worker is placed on a node if the nodes have GPUs that no worker holds; else it waits for a node.
+        """
         spec = self._scenario.pool(role)
         if self._limit is not None and self.gpus + spec.gpus > self._limit:
             self.refused += 1
@@ -180,9 +186,10 @@ class SimulatedFleet:
         return worker
 
     def switched(self, worker: SimulatedWorker, now_s: float) -> SimulatedWorker:
-        """Replace a worker by a new one of the role in ``worker.switching_to``, and return the new worker.
+        """Replace a worker that changes its role by a new one of the role in ``worker.switching_to``, and return the new worker.
 
-        The new worker has the same GPUs, an empty cache and a new name. It is in state SWITCHING until it serves.
+        The new worker has the same GPUs, an empty cache and a new name. It is in state SWITCHING until it serves. ``now_s`` is the current
+        simulated time in seconds.
         """
         assert worker.switching_to is not None  # noqa: S101 - the caller's
         made = self._named(self._scenario.pool(worker.switching_to), now_s)
@@ -198,12 +205,12 @@ class SimulatedFleet:
         return worker.is_placed
 
     def place_waiting(self) -> list[SimulatedWorker]:
-        """Place unscheduled workers on nodes while GPUs are free, and return those that were placed."""
+        """Place workers that have no node yet, as far as the nodes have GPUs that no worker holds; return the workers that were placed."""
         return [each for each in self._workers.values() if not each.is_placed and self._place(each)]
 
     @property
     def is_above_limit(self) -> bool:
-        """Whether existing workers hold more GPUs than the budget."""
+        """Whether existing workers hold more GPUs than the GPU budget allows; False without a budget."""
         return self._limit is not None and self.gpus > self._limit
 
     def set_limit(self, gpus: int) -> None:
@@ -214,7 +221,7 @@ class SimulatedFleet:
         """Return the worker of a role to remove next when the role is scaled down, or None if the role has none.
 
         It is a worker without a node; if there is none, one that is starting or down; then one that is switching to the role; then the
-        ready worker with the fewest jobs. Among equals, the newest is chosen.
+        ready worker with the fewest requests. Among equals, the newest is chosen.
         """
         unready = self.of(role, State.STARTING, State.DOWN)
         if unready:
@@ -224,7 +231,7 @@ class SimulatedFleet:
         return self.least_busy(role)
 
     def least_busy(self, role: Role) -> SimulatedWorker | None:
-        """Return the ready worker with the fewest jobs, or None if none is ready; among equals, the newest."""
+        """Return the ready worker of a role with the fewest requests, or None if none is ready; among equals, the newest."""
         ready = self.of(role, State.READY)
         return min(ready, key=lambda each: (len(each.jobs), -each.number), default=None)
 
@@ -232,14 +239,14 @@ class SimulatedFleet:
         return [each for each in self._workers.values() if each.switching_to is role]
 
     def remove(self, worker: SimulatedWorker) -> None:
-        """Remove a worker from the fleet, and free its GPUs."""
+        """Remove a worker from the fleet; its GPUs no longer count as held."""
         worker.state = State.GONE
         del self._workers[worker.name]
         self.gpus -= worker.spec.gpus
         self.placed_gpus -= worker.spec.gpus if worker.is_placed else 0
 
     def renew(self, worker: SimulatedWorker) -> None:
-        """Restart a worker that died, with an empty server."""
+        """Restart a worker that died, as a new process without requests or cache."""
         worker.incarnation += 1
         worker.renew(self._make_server(worker.role))
 
@@ -249,7 +256,7 @@ class SimulatedFleet:
         After the budget was lowered, the GPUs held above it are tolerated, as long as they do not increase.
 
         Raises:
-            BudgetExceededError: existing workers hold more GPUs than that.
+            BudgetExceededError: existing workers hold more GPUs than the budget and, after it was lowered, than they held before.
         """
         if self._limit is None:
             return

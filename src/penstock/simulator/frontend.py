@@ -19,7 +19,7 @@ class GapHistogram:
 
     Attributes:
         total: Number of gaps.
-        late: Number of gaps above the ITL target.
+        late: Number of gaps above ``slo_s``, the target for the time between two output tokens (ITL); 0 without a target.
         sum_s: Sum of the gaps, seconds.
     """
 
@@ -36,7 +36,7 @@ class GapHistogram:
         self.sum_s = 0.0
 
     def add(self, gap_s: float, count: int) -> None:
-        """Add ``count`` gaps of ``gap_s`` seconds each. Does nothing if ``gap_s`` is 0 or less."""
+        """Add ``count`` gaps between output tokens, of ``gap_s`` simulated seconds each. Does nothing if ``gap_s`` is 0 or less."""
         if gap_s > 0:
             place = round(math.log(gap_s) * _BINS_PER_E)
             self._counts[place] = self._counts.get(place, 0) + count
@@ -45,7 +45,10 @@ class GapHistogram:
             self.sum_s += gap_s * count
 
     def percentile(self, share: float) -> float | None:
-        """Return the nearest-rank percentile in seconds, or None if there are no gaps. ``share`` is the percentile as a fraction, 0-1."""
+        """Return a percentile (nearest rank) of the gaps between output tokens, in seconds; None if there are no gaps.
+
+        ``share`` is the percentile as a fraction, 0-1.
+        """
         wanted = math.ceil(share * self.total)
         seen = 0
         for place in sorted(self._counts):
@@ -58,7 +61,7 @@ class GapHistogram:
 class FrontendCounters:
     """Counters of one simulation, summed over all routers. Times are simulated seconds.
 
-    `collect` returns the increase of the counters since the last call.
+    `collect` returns the increase of the counters since the last call. A job is a request of the simulation.
 
     In sums of uncached tokens, each request has a fixed weight: the prompt tokens that the router expected to be computed when it arrived.
     """
@@ -85,7 +88,7 @@ class FrontendCounters:
         self._counts = defaultdict[str, float](int)
 
     def arrived(self, job: Job, uncached_tokens: int) -> None:
-        """Count the arrival of a job, whether or not the job is refused later.
+        """Count the arrival of a request (``job``), whether or not it is refused later.
 
         ``uncached_tokens`` is the number of its prompt tokens that are expected to be computed.
         """
@@ -95,7 +98,7 @@ class FrontendCounters:
         self._weights[job.index] = uncached_tokens
 
     def queued(self, job: Job) -> None:
-        """Record that a job waits for a worker, either on arrival or after its worker was lost.
+        """Record that a request (``job``) waits in a router for a worker, either on arrival or after its worker died.
 
         If its prompt had been computed before, its uncached tokens are counted again, since they must be computed again.
         """
@@ -105,7 +108,7 @@ class FrontendCounters:
         self._waiting[job.index] = job.request.arrival_s
 
     def rejected(self, job: Job, reason: RefusalReason) -> None:
-        """Count a job that got no worker because it was refused or its wait timed out, and stop tracking it."""
+        """Count a request (``job``) that got no worker because a router refused it or its wait timed out, and stop tracking it."""
         if reason is RefusalReason.QUEUE_TIMEOUT:
             self._counts["timed_out"] += 1
         else:
@@ -113,25 +116,28 @@ class FrontendCounters:
         self.forget(job)
 
     def forget(self, job: Job) -> None:
-        """Stop tracking a job that no longer waits and whose prompt will not be computed."""
+        """Stop tracking a request (``job``) that no longer waits for a worker and whose prompt will not be computed."""
         self._waiting.pop(job.index, None)
         self._weights.pop(job.index, None)
         self._computed.discard(job.index)
 
     def dispatched(self, job: Job, worker: str) -> None:
-        """Record that a job was dispatched to a worker."""
+        """Record that a router sent a request (``job``) to the worker named ``worker``."""
         self._waiting.pop(job.index, None)
         self._dispatched[job.index] = worker
         self._prefilling[worker] = self._prefilling.get(worker, 0) + 1
 
     def prefilled(self, job: Job) -> None:
-        """Count a computed prompt. Does nothing if it has been counted already."""
+        """Count the computed prompt of a request (``job``). Does nothing if it has been counted already."""
         if self.left_worker(job):
             self._counts["prefilled_tokens"] += self._weights.get(job.index, 0)
             self._computed.add(job.index)
 
     def left_worker(self, job: Job) -> bool:
-        """Record that a job left its worker. Return whether its prompt was still being computed there; False if it was not dispatched."""
+        """Record that a request (``job``) left its worker, and return whether its prompt was still being computed there.
+
+        Returns False if the request had no worker.
+        """
         worker = self._dispatched.pop(job.index, None)
         if worker is None:
             return False
@@ -143,7 +149,10 @@ class FrontendCounters:
         return True
 
     def first_token(self, job: Job, now_s: float) -> None:
-        """Count a job's first token and TTFT at ``now_s``; its prompt counts as computed then, too."""
+        """Count the first output token, and so the TTFT, of a request (``job``) at the simulated time ``now_s`` in seconds.
+
+        Its prompt counts as computed then.
+        """
         self.prefilled(job)
         ttft_s = now_s - job.request.arrival_s
         self._counts["ttft_sum_s"] += ttft_s
@@ -152,7 +161,7 @@ class FrontendCounters:
         self._counts["ttft_count"] += 1
 
     def completed(self, job: Job) -> None:
-        """Count a completed job."""
+        """Count a request (``job``) whose answer is complete."""
         self._counts["completed"] += 1
         self._counts["output_tokens"] += job.request.output_tokens
         self._weights.pop(job.index, None)
@@ -161,7 +170,7 @@ class FrontendCounters:
     def collect(
         self, now_s: float, in_flight: dict[Role, float], turned_away: Mapping[Role, float]
     ) -> Demand | None:
-        """Return the counts since the last call together with the current gauges, and set the counts to 0.
+        """Return the counts of requests and tokens since the last call together with the current gauges, and set the counts to 0.
 
         Args:
             now_s: Current simulated time, seconds.
@@ -169,7 +178,7 @@ class FrontendCounters:
             turned_away: Cumulative number of requests refused for lack of a worker, by role.
 
         Returns:
-            The demand, or None if no time has passed since the last call.
+            The counts and gauges as the planner reads them, or None if no time has passed since the last call.
         """
         period_s = now_s - self._at_s
         if period_s <= 0:

@@ -42,7 +42,10 @@ class Heartbeats:
         self._by_name: dict[str, Job] = {}
 
     def track(self, decoder: SimulatedWorker, job: Job) -> None:
-        """Send heartbeats for a job's KV lease from ``decoder`` from now on, until `read` is called or the lease is lost."""
+        """Let ``decoder`` send heartbeats for a request from now on, until `read` is called or the lease is lost.
+
+        Each heartbeat extends the lease, the time for which the request's prefill worker keeps the prompt's KV for the decode worker.
+        """
         schedule = self._schedules.get(decoder.name)
         if schedule is None:
             interval_s = _engine(decoder).engine.settings.lease.heartbeat_interval_s
@@ -54,9 +57,10 @@ class Heartbeats:
             self._arm(decoder, schedule)
 
     def read(self, decoder: SimulatedWorker, job: Job) -> None:
-        """Record that a job's KV has arrived at ``decoder``, and free the KV on the job's prefill worker.
+        """Record that the KV of a request's prompt has arrived at ``decoder``, and free that KV on the request's prefill worker.
 
-        If the prefill worker has died or the lease has expired, the job is lost, and the router decides whether it is retried.
+        If the prefill worker has died, or has dropped the KV because its lease (keeping time) has expired, the request is lost, and the
+        router decides whether it is retried.
         """
         self._untrack(decoder, job)
         source = self._source(job)
@@ -68,14 +72,14 @@ class Heartbeats:
             self._settle(source)
 
     def release(self, job: Job) -> None:
-        """Free a job's KV on its prefill worker, since no decode worker was found for the job."""
+        """Free the KV of a request's prompt on its prefill worker, since no decode worker was found for the request."""
         source = self._source(job)
         if source is not None:
             _engine(source).end_leases([job.name], self._kernel.now_s)
             self._settle(source)
 
     def forget(self, worker: SimulatedWorker) -> None:
-        """Drop the heartbeats of a worker that died."""
+        """Stop the heartbeats that a worker which died was sending for its requests."""
         self._schedules.pop(worker.name, None)
         for job in worker.jobs.values():
             self._by_name.pop(job.name, None)

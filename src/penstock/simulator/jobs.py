@@ -95,27 +95,27 @@ class Job:
 
     @property
     def prompt_tokens(self) -> int:
-        """Number of prompt tokens that the job's worker receives, with the output tokens that earlier attempts generated."""
+        """Number of prompt tokens that the request's worker receives: its prompt and the output that earlier attempts generated."""
         return self.request.input_tokens + self.emitted_tokens
 
     @property
     def outputs_left(self) -> int:
-        """Number of output tokens that the job's worker has to generate in this attempt."""
+        """Number of output tokens that the request's worker has to generate: all except those that earlier attempts generated."""
         return self.request.output_tokens - self.emitted_tokens
 
     @property
     def is_continuation(self) -> bool:
-        """Whether the job resumes a stream whose first tokens the client has received."""
+        """Whether the request resumes, on another worker, a stream whose first tokens the client has received already."""
         return self.first_token_s is not None
 
     @property
     def is_assigned(self) -> bool:
-        """Whether the job is assigned to a worker now."""
+        """Whether the router has assigned the request to a worker that it has not left yet."""
         return self.assignment is not None and self.assignment.is_open
 
     @property
     def name(self) -> str:
-        """Id of this attempt's request in the engines."""
+        """Request id that the request has in the engines; it contains the number of the attempt."""
         return f"{self.index}.{self.attempt}"
 
 
@@ -133,7 +133,7 @@ class PrefixChains:
         self._index: dict[int, int] = {}
 
     def chain(self, request: TraceRequest) -> tuple[int, ...]:
-        """Return one key per block of 512 prompt tokens, a partial last block included; each key depends on all blocks before it.
+        """Return one prefix key (64 bits) per block of 512 prompt tokens, a partial last block included; each key depends on all blocks before it.
 
         A request without block ids gets keys that no other request has.
         """
@@ -144,7 +144,7 @@ class PrefixChains:
         return self._chained(ids, self._root)
 
     def extend(self, job: Job) -> None:
-        """Add to ``job.chain`` the keys of the blocks that the output tokens of the job's broken stream fill; no other job has these keys."""
+        """Add to ``job.chain`` the prefix keys of the blocks that the output of its broken stream fills; no other request has these keys."""
         first, chain = _UNIQUE_ID + job.request.line * 4096, job.chain
         ids = range(first + len(chain), first + -(-job.prompt_tokens // BLOCK_TOKENS))
         job.chain, job.keys = chain + self._chained(ids, chain[-1] if chain else self._root), None
@@ -158,14 +158,14 @@ class PrefixChains:
         return tuple(keys)
 
     def block_keys(self, job: Job, block_size: int) -> list[int]:
-        """Return one key per full KV block of the prompt; two prompts have the same keys for the same leading tokens.
+        """Return one prefix key per full KV block of a request's prompt; two prompts have the same keys for the same leading tokens.
 
         A block id of a trace stands for 512 tokens of text. The keys of the KV blocks within it are therefore derived from the id's chained
         key and the position of the block.
 
         Args:
-            job: Job whose prompt is meant.
-            block_size: Tokens per KV block, a divisor of 512; the same for all calls, since the result is cached in the job.
+            job: The request.
+            block_size: Tokens per KV block, a divisor of 512; the same for all calls, since the result is cached in ``job``.
         """
         if job.keys is None:
             per_id = BLOCK_TOKENS // block_size
@@ -182,11 +182,11 @@ class PrefixChains:
 def make_jobs(
     requests: Sequence[TraceRequest], chains: PrefixChains, *, default_tier: Tier | None
 ) -> list[Job]:
-    """Return a job for each request.
+    """Return a `Job`, the state of a request during a simulation, for each request.
 
     Args:
         requests: Requests in order of arrival.
-        chains: Source of the prefix keys.
+        chains: Computes the prefix keys, by which router and caches recognise equal beginnings of prompts.
         default_tier: Tier of requests that ask for no tier; None if tiers are not used.
     """
     jobs = []

@@ -45,10 +45,10 @@ class Kernel:
         self._heap: list[tuple[float, int, int, Action, tuple[Any, ...]]] = []
 
     def at(self, time_s: float, order: Order, action: Action, *arguments: Any) -> None:
-        """Schedule the call ``action(*arguments)`` at ``time_s``.
+        """Schedule the call ``action(*arguments)`` at the virtual time ``time_s``.
 
         Args:
-            time_s: Virtual time of the call, seconds.
+            time_s: Virtual time of the call, in simulated seconds from the start.
             order: Position among events at the same time.
             action: Function to call.
             arguments: Arguments of the call.
@@ -62,7 +62,7 @@ class Kernel:
         self._sequence += 1
 
     def step(self) -> bool:
-        """Run the next event, and advance the time to it; return False if no event is pending."""
+        """Advance the virtual time to the next scheduled event, and run it. Return True, or False if no event is scheduled."""
         if not self._heap:
             return False
         self.now_s, _, _, action, arguments = heapq.heappop(self._heap)

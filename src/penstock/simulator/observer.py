@@ -49,7 +49,7 @@ class Requests:
 
     @property
     def tpot_s(self) -> Floats:
-        """Mean time per output token after the first, seconds; NaN if the output has only one token."""
+        """Mean time per output token after the first, in simulated seconds, for each request; NaN if its output has only one token."""
         outputs = self.output_tokens
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.where(outputs > 1, (self.e2e_s - self.ttft_s) / (outputs - 1), np.nan)
@@ -74,7 +74,7 @@ class RunSample:
 
     @property
     def imbalance(self) -> float | None:
-        """Coefficient of variation of the pending tokens over the workers; None if no tokens are pending."""
+        """Coefficient of variation, over the workers, of the prompt tokens still to be computed; None if there are none."""
         pending = np.array(self.pending_tokens, dtype=np.float64)
         if not pending.size or pending.mean() == 0:
             return None
@@ -133,7 +133,7 @@ class Recording:
 
 
 def sample(state: SimulationState) -> RunSample:
-    """Return a `RunSample` of the simulation's current pending tokens, replicas and GPUs."""
+    """Return a sample of the simulation's current state: prompt tokens still to be computed, replicas by role, and GPUs held."""
     fleet = state.fleet
     replicas = {}
     for pool in state.scenario.pools:
@@ -151,12 +151,12 @@ def sample(state: SimulationState) -> RunSample:
 
 
 def recorded(state: SimulationState, samples: Sequence[RunSample], taken: DecisionSummary) -> Recording:
-    """Return the recording of a run that has ended.
+    """Return everything that was recorded of a run that has ended: requests, samples, decisions and GPU-seconds.
 
     Args:
         state: State of the run.
         samples: Its periodic samples.
-        taken: The data of the planner's decisions; an empty `DecisionSummary` if there was no planner.
+        taken: What was stored of the planner's decisions; an empty `DecisionSummary` if there was no planner.
     """
     end_s = max((job.ended_s for job in state.jobs if job.ended_s is not None), default=0.0)
     return Recording(

@@ -33,7 +33,7 @@ from penstock.workload.traces import BLOCK_TOKENS, TraceRequest
 from penstock_planner.decide.baselines.oracle import Sizes, size_at
 
 AFTER_S = 600.0
-"""Seconds after the last arrival until which the number of needed replicas is computed, and at which schedules end. Chosen."""
+"""Simulated seconds after the last arrival until which the number of needed replicas is computed, and at which schedules end. Chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Utilisation:
 
 
 def needs(requests: Sequence[TraceRequest], scenario: Scenario, at: Utilisation) -> dict[Role, Floats]:
-    """Return the number of replicas that each role needs, one value per second, not rounded to integers.
+    """Return the number of replicas that each role needs, by role: an array with one value per simulated second, not rounded to integers.
 
     Args:
         requests: Requests in order of arrival.
@@ -76,13 +76,13 @@ def needs(requests: Sequence[TraceRequest], scenario: Scenario, at: Utilisation)
 
 
 def prefill_s(requests: Sequence[TraceRequest], scenario: Scenario, *, cached: float) -> Floats:
-    """Return the seconds that each prompt takes alone on a prefill (or aggregated) worker.
+    """Return the simulated seconds that each prompt takes on a prefill (or aggregated) worker that computes nothing else, in order.
 
-    This is the time of the simulated engine for a step with one prompt, so the attention to a cached prefix is included.
+    This is the time of the simulated engine for a step with one prompt. It includes the time for attention to the prefix that is cached.
 
     Args:
         requests: Requests in order of arrival.
-        scenario: Scenario with the engine of the entry role.
+        scenario: Scenario with the engine of the entry role (the workers that compute prompts).
         cached: Fraction, 0-1, of the repeated prompt tokens that is found in a cache.
     """
     latency, _ = _engine(scenario, scenario.entry_role)
@@ -113,7 +113,7 @@ def shared_tokens(requests: Sequence[TraceRequest]) -> list[int]:
 
 
 def busy_s(requests: Sequence[TraceRequest], scenario: Scenario, work: Floats, kv: float) -> Floats:
-    """Return the seconds for which each request keeps a prefill (or aggregated) worker busy.
+    """Return the simulated seconds for which each request keeps a prefill (or aggregated) worker busy, in order of the requests.
 
     Args:
         requests: Requests in order of arrival.
@@ -189,10 +189,10 @@ def _engine(scenario: Scenario, role: Role) -> tuple[LatencyModel, int]:
 
 
 def worker_changes(sizes: Sizes, start: int, cold_start_s: float) -> list[tuple[float, int]]:
-    """Return (time in seconds, +1 or -1) for every worker that starts or stops serving, in order of time.
+    """Return (simulated time in seconds, +1 or -1) for every worker that starts or stops serving, in order of time.
 
     Args:
-        sizes: (time, number of replicas) of each size that was requested.
+        sizes: (time, number of replicas) of each change that was requested, in order of time.
         start: Number of replicas ready at time 0.
         cold_start_s: Seconds from the request for a replica until it serves.
     """
@@ -229,7 +229,7 @@ def share_in_time(
         busy_s: Seconds for which each request occupies a worker.
         changes: Result of `worker_changes`: the times at which workers start and stop serving.
         start: Number of workers at time 0.
-        deadline_s: Maximum time to first token, in seconds.
+        deadline_s: Maximum time to first token, in seconds of the same clock as all other times.
     """
     free = [0.0] * start
     heapify(free)
@@ -252,12 +252,12 @@ def share_in_time(
 
 
 Counts = NDArray[np.int64]
-"""Number of replicas per second, or per decision of the planner."""
+"""Array of numbers of replicas: one value per simulated second, or per decision of the planner."""
 
 TARGET = 0.99
 """Fraction of requests on time that a schedule must reach, if any schedule reaches it."""
 DRAIN_S = 10.0
-"""Seconds for which a removed replica still holds its GPUs while it finishes its requests, about the time of one answer. Chosen."""
+"""Simulated seconds for which a removed replica still holds its GPUs while it finishes its requests, about the time of one answer. Chosen."""
 _SMOOTHINGS_S = (0.0, 15.0, 60.0, 240.0, math.inf)
 _UTILISATIONS = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.1)
 _CUTS = 150
@@ -288,12 +288,15 @@ class ScheduleTarget:
 def schedule(
     requests: Sequence[TraceRequest], scenario: Scenario, target: ScheduleTarget
 ) -> dict[Role, Sizes]:
-    """Return the number of replicas of every role over time, within the GPU budget and the planner's maximum change per decision.
+    """Return the replicas of every role over time, within the GPU budget and the planner's maximum change per decision.
 
     Args:
         requests: Requests in order of arrival.
         scenario: Scenario with an oracle as its planner.
         target: Requirements of the schedule.
+
+    Returns:
+        By role: (simulated time in seconds, number of replicas) of each change, in order of time.
     """
     search = _Search(requests, scenario, target)
     if target.sizes is not None:

@@ -40,7 +40,7 @@ class ScheduleCandidate:
 
     @property
     def rank(self) -> tuple[float, float]:
-        """Sort key; the lowest is the best.
+        """Sort key of candidate schedules; the lowest is the best.
 
         Schedules with 99% (`TARGET`) of the requests on time come first, in order of their GPU-seconds. The other schedules follow in order
         of the fraction that they miss (to three decimals), then of their GPU-seconds.
@@ -49,7 +49,13 @@ class ScheduleCandidate:
 
 
 def with_schedule(scenario: Scenario, requests: Sequence[TraceRequest], target: ScheduleTarget) -> Scenario:
-    """Return the scenario with the schedule for ``target`` set in its oracle's parameters."""
+    """Return the scenario with a schedule computed for it: the replicas over time that its oracle (a planner that knows all arrivals) requests.
+
+    Args:
+        scenario: Scenario with an oracle as its planner.
+        requests: Requests in order of arrival.
+        target: Requirements from which the schedule is computed.
+    """
     planner = scenario.planner
     assert planner is not None  # noqa: S101 - an oracle is a planner
     known = OracleParameters(schedule(requests, scenario, target))
@@ -57,7 +63,7 @@ def with_schedule(scenario: Scenario, requests: Sequence[TraceRequest], target: 
 
 
 def search(scenario: Scenario, requests: Sequence[TraceRequest]) -> ScheduleCandidate:
-    """Return the cheapest schedule with 99% (`TARGET`) of the requests on time; if there is none, the one with the most requests on time.
+    """Return the cheapest schedule (replicas over time) with 99% (`TARGET`) of the requests on time, else that with the most on time.
 
     Candidates that follow the load are sorted by cost. A binary search for the cheapest one that reaches 99% simulates about five of them;
     the search is approximate, since more GPUs do not always serve more requests on time. These candidates assume no cached tokens. If the
@@ -120,7 +126,10 @@ def _by_cost(
 
 
 def scheduled_gpu_s(scenario: Scenario, until_s: float) -> float:
-    """Return the GPU-seconds that the schedule of the scenario's oracle requests from time 0 until ``until_s``."""
+    """Return the GPU-seconds of the replicas that the schedule of the scenario's oracle requests from time 0 to ``until_s``.
+
+    An oracle is a planner that follows a schedule computed from all arrivals. Times are simulated seconds.
+    """
     assert scenario.planner is not None  # noqa: S101 - an oracle is a planner
     total = 0.0
     for role, sizes in scenario.planner.parameters_as(OracleParameters).schedule.items():
@@ -131,7 +140,7 @@ def scheduled_gpu_s(scenario: Scenario, until_s: float) -> float:
 
 
 def with_best_schedule(scenario: Scenario, requests: Sequence[TraceRequest]) -> Scenario:
-    """Return the scenario with the best schedule for its oracle; unchanged if its planner is not an oracle.
+    """Return the scenario with the best schedule set for its oracle, a planner that knows all arrivals; unchanged with another planner.
 
     This runs several complete simulations.
     """

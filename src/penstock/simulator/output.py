@@ -75,14 +75,15 @@ _TIERS: Final[Mapping[str, Callable[[Row], str]]] = {
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """Return the texts of one summary row, one per column of the table (`COLUMNS`)."""
+    """Return the texts of one row of the summary table, one per column (`COLUMNS`). ``row`` is a row that `sweep.summarise` returns."""
     return tuple(read(row) for read in _ROUTERS.values())
 
 
 def goodput_text(row: dict[str, Any]) -> str:
-    """Return the goodput in ``row`` (an entry of `sweep.goodputs`) with its range over the seeds.
+    """Return a text with a goodput (the largest rate with enough requests on time) and its range over the seeds.
 
-    It starts with ``>=`` if some seed reached the required fraction at every simulated rate, so that its goodput is a lower bound.
+    ``row`` is an entry of `sweep.goodputs`. The text starts with ``>=`` if some seed reached the required fraction at every simulated rate,
+    so that its goodput is a lower bound.
     """
     if row["goodput_rps"] is None:
         return "below the lowest rate"
@@ -93,9 +94,10 @@ def goodput_text(row: dict[str, Any]) -> str:
 
 
 def scoreboard(result: dict[str, Any]) -> RenderableType:
-    """Return the summary as tables for a terminal, sorted by rate and fraction on time, with every policy's goodput if rates were swept.
+    """Return the summary of compared runs as tables for a terminal, sorted by rate and by fraction of requests on time.
 
-    ``result`` is the result of `plan.run_plan`.
+    If several rates were simulated, a table has the goodput of every policy (the largest rate with enough requests on time). ``result`` is
+    the result of `plan.run_plan`.
     """
     if result["compares_planners"]:
         return _planners(result)

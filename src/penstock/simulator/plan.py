@@ -245,7 +245,7 @@ class RunPlan:
 def make_plan(
     options: SimulateOptions, *, graph: GraphDeployment | None = None, trace: Trace | None = None
 ) -> RunPlan:
-    """Return the runs that the options describe.
+    """Return the runs that the options of `penstock simulate` describe.
 
     Args:
         options: Options of the command line.
@@ -358,7 +358,7 @@ def run_plan(
     journal: CellJournal | None = None,
     on_done: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
-    """Run all runs of a plan and return the result as plain data; the same plan gives the same result.
+    """Simulate all runs of a plan and return the combined result as plain data; the same plan gives the same result.
 
     Args:
         plan: Runs to simulate.

@@ -55,7 +55,7 @@ _ABOUT: Mapping[str, str | float | None] = {
 """Facts about a simulated planner in the header of its ledger (decision log), by the keys that a live planner uses."""
 
 DEADLINE_S = 600.0
-"""Seconds that a replica may take to become ready before its scale-up is rolled back: the default of ``--adjustment-deadline``."""
+"""Simulated seconds that a replica may take to become ready before its scale-up is rolled back: the default of ``--adjustment-deadline``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class SimulatedObservation:
     max_age_s: float = PlannerTimeouts().max_age_s
 
     def pull(self, now_s: float) -> Pull:
-        """Return the observation as the metrics that the live planner would have scraped at ``now_s``."""
+        """Return the observation in the form in which a planner on a cluster gets its scraped metrics; ``now_s`` is the simulated time."""
 
         def reading(value: float | None, upper: float | None = None) -> Reading:
             return assess(value, age_s=self.age_s, max_age_s=self.max_age_s, source=_SOURCE, upper=upper)
@@ -144,16 +144,16 @@ class VirtualPlanner:
         self._start(0.0, first_sequence=0)
 
     def learnt(self, now_s: float) -> Memory:
-        """Return the learned state at ``now_s`` from which another graph's planner can start."""
+        """Return what the planner has learned until the simulated time ``now_s``, by name, as a state from which another planner can start."""
         return for_other_graph(resumed(self._core.decided, -now_s, 0.0).learned)
 
     def tick(self, now_s: float, seen: SimulatedObservation, scale: ScalePool) -> None:
-        """Run one tick of the planner: observe and, if a decision is due, decide and scale.
+        """Run one tick of the planner: process the observation and, if a decision is due, decide and scale.
 
         Args:
             now_s: Current simulated time; must be `next_s`.
-            seen: The observation.
-            scale: Callback that applies replica changes.
+            seen: The planner's observation at ``now_s``.
+            scale: Callback that applies a change of replicas or a switch of roles; it returns why the change is refused, else None.
         """
         config = self._settings.config
         answer: Answer = TargetState(
@@ -179,22 +179,28 @@ class VirtualPlanner:
         return replace(seen.pull(now_s), wall_s=wall_s)
 
     def restart(self, now_s: float) -> None:
-        """Restart the planner's process. A planner with a ledger (decision log) continues; one without loses its state."""
+        """Restart the planner's process at the simulated time ``now_s``.
+
+        A planner that writes a ledger (decision log) continues from it; one without a ledger loses its learned state.
+        """
         if not self._settings.config.policy.has_ledger:
             self._start(now_s, first_sequence=self._core.decided.sequence)
 
     def skip_tick(self, now_s: float) -> None:
-        """Skip a tick because the planner's process is down; a planner without a ledger (decision log) loses its state."""
+        """Skip the tick at the simulated time ``now_s``, because the planner's process is down.
+
+        A planner without a ledger (decision log) loses its learned state.
+        """
         self.restart(now_s)
         self._follow(self._core.answer(None, now_s))
 
     def set_budget(self, gpus: int) -> None:
-        """Set the planner's GPU budget from now on."""
+        """Set the planner's GPU budget from now on: the maximum number of GPUs that the replicas it requests may hold."""
         config = replace(self._settings.config, max_gpu_budget=gpus)
         self._core.settings = self._settings = replace(self._settings, config=config)
 
     def set_grant(self, gpus: int, note: str) -> None:
-        """Set the GPUs granted by the pool from now on.
+        """Set the number of GPUs that a GPU pool shared by several graphs grants to the planner's graph from now on.
 
         Args:
             gpus: Maximum number of GPUs that the graph may hold.
@@ -222,7 +228,7 @@ class VirtualPlanner:
 
 
 UNPLACED_AFTER_S = 15.0
-"""Seconds after which a replica without a node counts as failed; the Kubernetes backend's ``--unschedulable-after``."""
+"""Simulated seconds after which a replica without a node counts as failed; the Kubernetes backend's ``--unschedulable-after``."""
 
 UNPLACED = "unschedulable: no node has the GPUs"
 
@@ -244,7 +250,7 @@ class DecisionSummary:
     bid: tuple[int, ...] = ()
 
     def add(self, decision: Decision) -> None:
-        """Store the data of a decision that the evaluation needs, and discard the rest."""
+        """Store the parts of a planner decision from which a run is evaluated (changes, fractions on time, wanted GPUs), and discard the rest."""
         self.count += 1
         if not decision.is_hold:
             self.changed.append(decision)
@@ -254,10 +260,10 @@ class DecisionSummary:
 
 
 class Control:
-    """Runs the planner of a simulation.
+    """Runs the planner of a simulation: calls it at its ticks, applies its decisions, and carries out its faults.
 
     Attributes:
-        planner: The planner.
+        planner: The planner in virtual time.
         taken: Stored data of the planner's decisions.
         listeners: Callbacks that receive every decision, after it was added to ``taken``.
     """

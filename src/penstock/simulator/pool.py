@@ -21,7 +21,7 @@ from penstock.simulator.simulation import CutDrain, Simulation
 from penstock.workload.traces import TraceRequest
 
 POOL_TICK_S: Final = 1.0
-"""Seconds between two allocations; planners scrape metrics at the same interval."""
+"""Simulated seconds between two allocations of a pool's GPUs to its graphs; planners scrape metrics at the same interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class PooledGraph:
 
     @property
     def starts_with(self) -> int:
-        """Number of GPUs that the graph holds at time 0."""
+        """Number of GPUs that the graph's workers hold at time 0."""
         return sum(pool.replicas * pool.gpus for pool in self.scenario.pools)
 
 
@@ -116,7 +116,7 @@ class _Member:
 
 
 class PoolSimulation:
-    """One run of several graphs that share a pool."""
+    """One simulation of several graphs that share the GPUs of a pool."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class PoolSimulation:
         self._samples: list[PoolSample] = []
 
     def run(self) -> PoolRun:
-        """Run until all jobs of every graph have ended.
+        """Run until all requests of every graph have ended, and return the recordings of the graphs and the allocations of the pool.
 
         Raises:
             BudgetExceededError: the workers of all graphs held more GPUs than the pool has.

@@ -21,7 +21,7 @@ def draw_pool(result: Mapping[str, Any], run: PoolRun, path: Path) -> list[Path]
 
     Args:
         result: Result of `pool_plan.pool_result`.
-        run: The run.
+        run: The simulated run, from which the GPUs over time are drawn.
         path: PNG file to write.
     """
     figure = blank_figure(f"GPUs of pool {result['pool']['name']}")

@@ -18,11 +18,11 @@ PICTURE_FILE: Final = "pool.png"
 
 
 def write_pool(result: Mapping[str, Any], run: PoolRun, directory: Path) -> list[Path]:
-    """Write the figures, the allocations and the chart, and return the paths of the files.
+    """Write the figures of a pool's run (JSON), its allocations of GPUs (JSON lines) and a chart, and return the paths of the files.
 
     Args:
         result: Result of `pool_plan.pool_result`.
-        run: The run.
+        run: The simulated run.
         directory: Existing folder to write to.
 
     Raises:

@@ -58,7 +58,7 @@ class PoolPlan:
 def make_pool_plan(
     options: SimulateOptions, pool_file: Path, manifests: Sequence[Path], traces: Sequence[str]
 ) -> PoolPlan:
-    """Return the run of a pool.
+    """Return a run of several graphs that share a pool of GPUs, as the options of `penstock simulate --pool` describe it.
 
     Args:
         options: Options of the command line, which hold for every graph.
@@ -139,7 +139,7 @@ def _of_graph(options: SimulateOptions, trace: str, graph: GraphDeployment) -> S
 
 
 def pool_result(plan: PoolPlan, run: PoolRun) -> dict[str, Any]:
-    """Return the figures of each graph and of the pool as plain data.
+    """Return the figures of each graph and of the GPU pool as plain data.
 
     The keys of a graph include:
         guaranteed: GPUs that the pool gives to the graph whenever its planner wants them.

@@ -53,7 +53,7 @@ _BEGAN: Final = Began(is_stream=True, can_resume=True)
 
 
 class RequestPath:
-    """Moves all jobs of a run from arrival to end. Times are simulated seconds from the start of the run.
+    """Moves all jobs (requests) of a run from arrival to end. Times are simulated seconds from the start of the run.
 
     Attributes:
         heartbeats: Sends the heartbeats of decode workers, which extend the leases on the KV that they wait for.
@@ -99,15 +99,15 @@ class RequestPath:
         self._scrapes.start()
 
     def begin(self, job: Job) -> None:
-        """Start a job that has reached the picker (the router that chooses workers). Does nothing if the job has ended already."""
+        """Start a request (``job``) that has reached the picker, the router that chooses workers. Does nothing if it has ended already."""
         if job.outcome is None:
             job.machine = RequestMachine(self._plan, self._routers[-1].retries, job.tries, self._now_s)
             self._go_on(job, None)
 
     def apply(self, effects: Effects[Job]) -> None:
-        """Continue the jobs that the router has assigned to a worker or refused.
+        """Continue the requests that the router has assigned to a worker or refused: send them, or retry or end them.
 
-        ``effects`` are actions that the router leaves to its caller: one assignment or refusal per job.
+        ``effects`` are actions that the router leaves to its caller: one assignment or refusal per request.
         """
         reached: set[str] = set()
         for effect in effects:
@@ -119,9 +119,9 @@ class RequestPath:
                 self._go_on(job, effect.reason)
 
     def end(self, job: Job, outcome: JobOutcome) -> None:
-        """End a job with an outcome. A job must be ended exactly once.
+        """End a request (``job``) with an outcome. A request must be ended exactly once.
 
-        An orphan (a job whose client lost its connection when a router died) ends as failed, whatever ``outcome`` is.
+        An orphan (a request whose client lost its connection when a router died) ends as failed, whatever ``outcome`` is.
         """
         assert job.outcome is None  # noqa: S101 - each job ends once
         job.outcome = JobOutcome.FAILED if job.is_orphan else outcome
@@ -293,7 +293,7 @@ class RequestPath:
     # -- reports of workers ---------------------------------------------------------------------------
 
     def rearm(self, worker: SimulatedWorker) -> None:
-        """Schedule the next call of the worker's server, and void the call that was scheduled before."""
+        """Schedule the next step of the worker's engine at the time that the engine names, in place of the step that was scheduled before."""
         due_s = worker.server.next_s()
         worker.version += 1
         if due_s is not None:
@@ -382,7 +382,7 @@ class RequestPath:
     # -- deaths ---------------------------------------------------------------------------------------
 
     def collect_jobs(self, worker: SimulatedWorker) -> list[Job]:
-        """Return the jobs of a worker that dies now, after recording the tokens that their clients have received."""
+        """Return the requests of a worker that dies now, after recording the number of output tokens that their clients have received."""
         jobs, server, now_s = list(worker.jobs.values()), worker.server, self._now_s()
         for job in jobs:
             job.pending_tokens, job.broken_s = 0, now_s
@@ -392,16 +392,19 @@ class RequestPath:
         return jobs
 
     def lose(self, jobs: Iterable[Job]) -> None:
-        """Report to the routers that the worker of these jobs has died.
+        """Report to the routers that the worker of these requests (``jobs``) has died.
 
-        No job is dispatched until the routers have the new list of workers.
+        The routers assign no request to a worker until they have the new list of workers.
         """
         for job in jobs:
             self._frontend.left_worker(job)
             self._router_of(job).lost(job, self._now_s())
 
     def retry(self, jobs: Iterable[Job]) -> None:
-        """Retry or fail jobs whose worker has died. Call it after `lose`, when the routers have the new list of workers."""
+        """Retry the requests (``jobs``) whose worker has died, or let them fail if the retry rules do not allow a further attempt.
+
+        Call it after `lose`, when the routers have the new list of workers.
+        """
         for job in jobs:
             assert job.assignment is not None  # noqa: S101 - it was dispatched to that worker
             self._go_on(job, FailedTry(BROKEN, RetryScope.ANYWHERE, (job.assignment.worker,)))

@@ -30,7 +30,8 @@ from penstock.simulator.scenario import Fault, Faults
 class VirtualRouter:
     """One router of a simulation, with jobs instead of HTTP requests and simulated seconds instead of a clock.
 
-    Methods that return effects leave these actions to the caller: each effect is a job that was assigned to a worker, or that was refused.
+    A job is a request of the simulation. Methods that return effects leave these actions to the caller: each effect is a job that was
+    assigned to a worker, or that was refused.
 
     Attributes:
         core: The live router's core.
@@ -78,31 +79,29 @@ class VirtualRouter:
     # ------------------------------------------------------------------ requests
 
     def learn_prefix(self, job: Job) -> None:
-        """Record that a worker has computed a job's prompt, as another router reports, so that its prefix counts as cached there."""
+        """Record that a worker has computed a request's prompt, which another router reports, so that its prefix counts as cached there."""
         self.core.learn(job.worker, self._arrival(job))
 
     def remove_waiting(self, job: Job, now_s: float) -> bool:
-        """Remove a job from the router's queues. Return whether the job was waiting in one."""
+        """Remove a request (``job``) from the router's queues at the simulated time ``now_s``; return whether it was waiting in one."""
         role = self._waits_for(job)
         if role is not None:
             self.core.cancel(job, role, now_s)
         return role is not None
 
     def take_over(self, job: Job, before: VirtualRouter, now_s: float) -> Effects[Job]:
-        """Take over a job from the previous picker, the router that chose workers before.
+        """Take over a request from the previous picker, the router that chose workers before.
 
-        The job keeps the state that its relay, the router that its client uses, reports.
-
-        A waiting job is queued again and keeps its waiting time; a running job stays at its worker. Does nothing for a job that is neither,
-        since that job will arrive by itself.
+        A waiting request is queued again and keeps its waiting time; a running one stays at its worker. Does nothing for a request that is
+        neither, since it will arrive by itself.
 
         Args:
-            job: Job to take over.
+            job: The request to take over.
             before: The previous picker.
-            now_s: Current simulated time.
+            now_s: Current simulated time, seconds.
 
         Returns:
-            The assignments and refusals that follow; empty for a running job.
+            The assignments to workers and the refusals that the caller has to carry out; empty for a running request.
         """
         if job.machine is not None:
             job.machine.rules = self.retries
@@ -136,33 +135,45 @@ class VirtualRouter:
         return None
 
     def acquire(self, job: Job, now_s: float, *, again: bool = False) -> Effects[Job]:
-        """Request a prefill (or aggregated) worker for a job.
+        """Request a prefill (or aggregated) worker for a request.
 
-        ``again`` means that an earlier attempt has failed: the job is then not subject to admission, and precedes jobs that are new.
-        Returns the assignments and refusals that follow; empty if the job only waits.
+        Args:
+            job: The request.
+            now_s: Current simulated time, seconds.
+            again: Whether an earlier attempt has failed. The request then precedes new ones, and is not refused because of overload.
+
+        Returns:
+            The assignments to workers and the refusals that the caller has to carry out; empty if the request only waits.
         """
         if not again:
             self.retries.budget.request_arrived()
         return self._at(now_s).acquire(job, self.core.entry, self._arrival(job), now_s, again=again)
 
     def acquire_decode(self, job: Job, now_s: float) -> Effects[Job]:
-        """Request a decode worker for a job, and return the assignments and refusals that follow; empty if the job only waits.
+        """Request a decode worker for a request (``job``) at the simulated time ``now_s``.
 
         The caller must have updated the loads of the decode workers (`Scrapes.count_decode`).
+
+        Returns:
+            The assignments to workers and the refusals that the caller has to carry out; empty if the request only waits.
         """
         return self._at(now_s).acquire(job, Role.DECODE, self._arrival_at(job, Role.DECODE), now_s)
 
     def loads_read(self, workers: Iterable[Worker], now_s: float) -> Effects[Job]:
-        """Record that the metrics of these workers were read, and return the dispatches that this allows."""
+        """Record that the metrics of these workers were read at the simulated time ``now_s``.
+
+        Returns the assignments of waiting requests that this allows, which the caller has to carry out; empty if there are none.
+        """
         effects: Effects[Job] = []
         for worker in workers:
             effects += self._at(now_s).load_read(worker, now_s)
         return effects
 
     def prefilled(self, job: Job, now_s: float) -> Effects[Job]:
-        """Record that a job's worker has computed the prompt, and return the dispatches that this allows.
+        """Record that a request's worker has computed the prompt, and return the assignments of waiting requests that this allows.
 
-        The worker's slot is freed, unless the routing policy or an aggregated worker counts a job until its answer ends.
+        The request no longer counts as dispatched to the worker, unless the routing policy or an aggregated worker counts a request until
+        its answer ends. The caller has to carry out the assignments. ``now_s`` is the current simulated time in seconds.
         """
         assignment = _assigned(job)
         if assignment.role is not self.core.entry:
@@ -174,14 +185,14 @@ class VirtualRouter:
         return effects + self.release(job, now_s)
 
     def first_token(self, job: Job, now_s: float) -> None:
-        """Record a job's TTFT for its tier's SLO. Does nothing without tiers."""
+        """Record a request's TTFT, for the latency targets of its priority tier. Does nothing if tiers are not used."""
         if self.core.tiers is not None:
             self.core.tiers.first_token(job.tier, now_s - job.request.arrival_s, now_s)
 
     def ended(self, job: Job, now_s: float) -> None:
-        """Record a job's outcome and latencies for its tier's SLO.
+        """Record a request's outcome and latencies, for the latency targets of its priority tier.
 
-        Does nothing without tiers, or if the job was rejected before it was assigned to a worker.
+        Does nothing if tiers are not used, or if the request was rejected before it was assigned to a worker.
         """
         tiers = self.core.tiers
         if tiers is None or (job.outcome is JobOutcome.REJECTED and job.assignment is None):
@@ -193,23 +204,24 @@ class VirtualRouter:
         tiers.ended(job.tier, ended, now_s)
 
     def rejected(self, job: Job, reason: RefusalReason) -> None:
-        """Record that a job was rejected without having been assigned to a worker.
+        """Record, for its priority tier, that a request was rejected without having been assigned to a worker.
 
-        Does nothing without tiers, or if the core has counted the job already, which it does for shed and timed-out jobs.
+        Does nothing if tiers are not used, or if the router has counted the rejection already, which it does for requests that were shed
+        (rejected in favour of a higher tier) or waited too long.
         """
         counted = {RefusalReason.SHED, RefusalReason.QUEUE_TIMEOUT}
         if self.core.tiers is not None and job.assignment is None and reason not in counted:
             self.core.tiers.rejected(job.tier)
 
     def longest_waits_s(self, job: Job, role: Role) -> tuple[float, ...]:
-        """Return the waits, in seconds from now, after each of which `expire` must be called, since the job may then have waited too long.
+        """Return the waits, in simulated seconds from now, after each of which the caller must call `expire` for a waiting request.
 
-        The first is the queue timeout. If the planner is starting workers for the waiting jobs, two more follow: the seconds until these
-        workers are expected to be ready, and that time plus the queue timeout. An infinite queue timeout means that the job never times
-        out.
+        The request may then have waited too long. The first wait is the queue timeout. If the planner is starting workers for the waiting
+        requests, two more follow: the seconds until these workers are expected to be ready, and that time plus the queue timeout. An
+        infinite queue timeout means that the request never times out.
 
         Args:
-            job: Job that waits.
+            job: The waiting request.
             role: Role of the worker that it waits for.
         """
         settings = self.core.queues[role].settings
@@ -218,9 +230,12 @@ class VirtualRouter:
         return (own_s,) if startup_s == inf else (own_s, startup_s, startup_s + own_s)
 
     def release(self, job: Job, now_s: float, *, is_quiet: bool = False) -> Effects[Job]:
-        """End a job's assignment to its worker, and return the dispatches that this allows.
+        """End a request's assignment to its worker, and return the assignments of waiting requests that this allows.
 
-        With ``is_quiet``, no job is dispatched, and the result is empty.
+        Args:
+            job: The request, which must be assigned to a worker.
+            now_s: Current simulated time, seconds.
+            is_quiet: Whether waiting requests are not assigned yet, so that the result is empty.
         """
         core = self._at(now_s)
         if is_quiet:
@@ -228,16 +243,16 @@ class VirtualRouter:
         return core.release(_assigned(job), now_s)
 
     def lost(self, job: Job, now_s: float) -> None:
-        """Record that a job's worker has died. Nothing is dispatched until `set_workers` is called."""
+        """Record that a request's worker has died. No waiting request is assigned to a worker until `set_workers` is called."""
         _assigned(job).failed(now_s, "broke off")
         self.release(job, now_s, is_quiet=True)
 
     # ------------------------------------------------------------------ workers and time
 
     def set_workers(self, workers: Iterable[SimulatedWorker], now_s: float) -> Effects[Job]:
-        """Set the ready workers from now on, and return the dispatches that follow.
+        """Set the workers that are ready from the simulated time ``now_s`` on, and return the assignments and refusals that follow.
 
-        Jobs that are queued for a worker which is no longer ready are queued for another one.
+        Requests that are queued for a worker which is no longer ready are queued for another one. The caller has to carry out the result.
         """
         specs = [
             WorkerSpec(each.name, each.role, "", supervised=True, incarnation=str(each.incarnation))
@@ -250,11 +265,11 @@ class VirtualRouter:
         return effects
 
     def expire(self, now_s: float) -> Effects[Job]:
-        """Refuse the jobs that have waited longer than allowed at ``now_s``, and return these refusals; empty if there are none."""
+        """Refuse the requests that have waited too long at the simulated time ``now_s``; return the refusals, which the caller reports."""
         return self._at(now_s).expire(now_s)
 
     def tick(self, now_s: float) -> Effects[Job]:
-        """Do the router's periodic work, and return the effects that follow; called once per simulated second."""
+        """Do the router's periodic work, once per simulated second; return the assignments and refusals that the caller has to carry out."""
         self._fit_caches()
         return self._at(now_s).tick(now_s)
 
@@ -265,8 +280,12 @@ class VirtualRouter:
 
         Args:
             usage: KV cache usage, 0-1, by worker name; unknown for workers that are missing.
-            tokens: Prompt tokens in flight at the scrape by worker name: (all, not yet computed).
-            now_s: Current simulated time.
+            tokens: Prompt tokens of the requests at each worker at the scrape, by worker name: (all, not yet computed); (0, 0) for workers
+                that are missing.
+            now_s: Current simulated time, seconds.
+
+        Returns:
+            The assignments of waiting requests that this allows, which the caller has to carry out; empty if there are none.
         """
         effects: Effects[Job] = []
         for worker in list(self.core.pool):
@@ -280,7 +299,7 @@ class VirtualRouter:
     # ------------------------------------------------------------------ gauges
 
     def uncached_tokens(self, job: Job) -> int:
-        """Return the number of prompt tokens of a job that are expected to be computed; for a refused job, of all its prompt tokens."""
+        """Return the number of prompt tokens of a request (``job``) that are not expected in a cache; all of them if it was refused."""
         expected = self.core.entry_queue.uncached_tokens(job)
         return job.prompt_tokens if expected is None else expected
 

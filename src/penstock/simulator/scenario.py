@@ -141,11 +141,11 @@ class Faults:
     )
 
     def is_on(self, kind: Fault, now_s: float) -> bool:
-        """Return whether a fault of this kind is active at ``now_s``."""
+        """Return whether a fault of this kind is active at the simulated time ``now_s``, in seconds."""
         return self.since_s(kind, now_s) is not None
 
     def since_s(self, kind: Fault, now_s: float) -> float | None:
-        """Return the time at which the active fault of this kind began, or None if no fault of this kind is active at ``now_s``."""
+        """Return the simulated time, in seconds, at which the fault of this kind began that is active at ``now_s``; None if none is active."""
         for each in self.periods:
             if each.kind is kind and each.from_s <= now_s < each.to_s:
                 return each.from_s
@@ -175,17 +175,17 @@ class SimpleModel:
 
 
 DUALMAP_7B = SimpleModel("dualmap-7b", 0.16e-3, 1_000_000)
-"""Qwen2.5-7B on an Ascend 910B4; source: the DualMap artefact's constants and the paper's cache size."""
+"""A server that only prefills: Qwen2.5-7B on an Ascend 910B4. Source: the DualMap artefact's constants and the paper's cache size."""
 DUALMAP_14B = SimpleModel("dualmap-14b", 0.127e-3, 500_000)
-"""Qwen2.5-14B on an Ascend 910B3; source: the DualMap artefact's constants and the paper's cache size."""
+"""A server that only prefills: Qwen2.5-14B on an Ascend 910B3. Source: the DualMap artefact's constants and the paper's cache size."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfiledModel:
-    """The engine core with a latency profile, as in the live simulated worker.
+    """A simulated inference engine whose step times come from a latency profile; `penstock` can also run it as a server process.
 
-    A live simulated worker has KV blocks of 16 tokens. Traces share prefixes in units of 512 tokens, so the larger blocks used here change
-    only partial last blocks, and a run takes a third of the time.
+    That server process has KV blocks of 16 tokens. Traces share prefixes in units of 512 tokens, so the larger blocks used here change only
+    partial last blocks, and a run takes a third of the time.
 
     Attributes:
         profile: Name or path of the latency profile.
@@ -247,7 +247,10 @@ class PoolSpec:
         _require("model", self.model, is_alone, "a profile: the simple server only prefills")
 
     def worker_size(self, kv_tokens: int) -> WorkerSize:
-        """Return the capacity of each worker as a router sees it; ``kv_tokens`` is the capacity of its KV cache in tokens."""
+        """Return the capacity of one worker of the pool, as a router assumes it: concurrent requests and KV cache.
+
+        ``kv_tokens`` is the capacity of the worker's KV cache in tokens.
+        """
         model = self.model
         if isinstance(model, SimpleModel):
             return WorkerSize(kv_tokens, slot_requests=model.slot_requests)
@@ -337,7 +340,7 @@ class PlannerTimeouts:
 
 
 def unbounded_router(policy: str, **section: Any) -> RouterConfig:
-    """Return a router section whose queue neither fills up nor times out within a simulation.
+    """Return a router configuration with a queue of one million requests and a queue timeout of one day, which no simulation reaches.
 
     Args:
         policy: Name of the routing policy.
@@ -357,7 +360,7 @@ class Scenario:
         routers: Number of routers and their delays.
         planner: Configuration of the planner; None if nothing scales.
         patience: Timeouts of the planner.
-        memory: Learned state of an earlier planner that the planner starts with; empty to start without any.
+        memory: Learned state of an earlier planner that the planner starts with, by the name of each value; empty to start without any.
         resizes: Changes of pool sizes at set times.
         failures: Deaths of workers at set times.
         faults: Temporary faults.
@@ -421,7 +424,7 @@ class Scenario:
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """Roles of the workers that a request passes, in this order."""
+        """Roles of the workers that a request passes, in this order: prefill and decode, or only aggregated."""
         return (Role.PREFILL, Role.DECODE) if self.is_disaggregated else (Role.AGGREGATED,)
 
     @property
@@ -431,14 +434,14 @@ class Scenario:
 
     @property
     def lease_s(self) -> float:
-        """Duration in seconds of the first lease on a prefilled prompt's KV; infinite if prompts are not leased."""
+        """Simulated seconds for which a prefill worker first keeps a prompt's KV for the decode worker (the lease); infinite without leases."""
         model = self.pool(self.entry_role).model
         return (
             model.lease.duration_s if isinstance(model, ProfiledModel) and self.is_disaggregated else math.inf
         )
 
     def pool(self, role: Role) -> PoolSpec:
-        """Return the pool of ``role``, which must exist."""
+        """Return the worker pool of ``role``, which the scenario must have."""
         return next(pool for pool in self.pools if pool.role is role)
 
 
@@ -468,7 +471,7 @@ scraped each second.
 
 
 def unsimulated(config: RouterConfig) -> list[str]:
-    """Return the keys, prefixed by ``router.``, that a router section sets and that have no effect in a simulation."""
+    """Return the keys, prefixed by ``router.``, that ``config`` sets and that have no effect in a simulation; empty if there are none."""
     given = config.to_manifest()
     found = []
     for key in NOT_SIMULATED:
@@ -479,7 +482,11 @@ def unsimulated(config: RouterConfig) -> list[str]:
 
 
 def graph_pools(graph: GraphDeployment) -> tuple[PoolSpec, ...]:
-    """Return the pools of a graph's workers, with the engine settings of the live workers."""
+    """Return the worker pools of a graph's manifest, with the engine settings that the graph's workers get on a cluster.
+
+    The settings (latency profile, KV capacity, batch size, KV lease, preemption) come from the manifest's ``engine`` section and services.
+    Returns one pool per worker service, with the service's initial number of replicas.
+    """
     engine = graph.spec.engine
     block_tokens = engine.block_tokens or performance.BLOCK_TOKENS
     preemption = preemption_config(graph.spec)

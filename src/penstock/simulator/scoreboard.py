@@ -36,7 +36,7 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 
 def known(values: Floats) -> Floats:
-    """Return the values that are not NaN."""
+    """Return the values of an array that are not NaN, in the same order."""
     return values[~np.isnan(values)]
 
 
@@ -52,7 +52,7 @@ def measures(recording: Recording, scenario: Scenario, *, warmup: int = 0) -> di
     tokens - 1); a request with one output token always meets the target for this gap.
 
     Args:
-        recording: The run.
+        recording: Everything recorded of the run.
         scenario: Its scenario, for the targets.
         warmup: Number of requests at the start that are left out of the figure ``in_time``; the other figures include them.
     """
@@ -80,7 +80,7 @@ def measures(recording: Recording, scenario: Scenario, *, warmup: int = 0) -> di
 
 
 def in_time(recording: Recording, scenario: Scenario) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return two boolean arrays over a run's requests: whether the TTFT, and whether the mean gap between tokens, is within its target.
+    """Return two boolean arrays over a run's requests: whether the TTFT is within its target, and whether the mean gap between tokens is.
 
     A request that failed or was rejected is False in both. The targets are those of the scenario.
     """
@@ -92,7 +92,7 @@ def in_time(recording: Recording, scenario: Scenario) -> tuple[NDArray[np.bool_]
 
 
 def violation_s(arrivals: Floats, is_in_time: NDArray[np.bool_]) -> float:
-    """Return the number of seconds in which fewer than 90% (`VIOLATION_SHARE`) of the arrivals were on time.
+    """Return the number of simulated seconds in which fewer than 90% (`VIOLATION_SHARE`) of the arriving requests were on time.
 
     Whole windows of 10 s (`VIOLATION_WINDOW_S`) are counted; windows without arrivals are not.
 
@@ -124,10 +124,10 @@ def reversals(changes: Sequence[SimulatedChange]) -> int:
 
 
 def tier_scores(recording: Recording, workload: Workload, scenario: Scenario) -> dict[str, dict[str, Any]]:
-    """Return figures by tier, the highest tier first; empty if no request asks for a tier. Requests of the warm-up are left out.
+    """Return figures (by name) of each priority tier, by tier, the highest first; empty if no request asks for a tier.
 
-    ``compliance`` is the fraction of admitted requests that met all targets of their tier. ``attainment`` is the number of these requests
-    as a fraction of all requests of the tier, so a rejected or shed request counts as late.
+    Requests of the warm-up are left out. ``compliance`` is the fraction of admitted requests that met all targets of their tier.
+    ``attainment`` is the number of these requests as a fraction of all requests of the tier, so a rejected or shed request counts as late.
     """
     asked = np.array([request.tier for request in workload.requests], dtype=object)
     judged = np.arange(asked.size) >= workload.warmup
@@ -162,7 +162,7 @@ def _figures(recording: Recording, own: Any, slo: Slo) -> dict[str, Any]:
 
 
 def mean_tiers(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return each tier's figures over several runs: counts are summed, all other figures are averaged."""
+    """Return each priority tier's figures over several runs, by tier: counts are summed, all other figures are averaged."""
     found: dict[str, dict[str, Any]] = {}
     for name in runs[0]["tiers"]:
         rows = [run["tiers"][name] for run in runs if name in run["tiers"]]
@@ -184,7 +184,7 @@ def score(recording: Recording, workload: Workload, scenario: Scenario) -> dict[
     between tokens, and both; a request that failed or was rejected counts as late.
 
     Args:
-        recording: The run.
+        recording: Everything recorded of the run.
         workload: Its requests and warm-up.
         scenario: Its scenario, for the targets.
     """
@@ -231,12 +231,12 @@ def attainment_over_time(
     """Return the fraction of requests with a TTFT below ``slo_s`` in each window of arrival time.
 
     Args:
-        recording: The run.
+        recording: Everything recorded of the run.
         slo_s: TTFT target, seconds.
         window_s: Width of a window, seconds.
 
     Returns:
-        End times of the windows, and the fractions; windows without arrivals are left out.
+        End times of the windows in simulated seconds, and the fractions; windows without arrivals are left out.
     """
     with np.errstate(invalid="ignore"):
         is_in_time = recording.requests.ttft_s < slo_s

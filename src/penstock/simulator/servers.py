@@ -43,7 +43,7 @@ Report = tuple[Job, ServiceStage]
 class SimpleServer:
     """Prefills one prompt at a time in order of arrival, in a constant time per uncached token. Decoding takes no time.
 
-    At least the last prompt token is always computed, since the first output token follows from it.
+    At least the last prompt token is always computed, since the first output token follows from it. Times are simulated seconds.
     """
 
     def __init__(self, model: SimpleModel) -> None:
@@ -57,23 +57,24 @@ class SimpleServer:
         self._wake_s = 0.0
 
     def add(self, job: Job, now_s: float) -> None:
-        """Queue a job at ``now_s``, in simulated seconds."""
+        """Queue a request (``job``) that arrives at ``now_s``, in simulated seconds."""
         self._queue.append(job)
         self._wake_s = now_s
 
     def next_s(self) -> float | None:
-        """Return the time at which `run` must be called next, or None if no job is running or queued.
+        """Return the simulated time at which `run` must be called next, in seconds; None if no request is running or queued.
 
-        This is the end of the running job or, if jobs are queued and none runs, the time of the last arrival.
+        This is the end of the running request or, if requests are queued and none runs, the time of the last arrival.
         """
         if self._running is not None:
             return self._end_s
         return self._wake_s if self._queue else None
 
     def run(self, now_s: float) -> list[Report]:
-        """Finish the running job if its time is over, start the next job, and return the reports: pairs of a job and its new stage.
+        """Finish the running request if its time is over, start the next one, and return pairs of a request and its new stage.
 
-        Returns no reports while a job still runs.
+        ``now_s`` is the current simulated time. The stages are those of `ServiceStage`, such as FIRST_TOKEN. Returns no pairs while a
+        request still runs.
         """
         reports = []
         at_s = now_s
@@ -94,7 +95,7 @@ class SimpleServer:
         return reports
 
     def cached_tokens(self, job: Job) -> int:
-        """Return the number of leading prompt tokens of a job that are cached."""
+        """Return the number of leading prompt tokens of a request (``job``) whose KV is in this server's cache."""
         hits = sum(1 for _ in takewhile(self._blocks.__contains__, job.chain))
         return min(hits * BLOCK_TOKENS, job.prompt_tokens)
 
@@ -113,18 +114,21 @@ class SimpleServer:
             self._tokens -= blocks.popitem(last=False)[1]
 
     def kv_usage_fraction(self, now_s: float) -> float:  # noqa: ARG002 - the same at any time
-        """Return the fraction of the cache that the running prompt uses, 0-1; cached blocks that no running prompt needs do not count."""
+        """Return the fraction of the cache that the running prompt uses, 0-1; cached blocks that no running prompt needs do not count.
+
+        ``now_s`` is the current simulated time in seconds.
+        """
         if self._running is None:
             return 0.0
         return min(1.0, self._running.prompt_tokens / self._model.cache_tokens)
 
     @property
     def waiting(self) -> int:
-        """Number of queued jobs, without the running one."""
+        """Number of queued requests, without the running one."""
         return len(self._queue)
 
     def is_idle(self, now_s: float) -> bool:  # noqa: ARG002 - the same at any time
-        """Return whether no job is running or queued."""
+        """Return whether no request is running or queued; ``now_s`` is ignored."""
         return self._running is None and not self._queue
 
 
@@ -158,10 +162,10 @@ class EngineModel:
         self._latency = profile.latency()
 
     def make(self, keys_of: Callable[[Job, int], Sequence[int]], gaps: GapHistogram) -> SimulatedEngine:
-        """Return an engine with an empty cache.
+        """Return a new simulated engine with an empty cache.
 
         Args:
-            keys_of: Function of a job and a block size that returns the keys of the prompt's KV blocks.
+            keys_of: Function that gets a request and a block size, and returns one prefix key for each KV block of the prompt.
             gaps: Histogram that receives the gaps between output tokens.
         """
         return SimulatedEngine(Engine(self.settings, self._latency), keys_of, gaps)
@@ -202,7 +206,10 @@ class SimulatedEngine:
     # -- requests -------------------------------------------------------------------------------------
 
     def add(self, job: Job, now_s: float) -> None:
-        """Queue a job. Depending on the engine's role, it is prefilled, decoded after its KV was fetched, or both prefilled and decoded."""
+        """Queue a request (``job``) at the simulated time ``now_s``.
+
+        A prefill engine computes its prompt, a decode engine fetches the prompt's KV and decodes, and an aggregated one does both.
+        """
         self._cut(now_s)
         is_prefill = self._role is EngineRole.PREFILL
         self.engine.add(
@@ -221,36 +228,48 @@ class SimulatedEngine:
         self._wake(now_s)
 
     def abort(self, name: str, now_s: float) -> None:
-        """Abort the request named ``name`` at ``now_s``, and free its KV blocks. Does nothing if it is unknown."""
+        """Abort the request whose id is ``name`` at the simulated time ``now_s``, and free its KV blocks. Does nothing if it is unknown."""
         self._cut(now_s)
         self.engine.abort(name, now_s)
         self._jobs.pop(name, None)
         self._wake(now_s)
 
     def outputs_of(self, job: Job, now_s: float) -> int:
-        """Return the number of tokens generated for a job until ``now_s``; 0 if the job is unknown or has ended."""
+        """Return the number of tokens generated for a request until the simulated time ``now_s``; 0 if it is unknown or has ended."""
         self._catch_up(now_s)
         return self.engine.outputs_of(job.name)
 
     def end_leases(self, names: Sequence[str], now_s: float) -> list[str]:
-        """Free the kept KV of the requests in ``names``, since it was read; return the names that have no lease, or none any more."""
+        """Free the KV that is kept for the requests in ``names``, since decode workers have read it.
+
+        A prefill engine keeps a prompt's KV for a limited time, the lease. ``now_s`` is the current simulated time in seconds.
+
+        Returns:
+            Names without a lease, because they are unknown or their lease has expired; empty if all had one.
+        """
         self._cut(now_s)
         unknown = self.engine.pinned.read(Read(name) for name in names)
         self._wake(now_s)
         return unknown
 
     def extend_leases(self, names: Sequence[str], now_s: float) -> list[str]:
-        """Renew the leases of the requests in ``names``, as a heartbeat does; return the names that have no lease, or none any more."""
+        """Keep the KV of the requests in ``names`` for one more lease from the simulated time ``now_s`` on, as a heartbeat asks.
+
+        A lease is the time for which a prefill engine keeps a prompt's KV for the decode worker.
+
+        Returns:
+            Names without a lease, because they are unknown or their lease has expired; empty if all had one.
+        """
         self._cut(now_s)
         return self.engine.pinned.renew(names, now_s)
 
     # -- time -----------------------------------------------------------------------------------------
 
     def next_s(self) -> float | None:
-        """Return the time at which `run` must be called next; None if nothing is pending.
+        """Return the simulated time at which `run` must be called next, in seconds; None if nothing is pending.
 
-        This is the end of the last of the steps that were predicted together or, if no step runs, the next transfer, lease expiry or
-        arrival.
+        The engine computes several of its next steps at once. The result is the end of the last of these steps or, if no step runs, the
+        next KV transfer, expiry of kept KV, or arrival.
         """
         if self._step is not None:
             return self._ends[-1]
@@ -258,9 +277,10 @@ class SimulatedEngine:
         return min(times, default=None)
 
     def run(self, now_s: float) -> list[Report]:
-        """Finish the predicted steps if they are over, start the next ones, and return the reports: pairs of a job and its new stage.
+        """Finish the engine's running steps if they are over, start the next ones, and return pairs of a request and its new stage.
 
-        Returns no reports while the predicted steps still run.
+        ``now_s`` is the current simulated time. The stages are those of `ServiceStage`, such as FIRST_TOKEN. Returns no pairs while the
+        steps still run.
         """
         reports: list[Report] = []
         if self._step is not None:
@@ -350,22 +370,22 @@ class SimulatedEngine:
     # -- gauges ---------------------------------------------------------------------------------------
 
     def cached_tokens(self, job: Job) -> int:
-        """Return the number of prompt tokens of a job whose KV blocks are cached now."""
+        """Return the number of prompt tokens of a request (``job``) whose KV blocks are in this engine's cache now."""
         keys = self._keys_of(job, self._block_size)
         return self.engine.pool.count_hits(keys) * self._block_size
 
     def kv_usage_fraction(self, now_s: float) -> float:
-        """Return the fraction of KV blocks in use at ``now_s``, 0-1."""
+        """Return the fraction of the engine's KV blocks in use at the simulated time ``now_s``, 0-1."""
         self._catch_up(now_s)
         return self.engine.kv_usage_fraction
 
     @property
     def waiting(self) -> int:
-        """Number of requests in the engine's queue."""
+        """Number of requests that wait in the engine and are not in its running batch."""
         return self.engine.batcher.waiting
 
     def is_idle(self, now_s: float) -> bool:
-        """Return whether no request is running or queued and no KV is being transferred or leased."""
+        """Return whether no request is running or queued, and no KV is being transferred or kept for a decode worker, at ``now_s``."""
         self._catch_up(now_s)
         return self.engine.is_idle
 

@@ -53,10 +53,10 @@ Chosen: the switch request, its check, and two discovery intervals of the router
 
 
 class Simulation:
-    """Runs one scenario.
+    """Runs one scenario in virtual time. A job is a request of the simulation.
 
     Attributes:
-        scenario: The scenario.
+        scenario: Workers, routers, planner and faults of the run.
         kernel: Events and virtual time.
         gaps: Histogram of the gaps between output tokens.
         fleet: All existing workers.
@@ -128,10 +128,10 @@ class Simulation:
     # -- running --------------------------------------------------------------------------------------
 
     def run(self, watch: Callable[[], None] | None = None, *, watch_events: int = 20_000) -> Recording:
-        """Run until every job has ended, and return the recording.
+        """Run until every request has ended, and return everything that was recorded.
 
         Args:
-            watch: Callback that is called every ``watch_events`` events, for example to report progress.
+            watch: Callback that is called every ``watch_events`` events, for example to report progress; None calls nothing.
             watch_events: Number of events between two calls of ``watch``.
 
         Raises:
@@ -147,11 +147,11 @@ class Simulation:
 
     @property
     def is_open(self) -> bool:
-        """Whether some jobs have not ended and the simulation's time limit, one hour after the last arrival, is not reached."""
+        """Whether some requests have not ended, and the simulation's time limit, one simulated hour after the last arrival, is not reached."""
         return self._path.open > 0 and self.kernel.now_s <= self._path.end_s
 
     def finish(self) -> Recording:
-        """End all open jobs as failed, and return the recording."""
+        """End all requests that have not ended as failed, and return everything that was recorded of the run."""
         for job in self.jobs:
             if job.outcome is None:
                 self._path.end(job, JobOutcome.FAILED)
@@ -159,7 +159,7 @@ class Simulation:
         return recorded(self._state, self._samples, taken)
 
     def set_grant(self, gpus: int, note: str) -> None:
-        """Limit the fleet to the GPUs that a GPU pool grants, from now on. The planner drains the workers above this grant.
+        """Limit the workers to the GPUs that a GPU pool grants, from now on. The planner drains the workers above this number.
 
         Args:
             gpus: Number of GPUs granted.
@@ -170,10 +170,11 @@ class Simulation:
             self.control.planner.set_grant(gpus, note)
 
     def cut_drains(self, reclaim_s: float | None) -> list[CutDrain]:
-        """Remove the workers whose drain has exceeded its time limit, and return them; empty if there are none.
+        """Remove the workers that have been draining for longer than ``reclaim_s``; return them, or an empty list if there are none.
 
         Args:
-            reclaim_s: The pool's reclaim.graceSeconds; drains are not limited if it is None or if the fleet is within its grant.
+            reclaim_s: Maximum simulated seconds from the start of a drain (the GPU pool's reclaim.graceSeconds). Drains are not limited if
+                it is None, or if the workers hold no more GPUs than the pool grants.
         """
         now_s = self.kernel.now_s
         most_s = drain_grace_s(math.inf, reclaim_s=reclaim_s, is_above=self.fleet.is_above_limit)
@@ -190,7 +191,7 @@ class Simulation:
         ]
 
     def schedule_start(self) -> None:
-        """Create the workers of time 0, and schedule the first events."""
+        """Create the workers that exist at time 0, and schedule the first events: arrivals, resizes, failures, scrapes and planner."""
         scenario, kernel = self.scenario, self.kernel
         for pool in scenario.pools:
             for _ in range(pool.replicas):

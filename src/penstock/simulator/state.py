@@ -20,14 +20,14 @@ from penstock.simulator.servers import SimulatedEngine
 
 @dataclass(frozen=True, slots=True)
 class SimulationState:
-    """The state of one run. Times are simulated seconds.
+    """The state of one simulation run. Times are simulated seconds.
 
     Attributes:
         scenario: The scenario.
         kernel: Events and virtual time.
         fleet: All existing workers.
         routers: All routers that have been the picker (the router that chooses workers) so far; the last one is the picker now.
-        jobs: All requests in order of arrival.
+        jobs: All requests of the run in order of arrival.
         gaps: Histogram of the gaps between output tokens.
         frontend: Request counters for the planner.
     """
@@ -41,16 +41,16 @@ class SimulationState:
     frontend: FrontendCounters
 
     def queued_tokens(self, worker: SimulatedWorker) -> int:
-        """Return the number of prompt tokens of the jobs that wait in routers for ``worker``."""
+        """Return the number of prompt tokens of the requests that wait in routers for ``worker``."""
         return sum(router.core.entry_queue.workers.queued_tokens(worker.name) for router in self.routers)
 
     @property
     def waiting(self) -> int:
-        """Number of jobs that are queued in routers for a prefill (or aggregated) worker."""
+        """Number of requests that are queued in routers for a prefill (or aggregated) worker."""
         return sum(router.core.entry_queue.waiting for router in self.routers)
 
     def turned_away(self) -> dict[Role, float]:
-        """Return the cumulative number of jobs that were refused for lack of a worker, by role."""
+        """Return the number of requests since the start of the run that routers refused for lack of a worker, by role of the worker."""
         counts = [router.core.rejections for router in self.routers]
         return {role: float(sum(each[role].total for each in counts)) for role in counts[0]}
 
@@ -73,13 +73,13 @@ class Scrapes:
         self._apply = apply
 
     def start(self) -> None:
-        """Start the periodic scrapes, the first one now."""
+        """Start the scrapes of the workers' metrics, once per simulated second; the first one is now."""
         self._state.kernel.at(self._state.kernel.now_s, Order.MESSAGE, self._scrape)
 
     def count_decode(self, router: VirtualRouter) -> list[Worker]:
         """Update a router's view of each ready decode worker's requests and tokens to the current values, and return those workers.
 
-        The requests and tokens change with every decode step. The KV cache usage stays that of the last scrape.
+        The requests and tokens change with every decode step. The KV cache usage stays that of the last scrape of the workers' metrics.
         """
         found = []
         for each in self._state.fleet.of(Role.DECODE, State.READY):

@@ -56,32 +56,32 @@ class Succession:
         self.pickers = [make()]
 
     def start(self, end: Callable[[Job, JobOutcome], None], apply: Callable[[Effects[Job]], None]) -> None:
-        """Schedule the deaths of the picker.
+        """Schedule the deaths of the picker (the router that chooses workers), at the times that the scenario names.
 
         Args:
-            end: Callback that ends a job with an outcome.
-            apply: Callback that receives the dispatches of a new picker.
+            end: Callback that ends a request with an outcome.
+            apply: Callback that carries out the assignments and refusals of a new picker.
         """
         for at_s in self._group.picker_deaths_s:
             self._kernel.at(at_s, Order.FLEET, self._die, end, apply)
 
     def arrived(self, job: Job) -> None:
-        """Record the arrival of a job at the router whose turn it is."""
+        """Record the arrival of a request (``job``) at the router whose turn it is to receive one."""
         job.relay = self._relays[job.index % len(self._relays)]
         job.picker_index = len(self.pickers) - 1
         self._open[job.index] = job
 
     def ended(self, job: Job) -> None:
-        """Record the end of a job."""
+        """Record the end of a request (``job``), so that a new picker (the router that chooses workers) does not take it over."""
         self._open.pop(job.index, None)
 
     def prefilled(self, job: Job) -> None:
-        """Record that a job's prompt was computed, so that the next picker learns where the prompt's prefix is cached."""
+        """Record that a request's prompt was computed, so that the next picker (router that chooses workers) learns where its prefix is cached."""
         if self._group.picker_deaths_s:
             self._recent.append(job)
 
     def delay_s(self, job: Job) -> float:
-        """Return the seconds until a job that arrives now reaches the picker, the router that chooses workers.
+        """Return the simulated seconds until a request (``job``) that arrives now reaches the picker, the router that chooses workers.
 
         If the picker has died, these include the remaining time until there is a new one.
         """

@@ -46,7 +46,7 @@ class RunSpec:
 
 
 def simulate(spec: RunSpec) -> tuple[Recording, Workload, dict[str, Any]]:
-    """Simulate one run, and return its recording, its workload and its figures (label, policy, planner, rate and seed first)."""
+    """Simulate one run; return its recording, its requests, and its figures (results by name; label, policy, planner, rate and seed first)."""
     workload = prepare(spec.workload, seed=spec.seed, qps=spec.qps)
     scenario = with_best_schedule(replace(spec.scenario, seed=spec.seed), workload.requests)
     ledger = None if spec.ledger is None else Ledger(spec.ledger)
@@ -67,7 +67,7 @@ def simulate(spec: RunSpec) -> tuple[Recording, Workload, dict[str, Any]]:
 
 
 def figures_of(spec: RunSpec) -> dict[str, Any]:
-    """Simulate one run, and return only its figures."""
+    """Simulate one run, and return only its figures: the results as plain data, by name."""
     return simulate(spec)[2]
 
 
@@ -92,7 +92,10 @@ _RANKED = ("ttft_s", "e2e_s")
 
 
 def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one row per label and rate: means over the seeds, and the minimum and maximum fraction on time."""
+    """Return one row per label and rate: means over the seeds, and the minimum and maximum fraction of requests on time.
+
+    A label names a compared combination of policy, planner and number of routers. ``runs`` holds the figures of single runs.
+    """
     groups: dict[tuple[str, float | None], list[dict[str, Any]]] = {}
     for run in runs:
         groups.setdefault((run["label"], run["qps"]), []).append(run)
@@ -117,7 +120,7 @@ def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def add_regrets(rows: Sequence[dict[str, Any]]) -> None:
-    """Add ``regret`` to each row: the GPU-hours as a multiple of each oracle's, by the oracle's mode.
+    """Add ``regret`` to each row of `summarise`: its GPU-hours divided by those of each oracle, by the oracle's planner mode.
 
     The run of an oracle (a schedule that knows every arrival in advance) with the same routing policy, number of routers and rate is used.
     ``regret`` is empty if there is no such run.
@@ -133,7 +136,9 @@ def add_regrets(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def goodputs(runs: Sequence[dict[str, Any]], *, share: float = GOODPUT_SHARE) -> list[dict[str, Any]]:
-    """Return the goodput of each label: the mean, minimum and maximum over its seeds.
+    """Return one row per label (compared policy and planner) with its goodput: the mean, minimum and maximum over its seeds.
+
+    The goodput is the largest rate, in requests/s, at which the fraction ``share`` of the requests is on time.
 
     ``is_lower_bound`` is True if at least one seed reached ``share`` even at the highest rate. ``seeds_missing`` is the number of seeds
     that missed ``share`` even at the lowest rate; these seeds have no goodput, and are left out of the mean.

@@ -92,7 +92,7 @@ class Workload:
 
     @cached_property
     def ideal_hits(self) -> Sequence[int]:
-        """Number of tokens of each prompt that a single cache of unlimited size, shared by all workers, would hold when the prompt arrives."""
+        """For each request, the number of prompt tokens that a single cache of unlimited size, shared by all workers, would hold at its arrival."""
         return ideal_hits(self.requests)
 
 
@@ -115,10 +115,10 @@ def cached_trace(source: str, block_tokens: int | None) -> Trace:
 
 
 def prepare(spec: WorkloadSpec, *, seed: int, qps: float | None = None) -> Workload:
-    """Return the requests of one run; results are cached.
+    """Return the requests of one run, with arrival times, prompt lengths and tiers as the description asks; results are cached.
 
     Args:
-        spec: Source and transformations.
+        spec: Source of the requests and the transformations to apply.
         seed: Random seed of arrival times and tiers.
         qps: Mean rate in requests/s to which arrival times are scaled; None keeps the rate of the source.
 
