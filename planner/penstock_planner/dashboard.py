@@ -109,7 +109,8 @@ class Dashboard:
             config: Configuration of the planner.
             graph: Graph whose manifest the text tab shows; None shows none.
             is_chosen: Whether the user chose ``log_folder``.
-            draw: Function that runs the computation of a picture; None runs it immediately.
+            draw: Function that is called with each computation of a picture and has to run it, such as in another
+                thread; None runs it immediately.
         """
         if not is_chosen and not config.no_operation:
             log.info("no --log-dir: no dashboard", ledger=str(log_folder))
@@ -140,7 +141,7 @@ class Dashboard:
             self._write(partial(self._draw, {EXPECTED: tokens_per_s}, view, at_s=at_s))
 
     def decided(self, decision: Decision, view: PlannerView) -> None:
-        """Write the decision and the newest replica changes before it as text, and draw the latencies since the previous decision."""
+        """Write the decision and the newest replica changes before it as text, and draw TTFT and ITL since the previous decision."""
         self._stats.decided(decision, view)
         self._history.decided(decision, view)
         step = _step(view)
@@ -279,9 +280,9 @@ def _step(view: PlannerView, at_s: float | None = None) -> int:
 
 
 def layout_of(roles: Collection[Role], mode: str, *, in_pool: bool) -> dict[str, Charts]:
-    """Return TensorBoard's custom-scalars layout: charts by category, with each scalar in exactly one of them.
+    """Return TensorBoard's custom-scalars layout: charts with their values by title of the category; each value is in one chart.
 
-    The signals by which the mode decides come first. The chart of thresholds is only included in mode load.
+    The values by which the mode decides come first. The chart of thresholds is only included in mode load.
 
     Args:
         roles: Roles of the graph's workers.
@@ -345,7 +346,9 @@ _CURVES = (
 
 
 def curves_of(roles: Collection[Role], mode: str, *, has_schedule: bool, in_pool: bool) -> list[str]:
-    """Return the curves that a planner draws, ordered so that the curves of one chart have different colours.
+    """Return the names of the TensorBoard runs (curves) that a planner draws.
+
+    They are ordered so that the curves of one chart have different colours.
 
     Args:
         roles: Roles of the graph's workers.

@@ -98,7 +98,7 @@ class Change:
     Attributes:
         at_s: Time of the decision, simulated seconds since the planner first started.
         decision_id: Id of the decision.
-        words: Sentences of the roles that changed.
+        words: Sentences of the decision about the roles that changed.
     """
 
     at_s: float
@@ -117,7 +117,7 @@ class History:
         self._gpu_s = 0.0
 
     def tick(self, view: PlannerView) -> bool:
-        """Record a tick. Return True if it became a `Moment`, which happens every 10 simulated seconds (`MOMENT_S`)."""
+        """Record the planner's state at a tick, at most once every 10 simulated seconds (`MOMENT_S`); return whether it was recorded."""
         demand = None if view.pull is None else view.pull.demand
         return self._take(view.at_s - view.origin_s, view.pools, view.gpus, demand, view.scheduled)
 
@@ -172,7 +172,11 @@ class History:
             self._changes.append(Change(at_s, decision.id, "; ".join(words)))
 
     def of(self, last_s: float) -> tuple[list[Moment], list[Change]]:
-        """Return the recorded moments and replica changes of the last ``last_s`` simulated seconds, each list oldest first."""
+        """Return the recorded values and replica changes of the last ``last_s`` simulated seconds.
+
+        Returns:
+            (values by time, decisions that changed replicas), both oldest first.
+        """
         since_s = self._moments[-1].at_s - last_s if self._moments else 0.0
         return (
             [each for each in self._moments if each.at_s >= since_s],
@@ -202,10 +206,10 @@ def can_draw() -> bool:
 def picture(
     moments: Sequence[Moment], changes: Sequence[Change], title: str, clock: Clock, slo_s: float | None
 ) -> bytes:
-    """Return a PNG that shows moments and the numbered changes among them.
+    """Return a PNG that shows replicas, GPUs and demand over time, with the replica changes numbered.
 
     Args:
-        moments: Moments, oldest first; at least one.
+        moments: Values to show, one `Moment` for each time, oldest first; at least one.
         changes: Changes in the same time range, oldest first; the last 40 (`LISTED`) are listed below the picture.
         title: Title of the picture.
         clock: Converts simulated times to wall-clock times for the axis and the list of changes.

@@ -62,7 +62,8 @@ class Runs:
 
         Args:
             runs: Names of the runs.
-            wall_s: Time of the newest of these values, real seconds since 1970.
+            wall_s: Present time, real seconds since 1970. The first values get times just before it, a millisecond
+                apart.
         """
         data = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="penstock"))
         tensor = TensorProto(dtype="DT_STRING", string_val=[b""], tensor_shape=TensorShapeProto())

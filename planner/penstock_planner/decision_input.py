@@ -46,7 +46,8 @@ def parse(
     """Return the inputs of a decision: metrics window, planner state and configuration.
 
     Args:
-        text: YAML or JSON in the form of the files in ``examples``, or a ledger's decision record, also as a list of one.
+        text: YAML or JSON in the form of the files in ``examples``, or a decision record of a ledger (the planner's
+            decision log), also as a list of one.
         name: Name of the input for error messages.
         read: Function that reads a performance profile.
         profile: Name or path of a performance profile that replaces the one in the file; None keeps the one in the

@@ -48,10 +48,10 @@ class DemandForecast:
 
 
 def forecast_of(steps: Iterable[tuple[str, Mapping[str, Any]]]) -> DemandForecast | None:
-    """Return the demand forecast in one role's part of a decision; None if the forecast rule did not run or lacked data.
+    """Return the demand forecast in one role's part of a decision; None if the rule that forecasts was not applied or lacked data.
 
     Args:
-        steps: Steps of the role's decision as (name, inputs) pairs.
+        steps: Rules that were applied to the role, as pairs of the rule's name and its input values.
     """
     for name, inputs in steps:
         horizon_s, ahead = inputs.get("horizon_s"), inputs.get("tokens_per_s_ahead")
@@ -84,10 +84,10 @@ class ProfileReading:
 
 
 def profile_reading(steps: Iterable[tuple[str, Mapping[str, Any]]]) -> ProfileReading | None:
-    """Return the values about the performance profile in one role's part of a decision; None if no step used a profile.
+    """Return the values about the performance profile in one role's part of a decision; None if no rule used a profile.
 
     Args:
-        steps: Steps of the role's decision as (name, inputs) pairs.
+        steps: Rules that were applied to the role, as pairs of the rule's name and its input values.
     """
     inputs = dict(steps)
     profile, needed = inputs.get(_PROFILE), inputs.get(_NEEDED, {})

@@ -33,21 +33,25 @@ class Span:
     until_s: float = math.inf
 
     def holds(self, record: Record) -> bool:
-        """Return whether a decision record was made within the range, both ends included."""
+        """Return whether a decision was recorded within the range of wall-clock times, both ends included.
+
+        Args:
+            record: Record of the decision.
+        """
         return self.since_s <= float(record.get("wall_s", 0.0)) <= self.until_s
 
 
 def span_of(ledger: LedgerFile, since: str | None, until: str | None) -> Span:
     """Return the wall-clock range between two times given as text; None leaves that end open.
 
-    Times are written as ``02:00``, ``02:00:30`` or ``2026-01-05 02:00``. A start without a date is the last such time before the newest
-    decision. An end without a date is the first such time after the start. Times without a time zone are in the planner's time zone.
-    Returns an unlimited range if the ledger holds no decision.
+    Times are written as ``02:00``, ``02:00:30`` or ``2026-01-05 02:00``. A start without a date is the last such time
+    before the newest decision. An end without a date is the first such time after the start. Times without a time zone
+    are in the planner's time zone. Returns an unlimited range if the ledger holds no decision.
 
     Args:
-        ledger: Ledger with the decisions.
-        since: Start of the range.
-        until: End of the range.
+        ledger: Ledger (the planner's decision log) with the decisions.
+        since: Start of the range; None for no limit.
+        until: End of the range; None for no limit.
 
     Raises:
         ConfigError: a text is not a time, or the end is before the start.
@@ -157,7 +161,11 @@ def select(
 
 
 def is_change(record: Record) -> bool:
-    """Return whether a decision record changes the replica count of any role."""
+    """Return whether a recorded decision changes the replica count of any role.
+
+    Args:
+        record: Record of the decision.
+    """
     return any(role["current"] != role["desired"] for role in record["decision"]["roles"])
 
 
@@ -169,6 +177,9 @@ def since_last_change(ledger: LedgerFile) -> str:
     """Return a sentence about the decisions after the newest replica change: their number, and the reasons in the newest one.
 
     Returns an empty string if the newest decision is a change, or if there are no decisions.
+
+    Args:
+        ledger: Ledger (the planner's decision log) with the decisions.
     """
     decisions = [record for record in ledger.records if record["type"] == "decision"]
     if not decisions or is_change(newest := decisions[-1]):
@@ -183,7 +194,11 @@ def since_last_change(ledger: LedgerFile) -> str:
 
 
 def in_words(record: Record) -> str:
-    """Return one decision record, as returned by `select`, as text of several lines for people."""
+    """Return a recorded decision, its reasons and its outcome as text of several lines for people.
+
+    Args:
+        record: Record of the decision, as returned by `select`.
+    """
     record = printable(record)
     decision = record["decision"]
     budget = "no ceiling" if decision["max_gpu_budget"] is None else f"budget {decision['max_gpu_budget']}"

@@ -79,7 +79,10 @@ class FileThread:
         self._lock = threading.Lock()
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Queue a file operation for the writing thread; it runs after all operations that were queued before it."""
+        """Queue a file operation for the writing thread; it runs after all operations that were queued before it.
+
+        Returns at once.
+        """
         self._works.put(work)
 
     def draw(self, work: Callable[[], object]) -> None:
@@ -187,14 +190,17 @@ class FileObservers:
         self._former: FormerRuns | None = FormerRuns.before_now(folder)
 
     def tick(self, view: PlannerView) -> None:
-        """Queue a tick for the files. Drops it if 30 ticks (`QUEUED`) are waiting."""
+        """Queue the planner's state at a tick (metrics scrape) to be written. Drops it if 30 ticks (`QUEUED`) are waiting."""
         if self._slots.acquire(blocking=False):
             self._submit(lambda: self._observers.tick(view), view, is_tick=True)
         else:
             self._stats.dropped_updates += 1
 
     def decided(self, decision: Decision, view: PlannerView) -> None:
-        """Queue a decision to be written. If the queue is full, one that changes no replicas is dropped; one that changes replicas never is."""
+        """Queue a decision to be written. If the queue is full, a decision that changes no replicas is dropped instead.
+
+        A decision that changes replicas is never dropped.
+        """
         if any(role.desired != role.current for role in decision.roles):
             self._submit(lambda: self._observers.decided(decision, view), view, is_tick=False)
         elif self._slots.acquire(blocking=False):
@@ -275,13 +281,13 @@ class SnapshotWriter:
         self._newest: dict[str, Any] | None = None
 
     def fill(self, changes: Sequence[FormerChange], view: PlannerView) -> None:
-        """Add the changes of earlier runs, oldest first.
+        """Add replica changes of earlier runs to the list that ``state.json`` shows.
 
         Changes from another boot of the host or with another time factor are written without ``at_s`` (their simulated
         time), since it cannot be compared with the times of this run.
 
         Args:
-            changes: Changes to add; only the newest 20 (`SHOWN_CHANGES`) are kept.
+            changes: Changes to add, oldest first; only the newest 20 (`SHOWN_CHANGES`) are kept.
             view: State at the start of this run.
         """
         self._origin_s = view.origin_s
@@ -292,13 +298,16 @@ class SnapshotWriter:
         del self._changes[:-SHOWN_CHANGES]
 
     def tick(self, view: PlannerView) -> None:
-        """Write the state, unless the last write was less than 0.2 real seconds (`MIN_PERIOD_S`) ago."""
+        """Write the planner's state to ``state.json``, unless the last write was less than 0.2 real seconds (`MIN_PERIOD_S`) ago."""
         self._problems = self._tracker.after(view)
         if self._now_s() - self._written_s >= MIN_PERIOD_S:
             self._write(view)
 
     def decided(self, decision: Decision, view: PlannerView) -> None:
-        """Write the state with this decision as the newest; one that changes replicas is also added to the list of changes."""
+        """Write the planner's state to ``state.json`` with this decision as the newest.
+
+        A decision that changes replicas is also added to the list of replica changes.
+        """
         self._newest = _shown(decision, decision.at_s - view.origin_s, view.wall_s)
         if decision.changes:
             self._changes.append(self._newest)

@@ -121,12 +121,14 @@ def _newest_header(records: tuple[Record, ...], folder: Path) -> Record:
 
 
 def in_words(known: LearnedStateExport) -> str:
-    """Return learned state as text, with one line for the served model and one per role."""
+    """Return a planner's learned state as text, with one line for the served model and one per role."""
     return "\n".join([f"model {known.model}", *memory_in_words(known.memory, known.gpus)])
 
 
 def memory_in_words(remembered: Memory, gpus_of: Mapping[Role, int]) -> list[str]:
-    """Return learned state as lines of text, one per role; in mode sla, also one for the observed times relative to the profile's times.
+    """Return a planner's learned state as lines of text, one per role.
+
+    In mode sla, another line compares observed times with those of the performance profile.
 
     Args:
         remembered: Learned state of mode adaptive or sla.
@@ -156,7 +158,7 @@ def memory_in_words(remembered: Memory, gpus_of: Mapping[Role, int]) -> list[str
 def former_run(folder: Path, learning_identity: str) -> LearnedStateInfo | None:
     """Return a description of the learned state that a planner would find in a ledger's folder; None if there is none.
 
-    It is also None if the ledger cannot be read. The result's ``is_taken`` tells whether the new planner uses the
+    It is also None if the ledger cannot be read. The result's ``is_taken`` tells whether the new planner would use the
     state.
 
     Args:
@@ -216,7 +218,7 @@ def _duration(real_s: float) -> str:
 
 
 def as_json(known: LearnedStateExport) -> bytes:
-    """Return the content of an export file: the learned state as indented JSON."""
+    """Return the content of a file of exported learned state: the state as indented JSON."""
     return orjson.dumps(known.model_dump(mode="json"), option=orjson.OPT_INDENT_2) + b"\n"
 
 
@@ -244,7 +246,7 @@ def start_from(options: PlannerOptions, graph: GraphDeployment | None) -> Memory
 
 
 def memory_in(text: str, origin: str, options: PlannerOptions, graph: GraphDeployment | None) -> Memory:
-    """Return the learned state in an export, without the state of the other graph's replicas and requests.
+    """Return the learned state in an exported file, without the replicas and requests of the graph in which it was learned.
 
     Args:
         text: Content of the export file.
@@ -254,7 +256,7 @@ def memory_in(text: str, origin: str, options: PlannerOptions, graph: GraphDeplo
             with those in the export.
 
     Raises:
-        ConfigError: the text is not an export, or was learned from another model or other workers.
+        ConfigError: the text is not exported learned state, or was learned from another model or other workers.
     """
     known = _parsed(text, origin)
     if known.model != options.served_model_name:

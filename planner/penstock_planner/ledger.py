@@ -48,8 +48,9 @@ class LedgerFile:
     """Records read from a ledger, the planner's decision log.
 
     Attributes:
-        records: Records in file order, those of the file before the last rotation first. A recomputed decision follows the pull from which
-            it was made.
+        records: Records in file order, those of the file before the last rotation first. Decisions that change nothing
+            can be missing in the file; they are recomputed, and each follows the pull (metrics scrape) from which it
+            was made.
         lines: Line number of each record, from 1, in its own file; for a recomputed decision, the line number of the
             pull from which it was made.
         notes: Sentences for people about lines that were left out because they are incomplete or cannot be read; empty
@@ -79,7 +80,7 @@ class FormerChange:
 
 @dataclass(frozen=True, slots=True)
 class FormerRuns:
-    """The records of earlier runs in a ledger, which a later run does not extend.
+    """The records of earlier runs of the planner in a ledger (its decision log), without those of the present run.
 
     They are in the file before the last rotation, and in the current file up to a byte position.
 
@@ -101,7 +102,11 @@ class FormerRuns:
             return cls(path, 0)
 
     def changes(self, newest: int) -> list[FormerChange]:
-        """Return up to ``newest`` of the newest decisions that changed replicas, oldest first. Unreadable lines are left out."""
+        """Return the newest decisions of earlier runs that changed replicas, oldest first. Unreadable lines are left out.
+
+        Args:
+            newest: Maximum number of decisions to return.
+        """
         found = (_change_of(line) for line in self._lines())
         return list(islice((each for each in found if each is not None), newest))[::-1]
 
@@ -186,12 +191,13 @@ _PULL: Final = re.compile(rb'\{"type":"pull","at_s":([-0-9.e+]+),')
 
 
 def read_ledger(path: Path, *, newest: int | None = None) -> LedgerFile:
-    """Return all records of a ledger, including those of the file before its last rotation.
+    """Return all records of a ledger (the planner's decision log), including those of the file before its last rotation.
 
     Args:
         path: Path of the ledger file, or of the folder that contains ``ledger.jsonl``.
-        newest: Number of newest decisions that the caller needs. Older decisions that the ledger only counts may then
-            be left out, since recomputing one takes half a millisecond. None recomputes all.
+        newest: Number of newest decisions that the caller needs. Decisions that change nothing can be missing in the
+            file and are recomputed, which takes half a millisecond each; older ones may then be left out. None
+            recomputes all.
 
     Raises:
         LedgerError: the file does not exist, has an unknown schema, or has an unreadable line other than the last one.
@@ -333,10 +339,10 @@ class Ledger:
         self._is_failing = False
 
     def append(self, record: Mapping[str, Any], *, durable: bool = False) -> None:
-        """Append one record of plain values, dataclasses or enums.
+        """Append one record to the ledger (the planner's decision log).
 
         Args:
-            record: The record.
+            record: Values by name: plain values, dataclasses or enums.
             durable: Whether to return only after the record is on disk (fsync).
 
         Raises:
@@ -357,14 +363,20 @@ class Ledger:
         self._is_failing = False
 
     def begin(self, header: Mapping[str, Any]) -> None:
-        """Write the header record of this run. If that fails, it is written together with the next record that can be written."""
+        """Write the header record of this run to the ledger (the planner's decision log).
+
+        If that fails, it is written together with the next record that can be written.
+        """
         self._header = None
         self.try_append(header)
         if self._is_failing:
             self._header = _line(header)
 
     def try_append(self, record: Mapping[str, Any]) -> None:
-        """Write a record that may be lost without harm; a failure is not raised, and only the first of several in a row is logged."""
+        """Write a record that may be lost without harm to the ledger (the planner's decision log).
+
+        A failure is not raised, and only the first of several in a row is logged.
+        """
         try:
             self.append(record)
         except LedgerError as exc:
@@ -373,10 +385,12 @@ class Ledger:
             self._is_failing = True
 
     def tail(self) -> list[Record]:
-        """Return the records from the last anchor on, in file order; empty if there is no file or no anchor.
+        """Return the records of the ledger (the planner's decision log) from the last anchor on, in file order.
 
-        An anchor is a record from which the planner's state can be restored; the header of a resumed run is not one. An incomplete last
-        line is removed from the file.
+        Returns an empty list if there is no file or no anchor.
+
+        An anchor is a record from which the planner's state can be restored; the header of a resumed run is not one. An
+        incomplete last line is removed from the file.
 
         Raises:
             LedgerError: a line after the anchor cannot be read; the message gives its number.
@@ -404,13 +418,14 @@ class Ledger:
 
     @property
     def is_long(self) -> bool:
-        """Whether the file has reached the size ``rotate_bytes``, so that it should be rotated."""
+        """Whether the file has reached its size limit, so that a new file should be started with `rotate`."""
         return self._rotate_bytes is not None and self._end >= self._rotate_bytes
 
     def rotate(self, header: Mapping[str, Any]) -> None:
-        """Continue in a new file that starts with ``header``, and keep the present file as ``ledger-1.jsonl`` (`OLDER_NAME`).
+        """Continue the ledger (the planner's decision log) in a new file that starts with ``header``, and keep the present one.
 
-        A complete ledger exists at every instant. A failure is logged and changes nothing.
+        The present file is renamed to ``ledger-1.jsonl`` (`OLDER_NAME`). A complete ledger exists at every instant. A
+        failure is logged and changes nothing.
         """
         fresh, older = self.path.with_name(f"{self.path.name}.new"), self.path.with_name(OLDER_NAME)
         try:
@@ -428,7 +443,7 @@ class Ledger:
             log.warning("ledger not rotated", path=str(self.path), error=exc.strerror)
 
     def set_aside(self) -> Path:
-        """Rename a ledger that cannot be read, so that a new one can be started; return the new path."""
+        """Rename a ledger (decision log) that cannot be read, so that a new one can be started; return its new path."""
         self.close()
         number = 1
         while (aside := self.path.with_name(f"{self.path.name}.unreadable-{number}")).exists():
@@ -437,7 +452,7 @@ class Ledger:
         return aside
 
     def close(self) -> None:
-        """Unlock and close the file; does nothing if it is not open."""
+        """Unlock and close the file of the ledger (decision log); does nothing if it is not open."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

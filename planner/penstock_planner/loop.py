@@ -95,10 +95,10 @@ class PlannerClock:
 
 
 class PlannerLoop:
-    """The planner of one graph: carries out in real time what the planner's core requests.
+    """The planner of one graph: carries out in real time the actions that the planner's core, which has no I/O, requests.
 
     Attributes:
-        lag: Record of how late the last ticks were, in simulated seconds.
+        lag: Record of how long after their planned times the last ticks (metrics scrapes) began, in simulated seconds.
     """
 
     def __init__(
@@ -136,7 +136,10 @@ class PlannerLoop:
         self._counted: dict[str, Buckets] = {}
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Plan until ``stop`` is set. Continues from the ledger (decision log) if it holds records of an earlier run."""
+        """Scrape metrics, decide and scale the graph until ``stop`` is set.
+
+        Continues from the ledger (decision log) if it holds records of an earlier run.
+        """
         history = self._read_history()
         effects = self._core.start(
             self._time.now_s(),

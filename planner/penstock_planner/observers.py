@@ -25,8 +25,8 @@ class PlannerView:
         at_s: Time of the tick.
         origin_s: Time at which the planner first started on this clock.
         wall_s: Wall-clock time, real seconds since 1970.
-        phase: Phase of the planner: observing; adjusting (a replica change is in progress, no decisions); or target_unavailable (the
-            backend cannot be read).
+        phase: Activity of the planner: observing; adjusting (a replica change is in progress, no decisions); or
+            target_unavailable (the backend, Kubernetes or local processes, cannot be read).
         pools: Replica counts by role; empty if the backend cannot be read.
         desired: Desired number of replicas by role.
         gpus: GPUs of existing workers, draining ones included.
@@ -35,10 +35,11 @@ class PlannerView:
         pull: Metrics scraped at this tick; None if none were.
         latency: Cumulative latency histograms by name (``ttft``, ``itl``, ``dispatched_ttft``).
         next_decision_s: Time of the next decision; None while a replica change is in progress.
-        lag_p99_s: 99th percentile of how late the last ticks were; None before the first tick.
+        lag_p99_s: 99th percentile of how long after their planned times the last ticks began; None before the first
+            tick.
         ledger_errors: Number of records that could not be written to the ledger (the decision log).
-        overdue: Whether the planner goes ahead although a replica change did not finish within its deadline.
-        startup_s: Time from decision to ready of the newest replica, by role.
+        overdue: Whether the planner decides again although a replica change did not finish within its deadline.
+        startup_s: Time from the decision until the newest replica was ready, by role.
         other_writers: Name of the client, other than the planner, that sets a role's replicas, by role; a role that
             only the planner sets is absent.
         failures: Newest reason for which a replica of a role failed, by role.
@@ -78,14 +79,23 @@ class PlannerView:
 
 
 class Observer(Protocol):
-    """Is notified of the planner's ticks and decisions. Its methods must not block."""
+    """Is notified of a planner's ticks (metrics scrapes) and decisions. Its methods must not block."""
 
     def tick(self, view: PlannerView) -> None:
-        """Handle a tick."""
+        """Handle a tick (metrics scrape).
+
+        Args:
+            view: State of the planner at the tick.
+        """
         ...
 
     def decided(self, decision: Decision, view: PlannerView) -> None:
-        """Handle a decision that was recorded in the ledger (the decision log) and is not carried out yet."""
+        """Handle a decision that was recorded in the ledger (the decision log) and is not carried out yet.
+
+        Args:
+            decision: The decision.
+            view: State of the planner at the newest tick.
+        """
         ...
 
 
@@ -97,11 +107,11 @@ class Observers:
         self._failed: set[int] = set()
 
     def tick(self, view: PlannerView) -> None:
-        """Notify all observers of a tick."""
+        """Notify all observers of a tick (metrics scrape)."""
         self._notify(lambda observer: observer.tick(view))
 
     def decided(self, decision: Decision, view: PlannerView) -> None:
-        """Notify all observers of a decision."""
+        """Notify all observers of a decision that was recorded and is not carried out yet."""
         self._notify(lambda observer: observer.decided(decision, view))
 
     def _notify(self, call: Callable[[Observer], None]) -> None:

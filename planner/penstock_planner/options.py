@@ -285,10 +285,10 @@ FLAGS = tuple(_kebab(name) for name in PlannerOptions.model_fields)
 def join(
     *, given: Mapping[str, Any], file: Path | None = None, graph: GraphDeployment | None = None
 ) -> PlannerOptions:
-    """Return the options combined from all layers, validated.
+    """Return the planner's options, combined from flags, environment, file, graph and defaults, and validated.
 
     Args:
-        given: Options set by flags and environment, by kebab-case name; they override all other layers.
+        given: Options set by flags and environment, by kebab-case name; they override all other values.
         file: File of ``--config``; None if there is none.
         graph: Graph of ``--graph``, with the lowest precedence above the defaults; None if there is none.
 

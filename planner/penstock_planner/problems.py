@@ -18,7 +18,7 @@ MISSING_S: Final = 10.0
 
 
 class UnknownSignals:
-    """Tracks ticks, and reports KV usage, prefill queue or demand if it has been unknown for 10 simulated seconds (`MISSING_S`)."""
+    """Tracks the ticks of a planner loop, and reports KV usage, prefill queue or demand if it is unknown for 10 simulated seconds."""
 
     def __init__(self, *, needs_demand: bool) -> None:
         """Start with all signals known; ``needs_demand`` tells whether the mode decides by the demand at the routers."""
@@ -27,9 +27,10 @@ class UnknownSignals:
         self._said = ""
 
     def after(self, view: PlannerView) -> str:
-        """Process a tick; return a sentence about the signals that have been unknown for 10 simulated seconds (`MISSING_S`).
+        """Process the planner's state at a tick; return a sentence about metrics that have been unknown for 10 simulated seconds.
 
-        Returns an empty string if there are none. The sentence stays the same while the same signals are unknown.
+        The metrics are KV usage, prefill queue and demand. Returns an empty string if none has been unknown for that
+        long (`MISSING_S`). The sentence stays the same while the same metrics are unknown.
         """
         if view.phase is PlannerPhase.ADJUSTING:
             self._known_s, self._said = None, ""
@@ -73,7 +74,7 @@ def _asked(view: PlannerView) -> str:
 
 
 class ProblemTracker:
-    """Tracks ticks, and reports all problems that keep the planner from scaling, as sentences."""
+    """Tracks the ticks of a planner loop, and reports all problems that keep the planner from scaling, as sentences."""
 
     def __init__(self, *, needs_demand: bool) -> None:
         """Start without problems; ``needs_demand`` tells whether the mode decides by the demand at the routers."""
@@ -82,7 +83,10 @@ class ProblemTracker:
         self._gone: dict[str, str] = {}
 
     def after(self, view: PlannerView) -> tuple[str, ...]:
-        """Process a tick, and return all current problems as sentences."""
+        """Process the planner's state at a tick; return all problems that now keep it from scaling, as sentences.
+
+        Returns an empty tuple if there are none.
+        """
         if view.pull is not None:
             self._gone = dict(view.failed_sources)
             self._gone_since_s = {name: self._gone_since_s.get(name, view.at_s) for name in self._gone}

@@ -40,12 +40,12 @@ class LoopTicks:
     can_read: bool = True
 
     def tick(self, view: PlannerView) -> None:
-        """Record a tick."""
+        """Record that the planner loop ticked (scraped metrics) now, and whether it could read its backend."""
         self.ticked_s = self.now_s()
         self.can_read = view.phase is not PlannerPhase.TARGET_UNAVAILABLE
 
     def decided(self, decision: Decision, view: PlannerView) -> None:
-        """Do nothing; decisions do not affect readiness."""
+        """Do nothing; decisions do not affect whether the process is ready."""
 
 
 class Readiness:
@@ -57,19 +57,19 @@ class Readiness:
         self._loops: dict[tuple[str, str], LoopTicks] = {}
 
     def begin(self, namespace: str, graph: str, *, interval_s: float) -> LoopTicks:
-        """Start tracking a loop, and return the observer that the loop must notify.
+        """Start tracking the planner loop of a graph, and return the observer that the loop must notify of its ticks.
 
         Args:
             namespace: Namespace of the graph.
             graph: Name of the graph.
-            interval_s: Real seconds between two ticks, > 0.
+            interval_s: Real seconds between two ticks (metrics scrapes), > 0.
         """
         loop = LoopTicks(self._now_s, interval_s, self._now_s())
         self._loops[namespace, graph] = loop
         return loop
 
     def end(self, namespace: str, graph: str) -> None:
-        """Stop tracking the loop of a graph, because it has ended. Does nothing if no such loop is tracked."""
+        """Stop tracking the planner loop of a graph, because it has ended. Does nothing if no such loop is tracked."""
         self._loops.pop((namespace, graph), None)
 
     def problem(self) -> str | None:

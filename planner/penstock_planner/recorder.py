@@ -48,7 +48,11 @@ class Recorder:
         self._held = 0
 
     def write(self, effect: Append | AppendPull | BeginLedger | Checkpoint) -> None:
-        """Write the record of an effect (an action that the planner's core requests); a record that cannot be written is lost."""
+        """Write a record that the planner's core requests to the ledger (the decision log); if that fails, the record is lost.
+
+        Args:
+            effect: Request of the core, with the record.
+        """
         match effect:
             case Append() | AppendPull():
                 self.ledger.try_append({**effect.record, "wall_s": round(self._wall_s(), 3)})
@@ -60,10 +64,13 @@ class Recorder:
                     self._written = None
 
     def record(self, asked: RecordDecision) -> bool:
-        """Write a decision durably to the disk; return whether that succeeded.
+        """Write a decision durably to the ledger (the decision log); return whether that succeeded.
 
         A decision that changes nothing and equals the last written one is only counted, since a replay of the ledger's
         metrics makes it again. It counts as written.
+
+        Args:
+            asked: Request of the planner's core, with the decision and its record.
         """
         decision = asked.decision
         says = [(role.role, role.desired, role.reason, role.rule) for role in decision.roles]

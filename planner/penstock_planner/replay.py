@@ -46,7 +46,7 @@ class ReplayDifference:
     """A recorded decision that differs from its recomputation.
 
     Attributes:
-        line: Line number in the ledger.
+        line: Line number in the ledger (the planner's decision log).
         id: Id of the decision.
         what: Part that differs: ``decision``; ``state`` (the state after the decision); or ``chain`` (the state before
             the decision is not the state after the previous record).
@@ -191,7 +191,7 @@ def what_if(
 
 
 def settings(pairs: Sequence[str]) -> dict[str, Any]:
-    """Return fields of `DecideConfig` from ``key=value`` texts with option names as keys.
+    """Return settings of the planner, by field name of `DecideConfig`, from ``key=value`` texts with option names as keys.
 
     Raises:
         ConfigError: a text is not ``key=value``, its key cannot be changed, or its value is out of bounds.

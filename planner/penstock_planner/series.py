@@ -225,11 +225,11 @@ EXPECTED: Final = ("expected", "prefill/tokens_per_second")
 
 
 def points(stats: PlannerStats, *, is_decided: bool) -> dict[tuple[str, str], float]:
-    """Return the finite values of a planner for the dashboard, by (curve, tag of the chart).
+    """Return the finite values of a planner for the dashboard, by (TensorBoard run, tag of the chart).
 
     Args:
         stats: Statistics of the planner.
-        is_decided: True returns only the series that change with decisions, False only the others.
+        is_decided: True returns only the quantities that change with decisions, False only the others.
     """
     found = {}
     for key, labels, value in samples(stats):
@@ -242,7 +242,13 @@ def points(stats: PlannerStats, *, is_decided: bool) -> dict[tuple[str, str], fl
 
 
 def samples(stats: PlannerStats) -> Iterator[Sample]:
-    """Yield the samples of every series of `SERIES` that has a value."""
+    """Yield the values of one planner for the metrics page and the dashboard.
+
+    Each is a tuple: key of the quantity in `SERIES`, values of its labels, and the number, which is None if unknown.
+
+    Args:
+        stats: Statistics of the planner.
+    """
     return chain(
         _counts(stats),
         _of_view(stats),

@@ -55,7 +55,7 @@ def served_of(steps: Iterable[tuple[str, Mapping[str, Any]]]) -> ServedShares | 
     Returns None if they are unknown, or if the role is not the one that requests reach first.
 
     Args:
-        steps: Steps of the role's decision as (name, inputs) pairs.
+        steps: Rules that were applied to the role, as pairs of the rule's name and its input values.
     """
     for name, inputs in steps:
         served, predicted = inputs.get("served_in_time"), inputs.get("predicted_in_time")
@@ -66,7 +66,10 @@ def served_of(steps: Iterable[tuple[str, Mapping[str, Any]]]) -> ServedShares | 
 
 
 def shares_of(decision: Decision) -> ServedShares | None:
-    """Return the observed and predicted fractions of requests on time in a decision; None if no role of the decision has them."""
+    """Return the observed and predicted fractions of requests on time (within the TTFT target) that a decision records.
+
+    Returns None if it records none.
+    """
     found = (served_of((step.name, step.inputs) for step in role.steps) for role in decision.roles)
     return next((shares for shares in found if shares is not None), None)
 
@@ -88,7 +91,7 @@ class ShareWindow:
 
     @property
     def agrees(self) -> bool:
-        """Whether the observed and the predicted fraction differ by at most one percentage point (`AGREE_WITHIN`)."""
+        """Whether the observed and the predicted fraction of requests on time differ by at most one percentage point (`AGREE_WITHIN`)."""
         return abs(self.served - self.predicted) <= AGREE_WITHIN + 1e-9
 
 
@@ -113,7 +116,9 @@ def share_windows(found: Iterable[tuple[float, ServedShares]]) -> tuple[ShareWin
 
 
 def agreement(windows: Iterable[ShareWindow]) -> float | None:
-    """Return the fraction of windows in which the observed and predicted fractions differ by at most one percentage point.
+    """Return the fraction of windows (ten minutes each) in which the planner predicted lateness well.
+
+    That is, the observed and predicted fractions of requests on time differ by at most one percentage point.
 
     Returns None if there are no windows.
     """

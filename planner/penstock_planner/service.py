@@ -57,17 +57,18 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PlannerService:
-    """Settings of one planner process outside Kubernetes.
+    """What one planner process outside Kubernetes runs with.
 
     Attributes:
         options: Options of the planner.
-        graph: Graph to plan; None if none was named.
+        graph: Graph to plan; None if ``--graph`` was not given, so that roles and bounds are the defaults.
         speed: Time factor, simulated seconds per real second.
         host: Address on which metrics are served.
         metrics_port: Port on which metrics are served; 0 serves none.
-        graph_file: Path given as ``--graph``, recorded in the ledger so that its readers find the graph; None if there is none.
+        graph_file: Path given as ``--graph``, recorded in the ledger (decision log) so that its readers find the graph;
+            None if there is none.
         performance: Performance profile of mode sla; None in other modes.
-        memory: Learned state of another graph's planner, used if the ledger (decision log) holds none.
+        memory: Learned state of another graph's planner, used if the ledger holds none.
     """
 
     options: PlannerOptions
@@ -110,14 +111,15 @@ async def run_until_stopped(
     """Run the planner until ``stop`` is set.
 
     Args:
-        service: Settings of the process.
-        target: Backend that runs the workers.
+        service: What the process runs with: options, graph, addresses.
+        target: Backend that runs the workers, such as local processes.
         router_url: Base URL of the router; None if there is no router.
         stop: Event that ends the planner.
-        observer: Additional observer of ticks and decisions; None for none.
+        observer: Additional observer of ticks (metrics scrapes) and decisions; None for none.
 
     Raises:
-        ConfigError: the log folder cannot be created, another planner has locked its ledger, or the metrics port is in use.
+        ConfigError: the log folder cannot be created, another planner has locked its ledger (decision log), or the
+            metrics port is in use.
     """
     options = service.options
     folder = made_folder(options.log_folder())
@@ -185,12 +187,12 @@ def recording(
     is_chosen: bool,
     rotate_bytes: int,
 ) -> Iterator[tuple[Ledger, FileObservers]]:
-    """Open the ledger of a folder and the observer that writes the folder's other files, for one planner loop; close both on exit.
+    """Open the ledger (decision log) of a folder, and the observer that writes the folder's other files; close both on exit.
 
     Args:
         folder: Folder of the ledger.
         config: Configuration of the planner's decisions.
-        stats: Statistics of the loop.
+        stats: Statistics of the planner loop.
         thread: Thread that writes files.
         graph: Graph whose manifest the dashboard shows; None shows none.
         is_chosen: Whether the user chose the folder, see `Dashboard.of`.

@@ -28,8 +28,9 @@ class PlannerStats:
 
     Attributes:
         config: Configuration of the current planner loop; None before the first loop.
-        is_held: Whether the values of the newest metrics scrape are kept until the next one, as a metrics page needs them. Otherwise a tick
-            without a scrape has no values, and demands are collected until `drop_demands`, as dashboard curves need them.
+        is_held: Whether the values of the newest metrics scrape are kept until the next one, as a metrics page needs
+            them. Otherwise a tick without a scrape has no values, and demands are collected until `drop_demands`, as
+            dashboard curves need them.
         view: State at the newest tick; None before the first.
         pull: Newest metrics scrape; None before the first and, unless ``is_held``, at ticks without one.
         demands: Demand of the newest scrape or, unless ``is_held``, of all scrapes since `drop_demands`.
@@ -37,17 +38,20 @@ class PlannerStats:
         decisions: Number of decisions by (role, action, rule, reason).
         ticks: Number of ticks.
         ledger_errors: Number of records that could not be written to the ledger (the decision log), over all loops.
-        dropped_updates: Number of ticks and decisions that are missing in state.json and the dashboard because the disk was slow.
+        dropped_updates: Number of ticks and decisions that are missing in state.json and the dashboard because the disk
+            was slow.
         gpu_seconds: GPU-seconds of existing workers since the process started.
-        forecast: Demand forecast of the newest decision; None in a mode without forecasts.
-        demand_needs: Number of replicas that demand alone needed at the newest decision, by role; the minimum and
-            learned floors are left out.
-        shares: Observed and predicted fraction of requests on time at the newest decision; None if unknown or in a mode
-            without predictions.
+        forecast: Demand forecast of the newest decision; None in a planner mode without forecasts.
+        demand_needs: Number of replicas that demand alone needed at the newest decision, by role; configured and
+            learned minimums are left out.
+        shares: Observed and predicted fraction of requests on time (within the TTFT target) at the newest decision;
+            None if unknown or in a mode without predictions.
         wanted_gpus: Number of GPUs that the newest decision requests (bids for) from a GPU pool; None if it requests
             none.
-        readings: Profile values of the newest decision by role; empty in a mode without a profile.
-        quantiles_s: Latencies between the last two decisions, seconds, by name and percentile (such as ``ttft``, ``p99``).
+        readings: Values about the performance profile in the newest decision, by role; empty in a mode without a
+            profile.
+        quantiles_s: Latencies between the last two decisions, seconds, by name and percentile (such as ``ttft``,
+            ``p99``).
         attained: Fraction of requests within each latency target in the last complete adjustment interval, by name
             (``ttft``, ``itl``); only in mode sla.
         newly_attained: The value of ``attained`` if the newest decision ended an adjustment interval; else empty.
@@ -84,7 +88,7 @@ class PlannerStats:
     def begin(self, config: DecideConfig) -> None:
         """Prepare for a planner loop that starts with this configuration.
 
-        Counters continue; forecasts and fractions within the targets (attainment) start again.
+        Counters continue; forecasts and fractions of requests within the latency targets start again.
         """
         self.config = config
         self.forecast, self.readings, self.attained, self.newly_attained = None, {}, {}, {}
@@ -94,11 +98,11 @@ class PlannerStats:
         self._interval_s, self._rejected = None, 0.0
 
     def restarted(self) -> None:
-        """Record that a planner loop has ended, since the next loop counts its ledger errors from 0 again."""
+        """Record that a planner loop has ended, since the next loop counts its errors in writing the decision log from 0 again."""
         self._errors_seen = 0
 
     def tick(self, view: PlannerView) -> None:
-        """Record the values of a tick: replicas, GPUs, metrics and ledger errors."""
+        """Record the values of a tick: replicas, GPUs, metrics and errors in writing the decision log."""
         if self.view is not None:
             self.gpu_seconds += view.gpus * max(0.0, view.at_s - self.view.at_s)
         self.ticks += 1
@@ -121,7 +125,7 @@ class PlannerStats:
             self._rejected += view.pull.demand.refused + view.pull.demand.timed_out
 
     def decided(self, decision: Decision, view: PlannerView) -> None:
-        """Record a decision: its forecast, its profile values, and the latencies since the previous decision."""
+        """Record a decision: its forecast, its use of the performance profile, and the latencies since the previous decision."""
         for role in decision.roles:
             self.decisions[role.role.value, role.action.value, role.rule, role.reason.value] += 1
         steps = {
@@ -147,17 +151,17 @@ class PlannerStats:
         self.attained = self.newly_attained or self.attained
 
     def drop_demands(self) -> None:
-        """Discard the demands that were collected in ``demands``, after they were drawn."""
+        """Discard the demands at the routers that were collected in ``demands`` since the last call, after they were drawn."""
         self.demands = []
 
     def due(self, now_s: float) -> Iterator[tuple[float, float]]:
-        """Yield (time, uncached tokens/s) of each demand forecast that was for a time up to ``now_s``; each is yielded only once."""
+        """Yield (simulated time, uncached prompt tokens/s) of each forecast that was made for a time up to ``now_s``, only once."""
         while self._expected and self._expected[0][0] <= now_s:
             self._due = heapq.heappop(self._expected)
             yield self._due
 
     def expected_now(self) -> float | None:
-        """Return the uncached tokens/s that an earlier decision forecast for about the current time; None if there is no such forecast."""
+        """Return the uncached prompt tokens/s that an earlier decision forecast for about now; None if there is none."""
         if self.view is None or self._due is None or self.view.at_s - self._due[0] > FORECAST_MOST_S:
             return None
         return self._due[1]

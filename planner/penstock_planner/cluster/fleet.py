@@ -48,13 +48,13 @@ class GraphPlan:
 
 
 def parse(obj: Mapping[str, Any]) -> GraphDeployment:
-    """Return the model of a watched graph object, including whether it belongs to a GPU pool.
+    """Return a watched Kubernetes object parsed as a GraphDeployment, including whether it belongs to a GPU pool.
 
     Args:
-        obj: Graph as `Watch.graph` returns it.
+        obj: The object as the API server returned it, as from `Watch.graph`.
 
     Raises:
-        InvalidSpecError: the graph is invalid for this version.
+        InvalidSpecError: the manifest of the graph is invalid for this version of Penstock.
     """
     keys = ("apiVersion", "kind", "metadata", "spec")
     problems, graph = validate(GraphDeployment, {key: obj[key] for key in keys})
@@ -73,7 +73,7 @@ def draws(obj: Mapping[str, Any]) -> bool:
     """Return whether a watched graph takes its GPUs from a GPU pool, according to the status that the operator writes.
 
     Args:
-        obj: Graph as `Watch.graph` returns it.
+        obj: The graph's object as the API server returned it, as from `Watch.graph`.
     """
     return pool_drawn_from(obj) is not None
 
@@ -90,7 +90,7 @@ def plan_of(
 
     Args:
         graph: Graph as returned by `parse`.
-        overrides: Options of the process, by kebab-case name, that replace the graph's own options.
+        overrides: Options of the planner process, by kebab-case name, that replace the options in the graph's manifest.
         performance: Performance profile for mode sla; None in other modes.
         paused: Reason for which the graph is paused; empty if it is not.
         is_drawing: Whether the graph takes its GPUs from a GPU pool.
@@ -111,13 +111,13 @@ def plan_of(
 
 
 def may_switch(graph: GraphDeployment, *, has_gates: bool) -> bool:
-    """Return whether workers of the graph can switch roles, which saves the start of a new pod.
+    """Return whether workers of the graph can change between prefill and decode without a restart, which saves the start of a pod.
 
     This needs pods that wait with a scheduling gate until the GPU budget has room, so that a switched worker can
     replace a gated pod, and replicas of exactly one pod.
 
     Args:
-        graph: The graph.
+        graph: The parsed graph.
         has_gates: Whether the graph's pods have such a scheduling gate.
     """
     nodes = {each.nodes_per_replica for each in graph.spec.workers.values()}
@@ -149,13 +149,13 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PlannerJob:
-    """One run of one graph's planner, with fixed inputs.
+    """One run of one graph's planner loop, with inputs that do not change during the run.
 
     Attributes:
         key: Namespace and name of the graph.
         graph: The parsed graph.
         plan: Plan of the graph: what its planner loop depends on.
-        live: The watched object from which graph and plan were made.
+        live: The graph's object, as watched in the cluster, from which ``graph`` and ``plan`` were made.
     """
 
     key: Key
@@ -169,11 +169,11 @@ Work = Callable[[PlannerJob, asyncio.Event], Coroutine[Any, Any, None]]
 
 
 class Fleet:
-    """Runs the planners of all graphs of one process.
+    """Runs one planner loop for each graph that this process plans.
 
     Attributes:
-        poll_s: Real seconds between two reads of a graph's profile.
-        pauses: Backoff, in real seconds, after failures of a graph's planner.
+        poll_s: Real seconds between two reads of a graph's performance profile.
+        pauses: Rule for how many real seconds to wait before a graph's planner is restarted, by its number of failures.
     """
 
     def __init__(
@@ -213,7 +213,13 @@ class Fleet:
         self._changed: dict[Key, asyncio.Event] = {}
 
     def enqueue(self, key: Key) -> None:
-        """Have the planner of a graph started, restarted or stopped as needed, because the graph was added, changed or deleted."""
+        """Have the planner of a graph started, restarted or stopped as needed, because the graph was added, changed or deleted.
+
+        Returns at once.
+
+        Args:
+            key: Namespace and name of the graph.
+        """
         self._queued[key] = None
         self._wake.set()
 
@@ -342,10 +348,10 @@ def _version(live: Object) -> tuple[int | None, str, bool]:
 
 
 def last_report(live: Object, reason: PlannerReason, message: str) -> Report:
-    """Return a report with a new reason and message that keeps the decisions which the graph's current status reports.
+    """Return a report for the graph's status that has a new reason and message, and the same decisions as the status has now.
 
     Args:
-        live: The watched graph.
+        live: The graph's object as watched in the cluster.
         reason: Reason of the condition PlannerActive.
         message: Message of the condition PlannerActive; cut after 1000 characters.
     """

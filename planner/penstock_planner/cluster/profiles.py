@@ -44,7 +44,7 @@ log = get_logger(__name__)
 
 
 class ProfileError(ConfigError):
-    """The profile of a graph in mode sla is missing or invalid. Its replicas are not changed.
+    """The performance profile of a graph in mode sla is missing or invalid. The graph's replicas are not changed.
 
     Attributes:
         reason: Reason for the graph's condition PlannerActive.
@@ -75,11 +75,19 @@ class ConfigMapProfiles:
         self._engine_profile = engine_profile
 
     def is_read_again(self, graph: GraphDeployment) -> bool:
-        """Return whether the graph's profile is in a ConfigMap, so that it can change without a change of the graph itself."""
+        """Return whether the graph's performance profile is in a ConfigMap, so that it can change without a change of the graph.
+
+        Args:
+            graph: The parsed graph.
+        """
         return self._plans_by_profile(graph.spec) and self._name_of(graph.spec) is not None
 
     async def read(self, key: Key, graph: GraphDeployment) -> PerformanceProfile | None:
-        """Return the graph's current performance profile, or None if its mode needs none.
+        """Return the graph's current performance profile, or None if its planner mode needs none.
+
+        Args:
+            key: Namespace and name of the graph.
+            graph: The parsed graph.
 
         Raises:
             ProfileError: the profile is missing or invalid.
@@ -142,7 +150,8 @@ async def memory_of(
             logged.
 
     Raises:
-        ConfigError: the ConfigMap does not exist, or does not hold an export of a graph with the same model and workers.
+        ConfigError: the ConfigMap does not exist, or does not hold learned state that was exported from a graph with
+            the same model and workers.
         ClusterError: the ConfigMap cannot be read.
     """
     name = options.memory

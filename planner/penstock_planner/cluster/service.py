@@ -81,7 +81,7 @@ class ClusterService:
 
     Attributes:
         overrides: Options by kebab-case name that replace the options of every graph.
-        engine_profile: Function that computes the profile of a graph with simulated engines.
+        engine_profile: Function that computes the performance profile of a graph whose engines are simulated.
         namespace: Namespace to watch; None uses the default namespace of the Kubernetes client.
         all_namespaces: Whether all namespaces are watched.
         graph: Name of the only graph to plan; None plans all.
@@ -91,7 +91,7 @@ class ClusterService:
         host: Address on which metrics are served.
         metrics_port: Port on which metrics are served; 0 serves none.
         unschedulable_s: Real seconds after which an unschedulable pod counts as failed.
-        profile_poll_s: Real seconds between two reads of a graph's profile.
+        profile_poll_s: Real seconds between two reads of a graph's performance profile.
     """
 
     overrides: Mapping[str, Any]
@@ -107,13 +107,17 @@ class ClusterService:
     profile_poll_s: float = POLL_S
 
     def folder(self, key: Key) -> Path:
-        """Return the folder of one graph's ledger, state file and dashboard."""
+        """Return the folder of one graph's ledger (the planner's decision log), state file and dashboard.
+
+        Args:
+            key: Namespace and name of the graph.
+        """
         base = self.log_dir if self.log_dir is not None else state_dir() / "planner"
         return base / key[0] / key[1]
 
 
 async def run_until_stopped(service: ClusterService, client: KubeClient, stop: asyncio.Event) -> None:
-    """Run the planner whenever this process holds the Lease, until ``stop`` is set.
+    """Plan the graphs of a cluster whenever this process is the leader (holds the Kubernetes Lease), until ``stop`` is set.
 
     Args:
         service: Settings of the process.

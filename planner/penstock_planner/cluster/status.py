@@ -56,12 +56,13 @@ log = get_logger(__name__)
 
 
 def silent_after_s(interval_s: float) -> float:
-    """Return the age, in seconds of ``interval_s``'s clock, above which a worker's values make it count as silent.
+    """Return the age above which the newest values of a worker are so old that it counts as silent, in the seconds of ``interval_s``.
 
-    A silent worker is one of which no router gets values.
+    A silent worker is one from which no router gets values. The age is four times (`SILENT_READINGS`) the interval, but
+    at least 4.
 
     Args:
-        interval_s: Seconds between two readings of the workers by a router.
+        interval_s: Time between two readings of the workers by a router, in simulated or real seconds.
     """
     return SILENT_READINGS * max(1.0, interval_s)
 
@@ -156,7 +157,7 @@ class Report:
 
     @property
     def condition(self) -> dict[str, Any]:
-        """Condition PlannerActive in the form that a status has, without ``lastTransitionTime``."""
+        """Condition PlannerActive as a mapping of the fields that it has in a graph's status, without ``lastTransitionTime``."""
         return {
             "type": PLANNER_CONDITION,
             "status": _TRUTH.get(self.reason, "False"),
@@ -167,7 +168,7 @@ class Report:
 
     @property
     def planner(self) -> dict[str, Any]:
-        """Content of ``status.planner``."""
+        """Content of the graph's ``status.planner``, as a mapping of its fields."""
         decided = {"lastDecision": self.last_decision, "decisionId": self.decision_id}
         timed = {"decisionTime": self.decision_time} if self.decision_time else {}
         before = {"earlier": list(self.earlier)} if self.earlier else {}
@@ -182,10 +183,10 @@ class Report:
         return found if self.budget is None else {**found, "budget": self.budget}
 
     def after(self, sentence: str, decision_id: str, decision_time: str) -> Report:
-        """Return the report with a newer decision; the decision of this report becomes the first one in ``earlier``.
+        """Return the report with a newer decision; the decision of this report becomes the first of the earlier decisions.
 
         Args:
-            sentence: Sentence of the newer decision.
+            sentence: Text of the newer decision, such as "decode 2 -> 3: ...".
             decision_id: Id of the newer decision.
             decision_time: Time of the newer decision (RFC 3339).
         """
@@ -201,7 +202,12 @@ class Report:
 
 
 def is_said(report: Report, status: Mapping[str, Any]) -> bool:
-    """Return whether the graph's live status already contains the report."""
+    """Return whether a graph's status in the cluster already contains everything in the report.
+
+    Args:
+        report: The report.
+        status: The graph's ``status``, as the API server returned it.
+    """
     condition = report.condition
     return dict(status.get("planner") or {}) == report.planner and any(
         {key: each.get(key) for key in condition} == condition for each in status.get("conditions") or ()
@@ -254,7 +260,7 @@ class StatusListener:
             self._calm = (PlannerReason.OBSERVING, f"decides every {config.interval_s:g} s")
 
     def tick(self, view: PlannerView) -> None:
-        """Report the state of the planner loop at a tick."""
+        """Update the graph's report by the state of the planner loop at a tick (a metrics scrape)."""
         reason, message = self._reason(view)
         self._is_edited = self._is_edited or self._is_left(view)
         if view.phase is PlannerPhase.TARGET_UNAVAILABLE:
@@ -271,10 +277,12 @@ class StatusListener:
         self._say(self._report)
 
     def decided(self, decision: Decision, view: PlannerView) -> None:
-        """Report what a decision says: limits, fractions on time, replicas requested from a GPU pool, failures, and its sentences.
+        """Update the graph's report by a decision, and pass it on at once if the decision changes replicas.
 
-        Sentences are reported if the decision changes replicas, and for the first decision after another client's
-        change of the replicas has been respected long enough.
+        From the decision come the limits that keep a role from the replicas it needs, the fractions of requests on
+        time, the replicas requested from a GPU pool, and the reasons of failed scale-ups. Its sentences are only
+        reported if it changes replicas, or if it is the first decision after the planner stopped leaving a role to
+        another client that had set the role's replicas.
         """
         self._follow_limits(decision)
         self._follow_shares(decision)
@@ -430,7 +438,12 @@ class StatusWriter:
         self.writes = 0
 
     def say(self, key: Key, report: Report) -> None:
-        """Queue a graph's report for writing, in place of a queued older one. Does nothing if the status already contains the report."""
+        """Queue a graph's report for writing, in place of a queued older one. Does nothing if the status already contains the report.
+
+        Args:
+            key: Namespace and name of the graph.
+            report: The newest report.
+        """
         if self._is_news(key, report):
             self._wanted[key] = report
             self._wake.set()
@@ -438,12 +451,16 @@ class StatusWriter:
             self._wanted.pop(key, None)
 
     def forget(self, key: Key) -> None:
-        """Discard the queued report of a graph that was deleted."""
+        """Discard the queued report of a graph that was deleted.
+
+        Args:
+            key: Namespace and name of the graph.
+        """
         self._wanted.pop(key, None)
         self._written.pop(key, None)
 
     async def run(self) -> None:
-        """Write queued reports until cancelled; failed writes are retried."""
+        """Write queued reports to the graphs' statuses until cancelled; failed writes are retried."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -546,7 +563,7 @@ class DecisionEventWriter:
             self._drop()
 
     async def run(self) -> None:
-        """Write queued Events until cancelled."""
+        """Write queued Kubernetes Events until cancelled."""
         while True:
             regarding, message = await self._waiting.get()
             try:
@@ -558,7 +575,7 @@ class DecisionEventWriter:
                 self._waiting.task_done()
 
     async def written(self) -> None:
-        """Wait until the queue is empty and the last Event from it is written."""
+        """Wait until all queued Kubernetes Events are written."""
         await self._waiting.join()
 
     def _drop(self) -> None:
@@ -573,10 +590,10 @@ class EventListener:
         self._emit = emit
 
     def tick(self, view: PlannerView) -> None:
-        """Do nothing; ticks cause no Events."""
+        """Do nothing; ticks (metrics scrapes) cause no Kubernetes Events."""
 
     def decided(self, decision: Decision, view: PlannerView) -> None:  # noqa: ARG002 - the listener's shape
-        """Emit one Event for each role that changes or whose scale-up failed. Does nothing in no-operation mode."""
+        """Emit one Kubernetes Event for each role whose replicas change or whose scale-up failed. Does nothing in no-operation mode."""
         for role in decision.roles:
             if not decision.no_operation and (
                 role.action is not Action.HOLD or role.reason is Reason.NEVER_READY

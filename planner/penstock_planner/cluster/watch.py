@@ -82,11 +82,14 @@ class Watch:
         self._informers = {"graphs": self._graphs, "adapters": self._adapters, "pods": self._pod_informer}
 
     def subscribe(self, on_graph: Callable[[Key], None]) -> None:
-        """Have ``on_graph`` called with a graph's key whenever the graph is added, changed or deleted. Call this before `run`."""
+        """Have ``on_graph`` called with a graph's namespace and name whenever the graph is added, changed or deleted.
+
+        Call this before `run`.
+        """
         self._on_graph = on_graph
 
     async def run(self) -> None:
-        """Keep the copies current until cancelled."""
+        """Keep the copies of graphs, ScalingAdapters and pods current until cancelled."""
         async with asyncio.TaskGroup() as group:
             for informer in self._informers.values():
                 group.create_task(informer.run())
@@ -97,7 +100,7 @@ class Watch:
             await informer.synced.wait()
 
     def problem(self) -> str | None:
-        """Return the reason for which the copies may be outdated; None while all watches work."""
+        """Return the reason for which the copies of graphs, ScalingAdapters and pods may be outdated; None while all watches work."""
         for name, informer in self._informers.items():
             if informer.problem is not None:
                 return f"{name}: {informer.problem}"
@@ -106,26 +109,48 @@ class Watch:
         return None
 
     def graph(self, key: Key) -> Object | None:
-        """Return the watched graph object, or None if it does not exist, is being deleted, or is planned by another planner."""
+        """Return the watched graph object, or None if it does not exist, is being deleted, or is planned by another planner.
+
+        Args:
+            key: Namespace and name of the graph.
+        """
         found = self._graphs.objects.get(key)
         if found is None or "deletionTimestamp" in found["metadata"] or not self._is_ours(found):
             return None
         return found
 
     def live(self, key: Key) -> Object | None:
-        """Return the watched graph object, even if it is being deleted; None if it does not exist."""
+        """Return the watched graph object, even if it is being deleted; None if it does not exist.
+
+        Args:
+            key: Namespace and name of the graph.
+        """
         return self._graphs.objects.get(key)
 
     def of(self, key: Key) -> GraphWatch:
-        """Return the view of one graph's objects, which stays current."""
+        """Return a view of one graph's ScalingAdapters, pods and GPU pool grant; the view follows later changes.
+
+        Args:
+            key: Namespace and name of the graph.
+        """
         return GraphWatch(self, key)
 
     def adapter(self, key: Key) -> Object | None:
-        """Return the ScalingAdapter with this namespace and name, or None if it does not exist."""
+        """Return the ScalingAdapter with this namespace and name, or None if it does not exist.
+
+        Args:
+            key: Namespace and name of the ScalingAdapter.
+        """
         return self._adapters.objects.get(key)
 
     def pods(self, key: Key) -> Mapping[str, PodFacts]:
-        """Return a graph's pods by name, as a live view that must not be changed; empty if the graph has none."""
+        """Return a graph's pods by pod name; empty if the graph has none.
+
+        The mapping follows later changes, and the caller must not change it.
+
+        Args:
+            key: Namespace and name of the graph.
+        """
         return self._pods.get(key, {})
 
     def _graph_changed(self, _what: str, obj: Object) -> None:
@@ -148,14 +173,17 @@ class Watch:
 
 
 class GraphWatch:
-    """View of one graph's ScalingAdapters, pods and GPU pool grant in a `Watch`. The returned objects must not be changed."""
+    """View of one graph's ScalingAdapters, pods and GPU pool grant, which follows changes in the cluster.
+
+    The returned objects must not be changed.
+    """
 
     def __init__(self, watch: Watch, key: Key) -> None:
         self._watch = watch
         self._key = key
 
     def problem(self) -> str | None:
-        """Return the reason for which the view may be outdated; None while all watches work."""
+        """Return the reason for which this view of the graph's objects may be outdated; None while all watches work."""
         return self._watch.problem()
 
     def adapter(self, service: str) -> Object | None:

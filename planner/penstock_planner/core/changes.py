@@ -16,7 +16,7 @@ class ChangeOutcome(StrEnum):
     """Outcome of a recorded replica change.
 
     Attributes:
-        APPLIED: The backend accepted the change.
+        APPLIED: The backend (Kubernetes or local processes) accepted the change.
         FAILED: The backend refused the change or did not answer.
         ABANDONED: An earlier process recorded the change without carrying it out, and it was dropped, because it is too
             old or the replicas have changed since.
@@ -51,7 +51,7 @@ class ReplicaChange:
 
 
 def changes_of(decision: Decision) -> tuple[ReplicaChange, ...]:
-    """Return the replica changes of a decision; empty in no-operation mode."""
+    """Return the replica changes of a decision, to be carried out in this order; empty in no-operation mode."""
     # Most decisions change nothing, and converting one to plain data is the most expensive part of this function.
     return recorded_changes(to_plain(decision)) if decision.changes else ()
 
@@ -76,5 +76,8 @@ def recorded_changes(decision: Mapping[str, Any]) -> tuple[ReplicaChange, ...]:
 
 
 def without_pending_scale_up(state: PlannerState, role: Role) -> PlannerState:
-    """Return the state without the role's pending scale-up, because the backend refused it or it was dropped."""
+    """Return the planner's state without the role's pending scale-up, one whose replicas are not all ready yet.
+
+    Used if the backend (Kubernetes or local processes) refused the scale-up, or if it was dropped.
+    """
     return replace(state, roles={**state.roles, role: replace(state.of(role), pending_replicas=None)})

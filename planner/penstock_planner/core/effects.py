@@ -13,12 +13,13 @@ from penstock_planner.decide.observation import Pull
 
 @dataclass(frozen=True, slots=True)
 class RecordDecision:
-    """Effect: write a decision durably to the ledger (the decision log) before it is carried out.
+    """Action for the driver (real-time loop or simulator): write a decision durably to the ledger (the decision log).
 
-    A decision that could not be written is not carried out. The driver answers whether it was written.
+    The decision is carried out afterwards, but only if it was written. The driver answers True if it was written, else
+    False.
 
     Attributes:
-        kind: Function that made the decision.
+        kind: Whether the decision was made at the end of an interval or rolls back a scale-up.
         decision: The decision.
         record: Ledger record to write.
     """
@@ -30,7 +31,7 @@ class RecordDecision:
 
 @dataclass(frozen=True, slots=True)
 class ObserveAt:
-    """Effect: end the tick, and observe the backend at a later time.
+    """Action for the driver (real-time loop or simulator): end the tick, and read the replicas from the backend at a later time.
 
     The driver answers with the `TargetState`, or with None if the backend cannot be read.
 
@@ -43,12 +44,15 @@ class ObserveAt:
 
 @dataclass(frozen=True, slots=True)
 class ReadMetrics:
-    """Effect: scrape the metrics of the replicas that were just observed. The driver answers with the `Pull`."""
+    """Action for the driver (real-time loop or simulator): scrape the metrics of the replicas that were just observed.
+
+    The driver answers with the values (`Pull`).
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Effect: request a replica change of one role from the backend.
+    """Action for the driver (real-time loop or simulator): request a replica change of one role from the backend.
 
     The driver answers with the reason if the backend refused the change, or with None if it accepted it.
 
@@ -60,13 +64,15 @@ class Scale:
 
     @property
     def changes(self) -> tuple[ReplicaChange, ...]:
-        """Return the change as a tuple of one, for code that also handles `Switch`."""
+        """Return the role's replica change as a tuple of one, for code that also handles the two changes of a `Switch`."""
         return (self.change,)
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Effect: request from the backend that workers of the shrinking role become workers of the growing role without a restart.
+    """Action for the driver (real-time loop or simulator): have workers of the shrinking role become workers of the growing one.
+
+    The backend moves them without a restart.
 
     The driver answers with the reason if the backend refused the switch, or with None if it accepted it.
 
@@ -80,13 +86,15 @@ class Switch:
 
     @property
     def changes(self) -> tuple[ReplicaChange, ...]:
-        """Return both changes, that of the shrinking role first."""
+        """Return the replica changes of both roles, that of the shrinking role first."""
         return (self.giver, self.taker)
 
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """Effect: pass a recorded decision to the planner's observers, such as metrics and Kubernetes Events. It needs no answer.
+    """Action for the driver: pass a recorded decision to the planner's observers, such as metrics and Kubernetes Events.
+
+    The driver is the real-time loop or a simulator; it gives no answer.
 
     Attributes:
         decision: The decision.
@@ -97,7 +105,9 @@ class Notify:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Effect: write a record to the ledger (the decision log); it may be lost in a crash. It needs no answer.
+    """Action for the driver: write a record to the ledger (the decision log); it may be lost in a crash.
+
+    The driver is the real-time loop or a simulator; it gives no answer.
 
     Attributes:
         record: The record.
@@ -108,9 +118,10 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class AppendPull:
-    """Effect: write a pull (metrics scrape) to the ledger; it may be lost in a crash. It needs no answer.
+    """Action for the driver: write a pull (metrics scrape) to the ledger (the decision log); it may be lost in a crash.
 
-    The record is made only if the driver asks for it by `record`, because a simulation does not.
+    The driver is the real-time loop or a simulator; it gives no answer. The record is made only if the driver calls
+    `record`, which a simulator does not.
 
     Attributes:
         pull: Pull to record.
@@ -122,13 +133,15 @@ class AppendPull:
 
     @property
     def record(self) -> Record:
-        """Return the ledger record of the pull."""
+        """Return the record of the pull (metrics scrape) for the ledger (the decision log), as values by field name."""
         return pull_record(self.pull, self.tick)
 
 
 @dataclass(frozen=True, slots=True)
 class BeginLedger:
-    """Effect: write the header of this run to the ledger (the decision log). It needs no answer.
+    """Action for the driver: write the header of this run to the ledger (the decision log).
+
+    The driver is the real-time loop or a simulator; it gives no answer.
 
     Attributes:
         header: Header record with the planner's state.
@@ -139,7 +152,10 @@ class BeginLedger:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Effect: the planner's whole state is in ``header``, so that the driver may start a new ledger file with it. It needs no answer.
+    """Notice to the driver: it may start a new file of the ledger (the decision log) now, with ``header`` as the first record.
+
+    It may, because the header contains the planner's whole state at this time. The driver is the real-time loop or a
+    simulator; it gives no answer.
 
     Attributes:
         header: Header record with the state.
@@ -150,7 +166,9 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Effect: log a constant text with variable keys. It needs no answer.
+    """Action for the driver: log a constant text with variable keys.
+
+    The driver is the real-time loop or a simulator; it gives no answer.
 
     Attributes:
         text: The message.

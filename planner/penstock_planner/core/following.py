@@ -30,7 +30,7 @@ from penstock_planner.decide.pipeline import decide
 class LedgerFollower:
     """Reconstructs the planner's state by reading the records of its ledger (the decision log) in order.
 
-    The first record must be an anchor: a record that contains the planner's whole state (see `records`).
+    The first record must be an anchor: a record that contains the planner's whole state, such as a header.
     """
 
     def __init__(self, config: DecideConfig) -> None:
@@ -44,11 +44,13 @@ class LedgerFollower:
         self._is_applied = False
 
     def follow(self, record: Record) -> Record | None:
-        """Process one record, and return the record of a decision that follows from it, if that decision changes nothing.
+        """Process one record of the ledger (the decision log), and return the record of a decision that the ledger left out.
 
-        That is the case if the record is a pull (metrics scrape) that completes an interval. Otherwise returns None.
-        The ledger may contain the same decision too, and the planner may have stopped before it made the decision.
-        Records before the first anchor are ignored.
+        The planner can leave out a decision that changes nothing. If the record is a pull (metrics scrape) that
+        completes an interval, and the decision for this interval changes nothing, the record of that decision is
+        returned; otherwise None. The ledger can contain the same decision nevertheless, and the planner may have
+        stopped before it made it. Records before the first anchor (a record with the planner's whole state) are
+        ignored.
 
         Raises:
             KeyError, TypeError, ValueError: The record lacks a value that its type requires.
@@ -65,7 +67,7 @@ class LedgerFollower:
         return None
 
     def history(self, newest: Record) -> LedgerHistory:
-        """Return the planner's state when it wrote the record ``newest``.
+        """Return the planner's state when it wrote the record ``newest`` of its ledger (the decision log).
 
         An anchor (a record that contains the planner's whole state) must have been processed before.
         """
@@ -144,7 +146,8 @@ def restore(records: Sequence[Record], config: DecideConfig) -> LedgerHistory | 
     """Return the planner's state after the records of a ledger (the decision log); None if there are no records.
 
     Args:
-        records: Records in file order, the first one an anchor (see `records`), as by `Ledger.tail`.
+        records: Records in file order. The first must be an anchor, a record with the planner's whole state, as in the
+            result of `Ledger.tail`.
         config: Configuration for values that the records do not contain.
 
     Raises:

@@ -90,18 +90,23 @@ _RECORD: Final[_Names] = {
 
 
 def with_present_names(record: Any) -> Any:
-    """Return a ledger record, or a file for `penstock planner decide`, with the field names of this version.
+    """Return plain data in which fields that older versions named differently have the names of this version.
 
-    The argument is not changed. Returns an equal record if it has no older names.
+    The argument is not changed. Returns an equal value if it has no older names.
+
+    Args:
+        record: Record of a ledger (the planner's decision log), or content of a file for `penstock planner decide`, as
+            dictionaries, lists and values.
     """
     return _renamed(record, _RECORD)
 
 
 def learned_with_present_names(learned: Any) -> Any:
-    """Return learned state of an older version with the field names of this version; the argument is not changed.
+    """Return the planner's learned state with the field names of this version, as plain data; the argument is not changed.
 
     Args:
-        learned: Learned state as plain data, by the key of its policy.
+        learned: Learned state that this or an older version wrote, as plain data by the key of the policy that learned
+            it.
     """
     return _renamed(learned, _LEARNED)
 

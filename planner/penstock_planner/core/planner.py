@@ -67,18 +67,19 @@ None if it accepted it."""
 class PlannerCore:
     """Control flow and state of one planner, without I/O. Times are simulated seconds.
 
-    `start` and `answer` return effects: actions that the driver (the live loop or a simulator) has to carry out.
+    `start` and `answer` return effects: actions that the driver (the real-time loop or a simulator) has to carry out.
 
     Attributes:
         settings: Settings of the planner; the driver can replace them between two answers.
         origin_s: Time at which the planner first started on this clock (`PlannerSettings.timeline`).
         schedule: Adjustment interval in progress, with its pulls (metrics scrapes).
         decided: State left by the last decision.
-        phase: Activity in the tick in progress, or in the last tick.
+        phase: Activity in the tick (metrics scrape) in progress, or in the last tick.
         startup_s: Seconds that the newest replica of each role took to become ready. A role is absent if none of its
             replicas has become ready since this process started.
         desired: Number of replicas desired by the last decision, by role; empty before the first decision.
-        is_overdue: Whether the planner goes ahead although an adjustment has not finished within its deadline.
+        is_overdue: Whether the planner decides again although replicas are still starting or draining after the
+            deadline for that.
         remembered: Description of the learned state that an earlier run left in the ledger; None if it left none.
     """
 
@@ -111,27 +112,31 @@ class PlannerCore:
         first_sequence: int = 0,
         gone_s: float = 0.0,
     ) -> tuple[Effect, ...]:
-        """Start the planner and return the first effects (actions for the driver); `answer` returns the later ones.
+        """Start the planner and return the first effects: actions that the driver (real-time loop or simulator) has to carry out.
+
+        The method `answer` returns the later effects.
 
         Args:
             now_s: Present time, in simulated seconds.
             history: State read from the ledger (the decision log); None if there is none.
             first_sequence: Number of decisions known to have been made even if the ledger was lost. Ids of new
                 decisions continue after it.
-            gone_s: Simulated seconds since the ledger's newest record, by the wall clock. Used if the ledger's times
-                are of another clock.
+            gone_s: Simulated seconds since the ledger's newest record, by the wall clock. Used if the times in
+                ``history`` were measured on another clock, so that they cannot be compared with ``now_s``.
         """
         self._now_s, self._effects = now_s, []
         self._ticks = self._tick_by_tick(self._begin(history, first_sequence, gone_s))
         return (*self._effects, next(self._ticks))
 
     def answer(self, answer: Answer, now_s: float) -> tuple[Effect, ...]:
-        """Return the effects (actions for the driver) that follow from the answer to the last effect.
+        """Return the next effects: actions that the driver (real-time loop or simulator) has to carry out.
 
-        The driver must carry out the effects in order. The last effect, and no other, needs an answer.
+        The driver must carry out the effects in order. The last effect, and no other, needs an answer, which is passed
+        to the next call.
 
         Args:
-            answer: Answer to the last effect, see `Answer`.
+            answer: Result of the last effect, as its class describes: the backend's state, a metrics scrape, whether a
+                record was written, or the reason for which a change was refused; None if the effect gave no result.
             now_s: Present time in simulated seconds; never before that of the previous call.
         """
         self._now_s, self._effects = now_s, []

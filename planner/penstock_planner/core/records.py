@@ -37,11 +37,12 @@ ANCHORS: Final = frozenset({"header", "decision", "settled"})
 
 
 class DecisionKind(StrEnum):
-    """Function that made a decision.
+    """Kind of a decision record in the ledger (the planner's decision log).
 
     Attributes:
-        ADJUSTMENT: `pipeline.decide`, at the end of an interval.
-        ROLL_BACK: `pipeline.roll_back`, because a scale-up failed. The value in the ledger is "withdrawal".
+        ADJUSTMENT: Regular decision at the end of an interval, made by `pipeline.decide`.
+        ROLL_BACK: Roll-back of a failed scale-up, made by `pipeline.roll_back`. Its value in the ledger is
+            "withdrawal".
     """
 
     ADJUSTMENT = "adjustment"
@@ -49,7 +50,9 @@ class DecisionKind(StrEnum):
 
 
 def anchor_position(timeline: str, origin_s: float, start_s: float, starts: Starts) -> Record:
-    """Return the position in time of an anchor (a record with the planner's whole state), as keys of its record.
+    """Return the part of an anchor that gives its position in time, as values by field name.
+
+    An anchor is a record of the ledger (the planner's decision log) that contains the planner's whole state.
 
     Args:
         timeline: Name of the clock of the times.
@@ -63,15 +66,15 @@ def anchor_position(timeline: str, origin_s: float, start_s: float, starts: Star
 def header_record(
     position: Record, *, at_s: float, state: PlannerState, config: DecideConfig, is_resumed: bool
 ) -> Record:
-    """Return the header, the first record of a run or of a file.
+    """Return the header, the first record of a run or of a file of the ledger (the decision log), as values by field name.
 
     Args:
-        position: Position in time, as of `anchor_position`.
+        position: Position in time, as returned by `anchor_position`.
         at_s: Present time, in simulated seconds.
         state: State left by the last decision.
         config: Configuration of the decisions.
-        is_resumed: Whether the run continues the interval of the previous records. Then the header is not an anchor,
-            that is, the state is not restored from it alone.
+        is_resumed: Whether the run continues the interval of the previous records. Then the state cannot be restored
+            from the header alone.
     """
     return {
         "type": "header",
@@ -94,11 +97,13 @@ def decision_record(
     made: tuple[Decision, PlannerState],
     **inputs: Any,
 ) -> Record:
-    """Return the record of one decision. It omits the performance profile, which is long and is in the header before it.
+    """Return the record of one decision for the ledger (the decision log), as values by field name.
+
+    It omits the performance profile, which is long and is in the header before it.
 
     Args:
-        kind: Function that made the decision.
-        position: Position in time, as of `anchor_position`.
+        kind: Whether the decision is a regular one or rolls back a scale-up.
+        position: Position in time, as returned by `anchor_position`.
         config: Configuration of the decision.
         before: State of the planner before the decision.
         made: The decision, and the state of the planner after it.
@@ -120,11 +125,11 @@ def decision_record(
 
 
 def pull_record(pull: Pull, tick: int) -> Record:
-    """Return the record of one pull (metrics scrape).
+    """Return the record of one pull (metrics scrape) for the ledger (the decision log), as values by field name.
 
     Args:
         pull: The pull.
-        tick: Number of the tick within the interval, from 1.
+        tick: Number of the scrape within the interval between two decisions, from 1.
     """
     return {"type": "pull", "at_s": pull.at_s, "slot": tick, "pull": to_short(pull)}
 
@@ -132,10 +137,10 @@ def pull_record(pull: Pull, tick: int) -> Record:
 def actuation_record(
     change: ReplicaChange, *, at_s: float, outcome: ChangeOutcome, error: str = ""
 ) -> Record:
-    """Return the record of the outcome of one replica change.
+    """Return the record of the outcome of one replica change for the ledger (the decision log), as values by field name.
 
     Args:
-        change: Change that was requested from the backend, or that was dropped.
+        change: Change that was requested from the backend (Kubernetes or local processes), or that was dropped.
         at_s: Present time, in simulated seconds.
         outcome: Outcome of the change.
         error: Reason why the change was not applied; empty if it was.

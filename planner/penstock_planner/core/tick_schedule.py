@@ -19,7 +19,7 @@ class TickSchedule:
         start_s: Time at which the interval started.
         pull_s: Seconds between two ticks, > 0.
         interval_s: Seconds between two decisions, >= ``pull_s``.
-        waits: Whether the mode neither scrapes nor decides while an adjustment is in progress.
+        waits: Whether the planner's mode neither scrapes nor decides while replicas start or drain (an adjustment).
         tick: Number of the latest tick in the interval; 0 before the first.
         pulls: Pulls (metrics scrapes) of the interval so far, in time order.
         blocked_s: Time since which replicas that start or drain have prevented scrapes and decisions; None if nothing
@@ -36,19 +36,24 @@ class TickSchedule:
 
     @classmethod
     def of(cls, config: DecideConfig, start_s: float) -> TickSchedule:
-        """Return the schedule of an interval that starts at ``start_s``."""
+        """Return the schedule of the adjustment interval (time between two decisions) that starts at ``start_s``.
+
+        Args:
+            config: Configuration with the length of the interval and the time between two metrics scrapes.
+            start_s: Start of the interval, in simulated seconds.
+        """
         return cls(
             start_s, config.metric_pulling_interval_s, config.interval_s, config.policy.waits_for_adjustments
         )
 
     @property
     def end_s(self) -> float:
-        """Return the time at which the interval ends and the decision is made."""
+        """Return the simulated time, in seconds, at which the interval ends and the decision is made."""
         return self.start_s + self.interval_s
 
     @property
     def is_decidable(self) -> bool:
-        """Return whether the interval has ended and has a pull (metrics scrape) from its end or later on which to decide."""
+        """Return whether the interval has a pull (metrics scrape) from its end or later, so that the decision can be made."""
         return bool(self.pulls) and self.pulls[-1].at_s >= self.end_s
 
     @property
@@ -58,27 +63,39 @@ class TickSchedule:
 
     @property
     def next_start_s(self) -> float:
-        """Return the time at which the next interval starts. This interval must have a pull.
+        """Return the simulated time, in seconds, at which the next interval starts.
 
-        It is the end of this interval, or the time of its last pull if that is a full interval late.
+        It is the end of this interval. If the last pull (metrics scrape) was a full interval or more after that end, it
+        is the time of that pull. This interval must have a pull.
         """
         last_s = self.pulls[-1].at_s
         return self.end_s if last_s < self.end_s + self.interval_s else last_s
 
     def at_s(self, tick: int) -> float:
-        """Return the time of tick number ``tick``, counted from 1.
+        """Return the simulated time, in seconds, of a tick (metrics scrape) of the interval.
 
-        The last tick before the decision is moved to the decision if the intervals do not divide evenly. Ticks after
-        the decision exist too; they are used while the backend cannot be observed.
+        The last tick before the decision is moved to the decision if the interval is not a multiple of the time between
+        two ticks. Ticks after the decision exist too; they are used while the backend (Kubernetes or local processes)
+        cannot be observed.
+
+        Args:
+            tick: Number of the tick, counted from 1.
         """
         due_s = self.start_s + tick * self.pull_s
         return self.end_s if due_s - self.pull_s < self.end_s < due_s else due_s
 
     def advanced(self, now_s: float) -> tuple[TickSchedule, float]:
-        """Return the schedule at its next tick, and the time of that tick: the first tick after the latest one that is not before ``now_s``.
+        """Return the schedule at its next tick (metrics scrape), and the simulated time of that tick.
 
-        Missed ticks are skipped and not made up for. While an adjustment blocks the interval, ticks are counted from
-        the start of the adjustment.
+        The next tick is the first one that is after the latest tick and not before ``now_s``. Missed ticks are skipped
+        and not made up for. While an adjustment (replicas that start or drain) blocks the interval, ticks are counted
+        from the start of the adjustment.
+
+        Args:
+            now_s: Present time, in simulated seconds.
+
+        Returns:
+            (schedule, time of the tick in simulated seconds).
         """
         if self.blocked_s is not None:
             return self, self.blocked_s + self._tick_after(0, now_s, self.blocked_s) * self.pull_s
@@ -86,7 +103,10 @@ class TickSchedule:
         return replace(self, tick=tick), self.at_s(tick)
 
     def after(self, now_s: float) -> tuple[TickSchedule, float]:
-        """Return the schedule at the first tick that is later than ``now_s``, and the time of that tick."""
+        """Return the schedule at the first tick (metrics scrape) that is later than ``now_s``, and the time of that tick.
+
+        Both times are simulated seconds.
+        """
         schedule, due_s = self.advanced(now_s)
         if due_s > now_s:
             return schedule, due_s
@@ -98,23 +118,32 @@ class TickSchedule:
     def next_interval(self, start_s: float, interval_s: float) -> TickSchedule:
         """Return the schedule of the next interval, which starts at ``start_s`` and is decided ``interval_s`` later.
 
-        An adjustment that blocks the schedule continues to block it.
+        Both are simulated seconds. If an adjustment (replicas that start or drain) prevents decisions now, it continues
+        to do so.
         """
         return replace(self, start_s=start_s, interval_s=interval_s, tick=0, pulls=())
 
     def blocked(self, at_s: float) -> TickSchedule:
-        """Return the schedule, marked as blocked by an adjustment (replicas that start or drain) since ``at_s``.
+        """Return the schedule, marked as blocked: no scrapes and decisions, because replicas have started or drained since ``at_s``.
 
-        Returns it unchanged if it is already blocked or the mode does not wait for adjustments.
+        Returns it unchanged if it is already blocked, or if the planner's mode does not wait for starts and drains.
+
+        Args:
+            at_s: Time at which the change was decided, in simulated seconds.
         """
         if self.blocked_s is not None or not self.waits:
             return self
         return replace(self, blocked_s=at_s)
 
     def restarted(self, at_s: float, interval_s: float) -> TickSchedule:
-        """Return the schedule of a new interval that starts at ``at_s``, without a block.
+        """Return the schedule of a new interval, in which scrapes and decisions are not blocked by starting or draining replicas.
 
-        Used after an adjustment has ended, or after an event that makes the current interval's pulls useless.
+        Used after the replicas have started or drained, or after an event that makes the metrics scrapes of the current
+        interval useless.
+
+        Args:
+            at_s: Start of the interval, in simulated seconds.
+            interval_s: Length of the interval, in simulated seconds.
         """
         return replace(self.next_interval(at_s, interval_s), blocked_s=None)
 

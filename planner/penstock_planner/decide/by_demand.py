@@ -58,11 +58,11 @@ After this time the average of its load reflects the scale-up."""
 
 
 def by_demand(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
-    """Return the proposal from demand at the frontend, the supply of ready and starting replicas, and the rules against oscillation.
+    """Return the proposal of modes adaptive and sla: from demand at the frontend, and the supply of ready and starting replicas.
 
-    With ``config.performance``, a worker's throughput is looked up in that performance profile and divided by the
-    learned factor of observed to profiled time, and the number of replicas follows from the latency targets. Without a
-    profile, the throughput is learned from observations.
+    Rules against oscillation are included. With ``config.performance``, a worker's throughput is looked up in that
+    performance profile and divided by the learned factor of observed to profiled time, and the number of replicas
+    follows from the latency targets. Without a profile, the throughput is learned from observations.
 
     Args:
         window: Pulls (metrics scrapes) of the interval, at least one.
@@ -106,7 +106,12 @@ def by_demand(window: Window, state: PlannerState, config: DecideConfig) -> Prop
 
 
 def remembered(known: Memory, config: DecideConfig) -> Memory:
-    """Return the learned state, or an empty one if it was learned from another model, engine, profile or time scale."""
+    """Return the planner's learned state, or an empty one if it was learned from another model, engine, profile or time scale.
+
+    Args:
+        known: Learned state of all policies, as the last decision left it.
+        config: Configuration with the identity of the present model, engine, profile and time scale.
+    """
     return known if AdaptiveMemory.read(known).is_of(config.learning_identity) else {}
 
 
@@ -473,9 +478,12 @@ MEMORIES: Final[Mapping[str, type[AdaptiveMemory | SlaMemory]]] = {
 
 
 def for_other_graph(known: Memory) -> Memory:
-    """Return the part of the learned state with which another graph's planner can start.
+    """Return the part of a planner's learned state with which the planner of another graph can start.
 
-    Learned state of other policies than modes adaptive and sla is dropped.
+    Traffic and replicas of this graph are dropped, and the learned state of other policies than modes adaptive and sla.
+
+    Args:
+        known: Learned state of all policies, by the key that each chose.
     """
     return {key: kind.read(known).for_other_graph() for key, kind in MEMORIES.items() if key in known}
 
@@ -484,11 +492,11 @@ def resumed(state: PlannerState, by_s: float, now_s: float) -> PlannerState:
     """Return the state of a planner after a restart, with its times converted to another clock.
 
     Args:
-        state: State as read from the ledger.
-        by_s: Seconds to add to a time of the ledger's clock to get a time of the current clock; can be negative. Unless
-            it is 0, the learned state of other policies is dropped, because it is unknown which of their values are
-            times.
-        now_s: Current time. No converted time is later than this.
+        state: State as read from the ledger (the planner's decision log).
+        by_s: Simulated seconds to add to a time of the ledger's clock to get a time of the current clock; can be
+            negative. Unless it is 0, the learned state of other policies is dropped, because it is unknown which of
+            their values are times.
+        now_s: Present time, in simulated seconds. No converted time is later than this.
     """
     memory = state.learned
     moved = {key: kind.read(memory).resumed(by_s, now_s) for key, kind in MEMORIES.items() if key in memory}

@@ -157,11 +157,14 @@ class DecideConfig:
 
     @property
     def policy(self) -> PlannerPolicy:
-        """Return the policy of ``mode``."""
+        """Return the planner policy with the name ``mode``: its function and its properties."""
         return policy_of(self.mode)
 
     def parameters_as(self, model: type[ParametersT]) -> ParametersT:
-        """Return the policy's parameters, or the defaults of the dataclass ``model`` if they are unset or of another type."""
+        """Return the parameters that only the present policy has, as an instance of the dataclass ``model``.
+
+        Returns the defaults of ``model`` if the parameters are unset or of another type.
+        """
         return self.parameters if isinstance(self.parameters, model) else model()
 
     def in_mode(self, mode: str) -> DecideConfig:
@@ -206,20 +209,20 @@ class DecideConfig:
 
     @property
     def unbounded(self) -> DecideConfig:
-        """Return the configuration without GPU budget and maximum step if the graph is in a GPU pool, else this configuration.
+        """Return the configuration without limits on GPUs and on replicas per decision if the graph is in a GPU pool; else this one.
 
-        It is used to calculate how many replicas the graph would have if the pool granted everything.
+        It is used to calculate how many replicas the graph would have if the pool granted all GPUs that it requests.
         """
         return self if self.grant is None else replace(self, max_gpu_budget=None, max_step=None)
 
     @property
     def within_pool(self) -> DecideConfig:
-        """Return the configuration with the GPU pool's grant as the budget; this configuration if the graph is in no pool."""
+        """Return the configuration with the GPUs that a GPU pool grants the graph as its budget; this one if the graph is in no pool."""
         return self if self.grant is None else replace(self, max_gpu_budget=self.grant)
 
     @property
     def reads_calendar(self) -> bool:
-        """Whether metrics scrapes need the wall-clock time, for a schedule or for demand learned by time of the week."""
+        """Whether decisions need the wall-clock time, for scheduled replica bounds or for demand learned by time of the week."""
         return bool(self.schedule) or self.policy.follows_demand
 
     @property
@@ -227,8 +230,7 @@ class DecideConfig:
         """Return the simulated seconds between two decisions.
 
         It is the adjustment interval, or 2 s (`ADAPTIVE_INTERVAL_S`) if that is shorter, in a mode that counts starting
-        replicas as supply. Deciding more often does not make such a mode over-compensate, and with one step per
-        decision it needs many decisions if start-ups are short.
+        replicas as supply. Deciding more often does not make such a mode add too many replicas.
         """
         if not self.policy.follows_demand:
             return self.adjustment_interval_s
@@ -285,7 +287,7 @@ class DecideConfig:
 
 
 def targets_of(slo: SloConfig) -> dict[str, Any]:
-    """Return a graph's latency targets as fields of `DecideConfig`, by name.
+    """Return a graph's latency targets as values by field name of `DecideConfig`.
 
     The attainment (fraction of requests that must meet them) fills two fields, because older ledgers use both names.
     """

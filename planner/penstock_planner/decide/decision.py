@@ -21,7 +21,12 @@ Values are dataclasses or plain values. State read from a ledger holds plain JSO
 
 
 def count_of(count: int, noun: str) -> str:
-    """Return the count with its noun in singular or plural: "1 worker", "3 workers"."""
+    """Return the count with its noun in singular or plural: "1 worker", "3 workers".
+
+    Args:
+        count: The number.
+        noun: The noun in singular.
+    """
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
@@ -78,7 +83,7 @@ class PlannerState:
     interval_s: float | None = None
 
     def of(self, role: Role) -> RoleState:
-        """Return the state of a role, or the default state if the role has none yet."""
+        """Return the state of a role between decisions (pending scale-up, back-off and so on); the default if the role has none yet."""
         return self.roles.get(role, _BLANK)
 
 
@@ -86,7 +91,13 @@ _BLANK = RoleState()
 
 
 class Action(StrEnum):
-    """Direction of a role's replica change."""
+    """Direction of a role's replica change.
+
+    Attributes:
+        UP: Replicas are added.
+        HOLD: The number of replicas stays the same.
+        DOWN: Replicas are removed.
+    """
 
     UP = "up"
     HOLD = "hold"
@@ -270,7 +281,7 @@ class Decision:
 
     @property
     def changes(self) -> tuple[RoleDecision, ...]:
-        """Return the decisions of the roles whose replicas change, to be carried out. Empty in no-operation mode."""
+        """Return the roles' decisions that change replicas, in the order in which to carry them out. Empty in no-operation mode."""
         return () if self.no_operation else tuple(r for r in self.roles if r.action is not Action.HOLD)
 
 
@@ -323,7 +334,7 @@ class RoleProposal:
     def changed(
         self, action: Action, reason: Reason, detail: str, step: Step, *, amount: int = 1
     ) -> RoleProposal:
-        """Return the proposal as changed by a rule, with the rule's ``step`` appended.
+        """Return the proposal as changed by a rule, with the rule's record ``step`` appended.
 
         Args:
             action: New direction.
@@ -344,7 +355,7 @@ class RoleProposal:
         )
 
     def held(self, reason: Reason, detail: str, step: Step) -> RoleProposal:
-        """Return the proposal set to HOLD by a rule.
+        """Return the proposal, changed by a rule to leave the number of replicas as it is.
 
         The new explanation contains the original request and the reason for holding it.
 

@@ -63,9 +63,13 @@ def proposed(proposals: list[RoleProposal], state: PlannerState, memory: Memory)
 
 
 def of_role(memory: Memory, role: Role) -> Mapping[str, object]:
-    """Return the learned state that a policy stored under the role's name; empty if it has stored none yet.
+    """Return the learned values that a policy stored for a role, by the names that it chose; empty if it has stored none yet.
 
     It is also empty after a restart without a ledger (the planner's decision log).
+
+    Args:
+        memory: Learned state, in which the policy used the role's name as key.
+        role: Role to look up.
     """
     kept = memory.get(role.value)
     return kept if isinstance(kept, Mapping) else {}
@@ -91,5 +95,5 @@ def waiting_requests(pull: Pull, role: Role) -> float | None:
 
 
 def numbers(value: object) -> list[float]:
-    """Return a list that was stored in learned state as floats; empty if ``value`` is not a list or tuple."""
+    """Return a list of numbers that was stored in learned state, as floats; empty if ``value`` is not a list or tuple."""
     return [float(each) for each in value] if isinstance(value, list | tuple) else []

@@ -83,7 +83,7 @@ class Signal:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every pull had the values of all ready workers. The role can shrink only then."""
+        """Return whether every pull (metrics scrape) of the interval had the values of all ready workers. The role can shrink only then."""
         return self.mean is not None and not self.unknown
 
 
@@ -97,7 +97,8 @@ def kv_signal(pulls: Sequence[Pull]) -> Signal:
     and a lower bound in which the unknown ones count as empty, like the Kubernetes HPA does before it scales up. A pull
     without any known worker counts as 0 in the bound and is left out of the mean.
 
-    Example: two workers, one at 0.98 and one unknown, give mean 0.98, low 0.49, incomplete.
+    Example with one pull: two workers, one at 0.98 and one unknown, give mean 0.98, lower bound 0.49, and a signal that
+    is not complete.
     """
     means: list[float] = []
     low_sum = 0.0
@@ -127,8 +128,8 @@ def queue_signal(pulls: Sequence[Pull], *, per_worker: bool) -> Signal:
     """Return the number of requests that wait for prefill, averaged over the pulls (metrics scrapes).
 
     A pull is unknown if its queue is unknown or no prefill worker is ready. It counts as 0 in the lower bound and is
-    left out of the mean. A queue that is itself only a lower bound counts with its value and makes the interval
-    incomplete.
+    left out of the mean. A queue of which only a part could be measured (`Reading.at_least`) counts with that value,
+    and the interval then counts as having an unknown value.
 
     Args:
         pulls: Pulls of the interval.

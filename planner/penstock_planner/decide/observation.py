@@ -41,7 +41,7 @@ class PoolCounts:
 
     @property
     def replicas(self) -> int:
-        """Return the number of ready and starting replicas, which is the number that a decision changes."""
+        """Return the number of ready and starting replicas, without draining ones; this is the number that a decision changes."""
         return self.ready + self.starting
 
     @property

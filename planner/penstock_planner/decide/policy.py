@@ -96,7 +96,7 @@ def parameters_of(mode: str, given: Mapping[str, Any] | None) -> Any:
 
     Args:
         mode: Name of the policy.
-        given: Parameters as in the manifest.
+        given: Parameters as in the manifest, by name; None if the manifest has none.
 
     Raises:
         ConfigError: The policy has no such parameter, or a value is invalid.

@@ -48,7 +48,7 @@ class Reading:
 
     @property
     def is_known(self) -> bool:
-        """Return whether decisions can use the value, that is, whether it is fresh."""
+        """Return whether the value is fresh, so that decisions can use it."""
         return self.quality is Quality.FRESH
 
 

@@ -20,7 +20,7 @@ from penstock_planner.decide.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Input of the rules. Built once per decision and the same for every rule.
+    """Input of the rules that change the proposals. Built once per decision and the same for every rule.
 
     Attributes:
         window: Pulls (metrics scrapes) of the interval, at least one.
@@ -41,7 +41,7 @@ class Facts:
 
     @property
     def reserved_roles(self) -> frozenset[Role]:
-        """Return the roles for which an earlier decision reserved GPUs (see `bounds.rebalance`)."""
+        """Return the roles for which an earlier decision reserved GPUs that another role gives up."""
         return frozenset(role for role in self.pools if self.roles[role].reserved)
 
 
@@ -64,14 +64,14 @@ class Proposals:
     next_decision_s: float | None = None
 
     def with_roles(self, roles: Iterable[RoleProposal]) -> Proposals:
-        """Return a copy with other proposals of the roles, or this object itself if ``roles`` holds the same objects as before."""
+        """Return a copy with ``roles`` as the proposals, one per role; this object itself if they are the same objects as before."""
         changed = tuple(roles)
         if len(changed) == len(self.roles) and all(map(is_, changed, self.roles)):
             return self
         return replace(self, roles=changed)
 
     def staying_gpus(self) -> int:
-        """Return the GPUs of all roles' ready and starting replicas, without draining ones, before the proposals are carried out."""
+        """Return the GPUs of the ready and starting replicas of all roles, not counting draining ones and the proposed changes."""
         return sum(each.pool.replicas * each.engine_gpus for each in self.roles)
 
     def added_gpus(self) -> int:

@@ -15,12 +15,12 @@ from penstock_planner.decide.observation import Pull, Window
 
 
 def quiet_since(before_s: float | None, pull: Pull) -> float | None:
-    """Return the simulated time since which neither the frontend nor a worker has had a request.
+    """Return the simulated time, in seconds, since which neither the frontend nor a worker has had a request.
 
     Returns None if there is a request now, or if a metric that would show it is unknown.
 
     Args:
-        before_s: Result for the previous pull.
+        before_s: Result for the previous pull (metrics scrape); None if there was none.
         pull: The next pull (metrics scrape).
     """
     demand, inside = pull.demand, pull.worker_waiting

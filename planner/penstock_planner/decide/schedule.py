@@ -65,7 +65,7 @@ Schedule = Sequence[ScheduledBounds]
 
 
 def in_force(schedule: Schedule, wall_s: float | None) -> tuple[ScheduledBounds, ...]:
-    """Return the entries of a schedule that are active at a Unix time; empty if ``wall_s`` is None, that is, if the time is unknown."""
+    """Return the entries of a schedule of replica bounds that are active at a Unix time; empty if the time is None (unknown)."""
     return () if wall_s is None else tuple(each for each in schedule if each.period.is_on(wall_s))
 
 

@@ -51,7 +51,7 @@ class Query:
 
     @property
     def kv_workers(self) -> tuple[Endpoint, ...]:
-        """Workers whose KV usage is read: the decode and aggregated workers."""
+        """Ready workers whose KV usage is read: the decode and aggregated workers."""
         return tuple(e for e in self.endpoints if e.role in (Role.DECODE, Role.AGGREGATED))
 
     @property
@@ -85,7 +85,7 @@ class Readings:
 
 
 class ReadingSource(Protocol):
-    """A source of metrics.
+    """A source of metrics, such as routers, workers or Prometheus.
 
     Attributes:
         counts_demand: Whether the source can provide the demand at the routers.
@@ -95,11 +95,11 @@ class ReadingSource(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the source, as in `Reading.source` of its readings."""
+        """Name of the source, as in the ``source`` field of its readings."""
         ...
 
     async def read(self, query: Query) -> Readings:
-        """Return a reading for each value in the query; a value that is not available has a missing reading.
+        """Return a reading for each value in the query; a value that is not available is marked as missing in its reading.
 
         Raises:
             ObservationError: the source provided no value at all.
@@ -173,7 +173,9 @@ class LatencyTotals:
         self._total: dict[str, dict[float, float]] = {key: {} for key in (TTFT, ITL, DISPATCHED_TTFT)}
 
     def add(self, pages: Mapping[str, Mapping[str, Buckets]], urls: Sequence[str]) -> Mapping[str, Buckets]:
-        """Add the counts that each frontend gained since the last call, and return the totals by name of the histogram.
+        """Add the latencies that each frontend measured since the last call, and return the totals by name of the histogram.
+
+        A histogram is a tuple of (upper bound in simulated seconds, number of samples up to it).
 
         Args:
             pages: Histograms by name, by URL of each frontend whose page could be read.
@@ -192,7 +194,9 @@ class LatencyTotals:
 
 
 def buckets_of(samples: Sequence[Sample]) -> Buckets:
-    """Return the sum of a histogram's series; samples without a bucket bound are skipped.
+    """Return the sum of a histogram's series as (upper bound in simulated seconds, number of samples up to it), in order.
+
+    Samples without a bucket bound are skipped.
 
     Args:
         samples: Samples of the histogram's buckets, of one or several series.
@@ -212,7 +216,7 @@ _bound = lru_cache(1024)(float)
 
 
 def gained(before: Buckets, after: Buckets) -> Buckets:
-    """Return the cumulative counts that a histogram gained since ``before``.
+    """Return the histogram of the samples that were added between ``before`` and ``after``.
 
     If a count decreased, because the process restarted, the counts of ``after`` are returned, as in Prometheus.
 
@@ -227,9 +231,13 @@ def gained(before: Buckets, after: Buckets) -> Buckets:
 
 
 def later_than(buckets: Buckets, bound_s: float) -> float:
-    """Return the number of samples above ``bound_s`` (simulated seconds) in a histogram.
+    """Return the number of samples above ``bound_s`` (simulated seconds) in a latency histogram.
 
     Interpolates linearly within the bucket that contains the bound.
+
+    Args:
+        buckets: Pairs (upper bound in simulated seconds, number of samples up to it), in order.
+        bound_s: The bound, such as a TTFT target.
     """
     share = share_within(buckets, bound_s)
     return 0.0 if share is None else (1.0 - share) * buckets[-1][1]

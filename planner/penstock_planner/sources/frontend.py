@@ -25,7 +25,7 @@ _ROUTER: Final = "router"
 
 @dataclass(frozen=True, slots=True)
 class FrontendMetrics:
-    """Inputs from which a metrics source for a graph's frontends is made.
+    """Inputs from which a metrics source for a graph's frontends (processes that receive the requests) is made.
 
     Attributes:
         pages: Reader of metrics pages.
@@ -44,7 +44,7 @@ def frontend_source(graph: GraphDeployment | None, frontend: FrontendMetrics) ->
     """Return the metrics source for the graph's routers or the frontends of its runtime; without a graph, for Penstock's routers.
 
     Args:
-        graph: The graph; its runtime can name the source.
+        graph: The graph; its runtime (the serving software of its workers) can name the source. None for no graph.
         frontend: Inputs of the source.
 
     Raises:

@@ -118,7 +118,7 @@ class PrometheusSource:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prometheus")
 
     async def read(self, query: Query) -> Readings:
-        """Return the newest samples; their age is computed from the clock of Prometheus.
+        """Return the newest values in Prometheus; their age is computed from the clock of Prometheus.
 
         The demand at the routers is not provided, since samples are too infrequent for it.
 
@@ -141,7 +141,7 @@ class PrometheusSource:
         )
 
     def close(self) -> None:
-        """Stop the thread without waiting for a running query."""
+        """Stop the thread that queries Prometheus, without waiting for a running query."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _mean(self, engines: Sequence[_Series]) -> Reading:
@@ -271,7 +271,8 @@ def require_client(setting: str = "--prometheus-url") -> None:
     ``setting`` is the flag that needs it, for the message.
 
     Raises:
-        ConfigError: the extra is not installed; the message has the command that installs it.
+        ConfigError: the optional dependencies for Prometheus are not installed; the message has the command that
+            installs them.
     """
     try:
         import prometheus_api_client  # noqa: F401, PLC0415 - optional extra
@@ -297,7 +298,7 @@ def connect(
         setting: Flag that names the server, for messages.
 
     Raises:
-        ConfigError: the extra is not installed, or the file is invalid.
+        ConfigError: the optional dependencies for Prometheus are not installed, or the file is invalid.
     """
     require_client(setting)
     from prometheus_api_client import PrometheusConnect  # noqa: PLC0415 - optional extra

@@ -78,7 +78,7 @@ class PageCounts:
     started_s: float | None = field(default=None, kw_only=True)
 
     def follows(self, before: PageCounts) -> bool:
-        """Return whether ``before`` is an earlier page of the same process, so that the counters were not reset in between."""
+        """Return whether ``before`` is an earlier metrics page of the same process, so that the counters were not reset in between."""
         return self.started_s == before.started_s and all(
             count >= before.counters[name] for name, count in self.counters.items()
         )
@@ -105,15 +105,18 @@ class CounterMeter(Generic[_PageT]):
     def gained(
         self, pages: Mapping[str, _PageT], urls: Collection[str], now_s: float
     ) -> tuple[dict[str, float], float] | None:
-        """Return the increase of each counter over all frontends since the last complete read, and the simulated seconds since then.
+        """Return the increase of each counter, summed over all frontends, since the last complete read of their metrics pages.
 
-        Returns None at the first read, and if a frontend's page is missing or a frontend has joined, left or restarted. Counts during an
-        incomplete read are part of the next increase, which then covers a longer period.
+        Returns None at the first read, and if a frontend's page is missing or a frontend has joined, left or restarted.
+        Counts during a read with a missing page are part of the next increase, which then covers a longer period.
 
         Args:
             pages: Pages by URL of the frontends that could be read.
             urls: URLs of all current frontends.
             now_s: Time of the read, simulated seconds.
+
+        Returns:
+            (increase by name of the counter, simulated seconds that it covers), or None.
         """
         if not urls or not pages.keys() >= set(urls) or (now_s <= self._newest_s and self.newest):
             return None
@@ -131,7 +134,11 @@ class CounterMeter(Generic[_PageT]):
         return gains, period_s
 
     def gauge(self, key: str) -> float:
-        """Return the sum over all frontends of a gauge, as of the last complete read."""
+        """Return the sum of a gauge over all frontends, as of the last read in which every frontend's metrics page was read.
+
+        Args:
+            key: Name of the gauge's field.
+        """
         return sum(page.gauges[key] for page in self.newest.values())
 
 
@@ -190,10 +197,9 @@ class DemandMeter:
     def add(
         self, frontends: Mapping[str, RouterSample], routers: Collection[str], now_s: float
     ) -> Demand | None:
-        """Return the demand at the routers since the last complete read of their metrics pages.
+        """Return the demand at the routers since the last read in which every router's metrics page was read.
 
-        Returns None at the first read, and if a router's page is missing or a router has joined, left or restarted; see
-        `CounterMeter.gained`.
+        Returns None at the first read, and if a router's page is missing or a router has joined, left or restarted.
 
         Args:
             frontends: Values by URL of the routers whose pages could be read.
@@ -291,10 +297,10 @@ class RouterSource:
         return cls(frontend.pages, frontend.urls, now_s=frontend.clock.now_s)
 
     async def read(self, query: Query) -> Readings:
-        """Return the routers' values. The values of a worker that no router reaches are missing, and old values are stale.
+        """Return the routers' values. Values of a worker that no router reaches are marked as missing, and old values as stale.
 
-        A worker's KV usage is the most recent value of any router. The queue is the sum over all routers; it is unknown if one of them
-        cannot be read.
+        A worker's KV usage is the most recent value of any router. The queue is the sum over all routers; it is unknown
+        if one of them cannot be read.
 
         Raises:
             ObservationError: there is no router, or no router's page can be read.

@@ -118,7 +118,7 @@ class MetricsPages:
 
 
 def unknown_queue(read: int, flaws: Sequence[ObservationError], *, kind: str, source: str) -> Reading | None:
-    """Return a missing reading for the request queue if some processes cannot be read; None if all could be read.
+    """Return a reading that says that the queue length is unknown, if some processes cannot be read; None if all could be read.
 
     Args:
         read: Number of processes that could be read.
@@ -150,7 +150,9 @@ class ScrapeSource:
         self._path = METRICS_PATH
 
     def of_runtime(self, own_names: OwnNames, path: str = METRICS_PATH) -> ScrapeSource:
-        """Return a source for a graph whose workers use other metric names; it shares the limit on concurrent fetches with this source.
+        """Return a metrics source for a graph whose workers use other metric names than vLLM's.
+
+        It shares the limit on concurrent fetches with this source.
 
         Args:
             own_names: The runtime's own metric names, by vLLM's name.
@@ -161,7 +163,7 @@ class ScrapeSource:
         return made
 
     async def read(self, query: Query) -> Readings:
-        """Return the workers' values; the values of a worker that does not answer are missing, with the reason.
+        """Return the workers' values; those of a worker that does not answer are marked as missing, with the reason.
 
         The number of requests that wait for prefill is known only if every prefill worker reports it. The demand at the
         routers is not provided, since workers see neither the requests that wait in the router nor those that it

@@ -61,10 +61,10 @@ class TargetState:
 
 
 class Target(Protocol):
-    """Interface of a backend (Kubernetes, local processes): reads the replicas of a graph, scales them, switches workers between roles."""
+    """Interface of a backend (Kubernetes or local processes): reads and scales a graph's replicas, and changes workers' roles."""
 
     async def observe(self) -> TargetState:
-        """Return a snapshot of the graph's workers: replica counts, addresses of ready workers, failures, and the grant of a GPU pool.
+        """Return a snapshot of the graph's workers: replica counts, addresses, failures, and the GPUs that a GPU pool grants.
 
         Raises:
             ClusterError: the backend cannot be read.

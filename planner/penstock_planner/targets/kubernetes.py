@@ -137,7 +137,7 @@ class KubernetesTarget:
         """Return the state of the graph's workers from the watched copies of cluster objects.
 
         Raises:
-            ClusterError: the copies may be outdated, because a watch does not work.
+            ClusterError: these copies may be outdated, because a watch does not work.
         """
         if (problem := self._view.problem()) is not None:
             raise ClusterError(f"the cluster cannot be watched: {problem}")
@@ -179,10 +179,19 @@ class KubernetesTarget:
         )
 
     async def scale(self, role: Role, replicas: int, *, decision_id: str) -> None:
-        """Write the number of replicas, limited to the service's bounds, to the service's ScalingAdapter; see `Target.scale`.
+        """Write the number of replicas, limited to the service's bounds, to the ScalingAdapter of the role's service.
 
-        It is a conflict if the number in the adapter differs from the last one that was observed. A change of another
-        field of the adapter is not a conflict.
+        Returns when it is written, before replicas start or stop.
+
+        Args:
+            role: Role to scale.
+            replicas: Desired number of replicas.
+            decision_id: Id of the planner's decision, for logs and events.
+
+        Raises:
+            ConflictError: the number in the adapter differs from the last one that was observed. A change of another
+                field is not a conflict.
+            ClusterError: the API server refused the write, failed or did not answer.
         """
         service = self._services.get(role)
         if service is None:
@@ -203,7 +212,7 @@ class KubernetesTarget:
     async def switch(
         self, giver: Role, taker: Role, *, replicas: Mapping[Role, int], decision_id: str
     ) -> None:
-        """Write the numbers of replicas of both roles; see `Target.switch`.
+        """Have workers of the role ``giver`` become workers of the role ``taker``, by writing the numbers of replicas of both roles.
 
         The operator then lets draining workers replace the pods that wait for GPUs. The number of ``taker`` is written
         first, so that its pod already waits for GPUs when a worker of ``giver`` becomes idle. If the second write

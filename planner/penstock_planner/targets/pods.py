@@ -109,9 +109,9 @@ class PodPool:
     """Replicas of one role, as counted from its pods.
 
     Attributes:
-        counts: Counts for the planner's loop.
-        is_adjusting: Whether a requested replica has not been ready yet, a replica is leaving, or the operator has not acted on the desired
-            number yet.
+        counts: Number of ready, starting and draining replicas.
+        is_adjusting: Whether a requested replica has not been ready yet, a replica is leaving, or the operator has not
+            acted on the desired number yet.
         endpoints: Addresses of the ready replicas.
         failed: One reason for each failed replica.
     """
@@ -134,15 +134,16 @@ def count(
 ) -> PodPool:
     """Return the replicas of a role, counted from its pods.
 
-    A desired replica without a pod counts as starting, or as failed if the API server refuses its pod. Replicas beyond the desired
-    number count as draining, since the operator is about to remove them. A new desired number therefore takes effect immediately.
+    A desired replica without a pod counts as starting, or as failed if the API server refuses its pod. Replicas beyond
+    the desired number count as draining, since the operator is about to remove them. A new desired number therefore
+    takes effect immediately.
 
     Args:
         role: The role.
         pods: Pods of the role.
         desired: Desired number of replicas, within the service's bounds.
         gpus: GPUs of one replica.
-        served: Uids of pods that were ready before.
+        served: Uids of pods that were ready at an earlier time, also if they are restarting now.
         failing: Reasons of pods that count as failed, by uid.
         refused: Reason for which the API server refuses further pods; empty if it does not.
     """

@@ -57,12 +57,13 @@ SIZES_MOST = 64
 
 
 class Growth(StrEnum):
-    """When a simulated fleet (see `ShadowFleets`) starts a replica above its floor, the minimum number of replicas that it keeps.
+    """When a fleet that the planner simulates starts a replica above its floor, the minimum number of replicas that it keeps.
 
     Attributes:
         IMMEDIATE: As soon as demand needs the replica.
         DELAYED: After demand has needed the replica for as long as a start-up takes.
-        SCHEDULED: Never; even the floor is kept only while demand that recurs is expected (see `Recurrence`).
+        SCHEDULED: Never; even the floor is kept only while demand that recurs is expected (at times with a known
+            period).
     """
 
     IMMEDIATE = "immediate"
@@ -82,8 +83,8 @@ class ShadowFleets:
         started_s: Seconds since the start of the n-th replica in the fleets whose floor is below n, at most the
             start-up time; 0 if it does not exist.
         backlogs: Work that each fleet would have left to do now, in seconds of one worker.
-        late: Number of requests that each fleet would have served over the TTFT target; halved with the other counts of
-            `Hindsight`.
+        late: Number of requests that each fleet would have served over the TTFT target; halved, like all counts, each
+            time 6 hours of demand have been counted.
         replica_s: Replica-seconds for which each fleet would have held GPUs; halved likewise.
     """
 
@@ -138,15 +139,21 @@ class Hindsight:
 
     @property
     def usual_requests(self) -> float:
-        """Return the number of requests that arrive in half an hour (`WAIT_S`) at the observed rate, but at least 100 (`ENOUGH`)."""
+        """Return the number of requests that arrive in half an hour (`WAIT_S`) at the observed rate, but at least 100.
+
+        100 (`ENOUGH`) is the number from which a fraction of late requests is reliable.
+        """
         return max(ENOUGH, WAIT_S * self.arrivals / self.seen_s) if self.seen_s else ENOUGH
 
     @property
     def largest_useful_floor(self) -> int:
-        """Return the largest floor worth keeping. Each replica above it has been idle for longer than it was needed, and for half an hour.
+        """Return the largest floor (minimum number of replicas) worth keeping even while idle.
 
-        A replica counts as needed from its first need to its last, so demand that returned is waited for longer than
-        demand that occurred once. The result is at least the smallest floor.
+        Each replica above it has been idle for longer than the time from its first need to its last, and for at least
+        half an hour.
+
+        So a replica is kept longer for demand that returned than for demand that occurred once. The result is at least
+        the smallest floor that can be chosen.
         """
         lasting = (
             floor
@@ -157,9 +164,9 @@ class Hindsight:
 
     @property
     def given_up_in_s(self) -> float | None:
-        """Return the seconds without further need after which the chosen floor is lowered; negative or 0 if it is due now.
+        """Return the simulated seconds after which the floor (minimum number of replicas) is lowered if demand does not need it.
 
-        Returns None if the floor is not above the smallest one.
+        Negative or 0 if it is due to be lowered now. Returns None if the floor is the smallest one that can be chosen.
         """
         if self.floor <= self.least or self.floor > self.sizes:
             return None
@@ -172,8 +179,8 @@ class Hindsight:
     def floor_now(self) -> int:
         """Return the minimum number of replicas to keep now even while they are idle; 0 if no floor has been chosen yet.
 
-        It is the chosen floor, or the smallest one if the floor is kept only for demand that recurs and no such demand
-        is expected within a start-up time.
+        It is the floor that was chosen as the cheapest, or the smallest possible one if the floor is kept only for
+        demand that recurs and no such demand is expected within a start-up time.
         """
         is_between = self.growth is Growth.SCHEDULED and self.recurrence.is_between
         return self.least if is_between else self.floor
@@ -183,15 +190,16 @@ class Hindsight:
         return sum(1 for needed_s in self.needed_s if needed_s >= startup_s)
 
     def is_idle(self, replica: int, hold_s: float) -> bool:
-        """Return whether the n-th replica, which is above the floor, is not needed any more.
+        """Return whether the n-th replica, which is above the floor (minimum number of replicas), is not needed any more.
 
-        It depends on the chosen `growth`. IMMEDIATE keeps the replica until it has been idle for ``hold_s``, DELAYED
-        until it has been idle for as long as demand needed it, and SCHEDULED does not keep it. A number above the
-        largest simulated floor is treated like that floor.
+        It depends on the chosen way of starting replicas (`growth`). If they start as soon as they are needed
+        (IMMEDIATE), the replica is kept until it has been idle for ``hold_s``; if they start after a delay (DELAYED),
+        until it has been idle for as long as demand needed it; and if only the floor is kept (SCHEDULED), it is not
+        kept at all. A number above the largest simulated floor is treated like that floor.
 
         Args:
             replica: n, counted from 1.
-            hold_s: Seconds for which an idle replica is kept.
+            hold_s: Simulated seconds for which an idle replica is kept.
         """
         floor_index = min(replica, self.sizes) - 1
         if floor_index < 0 or self.growth is Growth.SCHEDULED:
@@ -205,25 +213,29 @@ class Hindsight:
     def is_past(self, replica: int, hold_s: float) -> bool:
         """Return whether demand last needed the n-th replica longer ago than ``hold_s``.
 
-        Always False if the floor is kept for demand that recurs, because that demand is expected to return, and for a
-        number that is not simulated.
+        Always False for a number above the largest simulated fleet, and if replicas are kept only for demand that
+        recurs, because that demand is expected to return.
 
         Args:
             replica: n, counted from 1.
-            hold_s: Seconds for which an idle replica is kept.
+            hold_s: Simulated seconds for which an idle replica is kept.
         """
         if self.growth is Growth.SCHEDULED or not 1 <= replica <= self.sizes:
             return False
         return self.idle_s[replica - 1] >= hold_s
 
     def fleet(self) -> tuple[ShadowFleets, int]:
-        """Return the simulated fleets that start replicas in the chosen way, and the index of the chosen floor in their tuples."""
+        """Return the simulated fleets that start replicas in the chosen way, and the index of the chosen fleet in their tuples.
+
+        The chosen fleet has the chosen floor, the minimum number of replicas.
+        """
         return self.fleets[self.growth], self.floor - 1
 
     def for_other_graph(self) -> Hindsight:
         """Return the state with which another graph of the same model starts.
 
-        It keeps the costs of the simulated fleets, and drops their present replicas and the work that they have left.
+        It keeps what each minimum number of replicas would have cost in a simulation, and drops the simulated replicas
+        and their remaining work.
         """
         still = (0.0,) * self.sizes
         fleets = {
@@ -279,14 +291,18 @@ class PulledLoad:
 
 
 def counted(value: float) -> float:
-    """Return a time or a number of requests rounded to sixteenths, so that sums are exact and the ledger stores few digits."""
+    """Return a time or a number of requests rounded to sixteenths.
+
+    So sums are exact, and the ledger (the planner's decision log) stores few digits.
+    """
     return round(PARTS * value) / PARTS
 
 
 def followed(known: Hindsight, load: PulledLoad) -> Hindsight:
-    """Return the state after one decision interval, in which every simulated fleet has served the interval's load.
+    """Return a role's learned state after one decision interval, in which every simulated fleet has served the interval's load.
 
-    The floor does not change here, except that the first interval sets it to the number of existing replicas.
+    The floor (minimum number of replicas) does not change here, except that the first interval sets it to the number of
+    existing replicas.
 
     Args:
         known: State before the interval.
@@ -482,11 +498,13 @@ class Objective:
 
 
 def chosen(known: Hindsight, objective: Objective) -> Hindsight:
-    """Return the state with the floor to use from now on; it changes only if another one would have saved more than the change costs.
+    """Return a role's learned state with the floor (minimum number of replicas) to use from now on.
+
+    The floor changes only if another one would have saved more than the change costs.
 
     Args:
-        known: State with the costs of all floors.
-        objective: Target and prices.
+        known: Learned state with what each floor would have cost.
+        objective: Fraction of requests to serve on time, and prices of late requests and unused replicas.
     """
     least, most = min(known.least, known.sizes), min(known.largest_useful_floor, known.sizes)
     if not known.floor:
@@ -521,14 +539,14 @@ def cost_of(fleets: ShadowFleets, floor_index: int, objective: Objective) -> flo
 
     Args:
         fleets: Simulated fleets that start replicas in the same way.
-        floor_index: Floor of the fleet minus 1.
-        objective: Target and prices.
+        floor_index: Minimum number of replicas that the fleet keeps, minus 1.
+        objective: Fraction of requests to serve on time, GPUs of a replica, and price of a late request.
     """
     return objective.gpus * fleets.replica_s[floor_index] + objective.price_gpu_s * fleets.late[floor_index]
 
 
 def change_gpu_s(replicas: int, objective: Objective) -> float:
-    """Return the GPU-seconds that raising or lowering the floor by ``replicas`` can waste; at least those of one replica.
+    """Return the GPU-seconds that a change of the floor (minimum number of replicas) can waste; at least those of one replica.
 
     The sign of ``replicas`` is ignored, and 0 counts as one replica.
 

@@ -33,15 +33,28 @@ class Clock:
 
     @classmethod
     def of(cls, pull: Pull, config: DecideConfig) -> Clock:
-        """Return the clock at the time of a pull (metrics scrape)."""
+        """Return a clock whose present time is the time of a metrics scrape.
+
+        Args:
+            pull: The metrics scrape.
+            config: Configuration with the time zone and the time factor.
+        """
         return cls(pull.at_s, pull.wall_s, config.speed, config.time_zone)
 
     def past(self, at_s: float) -> str:
-        """Return a past simulated time as "at 02:10", or as "20 min ago" if the wall clock is unknown."""
+        """Return a past simulated time as "at 02:10", or as "20 min ago" if the wall clock is unknown.
+
+        Args:
+            at_s: The time, in simulated seconds.
+        """
         return self._shown(at_s, "at") or f"{_duration(self.now_s - at_s)} ago"
 
     def until(self, at_s: float) -> str:
-        """Return a future simulated time as "until 03:10", or as "for 40 min" if the wall clock is unknown."""
+        """Return a future simulated time as "until 03:10", or as "for 40 min" if the wall clock is unknown.
+
+        Args:
+            at_s: The time, in simulated seconds.
+        """
         return self._shown(at_s, "until") or f"for {_duration(at_s - self.now_s)}"
 
     def _shown(self, at_s: float, word: str) -> str:
@@ -59,7 +72,7 @@ class KeptBy:
         why: Reason in words, such as "5 were needed at 02:10".
         ends: Words after the end time in the sentence, such as " unless demand returns"; can be empty.
         since_s: Time at which the reason began; None if unknown.
-        until_s: Latest time at which the reason ends; None if it has no end.
+        until_s: Latest time at which the reason ends if demand does not return; None if it has no end.
     """
 
     rule: str
@@ -69,7 +82,9 @@ class KeptBy:
     until_s: float | None = None
 
     def in_words(self, needs: int, clock: Clock) -> str:
-        """Return the explanation for the sentence of a decision, such as "5 were needed at 02:10; kept until 03:10; demand needs 3".
+        """Return why a role keeps more replicas than demand needs, for the sentence of a decision.
+
+        Example: "5 were needed at 02:10; kept until 03:10; demand needs 3".
 
         Args:
             needs: Number of replicas that demand alone needs.
@@ -79,7 +94,7 @@ class KeptBy:
         return f"{self.why}{kept}; demand needs {needs}"
 
     def kept(self, needs: int) -> Retention:
-        """Return the explanation in the form in which a decision records it.
+        """Return the explanation of why a role keeps more replicas than demand needs, in the form in which a decision records it.
 
         Args:
             needs: Number of replicas that demand alone needs.
@@ -90,10 +105,11 @@ class KeptBy:
 def kept_by(case: Case, clock: Clock) -> KeptBy | None:
     """Return why the role's newest replica is kept, by the rule that keeps it longest; None if none of the rules here keeps it.
 
-    These rules are the minimum number of replicas, the learned floor, the hold time of idle replicas, and trials.
+    These rules are the configured minimum of replicas, the learned minimum (floor), the time for which an idle replica
+    is kept, and trials of whether one more replica reduces late requests.
 
     Args:
-        case: Input of the role's rules.
+        case: Input of the role's rules, such as replica counts and demand.
         clock: Clock that formats the times.
     """
     found = [] if case.hindsight is None else list(_by_hindsight(case, case.hindsight, clock))

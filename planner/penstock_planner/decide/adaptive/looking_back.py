@@ -30,13 +30,13 @@ price of late requests was so low that three in four bursts were served late (TR
 def looked_back(
     cases: Mapping[Role, rules.Case], window: Window, memory: AdaptiveMemory, config: DecideConfig
 ) -> AdaptiveMemory:
-    """Return the learned state after a decision interval: simulated fleets of every role have served it, and floors are chosen again.
+    """Return the learned state after a decision interval, with the floors (minimum numbers of replicas) chosen again.
 
-    The simulated ("shadow") fleets are explained in `hindsight`; a floor is the minimum number of replicas that the
-    planner keeps. Returns ``memory`` unchanged if the demand is unknown in every pull (metrics scrape) of the interval.
+    The planner simulates, for each role, one fleet per possible floor; these fleets have served the interval's demand
+    in the result. Returns ``memory`` unchanged if the demand is unknown in every pull (metrics scrape) of the interval.
 
     Args:
-        cases: Input of the rules by role; a role without an entry is left as it is.
+        cases: Input of the rules, such as replica counts and demand, by role; a role without an entry is left as it is.
         window: Pulls of the interval, at least one.
         memory: Learned state that already includes all pulls of the interval.
         config: Targets, bounds and budget.
@@ -77,11 +77,11 @@ def looked_back(
 def late_price_gpu_s(known: Hindsight, config: DecideConfig) -> float:
     """Return the GPU-seconds that are worth spending to avoid one late request.
 
-    It is `DecideConfig.gpu_percent_per_point` percent of four times (`HELD_TO_BUSY`) the GPU-seconds in which a hundred
-    requests keep workers busy. It does not depend on the GPUs that are really held.
+    It is the configured percentage ``gpu_percent_per_point`` (20 by default) of four times (`HELD_TO_BUSY`) the
+    GPU-seconds in which a hundred requests keep workers busy. It does not depend on the GPUs that are really held.
 
     Args:
-        known: Learned state with the number of requests and the busy GPU-seconds.
+        known: Learned state of one role with the number of requests and the busy GPU-seconds.
         config: Configuration with the accepted cost per percentage point.
     """
     usually_held_s = HELD_TO_BUSY * known.work_gpu_s

@@ -38,7 +38,11 @@ rise by 5% if start-ups take 40 to 300 s, without benefit."""
 
 
 def hold_s(expected_s: float) -> float:
-    """Return the simulated seconds for which an idle replica is kept, given the expected start-up time in seconds."""
+    """Return the simulated seconds for which an idle replica is kept: the start-up time, but at least one minute (`HOLD_S`).
+
+    Args:
+        expected_s: Expected start-up time of a replica, in simulated seconds.
+    """
     return max(HOLD_S, expected_s)
 
 
@@ -62,16 +66,19 @@ class RoleMemory:
 
     @property
     def startup_s(self) -> float | None:
-        """Return the expected start-up time in seconds: the longest of the last two. None before the first start-up was observed."""
+        """Return the expected start-up time of a replica in simulated seconds: the longer of the last two.
+
+        Returns None before the first start-up was observed.
+        """
         return max(self.startups_s, default=None)
 
     def followed(self, pool: PoolCounts, at_s: float) -> RoleMemory:
         """Return the role's state after one pull (metrics scrape).
 
-        New starts are recorded, and finished ones are timed, oldest first. A worker that switches roles counts as
-        ready. A replica that is already starting at the first pull has been starting for an unknown time, so its age
-        counts from that pull. The workers of the first pull count as just added, because their caches can be empty
-        and the load before the pull is unknown.
+        New starts are recorded, and finished ones are timed, oldest first. A worker that changes to this role from the
+        other one without a restart counts as ready. A replica that is already starting at the first pull has been
+        starting for an unknown time, so its age counts from that pull. The workers of the first pull count as just
+        added, because their caches can be empty and the load before the pull is unknown.
 
         Args:
             pool: Replica counts of the role at the pull.
@@ -94,13 +101,13 @@ class RoleMemory:
         return replace(after, shrunk_s=at_s) if pool.replicas < before else after
 
     def hold_down_s(self, expected_s: float, now_s: float) -> float:
-        """Return the seconds for which the role must not shrink yet after its last change; 0 if it can shrink now.
+        """Return the simulated seconds for which the role must not shrink yet after its last change; 0 if it can shrink now.
 
         It must not shrink for two start-up times (at least a minute) after replicas were added, nor for 6 s after some
         were removed.
 
         Args:
-            expected_s: Expected start-up time, in seconds.
+            expected_s: Expected start-up time of a replica, in simulated seconds.
             now_s: Present time, in simulated seconds.
         """
         until = [now_s]
@@ -111,10 +118,12 @@ class RoleMemory:
         return max(until) - now_s
 
     def arrivals_s(self, expected_s: float, at_s: float) -> tuple[float, ...]:
-        """Return the seconds from ``at_s`` until each starting replica is expected to be ready, soonest first; 0 for an overdue one.
+        """Return the simulated seconds from ``at_s`` until each starting replica is expected to be ready, soonest first.
+
+        The value of a replica that should be ready already is 0.
 
         Args:
-            expected_s: Expected start-up time, in seconds.
+            expected_s: Expected start-up time of a replica, in simulated seconds.
             at_s: Present time, in simulated seconds.
         """
         return tuple(max(0.0, begun_s + expected_s - at_s) for begun_s in self.start_times_s)
@@ -133,9 +142,10 @@ class AdaptiveMemory:
         quiet_since_s: Time since which there has been no request, as in `quiet_since`. None if there was one at the
             newest pull, if it is unknown, or if the graph does not scale to zero.
         unserved_s: Newest time at which some role had no ready replica; None if there was none.
-        served: Comparison of the planner's latency model with what was really served.
-        trials: Trial records by role: requests that were late without explanation by the latency model, and replicas on
-            trial.
+        served: Comparison of the late requests that the planner's latency model predicts with those that really were
+            late.
+        trials: By role, the number of late requests beyond those that the latency model predicts, and the trial of
+            whether one more replica reduces it.
         week: Demand by quarter of an hour of the week.
         learnt_from: Identity from which the state was learned, as `DecideConfig.learning_identity`; empty if unknown.
         stated_s: Start-up times in seconds that the manifest states, by role, as `DecideConfig.startups_s`.
@@ -179,23 +189,29 @@ class AdaptiveMemory:
         return from_plain(cls, {**known, "hindsight": kept}, skips_unknown=True)
 
     def is_of(self, learning_identity: str) -> bool:
-        """Return whether the state was learned from ``learning_identity``; also True if either identity is empty (unknown).
+        """Return whether the state was learned by a planner with the same identity; also True if either identity is empty (unknown).
 
-        The identity names the model, engine, profile and time scale.
+        Args:
+            learning_identity: Identity that names the present model, engine, profile and time scale.
         """
         return not self.learnt_from or not learning_identity or self.learnt_from == learning_identity
 
     @property
     def seen_s(self) -> float:
-        """Return the seconds of demand from which the floors were learned; the longest of all roles, 0 before the first."""
+        """Return the simulated seconds of demand from which the floors (minimum numbers of replicas) were learned.
+
+        It is the largest value of all roles; 0 if nothing has been learned yet.
+        """
         return max((each.seen_s for each in self.hindsight.values()), default=0.0)
 
     def of(self, role: Role) -> RoleMemory:
-        """Return the state of a role, or a default one if nothing is known about the role."""
+        """Return the learned replicas and start-up times of a role; default values if nothing is known about the role."""
         return self.roles.get(role, RoleMemory())
 
     def startup_s(self, role: Role, at_s: float) -> float:
-        """Return the expected start-up time of a role in seconds; at least the age of each replica that is still starting.
+        """Return the expected start-up time of a role's replicas in simulated seconds.
+
+        It is at least the age of each replica that is still starting.
 
         Args:
             role: Role to look up.
@@ -207,25 +223,27 @@ class AdaptiveMemory:
 
     @property
     def half_timeout_s(self) -> float:
-        """Return the start-up time to assume if only its upper limit ``startupTimeoutSeconds`` is known: half of it.
+        """Return the start-up time, in simulated seconds, to assume if only its upper limit is known: half of the limit.
 
-        With the default of 600 s this is 300 s, the longest that engines of 8 to 70 billion parameters take.
+        The limit is ``startupTimeoutSeconds``. With its default of 600 s the result is 300 s, the longest that engines
+        of 8 to 70 billion parameters take.
         """
         return self.startup_timeout_s / 2
 
     def change_startup_s(self, role: Role) -> float:
-        """Return the start-up time in seconds with which the cost of changing a role's learned floor is calculated (see `hindsight`).
+        """Return the start-up time, in simulated seconds, for the cost of changing a role's floor (minimum number of replicas).
 
-        It is `half_timeout_s` until a start-up has been observed or is stated in the manifest.
+        Until a start-up has been observed or is stated in the manifest, it is half of the limit
+        ``startupTimeoutSeconds``.
         """
         is_known = self.stated_s or any(each.startup_s is not None for each in self.roles.values())
         return self.known_startup_s(role) if is_known else self.half_timeout_s
 
     def known_startup_s(self, role: Role) -> float:
-        """Return the observed start-up time of a role in seconds; else that of another role, else the stated one, else 30 s.
+        """Return the observed start-up time of a role in simulated seconds; if there is none, another role's, the stated one, or 30 s.
 
-        The stated one is in the manifest; 30 s is `STARTUP_S`. Starts in progress do not count, because a start that
-        hangs is not a reason to keep replicas longer.
+        These three are tried in this order. The stated one is in the manifest; 30 s is `STARTUP_S`. Starts in progress
+        do not count, because a start that hangs is not a reason to keep replicas longer.
         """
         known = self.of(role).startup_s
         if known is not None:
@@ -235,11 +253,11 @@ class AdaptiveMemory:
         return max(seen, default=stated_s)
 
     def hold_startup_s(self, role: Role, at_s: float) -> float:
-        """Return the start-up time in seconds that determines for how long a role's idle replicas are kept.
+        """Return the start-up time in simulated seconds that determines for how long a role's idle replicas are kept.
 
         Until a start-up has been observed, the starts in progress are a lower bound: a replica that was requested 105 s
-        ago and is not ready takes longer than that. This bound is at most `half_timeout_s`, because a start that hangs
-        is not a reason to keep replicas longer.
+        ago and is not ready takes longer than that. This bound is at most half of the limit ``startupTimeoutSeconds``,
+        because a start that hangs is not a reason to keep replicas longer.
         """
         known_s = self.known_startup_s(role)
         if any(each.startup_s is not None for each in self.roles.values()):
@@ -248,13 +266,21 @@ class AdaptiveMemory:
         return max(known_s, min(max(ages_s, default=0.0), self.half_timeout_s))
 
     def hold_down_s(self, role: Role, now_s: float) -> float:
-        """Return the seconds for which a role must not shrink yet after its last change (see `RoleMemory.hold_down_s`); 0 if it can now."""
+        """Return the simulated seconds for which a role must not shrink yet after its last change; 0 if it can shrink now.
+
+        It must not shrink for two start-up times (at least a minute) after replicas were added, nor for 6 s after some
+        were removed.
+
+        Args:
+            role: Role to look up.
+            now_s: Present time, in simulated seconds.
+        """
         return self.of(role).hold_down_s(self.hold_startup_s(role, now_s), now_s)
 
     def resumed(self, by_s: float, now_s: float) -> AdaptiveMemory:
-        """Return the state after a restart, with its times converted to the current clock.
+        """Return the learned state after a restart of the planner, with its times converted to the current clock.
 
-        Starts in progress count from now, because their end was not observed.
+        Replicas that were starting count as requested now, because the end of their start was not observed.
 
         Args:
             by_s: Seconds to add to each time, which is measured on the clock of the previous run; can be negative.
@@ -284,8 +310,9 @@ class AdaptiveMemory:
     def for_other_graph(self) -> AdaptiveMemory:
         """Return the state with which another graph of the same model can start.
 
-        It keeps start-up times, throughput, prompt lengths, the costs of the floors, and the throughput fraction of
-        simulated workers (`ModelComparison.share`). It drops the traffic and the replicas of this graph.
+        It keeps start-up times, throughput, prompt lengths, what each floor (minimum number of replicas) would have
+        cost, and the fraction of the measured throughput that a simulated worker is assumed to do. It drops the traffic
+        and the replicas of this graph.
         """
         return AdaptiveMemory(
             work=replace(self.work, rate=Trend(), level=0.0),

@@ -75,32 +75,35 @@ a prefill pool's utilisation: about 0.43."""
 
 
 class ItlView(Protocol):
-    """Expected ITL at the horizon, that is, when a replica requested now could be ready."""
+    """Expected ITL (time between two tokens of an answer) when a replica requested now could be ready."""
 
     @property
     def target_s(self) -> float:
-        """Return the ITL target, in seconds."""
+        """Return the ITL target (time between two tokens of an answer), in seconds."""
         ...
 
     @property
     def after_s(self) -> float:
-        """Return the largest ITL, in seconds, with which one worker fewer is still enough; it is below the target."""
+        """Return the highest ITL, in seconds, that may be expected after removing one worker; it is below the ITL target."""
         ...
 
     def itl_with(self, workers: int) -> float:
-        """Return the expected ITL with ``workers`` workers, in seconds, at the SLO's percentile of requests.
+        """Return the ITL with ``workers`` workers, in seconds, that is expected when a replica requested now could be ready.
 
-        Infinite if the workers cannot keep up.
+        It is the value at the SLO's percentile of requests, such as the 99th. Infinite if the workers cannot keep up.
         """
         ...
 
 
 class ObservedWorkers:
-    """What a graph's workers can do, as observed. Mode ``sla`` replaces this class by workers of a profile, see `ProfiledWorkers`."""
+    """What a graph's workers can do, as observed. In mode ``sla`` a performance profile says it instead, see `ProfiledWorkers`."""
 
     @property
     def uses_learned_floor(self) -> bool:
-        """Whether simulated ("shadow") fleets decide how many replicas to keep, see `hindsight`; if not, only `busy_most` does."""
+        """Whether a learned floor decides how many replicas to keep; otherwise only a maximum utilisation does (`busy_most`).
+
+        The floor is the minimum number of replicas that was cheapest in a simulation of fleets with different floors.
+        """
         return True
 
     @property
@@ -115,11 +118,11 @@ class ObservedWorkers:
 
     @property
     def restraint(self) -> Stabilization:
-        """Return the KV usage above which a pool grows, and the further conditions for shrinking it."""
+        """Return the KV usage above which a pool (the workers of one role) grows, and the further conditions for shrinking it."""
         return OBSERVED_RESTRAINT
 
     def tokens_per_s(self, work: Work) -> float | None:
-        """Return the prompt tokens that one worker computes per second; None until it has been observed.
+        """Return the prompt tokens that one worker computes per second; None until it has been observed for long enough.
 
         Args:
             work: Observed prefill work.
@@ -127,7 +130,13 @@ class ObservedWorkers:
         return work.tokens_per_s
 
     def arriving(self, along: TrendForecast) -> TrendForecast:
-        """Return the forecast of arriving requests/s to use, given the forecast along the trend; here it is the forecast along the trend."""
+        """Return the forecast of arriving requests/s to use: the forecast along the trend, unchanged.
+
+        Workers of a performance profile can replace it by the mean rate.
+
+        Args:
+            along: Forecast of requests/s along the trend.
+        """
         return along
 
     def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
@@ -142,7 +151,7 @@ class ObservedWorkers:
         return ObservedDecoding(held_s * tokens_per_s)
 
     def itl(self, tokens_per_s: float) -> ItlView | None:
-        """Return the expected ITL of the answers, or None if there is no ITL target. Without a profile it is always None.
+        """Return the expected ITL of the answers, or None if there is no ITL target. Without a performance profile it is always None.
 
         Args:
             tokens_per_s: Uncached prompt tokens/s whose prefill is expected to end, so that their answers must be

@@ -65,21 +65,24 @@ class Recurrence:
 
     @property
     def is_known(self) -> bool:
-        """Whether it is known when demand needs more than the smallest floor: by a period, or because it never did in twelve hours."""
+        """Whether it is known when demand needs more replicas than the configured minimum.
+
+        It is, if such demand returns with a period, or if there was none in twelve hours.
+        """
         return bool(self.period) or (self.slots == SLOTS_MOST and self.asked == "0")
 
     @property
     def is_between(self) -> bool:
-        """Whether it is known that demand will not need more than the smallest floor within a start-up time."""
+        """Whether it is known that demand will not need more replicas than the configured minimum within a start-up time."""
         return self.is_known and not self.due_s
 
     def followed(self, dt_s: float, startup_s: float, *, is_asked: bool) -> Recurrence:
-        """Return the record after one metrics scrape.
+        """Return the record of when demand needed more replicas than the configured minimum, after one metrics scrape.
 
         Args:
-            dt_s: Seconds since the previous scrape.
-            startup_s: Seconds from requesting a replica until it is ready.
-            is_asked: Whether demand needs more than the smallest floor now.
+            dt_s: Simulated seconds since the previous scrape.
+            startup_s: Simulated seconds from requesting a replica until it is ready.
+            is_asked: Whether demand needs more replicas than the configured minimum now.
         """
         bits, slots = int(self.asked, 16), self.slots
         slot_s = self.slot_s + min(dt_s, SLOTS_MOST * SLOT_S)
@@ -95,13 +98,15 @@ class Recurrence:
 
 
 def period_of(asked: int, slots: int) -> tuple[int, int]:
-    """Return the period after which demand returned and the tolerance, both in slots. The period is 0 if there is none.
+    """Return the period after which high demand returned, and its tolerance, both in slots of half a minute.
+
+    The period is 0 if there is none. High demand needs more replicas than the configured minimum.
 
     The tolerance is one slot or three. The period found with a tolerance of three slots is used if none is found with a
     tolerance of one, or if the one found with a tolerance of one is at least 1.5 times as long.
 
     Args:
-        asked: One bit per slot, newest in the lowest bit; 1 if there was such demand.
+        asked: One bit per slot, newest in the lowest bit; 1 if there was high demand in the slot.
         slots: Number of recorded slots.
     """
     exact, wide = (_period_within(near, asked, slots, _longest(near, slots)) for near in (CUT, NEAR))

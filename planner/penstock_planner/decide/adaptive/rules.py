@@ -41,7 +41,7 @@ class RoleFinding:
         detail: Result in words and numbers, whether the rule applies or not.
         step: Record of the rule with its inputs, threshold and outcome.
         waits_for: Explanation of what keeps the rule from applying although its condition is met, such as that demand
-            has not lasted long enough (`LASTS`). Empty if nothing does.
+            has not lasted long enough. Empty if nothing does.
     """
 
     reason: Reason
@@ -51,12 +51,12 @@ class RoleFinding:
 
     @property
     def applies(self) -> bool:
-        """Whether the rule asks for its change: to grow if it is from `grow_findings`, to shrink by one if it is from `shrink_findings`."""
+        """Whether the rule asks for its change: a rule for growing to add replicas, a condition for shrinking to remove one."""
         return self.step.outcome.startswith(("grow", "shrink"))
 
 
 def grows(applies: bool) -> str:  # noqa: FBT001 - a word for a truth
-    """Return the outcome of a growing rule's step: "grow" if it applies, else "pass"."""
+    """Return the word that a rule for growing records as its outcome: "grow" if it applies, else "pass"."""
     return "grow" if applies else "pass"
 
 
@@ -79,11 +79,11 @@ class Case:
         rejected: Number of requests rejected or timed out since the previous decision for lack of this role's workers.
         workers: What the workers are assumed to be able to do: as observed, or by a performance profile.
         hindsight: Costs of the possible floors (minimum numbers of replicas); None if none are known yet.
-        served: Comparison of the planner's latency model with what was really served. None for roles that requests do
-            not reach first, and if the latency model is not used.
-        trial: Record of requests that were late without explanation by the latency model; None if the latency model is
-            not used.
-        allowed: Fraction of requests that are allowed to be late.
+        served: Comparison of the late requests that the planner's latency model predicts with those that really were
+            late. None for roles that requests do not reach first, and if the latency model is not used.
+        trial: Number of late requests beyond those that the latency model predicts, and the trial of whether one more
+            replica reduces it; None if the latency model is not used.
+        allowed: Fraction of requests that are allowed to be late (over a latency target).
         price_gpu_s: GPU-seconds that are worth spending to avoid one late request.
     """
 
@@ -107,10 +107,10 @@ class Case:
 
     @property
     def is_early(self) -> bool:
-        """Whether it is too early to start a replica for the present demand.
+        """Whether it is too early to start a replica for the present demand, because demand may not last.
 
-        It is if, in hindsight, it would have been cheaper to wait until demand has lasted for a start-up time, and
-        demand has not lasted that long.
+        It is too early if waiting until demand has lasted for a start-up time would have been cheaper in the past, by
+        the planner's simulation, and demand has not lasted that long now.
         """
         known = self.hindsight
         if known is None or known.growth is Growth.IMMEDIATE:
@@ -119,7 +119,11 @@ class Case:
 
 
 def grow_findings(case: Case) -> list[RoleFinding]:
-    """Return the findings of all rules for growing. The role grows if any of them applies."""
+    """Return the result of each rule for growing, with its explanation. The role grows if any of them applies.
+
+    Args:
+        case: Input of the role's rules, such as replica counts and demand.
+    """
     found = []
     if case.work is not None:
         found.append(_demand(case, case.work))
@@ -135,12 +139,12 @@ def grow_findings(case: Case) -> list[RoleFinding]:
 
 
 def replicas_to_add(case: Case, most: int) -> int:
-    """Return the number of replicas to add, from 1 to ``most``; a growing rule must apply to the case.
+    """Return the number of replicas to add, from 1 to ``most``; at least one rule for growing must apply to ``case``.
 
-    Replicas are added one by one, each counted as starting, until no growing rule applies.
+    It is calculated by adding replicas one by one, each counted as starting, until no rule for growing applies.
 
     Args:
-        case: Input of the role's rules.
+        case: Input of the role's rules, such as replica counts and demand.
         most: Maximum number to return, >= 1.
     """
     count = 1
@@ -154,7 +158,11 @@ def replicas_to_add(case: Case, most: int) -> int:
 
 
 def shrink_findings(case: Case) -> list[RoleFinding]:
-    """Return the findings of all conditions for removing one replica. The role shrinks only if all of them apply."""
+    """Return the result of each condition for removing one replica, with its explanation. The role shrinks only if all are met.
+
+    Args:
+        case: Input of the role's rules, such as replica counts and demand.
+    """
     found = [] if case.hindsight is None else [_floor_after(case, case.hindsight)]
     if case.trial is not None:
         found.append(_trial_after(case, case.trial))
@@ -171,6 +179,9 @@ def workers_needed(case: Case) -> float | None:
     """Return the number of workers, a fraction such as 2.4, that the expected demand needs; a pool with fewer workers must grow.
 
     Returns None if a worker's throughput is unknown, or for decode if no worker is ready.
+
+    Args:
+        case: Input of the role's rules, such as replica counts and demand.
     """
     if case.work is not None:
         speed = case.work.tokens_per_s
@@ -186,7 +197,11 @@ def workers_needed(case: Case) -> float | None:
 
 
 def kv_busy_workers(case: Case) -> float:
-    """Return the number of workers, a fraction such as 2.4, whose KV caches the running answers would fill; 0 if it is unknown."""
+    """Return the number of workers, a fraction such as 2.4, whose KV caches the running answers would fill; 0 if it is unknown.
+
+    Args:
+        case: Input of the role's rules, such as replica counts and KV usage.
+    """
     if case.kv is None or not case.pool.ready:
         return 0.0
     return case.pool.ready * idle_speed_usage(case.kv.load / case.pool.ready) / idle_speed_usage(FULL)
@@ -195,7 +210,10 @@ def kv_busy_workers(case: Case) -> float:
 def workers_to_keep(case: Case) -> float:
     """Return the number of workers, a fraction such as 2.4, that demand needs so that the pool does not soon grow again.
 
-    A pool with more workers can shrink. Must be called only if `workers_needed` is not None.
+    A pool (the workers of one role) with more workers can shrink. Must be called only if `workers_needed` is not None.
+
+    Args:
+        case: Input of the role's rules, such as replica counts and demand.
     """
     kept = case.workers.restraint
     if case.work is not None:
@@ -334,6 +352,9 @@ def arriving_per_s(work: WorkView) -> float:
 
     It is the largest of three forecasts: along the trend, the present rate if it has jumped, and the rate learned for
     this time of the week.
+
+    Args:
+        work: Prefill work, with these forecasts.
     """
     return max(work.rate.ahead, _jump(work), work.recalled)
 
@@ -341,13 +362,15 @@ def arriving_per_s(work: WorkView) -> float:
 def backlog_at_horizon(
     work: WorkView, pool: PoolCounts, arrivals_s: Sequence[float], horizon_s: float
 ) -> float:
-    """Return the uncached prompt tokens that will be queued after ``horizon_s``, less what ready and starting workers compute until then.
+    """Return the uncached prompt tokens that are expected to be queued or computed after ``horizon_s``.
+
+    They are the present and arriving tokens, minus those that ready and starting workers compute until then.
 
     Args:
         work: Prefill work: backlog, arrival rate and a worker's throughput.
         pool: Replica counts now.
-        arrivals_s: Seconds from now until each starting worker is ready.
-        horizon_s: Seconds from now until a replica requested now could be ready.
+        arrivals_s: Simulated seconds from now until each starting worker is ready.
+        horizon_s: Simulated seconds from now until a replica requested now could be ready.
     """
     worked_s = pool.ready * horizon_s + sum(max(0.0, horizon_s - at_s) for at_s in arrivals_s)
     arrived = work.backlog_tokens + work.level.now * horizon_s
@@ -365,8 +388,8 @@ def prefilled_per_s(
     Args:
         work: Prefill work: backlog, arrival rate and a worker's throughput.
         pool: Replica counts of the role that computes prompts.
-        arrivals_s: Seconds from now until each starting worker is ready.
-        horizon_s: Seconds from now until a replica requested now could be ready.
+        arrivals_s: Simulated seconds from now until each starting worker is ready.
+        horizon_s: Simulated seconds from now until a replica requested now could be ready.
         slo_s: TTFT target, in seconds.
     """
     arriving = arriving_per_s(work)
@@ -458,9 +481,15 @@ def _kept_rate(work: WorkView, sigmas: float) -> float:
 
 
 def is_enough(case: Case, workers: int) -> bool:
-    """Return whether demand alone needs at most ``workers`` replicas, regardless of learned floors and trials.
+    """Return whether demand alone needs at most ``workers`` replicas.
+
+    Learned floors (minimum numbers of replicas) and replicas on trial are not taken into account.
 
     False for 0 workers while there is demand. ``workers`` must be less than the present number of replicas.
+
+    Args:
+        case: Input of the role's rules, such as replica counts and demand.
+        workers: Number of replicas.
     """
     if case.work is not None:
         busy, most = _busy_with(case, case.work, workers)
@@ -472,9 +501,14 @@ def is_enough(case: Case, workers: int) -> bool:
 
 
 def needed(case: Case) -> int:
-    """Return the number of replicas that demand alone needs, regardless of learned floors and trials.
+    """Return the number of replicas that demand alone needs.
+
+    Learned floors (minimum numbers of replicas) and replicas on trial are not taken into account.
 
     The result is from 1 to the present number of replicas, which it does not exceed even if demand needs more.
+
+    Args:
+        case: Input of the role's rules, such as replica counts and demand.
     """
     replicas = case.pool.replicas
     if not is_enough(case, replicas - 1):

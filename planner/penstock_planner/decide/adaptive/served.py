@@ -25,7 +25,9 @@ throughput explains, there is another cause, and more workers would not help."""
 
 @dataclass(frozen=True, slots=True)
 class WindowComparison:
-    """Requests of one decision interval as they were really served, and as the latency model (see `served`) predicts for the real fleet.
+    """Requests of one decision interval as they were really served, and as the planner's latency model predicts for the real fleet.
+
+    The latency model simulates how many requests the workers of a fleet serve over the TTFT target.
 
     Attributes:
         requests: Number of first tokens plus requests rejected or timed out.
@@ -42,7 +44,7 @@ class WindowComparison:
 
     @property
     def inputs(self) -> dict[str, float]:
-        """Return the four numbers by name, for the recorded step of a rule."""
+        """Return the four numbers of observed and predicted requests by name, for a decision's record of a rule."""
         return {
             "requests": self.requests,
             "late": self.late,
@@ -53,15 +55,16 @@ class WindowComparison:
 
 @dataclass(frozen=True, slots=True)
 class ModelComparison:
-    """Comparison of the planner's latency model (see `served`) with the requests that were really served.
+    """Comparison of the late requests that the planner's latency model predicts with those that really were late.
 
-    Late means over the TTFT target, rejected or timed out. The counts ``requests``, ``late``, ``arrived`` and
-    ``predicted_late`` lose weight with a time constant of half an hour (`WAIT_S`); the counts of the calm with one of 6
-    hours (`MEMORY_S`). All times are durations in simulated seconds.
+    The latency model simulates the workers of the real fleet. Late means over the TTFT target, rejected or timed out.
+    The counts ``requests``, ``late``, ``arrived`` and ``predicted_late`` lose weight with a time constant of half an
+    hour (`WAIT_S`); the counts that begin with ``calm`` with one of 6 hours (`MEMORY_S`). All times are durations in
+    simulated seconds.
 
     Attributes:
         share: Fraction of its measured throughput that a simulated worker is assumed to do; None as long as the default
-            applies, see `share_of`.
+            of the role applies.
         backlog_s: Work that the simulation of the real fleet has left to do now, in seconds of one worker.
         requests: Number of first tokens sent plus requests rejected or timed out.
         late: Number of those requests that were late.
@@ -93,19 +96,19 @@ class ModelComparison:
     def share_of(self, role: Role) -> float:
         """Return the fraction of its measured throughput that the latency model assumes for a worker of the role.
 
-        It is ``share``, which is learned from comparisons with the real fleet, or before the first comparison the
-        default of `SHARES`.
+        It is learned by comparing predicted with real late requests; before the first comparison, it is the default of
+        the role (`SHARES`).
         """
         return SHARES.get(role, 1.0) if self.share is None else self.share
 
     @property
     def in_time(self) -> float | None:
-        """Return the observed fraction of about the last half hour's requests that met the TTFT target; None if there were none."""
+        """Return the observed fraction of requests in about the last half hour that met the TTFT target; None if there were none."""
         return 1.0 - self.late / self.requests if self.requests > 0 else None
 
     @property
     def predicted_in_time(self) -> float | None:
-        """Return the fraction of about the last half hour's arrivals that the latency model predicts to meet the TTFT target.
+        """Return the fraction of about the last half hour's arrivals that the planner's latency model predicts to meet the TTFT target.
 
         The prediction is for the replicas that were really there. Returns None if nothing arrived.
         """
@@ -128,7 +131,7 @@ class ModelComparison:
         slo_s: float,
         usual_requests: float,
     ) -> ModelComparison:
-        """Return the comparison after one decision interval.
+        """Return the comparison of predicted and real late requests after one more decision interval.
 
         Args:
             load: Load of the interval, calculated with the present ``share``.
@@ -136,13 +139,13 @@ class ModelComparison:
             ready: Number of ready workers of that role.
             first: Number of first tokens plus requests rejected or timed out.
             late: Number of those requests that were late: over the TTFT target, rejected or timed out.
-            late_alone: Number of late requests that were late because of their own prefill time, and so with any number
-                of workers; None if unknown.
+            late_alone: Number of those late requests whose prefill alone took longer than the target, so that they are
+                late with any number of workers; None if unknown.
             is_entry_late: Whether the late requests lacked workers of this role, as far as is known. False if they
                 waited for workers of another role.
             slo_s: TTFT target, in seconds.
-            usual_requests: Number of requests per half hour, > 0. If the latency model predicts this number of late
-                requests too many or too few, ``share`` moves by 1.
+            usual_requests: Number of requests per half hour, > 0. It scales how fast ``share`` is corrected: a
+                prediction that is wrong by this number of late requests changes ``share`` by 1.
         """
         left_s, predicted_late = served_by(ready, self.backlog_s, load)
         kept, calm_kept = (math.exp(-load.dt_s / tau_s) for tau_s in (WAIT_S, MEMORY_S))
@@ -183,5 +186,8 @@ class ModelComparison:
         return f"; observed: {served:.1%} of the last {self.requests:.0f} requests on time (model {predicted:.1%})"
 
     def for_other_graph(self) -> ModelComparison:
-        """Return the state with which another graph of the same model starts: only ``share`` is kept, all counts are reset."""
+        """Return the state with which another graph of the same model starts: all counts are reset.
+
+        Only the fraction of its measured throughput that a simulated worker is assumed to do (``share``) is kept.
+        """
         return ModelComparison(share=self.share)

@@ -72,14 +72,14 @@ class Trend:
     seen_s: float = 0.0
 
     def followed(self, value: float, dt_s: float, tau_s: float, *, lasts_s: float = 0.0) -> Trend:
-        """Return the trend after one more sample.
+        """Return the trend (level, slope and noise of a value) after one more sample.
 
         Until ``tau_s`` has passed the averages are plain means, so that the first values do not dominate.
 
         Args:
             value: Value of the sample.
-            dt_s: Duration for which the value was measured, in seconds.
-            tau_s: Time constant of the averages, in seconds.
+            dt_s: Duration for which the value was measured, in simulated seconds.
+            tau_s: Time constant of the averages, in simulated seconds.
             lasts_s: For a sum of things that each last this many seconds, such as requests in flight: samples within
                 twice this time are correlated and count as one sample for the noise. 0 if samples are independent.
         """
@@ -101,16 +101,16 @@ class Trend:
         prediction stays constant. When it was extrapolated over six times ``tau_s``, a sine of ten minutes requested
         workers that became ready only after its peak: 99.6% on time for 2.86 instead of 2.56 GPU-hours.
 
-        With a = 1/tau and k = horizon/tau the prediction weighs a sample of age t by a ((2 + k) exp(-a t) - (1 + k) a
-        t exp(-a t)), so for white noise of density S its variance is S a ((2 + k)^2 / 2 - (2 + k)(1 + k) / 2 + (1 +
-        k)^2 / 4). If the prediction is 0, the error is that of the present value, because a slope that ends at 0 goes
-        no further.
+        With a = 1/tau and k = horizon/tau the prediction weighs a sample of age t by a ((2 + k) exp(-a t) - (1 + k) a t
+        exp(-a t)), so for white noise of density S its variance is S a ((2 + k)^2 / 2 - (2 + k)(1 + k) / 2 + (1 + k)^2
+        / 4). If the prediction is 0, the error is that of the present value, because a slope that ends at 0 goes no
+        further.
 
-        Example: tau 60 s, horizon 30 s, 2.4 requests/s of 8,000 +- 8,000 tokens: S = 2.4 x 2 x 8,000^2 = 3.07e8,
-        error 3,045 tokens/s on a mean of 19,200.
+        Example: tau 60 s, horizon 30 s, 2.4 requests/s of 8,000 +- 8,000 tokens: S = 2.4 x 2 x 8,000^2 = 3.07e8, error
+        3,045 tokens/s on a mean of 19,200.
 
         Args:
-            horizon_s: Seconds from now to the predicted time.
+            horizon_s: Simulated seconds from now to the predicted time.
             tau_s: Time constant of the averages, as in `followed`.
         """
         k = min(horizon_s, self.seen_s, tau_s) / tau_s
@@ -246,7 +246,7 @@ class Work:
 
     @property
     def is_uncontended(self) -> bool:
-        """Whether hardly any requests overlapped recently, so that the observed throughput shows the demand and not what workers can do.
+        """Whether hardly any requests overlapped recently, so that the observed throughput is limited by demand.
 
         The throughput of the workers can then be higher than observed.
         """
@@ -277,21 +277,21 @@ class Work:
 
     @property
     def recent_rate(self) -> TrendForecast:
-        """Return the requests/s of the last seconds (time constant 6 s) as a forecast that stays constant."""
+        """Return the mean arriving requests/s of the last seconds (time constant 6 s) as a forecast that stays constant."""
         # Standard error of a Poisson rate. Until the average's full span has passed, only the observed time counts.
         seen_s = self.rate.seen_s
         error = math.sqrt(self.level / min(2.0 * LEVEL_TAU_S, seen_s)) if seen_s > 0 else 0.0
         return TrendForecast(self.level, self.level, error)
 
     def arriving(self, ahead_s: float) -> TrendForecast:
-        """Return the forecast of requests/s along the trend, ``ahead_s`` seconds from now."""
+        """Return the forecast of arriving requests/s along their trend, for ``ahead_s`` simulated seconds from now."""
         return self.rate.forecast(ahead_s, RATE_TAU_S)
 
     def followed(self, demand: Demand, slo_s: float, entry: Role) -> Work:
-        """Return the work after one pull (metrics scrape).
+        """Return the averages of prefill work and throughput after one pull (metrics scrape).
 
-        Throughput is tokens computed per worker-second in which a worker had a prompt. So a worker that is idle half
-        of the time does not count as half as fast, and one that hangs or compiles does not count as slow.
+        Throughput is tokens computed per worker-second in which a worker had a prompt. So a worker that is idle half of
+        the time does not count as half as fast, and one that hangs or compiles does not count as slow.
 
         Args:
             demand: Requests at the frontend since the previous pull.
@@ -393,8 +393,8 @@ def idle_speed_usage(usage: float) -> float:
     """Return the KV usage that a worker would have if it decoded as fast as an idle one, given its real KV usage (a fraction).
 
     A full worker decodes more slowly and therefore holds requests for longer. The result is below a third (1 /
-    `SLOWDOWN`). These values, unlike real KV usages, can be added over workers: the load of two workers at a usage of
-    0.22 would more than fill one worker.
+    `SLOWDOWN`). Unlike real KV usages, the results for several workers can be added: the `actual_usage` of their sum is
+    the usage of one worker with the requests of all.
     """
     return usage / (1.0 + SLOWDOWN * usage)
 
@@ -402,7 +402,7 @@ def idle_speed_usage(usage: float) -> float:
 def actual_usage(light: float) -> float:
     """Return the real KV usage of a worker, given the usage that it would have if it decoded as fast as an idle one.
 
-    It is the inverse of `idle_speed_usage`.
+    A full worker decodes more slowly and therefore holds requests for longer. It is the inverse of `idle_speed_usage`.
 
     Args:
         light: Usage at the speed of an idle worker, as a fraction, >= 0 and below a third.
@@ -448,15 +448,15 @@ class KvLoad:
     done_tokens: float = 0.0
 
     def followed(self, load: float, tokens: float, *, ready: int, dt_s: float, lasts_s: float) -> KvLoad:
-        """Return the KV load after one pull (metrics scrape).
+        """Return the averages of KV usage after one pull (metrics scrape).
 
         Args:
-            load: KV load of the pull, as in `kv_load_of`.
+            load: KV usage of the pull, summed over the workers, 1.0 for a full one, as in `kv_load_of`.
             tokens: Uncached tokens whose prefill ended since the previous pull.
             ready: Number of ready workers that hold this load.
-            dt_s: Seconds since the previous pull, > 0.
-            lasts_s: Seconds for which a request holds its KV, for estimating the noise. Values above 40 s, the time
-                constant of the average, count as 40 s, because slower changes are not noise.
+            dt_s: Simulated seconds since the previous pull, > 0.
+            lasts_s: Simulated seconds for which a request holds its KV, for estimating the noise. Values above 40 s,
+                the time constant of the average, count as 40 s, because slower changes are not noise.
         """
         kept = math.exp(-dt_s / WORK_TAU_S)
         usage = min(1.0, load / ready) if ready else 1.0
@@ -471,9 +471,9 @@ class Decoding(Protocol):
     """Model of the KV usage of the answers that will have to be decoded when a replica requested now could be ready."""
 
     def load_on(self, workers: int) -> float:
-        """Return the KV load, in units of one full worker, if the answers are spread over ``workers``.
+        """Return the KV usage summed over all workers (1.0 for a full one) if the expected answers are spread over ``workers``.
 
-        With 0 workers, returns the load that idle workers would have.
+        With 0 workers, returns the sum if workers decoded as fast as idle ones.
         """
         ...
 
@@ -489,11 +489,12 @@ class ObservedDecoding:
     light: float
 
     def load_on(self, workers: int) -> float:
-        """Return the KV load, in units of one full worker, if the answers are spread over ``workers``; at most 2 (`LOAD_MOST`) for each.
+        """Return the KV usage summed over all workers (1.0 for a full one) if the expected answers are spread over ``workers``.
 
-        A worker at usage u takes 1 + s u times (s = 3, `SLOWDOWN`) as long per token as an idle one, and holds the KV
-        longer by the same factor: u = h (1 + s u), where h is its usage if it stayed fast. Hence u = h / (1 - s h).
-        With 0 workers, returns ``light``.
+        It is at most 2 (`LOAD_MOST`) for each worker. A worker at usage u takes 1 + s u times (s = 3, `SLOWDOWN`) as
+        long per token as an idle one, and holds the KV longer by the same factor: u = h (1 + s u), where h is its usage
+        if it stayed fast. Hence u = h / (1 - s h). With 0 workers, returns ``light``, the sum if workers decoded as
+        fast as idle ones.
         """
         if workers < 1:
             return self.light
@@ -507,8 +508,8 @@ class KvView:
     """KV usage in the form that the rules of one decision need.
 
     Attributes:
-        load: KV load in units of one full worker, waiting requests included. It is assumed to stay constant: a
-            filling cache rises fast, then levels off.
+        load: KV usage summed over all workers of the role (1.0 for a full one), waiting requests included. It is
+            assumed to stay constant: a filling cache rises fast, then levels off.
         decoding: Model of the KV usage of the answers to be decoded when a replica requested now could be ready.
         error: Standard error of ``load``.
     """
@@ -519,13 +520,21 @@ class KvView:
 
     @property
     def kept_load(self) -> float:
-        """Return the KV load for which a pool must keep room: ``load`` plus its standard error."""
+        """Return the KV usage for which the workers of the role must keep room, summed over them (1.0 for one full worker).
+
+        It is the observed usage plus its standard error.
+        """
         return self.load + self.error
 
     def moved(self, ready: int, workers: int) -> float:
-        """Return `kept_load` as it would be if the answers of ``ready`` workers ran on ``workers`` workers instead.
+        """Return the KV usage, summed over workers (1.0 for a full one), if the present answers ran on another number of workers.
 
-        With fewer workers each worker is slower, so the load increases. If ``ready`` is 0, returns `kept_load`.
+        The present usage includes its standard error. With fewer workers each worker decodes more slowly and holds its
+        requests for longer, so the sum increases.
+
+        Args:
+            ready: Number of workers on which the answers run now; 0 returns the present usage.
+            workers: Number of workers on which they would run.
         """
         load = self.kept_load
         return ObservedDecoding(ready * idle_speed_usage(load / ready)).load_on(workers) if ready else load

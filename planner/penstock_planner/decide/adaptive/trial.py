@@ -27,14 +27,15 @@ hours."""
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """Requests that one role served in one decision interval, and those of them that were late without explanation.
+    """Requests that one role served in one decision interval, and how many of them were late beyond the planner's prediction.
 
     Attributes:
         dt_s: Length of the interval in seconds, > 0.
         requests: Number of requests whose first token was sent, or which were rejected or timed out.
-        late: Number of requests that were late for lack of this role's workers, minus those that the planner's latency
-            model (see `served`) explains; can be negative. Late means over the TTFT target. For the role that decodes,
-            it also includes requests over the ITL target, which the latency model does not predict at all.
+        late: Number of requests that were late for lack of this role's workers, minus the number that the planner's
+            latency model (a simulation of the workers) predicts; can be negative. Late means over the TTFT target. For
+            the role that decodes, it also includes requests over the ITL target, which the latency model does not
+            predict at all.
         waits_s: Seconds for which the oldest request at the frontend has waited at the end of the interval; 0 if none
             waits.
     """
@@ -47,16 +48,17 @@ class Lateness:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Record of one role's trial: one more replica, because requests are late and the planner's latency model does not explain why.
+    """Record of one role's trial: one more replica, to find out whether it reduces late requests that the planner did not predict.
 
-    Late means over the TTFT target, or for the role that decodes also over the ITL target. The latency model simulates
-    which requests are late for lack of workers (see `served`). The record shows whether unexplained late requests
-    occur, whether a trial is running, and whether the replica helped. "Decayed" counts lose weight with a time constant
-    of 5 minutes (`SPAN_S`). All times are durations in simulated seconds.
+    Late means over the TTFT target, or for the role that decodes also over the ITL target. The planner's latency model
+    simulates the workers and predicts how many requests are late for lack of them; "unexplained" late requests are
+    those beyond this number. The record shows whether there are any, whether a trial is running, and whether the
+    replica helped. "Decayed" counts lose weight with a time constant of 5 minutes (`SPAN_S`). All times are durations
+    in simulated seconds.
 
     Attributes:
         requests: Number of served requests, decayed. During a trial only those since the replica on trial became ready.
-        late: Number of those requests that were late without explanation, decayed; can be negative.
+        late: Number of unexplained late requests among them, decayed; negative if fewer are late than predicted.
         seen_s: Seconds in which those requests were served, decayed.
         lately: Number of requests, decayed, that continues to count during a trial. With fewer than 100 (`ENOUGH`), a
             trial ends.
@@ -65,13 +67,13 @@ class Trial:
         ready: Number of ready replicas among them.
         ready_s: Seconds since the number of ready replicas last rose.
         tried: Number of replicas including the one on trial, or including the one that helped; 0 if there is no trial.
-        before: Fraction of requests that were late without explanation before the trial began.
+        before: Fraction of requests that were late and unexplained before the trial began.
         before_per_s: Requests/s that were served before the trial began.
         outcome: Result of the trial: True if the replica helped, False if it did not, None if there is no result yet.
         helped_per_s: Requests/s that were served when the trial was found to help; 0 if unknown.
         failed_trials: Number of consecutive trials that did not help.
         age_s: Seconds since the trial began, or since its result if it has one.
-        late_ago_s: Seconds since the end of the last interval with requests that were late without explanation.
+        late_ago_s: Seconds since the end of the last interval with unexplained late requests.
     """
 
     requests: float = 0.0
@@ -92,15 +94,19 @@ class Trial:
 
     @property
     def share(self) -> float:
-        """Return the fraction of requests that are late without explanation by the planner's latency model; 0 if there are none."""
+        """Return the fraction of requests that were late beyond the number that the planner's latency model predicts.
+
+        Late means over the TTFT target, or for the role that decodes also over the ITL target. Returns 0 without
+        requests.
+        """
         return max(0.0, self.late / self.requests) if self.requests > 0 else 0.0
 
     @property
     def floor(self) -> int:
         """Return the minimum number of replicas that the role keeps because of a trial; 0 if there is no trial or it did not help.
 
-        While a trial runs, these are all replicas with which it began. After it helped, they are the fraction of those
-        replicas that the present load still needs, compared with the load when it helped.
+        A trial is one more replica, to find out whether it reduces late requests. While it runs, the minimum includes
+        that replica. After it helped, the minimum is reduced in proportion if the load is lower than when it helped.
         """
         if self.outcome is False:
             return 0
@@ -110,19 +116,27 @@ class Trial:
 
     @property
     def is_over(self) -> bool:
-        """Whether the role can try another replica: no replica is on trial, and no trial has failed within `holds_s`."""
+        """Whether the role can add one replica on trial, to find out whether that reduces late requests.
+
+        It can if no replica is on trial, and the last trial without success was long enough ago (`holds_s`).
+        """
         return not self.tried or self.outcome is True
 
     @property
     def holds_s(self) -> float:
-        """Return the seconds for which a trial runs at most, and for which its result is valid: 1 h, doubled after each further failure."""
+        """Return the simulated seconds for which a trial of one more replica runs at most, and for which its result is valid.
+
+        It is 1 h, doubled for each consecutive trial after the first that did not reduce late requests.
+        """
         return float(HOLDS_S * 2 ** max(0, min(self.failed_trials, MAX_FAILED_TRIALS) - 1))
 
     def is_late(self, allowed: float) -> bool:
-        """Return whether so large a number of requests is late without explanation that chance is not the cause.
+        """Return whether the number of late requests exceeds the one that the planner predicted by significantly more than allowed.
 
-        Always False with fewer than 100 requests (`ENOUGH`). Chance is excluded if the number exceeds the allowed one
-        by more than two standard errors (`CHANCE_SIGMAS`).
+        Late means over the TTFT target, or for the role that decodes also over the ITL target. The planner's latency
+        model predicts how many requests are late for lack of workers. The excess is significant if it exceeds the
+        allowed number by more than two standard errors (`CHANCE_SIGMAS`). Always False with fewer than 100 requests
+        (`ENOUGH`).
 
         Args:
             allowed: Fraction of requests that are allowed to be late.
@@ -131,7 +145,7 @@ class Trial:
         return self.requests >= ENOUGH and self.late > expected + CHANCE_SIGMAS * math.sqrt(expected)
 
     def followed(self, pool: PoolCounts, seen: Lateness, allowed: float) -> Trial:
-        """Return the record after one decision interval.
+        """Return the record of the trial of one more replica, and of late requests, after one decision interval.
 
         Args:
             pool: Replica counts of the role at the end of the interval.
@@ -180,9 +194,10 @@ class Trial:
     def judged(self) -> Trial:
         """Return the record with the trial's result, if at least 100 requests (`ENOUGH`) were served with the replica on trial.
 
-        The replica helped if the fraction of requests that were late without explanation has at least halved. If the
-        load has also at least halved, there is no result, because the lower load may be the reason: the trial ends as
-        if it had not happened. Returns the record unchanged if no trial is running or it has its result already.
+        The replica helped if the fraction of requests that were late beyond the planner's prediction has at least
+        halved. If the load has also at least halved, there is no result, because the lower load may be the reason: the
+        trial ends as if it had not happened. Returns the record unchanged if no trial is running or it has its result
+        already.
         """
         if not self.tried or self.outcome is not None or self.requests < ENOUGH:
             return self
@@ -200,8 +215,8 @@ class Trial:
 
 
 def with_reset_counts(known: Trial) -> Trial:
-    """Return a copy of ``known`` in which the counts of served and late requests and their time are 0, to count only from now on.
+    """Return a copy of a role's trial record in which the counts of served and late requests and their time are 0.
 
-    The replica counts and the trial itself are kept.
+    So it counts only from now on. The replica counts and the trial itself are kept.
     """
     return replace(known, requests=0.0, late=0.0, seen_s=0.0)

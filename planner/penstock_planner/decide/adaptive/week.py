@@ -79,17 +79,17 @@ class WeekRecord:
         """Return the confidence in the record, >= 0: about the fraction of the predicted jumps that occurred. 0 before any prediction.
 
         Args:
-            scale: Size of the jump that is predicted now, in requests/s. Half of a jump of this size that did not occur
-                is assumed in addition to the observed ones.
+            scale: Size of the jump that is predicted now, in requests/s. To be careful, half of a jump of this size
+                that did not occur is counted in addition to the observed ones.
         """
         against = self.sum_xx + HALF * scale * scale
         return max(0.0, self.sum_xy / against) if against else 0.0
 
     def ended(self, said: float | None, before: float | None, observed: float) -> WeekRecord:
-        """Return the record after a slot has ended.
+        """Return the record after a slot (a quarter of an hour) has ended, with its prediction for the slot judged.
 
         Args:
-            said: Demand that was on record for this slot, in requests/s; None if unknown.
+            said: Demand that the record held for this slot from an earlier day, in requests/s; None if unknown.
             before: Demand when the slot began, in requests/s; None if unknown.
             observed: Observed demand of this slot, in requests/s.
         """
@@ -104,11 +104,15 @@ class WeekRecord:
         )
 
     def due(self, known: float | None, observed: float) -> float | None:
-        """Return the predicted demand of a slot in requests/s: the one on record, reduced if recent slots had less demand than on record.
+        """Return the predicted demand of a slot (a quarter of an hour) in requests/s.
+
+        It is the recorded demand, reduced if recent slots had less demand than recorded.
 
         Args:
-            known: Demand on record for the slot, in requests/s. If it is None (unknown), the result is None.
-            observed: Sum of the observed demand of the last slots, halved at each slot, as ``expected`` is.
+            known: Recorded demand of the slot on an earlier day, in requests/s. If it is None (unknown), the result is
+                None.
+            observed: Sum of the observed demand of the last slots, the older halved once for each newer slot;
+                requests/s.
         """
         if known is None:
             return None
@@ -177,7 +181,7 @@ class Week:
         return None if digits in {"", _UNKNOWN} else _rate(int(digits, 16))
 
     def followed(self, arrivals: float, dt_s: float, wall_s: float, time_zone: str) -> Week:
-        """Return the state after one pull (metrics scrape).
+        """Return the learned demand by time of the week after one pull (metrics scrape).
 
         Args:
             arrivals: Number of requests that arrived.
@@ -196,7 +200,11 @@ class Week:
         return known.part_ended() if known.part_s >= SPAN_S else known
 
     def recalled(self, ahead_s: float, wall_s: float, time_zone: str) -> WeekForecast:
-        """Return the largest demand forecast until ``ahead_s`` seconds from now, by the more trusted of the two records.
+        """Return the largest demand forecast until ``ahead_s`` seconds from now, as learned by time of the week.
+
+        There are two records: the same time yesterday, and the same time of the same weekday. The one whose predictions
+        were better is used. The forecast is 0 if it is not above the present demand, or if neither record has predicted
+        well enough.
 
         Args:
             ahead_s: Length of the forecast from now on, in simulated seconds.
@@ -221,7 +229,9 @@ class Week:
         return Week()
 
     def due(self, record: WeekRecord, back: int, places: Sequence[int]) -> float | None:
-        """Return the largest demand that a record predicts for some slots, in requests/s; None if it knows none of these slots.
+        """Return the largest demand that a record predicts for some slots (quarters of an hour), in requests/s.
+
+        Returns None if the demand of all these slots is unknown.
 
         Args:
             record: Record that predicts.
@@ -233,7 +243,10 @@ class Week:
         return max((each for each in found if each is not None), default=None)
 
     def part_ended(self) -> Week:
-        """Return the state after the present part of the slot has ended (parts are 5 minutes long, `SPAN_S`) and a new one has started."""
+        """Return the learned demand after a part of the present quarter of an hour has ended and the next part has started.
+
+        A part is 5 minutes (`SPAN_S`) long.
+        """
         rate = self.arrivals / self.part_s
         return replace(self, part_s=0.0, arrivals=0.0, newest=rate, peak=max(self.peak, rate))
 
@@ -262,7 +275,7 @@ class Week:
         )
 
     def recorded(self, slot: int) -> Week:
-        """Return the state with the present slot's demand recorded, and the two records' predictions for it judged.
+        """Return the learned demand with that of the present slot (quarter of an hour) recorded, and the predictions for it judged.
 
         Args:
             slot: Index of the present slot in the week.

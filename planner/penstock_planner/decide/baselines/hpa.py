@@ -39,7 +39,9 @@ UP_PODS, UP_FACTOR = 4, 2
 
 @dataclass(frozen=True, slots=True)
 class HpaParameters:
-    """Targets of the HPA, each per replica; None: it has no such metric. At least one is needed for it to change anything.
+    """Targets of a Kubernetes HorizontalPodAutoscaler (HPA), each per replica. None means that it has no such metric.
+
+    Without any target it changes nothing.
 
     Attributes:
         kv_usage: KV usage of decode and aggregated replicas, a fraction, > 0.
@@ -54,7 +56,7 @@ class HpaParameters:
 
 @dataclass(frozen=True, slots=True)
 class PodMetric:
-    """Values of one metric that each pod of a role reports.
+    """Values of one metric that each pod of a role reports, as a Kubernetes HorizontalPodAutoscaler sees them.
 
     Attributes:
         total: Sum over the ready pods that reported a value.
@@ -72,13 +74,13 @@ class PodMetric:
 
 
 def pods_desired(metric: PodMetric, current: int) -> int | None:
-    """Return the desired number of replicas by a metric of pods; None if no pod reported a value.
+    """Return the number of replicas that a HorizontalPodAutoscaler wants by a metric of pods; None if no pod reported a value.
 
     A ready pod without a value counts as exactly on target if the metric asks to scale down, and as 0 if it asks to
     scale up. An unready pod counts as 0 if it asks to scale up. If that reverses the direction, nothing changes.
 
-    Example: 3 pods report 1.6 each against a target of 1, and 2 pods are not ready. The ratio is 1.6; calculated
-    again over 5 pods it is 4.8 / 5 = 0.96, which is within the tolerance: no change.
+    Example: 3 pods report 1.6 each against a target of 1, and 2 pods are not ready. The ratio is 1.6; calculated again
+    over 5 pods it is 4.8 / 5 = 0.96, which is within the tolerance of 10%: no change.
 
     Args:
         metric: Values of the pods.
@@ -105,7 +107,7 @@ def pods_desired(metric: PodMetric, current: int) -> int | None:
 
 
 def external_desired(total: float, target: float, current: int) -> int:
-    """Return the desired number of replicas by an external metric, such as a queue length, with a target per replica.
+    """Return the number of replicas that a HorizontalPodAutoscaler wants by an external metric, such as the length of a queue.
 
     Example: 12 waiting requests with a target of 3 and 2 replicas give 4.
 
@@ -120,7 +122,7 @@ def external_desired(total: float, target: float, current: int) -> int:
 
 
 def combined(desired: Sequence[int | None], current: int) -> int | None:
-    """Return the largest desired number of replicas of several metrics, or None for no change.
+    """Return the number of replicas that a HorizontalPodAutoscaler with several metrics wants, the largest; None for no change.
 
     Nothing changes if all metrics are unknown, or if one is unknown and the others ask to scale down.
 
@@ -135,7 +137,10 @@ def combined(desired: Sequence[int | None], current: int) -> int | None:
 
 
 def stabilised(desired: int, current: int, recent: Sequence[int]) -> int:
-    """Return the desired number of replicas after stabilisation (scaling down only to the largest of recent decisions) and rate limits.
+    """Return the number of replicas to which a HorizontalPodAutoscaler scales: the desired one after stabilisation and rate limits.
+
+    Stabilisation means scaling down only to the largest desired number of recent decisions. The rate limits are the
+    defaults of Kubernetes.
 
     Args:
         desired: Desired replicas of this decision.
@@ -151,17 +156,17 @@ def stabilised(desired: int, current: int, recent: Sequence[int]) -> int:
 def recommend(
     desired: int, current: int, now_s: float, before: Sequence[float]
 ) -> tuple[int, tuple[float, ...]]:
-    """Return the number of replicas after stabilisation, and the list of recommendations to pass as ``before`` at the next decision.
+    """Return the number of replicas to which a HorizontalPodAutoscaler scales, and the recent recommendations for its next decision.
 
-    A recommendation is the desired number of replicas of one decision before its stabilisation; those of the last 300
-    s are kept.
+    A recommendation is the desired number of replicas of one decision before stabilisation (scaling down only to the
+    largest of recent ones). Those of the last 300 simulated seconds are kept.
 
     Args:
         desired: Desired replicas of this decision.
         current: Present number of replicas.
         now_s: Present time, in simulated seconds.
-        before: Kept recommendations as time, replicas, time, replicas, ... Empty after a start; then the present
-            number is used.
+        before: Recommendations as returned by the previous call: time, replicas, time, replicas, ... Empty after a
+            start; then the present number is used.
     """
     pairs = list(zip(before[::2], before[1::2], strict=True)) or [(now_s, float(current))]
     recent = [(at_s, number) for at_s, number in pairs if at_s > now_s - DOWN_WINDOW_S]
@@ -171,9 +176,11 @@ def recommend(
 
 
 def hpa(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
-    """Return the proposal of one HPA per role: on KV usage for decode, on the queue for prefill, and on both for aggregated.
+    """Return what one Kubernetes HorizontalPodAutoscaler per role proposes.
 
-    The number of replicas is stabilised over 300 s.
+    It scales decode on KV usage, prefill on the queue, and aggregated on both.
+
+    It scales down only to the largest number that it wanted in the last 300 simulated seconds.
 
     Args:
         window: Pulls (metrics scrapes) of the interval; only the newest is used, except for rejected requests.

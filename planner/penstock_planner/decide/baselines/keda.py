@@ -28,7 +28,7 @@ LEAST_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class KedaParameters:
-    """Parameters that a user of KEDA would have to measure.
+    """Parameters that a user of KEDA (Kubernetes event-driven autoscaler) would have to measure.
 
     Attributes:
         prefill_tokens_per_s: Prompt tokens that one replica computes per second at its best, > 0.
@@ -38,7 +38,7 @@ class KedaParameters:
 
 
 def prefill_threshold_s(ttft_slo_s: float, uncached_tokens: float, tokens_per_s: float) -> float:
-    """Return the seconds of prefill work per replica above which the prefill trigger requests more replicas.
+    """Return the seconds of queued and running prefill work per replica above which KEDA's prefill trigger requests more replicas.
 
     It is the TTFT target minus the time that a prompt takes by itself, at least a tenth of the target (`LEAST_SHARE`).
 
@@ -53,7 +53,9 @@ def prefill_threshold_s(ttft_slo_s: float, uncached_tokens: float, tokens_per_s:
 
 
 def keda(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
-    """Return the proposal of the two triggers; an aggregated role has both, and the larger number of replicas counts.
+    """Return what two KEDA triggers propose: seconds of prefill work for prefill, and KV usage for decode.
+
+    An aggregated role has both triggers, and the larger number of replicas counts.
 
     Args:
         window: Pulls (metrics scrapes) of the interval, at least one.

@@ -24,22 +24,23 @@ Sizes = tuple[tuple[float, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class OracleParameters:
-    """Parameters of the oracle.
+    """Parameters of the policy ``oracle``, which knows all future arrivals and so can run only in a simulation.
 
     Attributes:
-        schedule: Replica counts to follow, by role. If it is empty, the policy cannot run.
+        schedule: By role, the replica counts to follow, as (start in simulated seconds, replicas) in time order. If it
+            is empty, the policy cannot run.
     """
 
     schedule: Mapping[Role, Sizes] = field(default_factory=dict)
 
 
 def oracle(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
-    """Return the proposal to scale each role to the count that its schedule has at the end of the window.
+    """Return the proposal to scale each role to the number of replicas that was chosen for this time with all arrivals known.
 
     Args:
         window: Pulls (metrics scrapes) of the interval, at least one.
         state: State left by the last decision.
-        config: Configuration with the schedules in `OracleParameters`.
+        config: Configuration with the chosen numbers over time, in `OracleParameters`.
 
     Raises:
         ConfigError: The configuration has no schedule.
@@ -61,6 +62,10 @@ def oracle(window: Window, state: PlannerState, config: DecideConfig) -> Proposa
 
 def size_at(sizes: Sizes, at_s: float) -> int:
     """Return the replica count of a schedule at a time; before the first time, the first count.
+
+    Args:
+        sizes: Pairs (start in simulated seconds, replicas) in time order, at least one.
+        at_s: The time, in simulated seconds.
 
     Example: ((0.0, 2), (60.0, 5)) gives 2 at 59.9 s and 5 at 60 s.
     """

@@ -17,18 +17,22 @@ from penstock_planner.decide.rule import Facts, Proposals
 
 
 def hold_after_failure(proposals: Proposals, facts: Facts) -> Proposals:
-    """Hold the scale-up of each role whose last scale-up failed and whose back-off (a number of decisions) is not over."""
+    """Return the proposals without the scale-ups of roles that must wait because their last scale-up failed.
+
+    A role waits for a number of decisions, its back-off.
+    """
     return proposals.with_roles([back_off(each, facts.roles[each.role]) for each in proposals.roles])
 
 
 def back_off(proposal: RoleProposal, state: RoleState) -> RoleProposal:
-    """Return the proposal, set to hold if it is a scale-up and the role's back-off is not over; else the proposal unchanged.
+    """Return the proposal, held back if it is a scale-up and the last scale-up of the role failed too recently.
 
-    It is held regardless of the ready replicas, because the next scale-up would probably fail in the same way.
+    Returns other proposals unchanged. The role waits for a number of decisions (its back-off) regardless of the ready
+    replicas, because the next scale-up would probably fail in the same way.
 
     Args:
         proposal: Proposal of the role.
-        state: State of the role with the remaining back-off.
+        state: State of the role with the number of decisions that it still has to wait.
     """
     if not state.backoff or proposal.action is not Action.UP:
         return proposal
@@ -40,9 +44,10 @@ def back_off(proposal: RoleProposal, state: RoleState) -> RoleProposal:
 def with_observed_counts(role: Role, pool: PoolCounts, before: RoleState, config: DecideConfig) -> RoleState:
     """Return the role's state updated with the replica counts of this decision interval.
 
-    A grace period starts if more decode (or aggregated) workers are ready than at the last decision, because each new
-    worker has an empty KV cache. It does not matter whether the planner or another client started them, or whether
-    they return from a crash. The first decision also starts one, for the workers that started with the graph.
+    A grace period, in which the role must not shrink, starts if more decode (or aggregated) workers are ready than at
+    the last decision, because each new worker has an empty KV cache. It does not matter whether the planner or another
+    client started them, or whether they return from a crash. The first decision also starts one, for the workers that
+    started with the graph.
 
     A pending scale-up is cleared if all its replicas are ready, or if fewer replicas exist than it requested. The
     failure count is cleared if as many replicas are ready as a failed scale-up requested.
@@ -70,10 +75,12 @@ def with_observed_counts(role: Role, pool: PoolCounts, before: RoleState, config
 
 
 def after_decision(state: RoleState, config: DecideConfig) -> RoleState:
-    """Return the state after one more decision: the remaining grace and back-off are one shorter, and ``since_write`` is one longer.
+    """Return the role's state after one more decision, with its counts of decisions updated.
 
-    Another client's writes are forgotten after `cede_decisions` decisions plus 16 adjustment intervals
-    (`MAX_BACKOFF_INTERVALS`) without a further write.
+    The remaining decisions in which it must not shrink (``grace``) or grow (``backoff``) are one fewer, and the
+    decisions since another client set its replicas (``since_write``) are one more. Such writes are forgotten 16
+    adjustment intervals (`MAX_BACKOFF_INTERVALS`) after the planner has resumed scaling the role, if there was no
+    further write.
     """
     state = replace(state, grace=max(0, state.grace - 1), backoff=max(0, state.backoff - 1))
     if not state.foreign_writes:
@@ -85,10 +92,11 @@ def after_decision(state: RoleState, config: DecideConfig) -> RoleState:
 
 
 def rolled_back(state: RoleState, config: DecideConfig) -> RoleState:
-    """Return the state after a scale-up was rolled back: without pending scale-up, and with a back-off of 2, 4, 8, 16, 16... intervals.
+    """Return the role's state after a scale-up was rolled back: nothing is pending, and the role must not grow for some time.
 
-    The back-off depends on the number of consecutive failures. It is in adjustment intervals; a mode that decides
-    several times per adjustment interval needs correspondingly more decisions for the same time.
+    This time, the back-off, is 2, 4, 8, 16, 16... adjustment intervals, depending on the number of consecutive
+    failures. A mode that decides several times per adjustment interval needs correspondingly more decisions for the
+    same time.
     """
     failed_scale_ups = state.failed_scale_ups + 1
     backoff = min(2 ** min(failed_scale_ups, 8), MAX_BACKOFF_INTERVALS) * config.decisions_per_adjustment

@@ -22,9 +22,10 @@ from penstock_planner.decide.rule import Facts, Proposals
 
 
 def keep_budget(proposals: Proposals, facts: Facts) -> Proposals:
-    """Hold or reduce the scale-ups that do not fit into the GPU budget.
+    """Return the proposals with the scale-ups that exceed the GPU budget held back or reduced.
 
-    The result has the roles in order of precedence, which is also the order in which the changes are carried out.
+    The result has the roles in order of precedence: roles below their minimum, then roles for which GPUs are reserved,
+    then decode before prefill. The changes are carried out in this order.
     """
     reserved_before, granted, bounded = facts.reserved_roles, 0, []
     ordered = sorted(

@@ -18,7 +18,10 @@ from penstock_planner.decide.rule import Facts, Proposals
 
 
 def leave_to_writers(proposals: Proposals, facts: Facts) -> Proposals:
-    """Hold the roles that other clients scale. If there is such a role, the other roles do not go to zero either."""
+    """Return the proposals without changes of roles whose replicas another client sets.
+
+    If there is such a role, the other roles do not go to zero either.
+    """
     left = {
         each.role for each in proposals.roles if is_ceded(each.role, facts.roles[each.role], facts.config)
     }
@@ -47,7 +50,7 @@ would never scale the role again."""
 
 
 def is_ceded(role: Role, state: RoleState, config: DecideConfig) -> bool:
-    """Return whether the planner leaves the role alone at this decision.
+    """Return whether the planner does not scale the role at this decision, because another client does.
 
     It does so if the role is managed externally (``scaling.managedBy: external``), or if another client has written its
     replica count recently (see `cede_decisions`).
@@ -56,7 +59,7 @@ def is_ceded(role: Role, state: RoleState, config: DecideConfig) -> bool:
 
 
 def owner(role: Role, state: RoleState, config: DecideConfig, writers: Mapping[Role, str]) -> str:
-    """Return the name of the client to which the planner leaves a role's replicas; empty if the planner sets them.
+    """Return the name of the client that sets a role's replicas in place of the planner; empty if the planner sets them.
 
     Args:
         role: Role to look up.
@@ -73,8 +76,8 @@ def owner(role: Role, state: RoleState, config: DecideConfig, writers: Mapping[R
 def write_has_effect(role: Role, state: RoleState, config: DecideConfig) -> bool:
     """Return whether one more write of the replica count by another client would change what the planner does.
 
-    After three consecutive writes (`IGNORED_AFTER_WRITES`) a further write would not, as long as the planner leaves the
-    role to its writer.
+    After a write, the planner stops scaling the role for some time, which is longer the more writes there were. After
+    three consecutive writes (`IGNORED_AFTER_WRITES`), a further write within that time would change nothing.
 
     Args:
         role: Role whose replica count is written.
@@ -87,7 +90,8 @@ def write_has_effect(role: Role, state: RoleState, config: DecideConfig) -> bool
 def after_foreign_write(state: RoleState, writer: str) -> RoleState:
     """Return the role's state after another client has set its replica count.
 
-    Any pending scale-up is cleared, and the time for which the planner leaves the role alone starts again.
+    A scale-up of the planner whose replicas are not all ready is not waited for any more. The time for which the
+    planner does not scale the role starts again.
 
     Args:
         state: State of the role before.
@@ -99,9 +103,10 @@ def after_foreign_write(state: RoleState, writer: str) -> RoleState:
 
 
 def cede_decisions(state: RoleState, config: DecideConfig) -> int:
-    """Return for how many decisions after another client's last write the planner leaves a role alone; 0 if no client has written.
+    """Return for how many decisions the planner does not scale a role after another client last set the role's replicas.
 
-    It is one adjustment interval, doubled with each consecutive write, at most 16 intervals.
+    The number is that of one adjustment interval, doubled with each consecutive write of another client, at most that
+    of 16 intervals. It is 0 if no other client has written.
     """
     if not state.foreign_writes:
         return 0

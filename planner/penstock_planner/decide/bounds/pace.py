@@ -14,7 +14,10 @@ from penstock_planner.decide.rule import Facts, Proposals
 
 
 def limit_step(proposals: Proposals, facts: Facts) -> Proposals:
-    """Reduce each change to ``maxStep`` replicas, the configured maximum per decision. Does nothing if there is no maximum."""
+    """Return the proposals with each change reduced to ``maxStep`` replicas, the configured maximum per decision.
+
+    Returns them unchanged if there is no maximum.
+    """
     return proposals.with_roles(_stepped(each, facts.config) for each in proposals.roles)
 
 
@@ -27,9 +30,10 @@ def _stepped(proposal: RoleProposal, config: DecideConfig) -> RoleProposal:
 
 
 def decide_soon(proposals: Proposals, facts: Facts) -> Proposals:
-    """Shorten the time until the next decision if a role grows, to 1 s or one metrics scrape in a mode that follows demand.
+    """Return the proposals with a shorter time until the next decision if a role grows.
 
-    The time is `DecideConfig.after_growth_s`. Does nothing in no-operation mode.
+    The time is 1 simulated second, or one metrics scrape if that is longer, in a mode that counts starting replicas as
+    supply; otherwise it is not shortened. Does nothing in no-operation mode.
     """
     config = facts.config
     is_growing = any(each.action is Action.UP for each in proposals.roles)

@@ -23,9 +23,9 @@ POOL: Final = "pool"
 
 
 def bid(proposals: Proposals, facts: Facts) -> Proposals:
-    """Record each role's bid, the replicas that it requests from the GPU pool. Does nothing if the graph is in no pool.
+    """Return the proposals with the bid of each role added: the number of replicas that it requests from the GPU pool.
 
-    This rule comes before the rules that reduce the proposals.
+    Returns them unchanged if the graph is in no GPU pool. This rule comes before the rules that reduce the proposals.
     """
     if facts.config.grant is None:
         return proposals
@@ -33,11 +33,12 @@ def bid(proposals: Proposals, facts: Facts) -> Proposals:
 
 
 def bids_of(proposals: Sequence[RoleProposal], config: DecideConfig) -> dict[Role, RoleBid]:
-    """Return the bid of each role (the replicas that it requests), within its own minimum and maximum but regardless of available GPUs.
+    """Return, by role, the replicas that it requests from the GPU pool (its bid), regardless of available GPUs.
 
-    If the pool grants the graph fewer GPUs than it requested, a role bids only for its arriving requests and not for
-    its queue. A queue grows as long as any role lacks workers, and most of its requests are late already. A bid that
-    grew with the queue would take GPUs from the graph's other role and from other graphs.
+    A bid is within the role's own minimum and maximum. If the pool grants the graph fewer GPUs than it requested, a
+    role requests replicas only for its arriving requests and not for its queue. A queue grows as long as any role lacks
+    workers, and most of its requests are late already. A bid that grew with the queue would take GPUs from the graph's
+    other role and from other graphs.
     """
     found = {}
     for each in proposals:
@@ -52,9 +53,10 @@ def bids_of(proposals: Sequence[RoleProposal], config: DecideConfig) -> dict[Rol
 
 
 def keep_grant(proposals: Proposals, facts: Facts) -> Proposals:
-    """Reduce each role to the replicas that the GPU pool's grant covers. Does nothing if the graph is in no GPU pool.
+    """Return the proposals limited to the GPUs that the graph's GPU pool lets it hold now (the pool's grant).
 
-    Scale-ups beyond the grant are held or reduced. Replicas beyond the grant are removed.
+    Scale-ups beyond the grant are held or reduced. Replicas beyond the grant are removed. Returns the proposals
+    unchanged if the graph is in no GPU pool.
     """
     config, bids = facts.config, proposals.bids
     if config.grant is None:
@@ -127,9 +129,9 @@ def _giver(
 
 
 def bids_in(decision: Decision) -> dict[Role, RoleBid]:
-    """Return the bids (replicas requested from the GPU pool) that a decision records, by role.
+    """Return the replicas that a decision requests from the GPU pool (its bids), by role.
 
-    Empty if the decision records none; then the bids of the previous decision remain valid.
+    Empty if the decision records no bids; then the bids of the previous decision remain valid.
     """
     return {
         role.role: _bid(role.role, step)

@@ -17,7 +17,10 @@ _NOT_FREED = frozenset({Reason.GPU_BUDGET, Reason.GPU_BUDGET_YIELDED, Reason.AT_
 
 
 def end_rebalance(proposals: Proposals, facts: Facts) -> Proposals:
-    """Note that the reservation ends on each role that has reserved GPUs and does not want to grow any more."""
+    """Return the proposals with a note on each role whose reservation of GPUs ends, because the role does not want to grow any more.
+
+    The GPUs that another role gives up are reserved for a role that lacks GPUs.
+    """
     reserved_before = facts.reserved_roles
     return proposals.with_roles(
         _released(each, "it no longer asks for more")
@@ -28,11 +31,12 @@ def end_rebalance(proposals: Proposals, facts: Facts) -> Proposals:
 
 
 def update_reservations(proposals: Proposals, facts: Facts) -> Proposals:
-    """Start, keep and end reservations of GPUs for roles, note this on the proposals, and set `Proposals.reserved`.
+    """Return the proposals with the roles for which GPUs are reserved, and with a note on each role that this concerns.
 
-    A reservation starts if only the budget holds a role back, another role shrinks in the same decision, and enough
-    GPUs for one replica can become free at all. It is kept while a worker drains or a role shrinks for it. It ends
-    when the role grows, and also when nothing that could free GPUs is in progress.
+    A reservation keeps GPUs that another role gives up for a role that lacks GPUs. It starts if only the budget holds a
+    role back, another role shrinks in the same decision, and enough GPUs for one replica can become free at all. It
+    continues while a worker drains or a role shrinks, so that GPUs become free. It ends when the role grows, and also
+    when nothing that could free GPUs is in progress.
     """
     givers = [each.role for each in proposals.roles if each.action is Action.DOWN]
     freeable, reserved_before = freeable_gpus(proposals, facts), facts.reserved_roles

@@ -10,7 +10,10 @@ from penstock_planner.decide.rule import Facts, Proposals
 
 
 def keep_floor(proposals: Proposals, facts: Facts) -> Proposals:
-    """Hold or reduce each scale-down below the role's minimum. Scale to zero is exempt."""
+    """Return the proposals with each scale-down below the role's minimum number of replicas held back or reduced.
+
+    A proposal to scale all roles to zero for lack of requests is not changed.
+    """
     return proposals.with_roles(
         _above_floor(each, facts.config) if each.action is Action.DOWN else each for each in proposals.roles
     )
@@ -30,7 +33,7 @@ def _above_floor(proposal: RoleProposal, config: DecideConfig) -> RoleProposal:
 
 
 def keep_ceiling(proposals: Proposals, facts: Facts) -> Proposals:
-    """Hold or reduce each scale-up above the role's maximum number of replicas (``maxReplicas`` of its service)."""
+    """Return the proposals with each scale-up above the role's maximum (``maxReplicas`` of its service) held back or reduced."""
     return proposals.with_roles(
         _below_ceiling(each, facts.config) if each.action is Action.UP else each for each in proposals.roles
     )
@@ -48,7 +51,13 @@ def _below_ceiling(proposal: RoleProposal, config: DecideConfig) -> RoleProposal
 
 
 def at_most(proposal: RoleProposal, most: int, step: Step) -> RoleProposal:
-    """Return the proposal with its amount reduced to ``most`` replicas, and with ``step`` appended as the record of the reduction."""
+    """Return the proposal with the number of replicas that it adds or removes reduced to ``most``, and with ``step`` appended.
+
+    Args:
+        proposal: Proposal of one role.
+        most: Maximum number of replicas to add or remove, >= 1.
+        step: Record of the rule that reduces the number.
+    """
     if proposal.amount <= most:
         return proposal.passed(step)
     return replace(proposal.passed(replace(step, outcome=f"limited to {most}")), amount=most)
@@ -58,7 +67,7 @@ def below_floor(blank: RoleProposal, floor: int, amount: int = 1) -> RoleProposa
     """Return a proposal to grow a role that has fewer replicas than its minimum.
 
     Args:
-        blank: Proposal with the role and its replica counts, which does not change anything yet.
+        blank: Proposal of no change, with the role and its replica counts.
         floor: Minimum number of replicas.
         amount: Number of replicas to add, >= 1.
     """

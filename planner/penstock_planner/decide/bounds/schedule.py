@@ -10,12 +10,18 @@ from penstock_planner.decide.schedule import Schedule, lowered_ceilings, raised_
 
 
 def keep_ceilings(proposals: Proposals, facts: Facts) -> Proposals:
-    """Shrink each role that has more replicas than the maximum of the active schedule entries, regardless of its load."""
+    """Return the proposals, changed to shrink each role that exceeds its scheduled maximum, regardless of its load.
+
+    The graph's schedule sets minimum and maximum replicas for times of the week; entries are active at their times.
+    """
     return proposals.with_roles(_within(each, facts.schedule) for each in proposals.roles)
 
 
 def note(proposals: Proposals, facts: Facts) -> Proposals:
-    """Record the minimum and maximum of the active schedule entries as the first step of each role that they bind."""
+    """Return the proposals with the active schedule entries recorded on each role for which they set a minimum or maximum.
+
+    The record becomes the first of the role's steps.
+    """
     return proposals.with_roles(_noted(each, facts.schedule) for each in proposals.roles)
 
 

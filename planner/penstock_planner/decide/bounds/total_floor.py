@@ -22,11 +22,11 @@ TOTAL_FLOOR = "total_floor"
 
 
 def raise_to_total_floor(proposals: Proposals, facts: Facts) -> Proposals:
-    """Grow one role by one replica if all roles together are below the minimum number of GPUs.
+    """Return the proposals, with one role growing by one replica if all roles together have fewer GPUs than the minimum.
 
     It is the role with the fewest replicas that has room, decode if both have equally many. GPUs of replicas that the
-    proposals already add count towards the minimum. A role in back-off after a failed scale-up, or left to another
-    client, is not grown.
+    proposals already add count towards the minimum. A role that must wait after a failed scale-up, or whose replicas
+    another client sets, is not grown.
     """
     config, gpus, seen = facts.config, facts.gpus, facts.roles
     staying = proposals.staying_gpus()
@@ -61,7 +61,9 @@ def _grown(proposal: RoleProposal, staying: int, state: RoleState, config: Decid
 
 
 def hold_above_total_floor(proposals: Proposals, facts: Facts) -> Proposals:
-    """Hold or reduce the scale-downs that would leave all roles together fewer GPUs than the minimum (``min_total_gpus``).
+    """Return the proposals without scale-downs that would leave all roles together fewer GPUs than the minimum.
+
+    Such scale-downs are held back or reduced. The minimum is ``min_total_gpus`` of the configuration.
 
     A scale-up that the budget holds back counts as if its GPUs existed, provided that enough GPUs can become free for
     it. So the minimum does not prevent the scale-down of one role that makes room for the other role.

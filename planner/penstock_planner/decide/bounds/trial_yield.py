@@ -9,11 +9,11 @@ from penstock_planner.decide.rule import Facts, Proposals
 
 
 def reclaim_trial_replica(proposals: Proposals, facts: Facts) -> Proposals:
-    """Remove one role's replica on trial if the other role could grow with its GPUs.
+    """Return the proposals, changed to remove one role's replica on trial if the other role could grow with its GPUs.
 
-    A replica is on trial if it was added to find out whether it reduces late requests. The other role must want to
-    grow for another reason than a trial, and removing the replica must free enough GPUs for it. Does nothing while a
-    replica is draining.
+    A replica is on trial if it was added to find out whether it reduces late requests. The other role must want to grow
+    for another reason than a trial, and removing the replica must free enough GPUs for it. Does nothing while a replica
+    is draining.
     """
     roles, gpus, config = proposals.roles, facts.gpus, facts.config
     for taker in roles:

@@ -84,19 +84,20 @@ class Correction:
 
     @property
     def factor(self) -> float:
-        """Return the observed divided by the expected duration, from 1/3 to 3; above 1 the engine is slower than its profile.
+        """Return the observed duration divided by the one that the performance profile predicts, from 1/3 to 3.
 
-        The limits are `FACTOR_MOST`.
+        Above 1 the engine is slower than its profile. The limits are from `FACTOR_MOST`.
         """
         return min(FACTOR_MOST, max(1.0 / FACTOR_MOST, self.observed_s / self.expected_s))
 
     def followed(self, observed_s: float, expected_s: float, forget_s: float) -> Correction:
-        """Return the correction with one more observation.
+        """Return the correction (observed duration divided by that of the performance profile) after one more observation.
 
         Args:
             observed_s: Observed duration, in seconds.
             expected_s: Duration by the profile, in seconds.
-            forget_s: Seconds that have passed for the decay of the earlier observations.
+            forget_s: Simulated seconds since the previous observation; the longer, the less the earlier observations
+                count.
         """
         kept = math.exp(-forget_s / FORGET_S)
         return Correction(self.expected_s * kept + expected_s, self.observed_s * kept + observed_s)
@@ -115,7 +116,7 @@ class SteadyRate:
     seen_s: float = 0.0
 
     def followed(self, demand: Demand) -> SteadyRate:
-        """Return the rate after the arrivals of one pull (metrics scrape)."""
+        """Return the mean arrival rate after the arrivals of one more pull (metrics scrape)."""
         kept = math.exp(-demand.period_s / STEADY_TAU_S)
         return SteadyRate(self.requests * kept + demand.arrivals, self.seen_s * kept + demand.period_s)
 
@@ -221,19 +222,25 @@ class SlaMemory:
         return None if tokens is None else tokens / profile.prefill.tokens_per_s(tokens) * self.prefill.factor
 
     def resumed(self, by_s: float, now_s: float) -> SlaMemory:
-        """Return the state after a restart on another clock: unchanged, because it contains only durations."""
+        """Return the learned state after a restart on another clock: unchanged, because it contains only durations.
+
+        Args:
+            by_s: Simulated seconds to add to times of the earlier clock; ignored.
+            now_s: Present time, in simulated seconds; ignored.
+        """
         del by_s, now_s  # all values are durations
         return self
 
     def for_other_graph(self) -> SlaMemory:
-        """Return the state with which another graph of the same model can start.
+        """Return the learned state with which another graph of the same model can start.
 
-        It keeps lengths, variability and corrections, and drops this graph's traffic.
+        It keeps mean lengths, variability and corrections of the profile, and drops this graph's arrival rate and
+        running requests.
         """
         return replace(self, running=0.0, steady=SteadyRate())
 
     def followed(self, pull: Pull, profile: PerformanceProfile, *, mean_rate: float) -> SlaMemory:
-        """Return the state after one pull (metrics scrape). Parts for which the pull has no value stay unchanged.
+        """Return the learned state after one pull (metrics scrape). Parts for which the pull has no value stay unchanged.
 
         Args:
             pull: The metrics scrape.

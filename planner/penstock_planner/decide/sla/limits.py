@@ -39,12 +39,13 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """Demand at the horizon, and the workers of the profile that must serve it.
+    """Demand at the horizon, and what the workers that must serve it can do, according to a performance profile.
 
     The horizon is the time when a replica requested now could be ready.
 
     Attributes:
-        workers: Workers according to the profile, with the learned correction factors.
+        workers: Throughput and latencies of workers: those of the profile, with learned corrections (observed divided
+            by profiled value).
         kv: Observed KV load, used for decode until the first answer was completed.
         tokens_per_s: Uncached prompt tokens/s expected to arrive, >= 0.
         service_s: Time in seconds that a worker takes to prefill a prompt of mean length, > 0: the profile's time
@@ -61,6 +62,8 @@ class Projection:
     def needed(self, role: Role) -> int:
         """Return the minimum number of replicas of a role that meet the latency targets and have room in the KV cache, from 1 to 1000.
 
+        The workers' throughput and latencies are those of the performance profile, corrected by observed values.
+
         The maximum is `REPLICAS_MOST`; it is also returned if no number is enough.
         """
         holds, enough = self._test(role), 1
@@ -70,7 +73,9 @@ class Projection:
         return counts.start + bisect_left(counts, True, key=holds)
 
     def steps(self, role: Role, replicas: int) -> tuple[Step, ...]:
-        """Return a record with the number of replicas that profile and targets need; empty if the profile cannot be used for the role yet.
+        """Return a record with the number of replicas that meet the latency targets according to the performance profile.
+
+        Returns an empty tuple if too little was observed to use the profile for the role.
 
         Args:
             role: Role to calculate.
@@ -87,7 +92,7 @@ class Projection:
         return (Step("needed", inputs, None, "by profile and targets"),)
 
     def limited_by_prefill(self, prefill_replicas: int) -> Projection:
-        """Return the projection for decode if only this number of prefill replicas computes prompts, which limits the answers to decode."""
+        """Return the expected demand for decode if only ``prefill_replicas`` compute prompts, which limits the answers to decode."""
         return replace(self, tokens_per_s=min(self.tokens_per_s, prefill_replicas * self.speed))
 
     def expected(self, role: Role, replicas: int) -> Expectation:
@@ -201,26 +206,35 @@ class RoleNeed:
 
 
 def gpus_of(needs: Sequence[RoleNeed], counts: Mapping[Role, int]) -> int:
-    """Return the total GPUs of all roles with ``counts`` replicas of each."""
+    """Return the total GPUs of all roles with ``counts`` replicas of each.
+
+    Args:
+        needs: The roles, with the GPUs of one replica.
+        counts: Number of replicas by role.
+    """
     return sum(each.gpus * counts[each.role] for each in needs)
 
 
 def coverage(needs: Sequence[RoleNeed], counts: Mapping[Role, int]) -> float:
-    """Return the smallest fraction of its needed replicas that any role has, given ``counts`` replicas of each role.
+    """Return the smallest of the roles' fractions: replicas in ``counts`` divided by replicas that meet the latency targets.
 
     For a given number of GPUs it is largest if all roles have about the same fraction.
+
+    Args:
+        needs: The roles, with the number of replicas that meet the latency targets.
+        counts: Number of replicas by role.
     """
     return min(counts[each.role] / each.needed for each in needs)
 
 
 def divide_budget(needs: Sequence[RoleNeed], budget: int | None) -> dict[Role, int]:
-    """Return the replicas of each role within the GPU budget: those that the roles want if all fit, else the split with the best `coverage`.
+    """Return the number of replicas by role within the GPU budget: the wanted ones if all fit, else the most even split.
 
-    A role wants `RoleNeed.wanted` replicas. Starting with the minimums, which are kept even above the budget, each
-    further replica goes to the role with the smallest fraction of its need (decode if equal), as long as it fits. No
-    other split has a larger coverage, because taking one replica away again would leave its role no better off than the
-    role that now has the smallest fraction. Example: prefill needs 4 and decode 8 replicas of one GPU; with 6 GPUs they
-    get 2 and 4.
+    A role wants as many replicas as meet the latency targets, within its minimum and maximum. Starting with the
+    minimums, which are kept even above the budget, each further replica goes to the role with the smallest fraction of
+    its need (decode if equal), as long as it fits. No other split has a larger smallest fraction (`coverage`), because
+    taking one replica away again would leave its role no better off than the role that now has the smallest fraction.
+    Example: prefill needs 4 and decode 8 replicas of one GPU; with 6 GPUs they get 2 and 4.
 
     Args:
         needs: Need of each role.
@@ -273,11 +287,17 @@ class Limits:
         return self.budget is not None and wanted > self.budget
 
     def of(self, role: Role) -> RoleNeed:
-        """Return the need of one role, which must be in ``needs``."""
+        """Return the number of replicas that one role needs to meet the latency targets, and its bounds.
+
+        The role must be in ``needs``.
+        """
         return next(each for each in self.needs if each.role is role)
 
     def binding(self, role: Role) -> str:
-        """Return the manifest keys, with values, that keep a role from the replicas it needs, such as "maxGpuBudget 8"; empty if none does."""
+        """Return the manifest keys, with values, that keep a role from the replicas with which it meets the latency targets.
+
+        Such as "maxGpuBudget 8"; empty if no key does.
+        """
         need = self.of(role)
         if self.allowed[role] >= need.needed:
             return ""
@@ -297,11 +317,12 @@ def limited(
     gpus: int,
     out_of_hold_down: Collection[Role],
 ) -> list[RoleProposal]:
-    """Return the proposals of mode adaptive limited to each role's share of the GPU budget, with explanations if demand exceeds the limits.
+    """Return the proposals limited to each role's share of the GPU budget, with explanations if demand exceeds the limits.
 
     A role's share is the number of replicas that `divide_budget` gives it. The explanation names the limit that binds
-    and the expected latency. If it is worth the cost, a role above its share gives up a replica for the other role.
-    Returns the proposals unchanged if no role grows, or if a role shrinks because of a lowered budget.
+    and the expected latency. If all roles then have clearly larger fractions of the replicas they need, a role above
+    its share gives up a replica for the other role. Returns the proposals unchanged if no role grows, or if a role
+    shrinks because of a lowered budget.
 
     Args:
         proposals: One proposal per role.

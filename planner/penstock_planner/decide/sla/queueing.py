@@ -30,19 +30,19 @@ def queue_of(role: Role, workers: int, load: float) -> tuple[int, float]:
     Args:
         role: Prefill or aggregated.
         workers: Number of workers of the pool, >= 1.
-        load: Load offered to the whole pool, in erlangs.
+        load: Load offered to the whole pool, in erlangs (arrivals per second times seconds of service).
     """
     return (1, load / workers) if role is Role.AGGREGATED else (workers, load)
 
 
 def mean_wait_s(workers: int, load: float, *, service_s: float, variability: float) -> float:
-    """Return the mean wait of all arrivals in seconds, including those that do not wait.
+    """Return the mean wait in a queue in seconds, over all arrivals, including those that do not wait.
 
     Example: one worker at load 0.8, 1 s of service and variability 2 give 4 s, as M/M/1 does.
 
     Args:
         workers: Number of workers that serve the queue, >= 1.
-        load: Offered load in erlangs, from 0 to below ``workers``.
+        load: Offered load in erlangs (arrivals per second times seconds of service), from 0 to below ``workers``.
         service_s: Mean service time in seconds, > 0.
         variability: Squared coefficients of variation of the gaps between arrivals and of the service times, added (Ca2
             + Cs2), > 0; 2 for Poisson arrivals and exponential service times, 1 for Poisson arrivals and constant
@@ -58,7 +58,7 @@ def late_fraction(
 
     Args:
         workers: Number of workers that serve the queue, >= 1.
-        load: Offered load in erlangs, >= 0.
+        load: Offered load in erlangs (arrivals per second times seconds of service), >= 0.
         service_s: Mean service time in seconds, > 0.
         variability: Squared coefficients of variation of the gaps between arrivals and of the service times, added (Ca2
             + Cs2), > 0.
@@ -72,6 +72,8 @@ def late_fraction(
 
 def max_load(workers: int, *, service_s: float, variability: float, may_wait_s: float, late: float) -> float:
     """Return the largest load in erlangs at which at most a fraction ``late`` of the arrivals waits longer than ``may_wait_s``.
+
+    The load in erlangs is arrivals per second times seconds of service.
 
     Example: 1 s of service, variability 2, a maximum wait of 5 s and 1% that wait longer give 0.27 for one worker and
     1.68 for three, so each of three workers can be twice as busy.

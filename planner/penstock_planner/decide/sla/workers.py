@@ -56,7 +56,10 @@ class ProfiledAnswers:
 
     @property
     def after_s(self) -> float:
-        """Return the largest ITL, in seconds, with which one worker fewer is still enough; infinite if there is no ITL target."""
+        """Return the highest ITL, in seconds, that may be expected after removing one worker.
+
+        It is below the ITL target; infinite if there is no target.
+        """
         return ITL_AFTER * self.target_s
 
     def concurrency(self, workers: int) -> float | None:
@@ -65,9 +68,10 @@ class ProfiledAnswers:
         return None if expected is None else max(expected, self.running / workers)
 
     def load_on(self, workers: int) -> float:
-        """Return the KV load if ``workers`` workers serve the answers, in units of one full worker; at most 2 (`LOAD_MOST`) for each.
+        """Return the KV usage summed over all workers (1.0 for a full one) if ``workers`` workers decode the expected answers.
 
-        With 0 workers, returns the load that there would be if the workers decoded as fast as idle ones.
+        It is at most 2 (`LOAD_MOST`) for each worker. With 0 workers, returns the sum if workers decoded as fast as
+        idle ones.
         """
         share = self.row.context / self.row.kv_tokens
         if workers < 1:
@@ -79,7 +83,7 @@ class ProfiledAnswers:
         return workers * min(LOAD_MOST, crowded * share)
 
     def itl_with(self, workers: int) -> float:
-        """Return the ITL with ``workers`` workers, in seconds, at the SLO's percentile of the requests in flight.
+        """Return the expected ITL with ``workers`` workers, in seconds, at the SLO's percentile (such as the 99th) of requests in flight.
 
         Infinite if the workers cannot keep up. The formula is for requests in flight that are Poisson distributed, as
         they are with Poisson arrivals, and evenly spread over the workers.
@@ -155,10 +159,11 @@ class ProfiledWorkers(ObservedWorkers):
 
     @property
     def knows_waits(self) -> bool:
-        """Whether a queueing formula calculates the fraction of requests that wait too long; if not, mode adaptive's methods are used.
+        """Whether a queueing formula calculates the fraction of requests that wait too long.
 
-        The formula (see `queueing`) is used once enough arrivals were observed, unless they come in bursts. Mode
-        adaptive's methods are the simulated fleets (see `hindsight`) and the fractions of `ObservedWorkers`.
+        The formula (see `queueing`) is used once enough arrivals were observed, unless they come in bursts. Otherwise
+        the methods of mode adaptive are used. Mode adaptive simulates fleets with different minimum numbers of
+        replicas, and limits the utilisation to fixed fractions.
         """
         learnt = self.learnt
         is_known = learnt.arrived >= LEAST_ARRIVED or learnt.steady.seen_s >= LEAST_OBSERVED_S
@@ -166,7 +171,10 @@ class ProfiledWorkers(ObservedWorkers):
 
     @property
     def uses_learned_floor(self) -> bool:
-        """Whether simulated ("shadow") fleets decide how many replicas to keep (see `hindsight`), as long as no queueing formula is used."""
+        """Whether a learned floor decides how many replicas to keep, which is so as long as no queueing formula is used.
+
+        The floor is the minimum number of replicas that was cheapest in a simulation of fleets with different floors.
+        """
         return not self.knows_waits
 
     @property
@@ -181,7 +189,7 @@ class ProfiledWorkers(ObservedWorkers):
 
     @property
     def restraint(self) -> Stabilization:
-        """Return the KV usage above which a pool grows, and the further conditions for shrinking it."""
+        """Return the KV usage above which a pool (the workers of one role) grows, and the further conditions for shrinking it."""
         return RESTRAINT if self.knows_waits else super().restraint
 
     @property
@@ -216,7 +224,7 @@ class ProfiledWorkers(ObservedWorkers):
         return self.learnt.steady.steadied(along)
 
     def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
-        """Return the model of the KV usage of the answers that will be decoded, according to the profile.
+        """Return the model of the KV usage of the answers that will be decoded, according to the performance profile.
 
         Before the first answer was completed it is the model of `ObservedWorkers`, with as much KV per prompt token as
         observed.
@@ -253,8 +261,8 @@ class ProfiledWorkers(ObservedWorkers):
     def busy_after(self, role: Role, workers: int) -> float:
         """Return the maximum utilisation of a pool after one worker is removed, in (0, 1].
 
-        At this utilisation as many prompts wait too long as the targets allow. It is at most the fraction at which mode
-        adaptive grows, which matters for evenly spaced arrivals that hardly wait.
+        At this utilisation as many prompts wait too long as the targets allow. It is at most the fixed fraction at
+        which mode adaptive adds a worker, which matters for evenly spaced arrivals that hardly wait.
 
         Args:
             role: Role of the pool.
@@ -292,9 +300,10 @@ class ProfiledWorkers(ObservedWorkers):
         return max(target_s - own_s * self.learnt.ttft.factor, WAIT_LEAST * target_s)
 
     def answers(self, tokens_per_s: float) -> ProfiledAnswers | None:
-        """Return the answers that must be decoded if prompts with this number of uncached tokens/s end their prefill.
+        """Return the answers that must be decoded if this number of uncached prompt tokens/s ends its prefill.
 
-        Returns None before the first answer was completed.
+        Throughput and latencies are those of the performance profile. Returns None before the first answer was
+        completed.
         """
         learnt = self.learnt
         uncached, osl, context = learnt.uncached_isl, learnt.osl, learnt.context
