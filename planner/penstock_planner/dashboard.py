@@ -57,7 +57,7 @@ log = get_logger(__name__)
 
 
 class Dashboard:
-    """Observer that draws a planner's TensorBoard dashboard; its folder is created with the first point."""
+    """Observer that draws a planner's TensorBoard dashboard; its folder is created when the first value is drawn."""
 
     def __init__(
         self,
@@ -121,7 +121,11 @@ class Dashboard:
         return cls(folder, config, graph, draw=draw)
 
     def tick(self, view: PlannerView) -> None:
-        """Draw the newest values 15 times (`POINTS_PER_INTERVAL`) per adjustment interval, and a picture every 60 real seconds (`PICTURE_S`)."""
+        """Draw the values of a tick (metrics scrape) if it is time to draw.
+
+        Values are drawn 15 times (`POINTS_PER_INTERVAL`) per adjustment interval, and a picture every 60 real seconds
+        (`PICTURE_S`).
+        """
         self._stats.tick(view)
         is_moment = self._history.tick(view)
         self._write(self._write_pictures)

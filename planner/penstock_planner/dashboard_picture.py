@@ -122,7 +122,7 @@ class History:
         return self._take(view.at_s - view.origin_s, view.pools, view.gpus, demand, view.scheduled)
 
     def pulled(self, pull: Pull, origin_s: float, gpus: int) -> None:
-        """Record a metrics scrape of an earlier run.
+        """Record a metrics scrape of an earlier run of the planner for the overview picture.
 
         Args:
             pull: The metrics scrape, as in the ledger (the decision log).
@@ -162,7 +162,7 @@ class History:
         return True
 
     def decided(self, decision: Decision, view: PlannerView) -> None:
-        """Record a decision if it changes replicas; does nothing for other decisions."""
+        """Record a decision for the overview picture if it changes replicas; does nothing for other decisions."""
         self.fill(decision, view.at_s - view.origin_s)
 
     def fill(self, decision: Decision, at_s: float) -> None:
@@ -185,10 +185,11 @@ class History:
 
 
 def former_gap_s(age_s: float) -> float:
-    """Return the minimum simulated seconds between two scrapes of earlier runs, for filling the picture's history from the ledger.
+    """Return the minimum simulated seconds between two scrapes of earlier runs, for showing them in a picture.
 
-    The last hour is read at the resolution of this run. The rest of the day is read as a thousand moments, which takes a tenth of a second.
-    Returns infinity for ages of a day or more, which are not read.
+    The scrapes are read from the ledger (the planner's decision log). The last hour is read at the resolution of this
+    run. The rest of the day is read as a thousand values, which takes a tenth of a second. Returns infinity for ages of
+    a day or more, which are not read.
 
     Args:
         age_s: Age of the later scrape relative to the newest record, in simulated seconds.

@@ -36,7 +36,7 @@ class Runs:
         self._flushed_s = float("-inf")
 
     def put(self, run: str, content: Summary, *, wall_s: float, step: int) -> None:
-        """Write one event of a run.
+        """Write one TensorBoard event (such as a value, text or picture) of a run.
 
         Args:
             run: Name of the run; empty for the run of the folder itself.
@@ -140,12 +140,16 @@ class Runs:
         self._put_session("session_start_info", HParamsPluginData(session_start_info=start), wall_s)
 
     def end_session(self, *, wall_s: float) -> None:
-        """Mark the row of the HParams table, as written by `begin_session`, as complete."""
+        """Mark the row of TensorBoard's HParams table that `begin_session` wrote as complete.
+
+        Args:
+            wall_s: End of the session, real seconds since 1970.
+        """
         end = SessionEndInfo(status=Status.Value("STATUS_SUCCESS"), end_time_secs=wall_s)
         self._put_session("session_end_info", HParamsPluginData(session_end_info=end), wall_s)
 
     def close(self) -> None:
-        """Flush and close the files; disk errors are ignored."""
+        """Flush and close the TensorBoard event files; disk errors are ignored."""
         for writer in self._writers.values():
             with contextlib.suppress(OSError):
                 writer.close()

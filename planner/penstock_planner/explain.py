@@ -116,11 +116,11 @@ def select(
     the performance profile of mode sla only in headers; it is added to each record's ``config``.
 
     Args:
-        ledger: The ledger.
+        ledger: The ledger, as read from its file.
         last: Maximum number of records, the newest ones; None returns all.
         decision_id: Id of the only record to return; None applies the other filters.
-        with_unchanged: Whether decisions that change nothing are included. If not, and no decision changed anything, the newest decision
-            is returned unless there is a ``span``.
+        with_unchanged: Whether decisions that change nothing are included. If not, and no decision changed anything,
+            the newest decision is returned unless there is a ``span``.
         span: Wall-clock range of the decisions; None for all.
 
     Raises:

@@ -209,7 +209,10 @@ class FileObservers:
             self._stats.dropped_updates += 1
 
     def close(self) -> None:
-        """Queue a last picture and the closing of the dashboard, after all writes that are already queued; returns without waiting for them."""
+        """Queue a last picture and the closing of the dashboard, after all writes that are already queued.
+
+        Returns without waiting for them.
+        """
         dashboard, thread = self._dashboard, self._thread
         if dashboard is not None:
 

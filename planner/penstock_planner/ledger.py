@@ -111,7 +111,7 @@ class FormerRuns:
         return list(islice((each for each in found if each is not None), newest))[::-1]
 
     def pulls(self, origin_s: float, gap_s: Callable[[float], float]) -> list[Pull]:
-        """Return metrics scrapes of earlier runs on one clock, thinned out to minimum distances, oldest first.
+        """Return metrics scrapes of earlier runs, thinned out so that they are at least a given time apart, oldest first.
 
         Reading goes backwards from the newest record, and ends at the first run with another ``origin_s``, since times
         on another clock are not comparable.

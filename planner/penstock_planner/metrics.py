@@ -26,11 +26,11 @@ class PlannerMetrics(Collector):
         self._registry.register(self)
 
     def of(self, namespace: str, graph: str) -> PlannerStats:
-        """Return the statistics of a graph; they are created at the first call for that graph."""
+        """Return the statistics of a graph's planner; they are created at the first call for that graph."""
         return self._graphs.setdefault((namespace, graph), PlannerStats())
 
     def all(self) -> list[PlannerStats]:
-        """Return the statistics of every graph that was requested by `of`, without those removed by `forget`."""
+        """Return the statistics of all graphs whose planners this process runs or has run, without removed graphs (`forget`)."""
         return list(self._graphs.values())
 
     def forget(self, namespace: str, graph: str) -> None:
@@ -38,7 +38,7 @@ class PlannerMetrics(Collector):
         self._graphs.pop((namespace, graph), None)
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """Yield every metric family; called by the Prometheus registry."""
+        """Yield every metric with its samples; called by the Prometheus registry."""
         found: dict[str, list[tuple[tuple[str, ...], float | None]]] = {}
         for graph, stats in self._graphs.items():
             for name, labels, value in samples(stats):

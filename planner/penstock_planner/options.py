@@ -197,7 +197,7 @@ class PlannerOptions(BaseModel):
         *,
         speed: float = 1.0,
     ) -> DecideConfig:
-        """Return the configuration of the decisions.
+        """Return the configuration of the planner's decisions: these options with the graph's bounds and profile.
 
         Args:
             graph: Graph whose replica bounds and GPUs per replica are used; None uses defaults.
@@ -244,7 +244,7 @@ class PlannerOptions(BaseModel):
         return ", ".join([*words, f"speed {speed:g}"])
 
     def log_folder(self) -> Path:
-        """Return the folder of the ledger and the state file: ``log_dir``, or a folder next to the statefile."""
+        """Return the folder of the ledger (decision log) and of ``state.json``: ``log_dir``, or a folder next to the statefile."""
         if self.log_dir is not None:
             return Path(self.log_dir).expanduser()
         return state_dir() / f"{self.namespace}-planner"
@@ -268,7 +268,11 @@ _DEMAND_MODES = (PlannerMode.ADAPTIVE, PlannerMode.SLA)
 
 
 def modes_of(name: str) -> tuple[PlannerMode, ...]:
-    """Return the modes that use an option, named without leading dashes; empty if every mode does or the option is unknown."""
+    """Return the planner modes that use an option; empty if every mode does or the option is unknown.
+
+    Args:
+        name: Name of the option, without leading dashes.
+    """
     attribute = name.replace("-", "_")
     if attribute in TARGETS:
         return _DEMAND_MODES
@@ -326,7 +330,7 @@ def refuse_contradictions(options: PlannerOptions, *, is_aggregated: bool) -> No
 
 
 def stated(*, given: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
-    """Return only the options that are set explicitly, by kebab-case name: flags and environment, else the ``--config`` file.
+    """Return only the options that are set explicitly, by kebab-case name: by flags and environment, or by the ``--config`` file.
 
     Args:
         given: Options set by flags and environment, by kebab-case name.

@@ -73,7 +73,10 @@ class Readiness:
         self._loops.pop((namespace, graph), None)
 
     def problem(self) -> str | None:
-        """Return the reason for which the process is not ready: a loop hangs, or no loop can read its backend. None if it is ready."""
+        """Return the reason for which the process is not ready: a planner loop hangs, or none can read its backend.
+
+        Returns None if it is ready.
+        """
         now_s = self._now_s()
         for (namespace, graph), loop in self._loops.items():
             silent_s = now_s - loop.ticked_s

@@ -165,7 +165,7 @@ def what_if(
     another decision.
 
     Args:
-        ledger: Ledger to read.
+        ledger: Ledger (the planner's decision log) to read.
         changes: Values by field of `DecideConfig`, see `settings`.
         on_record: Callback that receives the number of each record, from 1, before it is processed.
 
@@ -212,7 +212,7 @@ def settings(pairs: Sequence[str]) -> dict[str, Any]:
 def recompute(
     record: Record, performance: PerformanceProfile | None, **changes: Any
 ) -> tuple[Decision, PlannerState]:
-    """Return the decision of a decision record and the state after it, both recomputed.
+    """Recompute a decision from the inputs that its record contains; return it and the planner's state after it.
 
     Args:
         record: The decision record.

@@ -81,7 +81,7 @@ class PlannerService:
     memory: Memory = field(default_factory=dict)
 
     def settings(self) -> PlannerSettings:
-        """Return the settings of the planner loop."""
+        """Return the settings of the planner, made from the options and the graph."""
         clock = SimulatedClock(self.speed)
         options = self.options
         return PlannerSettings(

@@ -240,7 +240,10 @@ class LeaderSession:
         self._watch.subscribe(self.fleet.enqueue)
 
     def problem(self) -> str | None:
-        """Return the reason for which this leader cannot plan, or None. A graph without metrics does not count as such a reason."""
+        """Return the reason for which this process, the leader, cannot plan; None if it can.
+
+        A graph without metrics does not count as such a reason.
+        """
         return self._watch.problem() or self._readiness.problem()
 
     async def run(self) -> None:

@@ -551,7 +551,7 @@ class DecisionEventWriter:
         self.dropped = 0
 
     def emit(self, regarding: Mapping[str, Any], message: EventMessage) -> None:
-        """Queue an Event about a Kubernetes object. Drops the Event if the queue is full.
+        """Queue a Kubernetes Event about an object. Drops the Event if the queue is full.
 
         Args:
             regarding: The object, with its apiVersion, kind and metadata.

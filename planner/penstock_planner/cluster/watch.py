@@ -187,11 +187,14 @@ class GraphWatch:
         return self._watch.problem()
 
     def adapter(self, service: str) -> Object | None:
-        """Return the ScalingAdapter of a service, or None if it does not exist.
+        """Return the ScalingAdapter (object with the desired replicas) of a service, or None if it does not exist.
 
         The object has two additional keys: ``owner``, the field manager (the writer named in managedFields) that set
         the number of replicas last, and ``refused``, the reason for which the API server creates no further pods of the
         service (empty if it creates them).
+
+        Args:
+            service: Name of the service in the graph.
         """
         return self._watch.adapter((self._key[0], child_name(self._key[1], service)))
 
@@ -212,7 +215,10 @@ class GraphWatch:
         return None if guaranteed is None else int(guaranteed)
 
     def grant_note(self) -> str:
-        """Return the name of the GPU pool with the operator's message about the grant; empty if the graph is in no pool."""
+        """Return the name of the graph's GPU pool with the operator's message about the GPUs that the pool grants.
+
+        Empty if the graph is in no pool.
+        """
         pool = self._pool()
         if pool is None:
             return ""
@@ -225,7 +231,7 @@ class GraphWatch:
         return None if graph is None else graph["status"]["pool"]
 
     def pods(self) -> Mapping[str, PodFacts]:
-        """Return the graph's pods by name, including the pods of its routers."""
+        """Return the graph's pods by pod name, including the pods of its routers."""
         return self._watch.pods(self._key)
 
     def routers(self) -> list[str]:

@@ -116,7 +116,7 @@ def remembered(known: Memory, config: DecideConfig) -> Memory:
 
 
 def by_targets(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
-    """Return the proposal of mode sla: `by_demand` with a performance profile.
+    """Return the proposal of mode sla: that of `by_demand` with the throughput and latencies of a performance profile.
 
     Args:
         window: Pulls (metrics scrapes) of the interval, at least one.

@@ -34,7 +34,10 @@ def to_plain(value: Any) -> Any:
 
 
 def to_short(value: Any) -> Any:
-    """Return the same as `to_plain`, without dataclass fields that equal their default."""
+    """Return the value as plain data, without dataclass fields that equal their default.
+
+    Dataclasses and mappings become dictionaries, enums their values, and tuples lists.
+    """
     kind: Any = type(value)
     if (fields := _fields(kind)) is not None:
         pairs = [(f, getattr(value, f.name)) for f in fields]

@@ -168,7 +168,7 @@ class DecideConfig:
         return self.parameters if isinstance(self.parameters, model) else model()
 
     def in_mode(self, mode: str) -> DecideConfig:
-        """Return the configuration with another policy.
+        """Return the configuration with another policy (planner mode).
 
         Parameters of the old policy are dropped. If the new policy has its own interval between decisions, its interval
         and maximum step are used too.
@@ -238,9 +238,10 @@ class DecideConfig:
 
     @property
     def after_growth_s(self) -> float:
-        """Return the simulated seconds between a decision that grows a role and the next one: 1 s or one scrape if it follows demand.
+        """Return the simulated seconds between a decision that grows a role and the next decision.
 
-        In a mode that does not follow demand it is the interval between any two decisions.
+        It is 1 s, or the time between two metrics scrapes if that is longer, in a mode that counts starting replicas as
+        supply. In another mode it is the interval between any two decisions.
         """
         if not self.policy.follows_demand:
             return self.interval_s

@@ -324,11 +324,11 @@ class RoleProposal:
 
     @property
     def change(self) -> int:
-        """Return the replica change: a positive number of replicas to add, a negative one to remove, 0 to hold."""
+        """Return the replica change: a positive number of replicas to add, a negative one to remove, 0 for no change."""
         return {Action.UP: self.amount, Action.HOLD: 0, Action.DOWN: -self.amount}[self.action]
 
     def passed(self, step: Step) -> RoleProposal:
-        """Return the proposal unchanged except that ``step`` is appended, the record of a rule that let it pass."""
+        """Return the proposal with ``step`` appended, the record of a rule that did not change it."""
         return replace(self, steps=(*self.steps, step))
 
     def changed(

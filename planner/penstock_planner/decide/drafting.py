@@ -24,7 +24,8 @@ def drafted(role: Role, pull: Pull, desired: int | None, step: Step, config: Dec
     Args:
         role: Role to scale.
         pull: Newest pull (metrics scrape); it has the replica counts.
-        desired: Desired replicas. None if the policy has no answer: the role then holds, or grows to its minimum.
+        desired: Desired replicas. None if the policy has no answer: the role then keeps its replicas, or grows to its
+            minimum.
         step: Record of the policy's rule with its numbers. Its outcome becomes the explanation of the proposal.
         config: Configuration with the bounds.
     """

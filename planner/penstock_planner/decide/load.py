@@ -212,7 +212,7 @@ The goal is to serve 99% of requests on time, and a request without a response i
 
 
 def propose(role: Role, pulls: Sequence[Pull], signal: Signal, config: DecideConfig) -> RoleProposal:
-    """Return the proposal that follows from the minimum, rejections and thresholds, before stabilisation and budget.
+    """Return mode load's proposal from minimum, rejected requests and thresholds, before it is delayed (`stabilise`) or limited.
 
     Growing needs the lower bound of the load above the up threshold. Shrinking needs an interval without unknown
     values, with its mean below the down threshold. Both comparisons are strict. Requests that were rejected or timed
@@ -315,7 +315,10 @@ def against(value: float, sign: str, threshold: float) -> str:
 
 
 def stabilise(proposal: RoleProposal, state: RoleState, window: Window, config: DecideConfig) -> RoleProposal:
-    """Return the proposal after the rules that delay it: grace period, replicas not ready, back-off, and trend of the prefill queue.
+    """Return mode load's proposal, held back if it is too early for the change.
+
+    A role does not shrink while a new decode worker fills its KV cache or a replica is not ready. It does not grow for
+    some time after a failed scale-up, nor if the prefill queue is about to drain by itself.
 
     Args:
         proposal: Proposal of `propose`.

@@ -139,7 +139,7 @@ class WorkerSummary:
 
     @property
     def mean(self) -> float | None:
-        """Return the mean of the fresh values, or None if there is none."""
+        """Return the mean of the workers' fresh values (recent enough to be used), or None if there is none."""
         return self.total / self.fresh if self.fresh else None
 
 
@@ -172,7 +172,7 @@ class Pull:
 
     @property
     def queue_per_worker(self) -> float | None:
-        """Return the number of queued requests per ready prefill worker. None if the queue is unknown or no worker is ready."""
+        """Return the number of requests that wait for prefill, per ready prefill worker. None if the queue is unknown or no worker is ready."""
         prefill = self.pools.get(Role.PREFILL)
         if self.queue is None or self.queue.value is None or not self.queue.is_known:
             return None
@@ -207,11 +207,10 @@ def entry_role(pools: Mapping[Role, PoolCounts]) -> Role:
 def unserved(pulls: Sequence[Pull], role: Role) -> float:
     """Return the number of requests that were rejected or timed out for lack of this role's workers, summed over the pulls.
 
-    If a pull does not report the role, its requests are counted for the role that requests reach first
-    (`entry_role`).
+    If a pull does not report the role, its requests are counted for the role that requests reach first (`entry_role`).
 
     Args:
-        pulls: Pulls of the interval.
+        pulls: Pulls (metrics scrapes) of the interval.
         role: Role whose workers were missing.
     """
     total = 0.0

@@ -30,10 +30,11 @@ budget and rebalancing are then applied to every policy's proposal."""
 
 @dataclass(frozen=True, slots=True)
 class PlannerPolicy:
-    """Declaration of one policy: its function and its properties.
+    """Declaration of one planner policy: the function that decides how many replicas to propose, and its properties.
 
     Attributes:
-        propose: Function that makes the proposal.
+        propose: Function that returns the proposal for the metrics of one interval, the planner's state and its
+            configuration.
         waits_for_adjustments: Whether the planner neither scrapes nor decides while replicas start or drain.
         follows_demand: Whether the policy counts starting replicas as supply, like modes adaptive and sla. Such a
             policy can decide as often as metrics are scraped.
@@ -45,8 +46,8 @@ class PlannerPolicy:
         parameters: Dataclass of the policy's own parameters, in which every field has a default.
             ``planner.policyParameters`` is parsed into it, and ``config.parameters_as(…)`` returns it. None if the
             policy has no parameters.
-        max_step: Maximum number of replicas of a role that one decision adds or removes. Used only if ``interval_s``
-            is set; None means no limit.
+        max_step: Maximum number of replicas of a role that one decision adds or removes. Used only if ``interval_s`` is
+            set; None means no limit.
     """
 
     propose: Propose
@@ -65,13 +66,13 @@ BASELINES = "penstock.planner_baselines"
 
 
 def policy_names() -> tuple[str, ...]:
-    """Return the names of all installed policies: first those that a manifest can select, then the baselines."""
+    """Return the names of all installed planner policies: first those that a manifest can select, then those only for comparison."""
     return (*registered(POLICIES), *registered(BASELINES))
 
 
 @cache
 def policy_of(name: str) -> PlannerPolicy:
-    """Return the installed policy with this name.
+    """Return the installed planner policy with this name: its function and properties.
 
     Raises:
         ConfigError: No installed distribution registers the name, the registered object cannot be imported, or it is

@@ -36,7 +36,7 @@ def to_zero_or_back(
 ) -> list[RoleProposal]:
     """Return the proposals, changed so that all roles go to zero or return from zero if it is time to do so.
 
-    All roles go to zero after `DecideConfig.scale_to_zero_after_s` without requests, and return after a request
+    All roles go to zero after ``scale_to_zero_after_s`` simulated seconds without requests, and return after a request
     arrived.
 
     Args:

@@ -32,7 +32,7 @@ class ScheduledBounds:
 
     @classmethod
     def of(cls, entry: ScheduleEntry, gpus: Mapping[Role, int]) -> ScheduledBounds:
-        """Return the entry of a manifest with its bounds in replicas.
+        """Return an entry of a manifest's schedule, with its minimums and maximums in replicas.
 
         Args:
             entry: Entry of the manifest, whose bounds can be numbers of replicas or of GPUs.
@@ -48,7 +48,7 @@ class ScheduledBounds:
         )
 
     def in_words(self, at_s: float) -> str:
-        """Return the entry in words, for a Unix time at which it is active.
+        """Return the schedule entry in words, for a Unix time at which it is active.
 
         Example: ``office: prefill at least 3 until 2026-01-05 18:00 Europe/Berlin``.
 

@@ -56,7 +56,7 @@ class Query:
 
     @property
     def prefill_workers(self) -> tuple[Endpoint, ...]:
-        """Prefill workers among the ready workers in ``endpoints``."""
+        """Ready prefill workers, whose queues are read."""
         return tuple(e for e in self.endpoints if e.role is Role.PREFILL)
 
 
@@ -122,11 +122,11 @@ class PullBackoff:
     why: str = ""
 
     def is_pausing(self, now_s: float) -> bool:
-        """Return whether the source or page must not be queried at ``now_s`` (real monotonic seconds), because a pause has not ended."""
+        """Return whether the source or page must not be queried at ``now_s`` (real monotonic seconds), because the pause after its last failure has not ended."""
         return now_s < self.retry_at_s
 
     def failed(self, why: str, now_s: float) -> None:
-        """Count a failure at ``now_s`` (real monotonic seconds) with the error ``why``, and start the next, longer pause."""
+        """Count a failure of the source or page at ``now_s`` (real monotonic seconds) with the error ``why``, and start the next, longer pause."""
         self.failures += 1
         self.retry_at_s = now_s + PAUSES.pause_s(self.failures)
         self.why = why
@@ -276,7 +276,7 @@ class SourceChain:
         self._serving = sources[0].name
 
     async def read(self, query: Query) -> Readings:
-        """Return a reading for each value in the query; never raises because a source failed.
+        """Return a reading for each value in the query, from the first source that has it; never raises because a source failed.
 
         The demand is that of the first source which knows it. A source that cannot provide demand is not queried if
         only the demand is missing.

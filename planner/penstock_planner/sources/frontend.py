@@ -72,9 +72,9 @@ def sources_of(
 
     Args:
         options: Options of the planner, which name the preferred source.
-        graph: The graph; None if none was named.
+        graph: The graph; None if none was given.
         frontend: Inputs of the sources.
-        labels: Labels of the graph's series in Prometheus.
+        labels: Labels that select the graph's series in Prometheus.
         has_router: Whether the graph's routers are known.
 
     Raises:

@@ -235,7 +235,8 @@ def asked(client: Any, send: Callable[[], Any], *, setting: str) -> list[Any]:
 
     Args:
         client: Client of the server, whose URL is used in messages.
-        send: Function that calls the client; it can raise the errors of the library, of requests and of json.
+        send: Function that sends the query with the client; it can raise the errors of the client library, of requests
+            and of json.
         setting: Name of the key or flag with the server's address, for messages.
 
     Raises:

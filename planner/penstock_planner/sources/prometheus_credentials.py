@@ -45,7 +45,7 @@ class OriginCredentials(BaseModel):
         return self
 
     def give_to(self, session: Session) -> None:
-        """Configure an HTTP session so that its requests use these credentials."""
+        """Configure an HTTP session so that its requests use these credentials: token, CA and client certificate."""
         if self.ca_file is not None:
             session.verify = str(self.ca_file)
         if self.certificate_file is not None and self.key_file is not None:

@@ -53,11 +53,11 @@ class MetricsPages:
         self._hung: dict[str, PullBackoff] = {}
 
     async def fetch(self, base_url: str, path: str = METRICS_PATH) -> str:
-        """Return the text of the page at ``base_url`` + ``path``.
+        """Return the text of the metrics page at ``base_url`` + ``path``.
 
         Raises:
-            ObservationError: the process did not answer within a real second (`PULL_TIMEOUT_S`), its backoff has not
-                ended, the answer is incomplete, or its status is not 200.
+            ObservationError: the process did not answer within a real second (`PULL_TIMEOUT_S`), the pause after its
+                earlier failures has not ended, the answer is incomplete, or its status is not 200.
         """
         url = base_url + path
         hung = self._hung.get(url)
@@ -77,7 +77,7 @@ class MetricsPages:
     async def fetch_all(
         self, urls: Sequence[str], read: Callable[[str, str], PageT]
     ) -> tuple[dict[str, PageT], list[ObservationError]]:
-        """Fetch the pages of all URLs concurrently.
+        """Fetch and parse the metrics pages of all URLs concurrently.
 
         Args:
             urls: Base URLs.

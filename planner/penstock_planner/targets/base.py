@@ -82,7 +82,8 @@ class Target(Protocol):
             decision_id: Id of the planner's decision, for logs and events.
 
         Raises:
-            ConflictError: another writer changed the backend first; the caller must observe and decide again.
+            ConflictError: another client changed the number of replicas first; the caller must observe and decide
+                again.
             ClusterError: the backend refused or failed.
         """
         ...
@@ -92,9 +93,9 @@ class Target(Protocol):
     ) -> None:
         """Move workers from the role ``giver`` to the role ``taker``, so that both roles have their desired ``replicas``.
 
-        Returns when the switch is recorded. From then on the workers count as starting in ``taker``, as
-        `PoolCounts.switching`. The backend completes every switch; one that is impossible becomes a start of a new
-        replica. Repeated calls do nothing.
+        Returns when the switch is recorded. From then on the workers count as starting replicas of ``taker``, which
+        need no start-up (`PoolCounts.switching`). The backend completes every switch; one that is impossible becomes a
+        start of a new replica. Repeated calls do nothing.
 
         Args:
             giver: Role that loses workers.
@@ -103,7 +104,8 @@ class Target(Protocol):
             decision_id: Id of the planner's decision, for logs and events.
 
         Raises:
-            ConflictError: another writer changed the backend first; the caller must observe and decide again.
+            ConflictError: another client changed the number of replicas first; the caller must observe and decide
+                again.
             ClusterError: the backend refused or failed, and changed nothing.
         """
         ...

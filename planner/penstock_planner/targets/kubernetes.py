@@ -75,13 +75,13 @@ class ScaledService:
     is_external: bool
 
     def clamp(self, replicas: int) -> int:
-        """Return the number of replicas limited to the bounds, as the operator does."""
+        """Return the number of replicas limited to the service's minimum and maximum, as the operator does."""
         low, high = self.bounds
         return max(low, min(high, replicas))
 
 
 def services_of(graph: GraphDeployment) -> dict[Role, ScaledService]:
-    """Return the worker services of a graph by role."""
+    """Return the scaling settings of a graph's worker services, by role."""
     return {
         spec.role: ScaledService(
             name,

@@ -173,7 +173,7 @@ def count(
 
 
 def with_switching(pools: Mapping[Role, PoolCounts], pods: Iterable[PodFacts]) -> dict[Role, PoolCounts]:
-    """Return the replica counts of roles between which workers can switch without a restart.
+    """Return the replica counts by role, for a graph in which workers can change between the roles without a restart.
 
     A draining worker counts as a switching replica of the other role if that role has a starting replica without GPUs:
     one whose pod waits for the GPU budget or does not exist yet. The draining worker will change its role and replace

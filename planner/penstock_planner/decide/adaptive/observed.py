@@ -108,12 +108,12 @@ class ObservedWorkers:
 
     @property
     def follows_trend(self) -> bool:
-        """Whether demand is forecast along its slope. If not, it is assumed to stay constant."""
+        """Whether demand is forecast along its slope; otherwise it is assumed to stay constant."""
         return True
 
     @property
     def sigmas_ahead(self) -> float:
-        """Return the number of standard errors added to the demand forecast before a pool grows."""
+        """Return the number of standard errors added to the demand forecast when it is decided whether a pool (the workers of one role) grows."""
         return AHEAD_SIGMAS
 
     @property
@@ -143,7 +143,7 @@ class ObservedWorkers:
         """Return the model of the KV usage of the answers that will be decoded: as much KV per prompt token as observed.
 
         Args:
-            kv: Observed KV load.
+            kv: Observed KV usage of the workers.
             tokens_per_s: Uncached prompt tokens/s whose prefill is expected to end, so that their answers must be
                 decoded.
         """

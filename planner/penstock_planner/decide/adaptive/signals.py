@@ -48,7 +48,7 @@ class TrendForecast:
     error: float
 
     def times(self, factor: float) -> TrendForecast:
-        """Return the forecast with all three values multiplied by ``factor``."""
+        """Return the forecast with the present value, predicted value and standard error multiplied by ``factor``."""
         return TrendForecast(self.now * factor, self.ahead * factor, self.error * factor)
 
 
@@ -182,7 +182,7 @@ The time must also exceed the TTFT target. From then on it does not count as com
 
 
 def may_wait_s(sizes: Sequence[float], tokens_per_s: float, slo_s: float) -> float:
-    """Return the seconds for which work may wait in the queue so that its prompt still meets the TTFT target.
+    """Return the seconds for which a typical prompt may wait in the queue and still meet the TTFT target.
 
     The result is the mean of each prompt's slack (TTFT target minus its computing time), weighted by computing time,
     times 0.8 (`SLACK_SHARE`). Long prompts have the least slack and are most of a queue. Prompts that alone take longer
@@ -353,7 +353,7 @@ class WorkView:
         is_uncontended: Whether hardly any requests overlapped recently, so that workers can do more than
             ``tokens_per_s`` shows.
         recalled: Largest uncached tokens/s that the weekly record (see `Week`) forecasts until the horizon. 0 if that
-            is not more than the present rate, or if the record is not trusted.
+            is not more than the present rate, or if the record has not predicted well enough.
         far_recalled: The same as ``recalled``, until the far horizon.
         confidence: Confidence in the weekly record: the fraction of its predicted jumps that occurred.
     """
@@ -411,7 +411,7 @@ def actual_usage(light: float) -> float:
 
 
 def kv_load_of(pull: Pull, role: Role) -> float | None:
-    """Return the pull's KV load: KV usage summed over the workers, plus that of waiting requests. 1.0 is one full worker.
+    """Return the KV usage at a metrics scrape, summed over the workers of a role (1.0 for a full one), with waiting requests added.
 
     Workers whose usage is unknown count as empty. A waiting request counts as much as a running one on average, or 0.02
     (`WAITING_SHARE`) if none is running. Returns None if no worker's usage is known.

@@ -65,7 +65,7 @@ class WeekRecord:
 
     Attributes:
         predicted: Predicted demand of the present slot; None if unknown.
-        expected: Sum of the demand on record for the last slots, halved at each slot.
+        expected: Sum of the demand that the record held for the last slots, halved at each slot.
         sum_xx: Sum of the squares of the predicted jumps.
         sum_xy: Sum of the products of each predicted jump and the observed one.
     """
@@ -123,13 +123,12 @@ class WeekRecord:
 
 @dataclass(frozen=True, slots=True)
 class WeekForecast:
-    """Forecast of the demand learned by time of the week, see `Week`.
+    """Forecast of demand, as learned by time of the week from two records: of yesterday, and of the same weekday.
 
     Attributes:
-        rate: Largest forecast demand in requests/s. 0 if that is not above the present demand, or if neither record is
-            trusted.
-        confidence: Confidence in the more trusted of the two records: the fraction of its predicted jumps that
-            occurred.
+        rate: Largest forecast demand in requests/s. 0 if that is not above the present demand, or if neither record has
+            predicted well enough.
+        confidence: Fraction of the predicted jumps in demand that occurred, for the record that predicted better.
     """
 
     rate: float = 0.0
@@ -225,7 +224,7 @@ class Week:
         return WeekForecast(due if confidence > BELIEVED_FROM and due > now else 0.0, confidence)
 
     def for_other_graph(self) -> Week:
-        """Return the state with which another graph starts: an empty one, because its traffic differs."""
+        """Return the learned demand with which another graph starts: none, because its traffic differs."""
         return Week()
 
     def due(self, record: WeekRecord, back: int, places: Sequence[int]) -> float | None:

@@ -67,7 +67,12 @@ def _fitting(proposal: RoleProposal, used: int, granted: int, config: DecideConf
 
 
 def existing_gpus(pools: Mapping[Role, PoolCounts], config: DecideConfig) -> int:
-    """Return the GPUs held by all workers: ready, starting and draining ones."""
+    """Return the GPUs held by all workers: ready, starting and draining ones.
+
+    Args:
+        pools: Replica counts by role.
+        config: Configuration with the GPUs of one replica; if ``pools`` has a larger number, that one counts.
+    """
     return sum(pool.existing * config.engine_gpus(role, pool.gpus) for role, pool in pools.items())
 
 

@@ -70,12 +70,12 @@ Chosen: chance rarely exceeds it, and a swing of minutes soon does."""
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Correction of one figure of the profile, such as the prefill time: the observed duration divided by the duration by the profile.
+    """Correction of one figure of the profile, such as the prefill time: the observed duration divided by the one that the performance profile predicts.
 
     Both durations lose weight with a time constant of 2 minutes (`FORGET_S`), and start with 20 s each.
 
     Attributes:
-        expected_s: Duration by the profile, in seconds, decayed.
+        expected_s: Duration that the profile predicts, in seconds, decayed.
         observed_s: Observed duration, in seconds, decayed.
     """
 
@@ -121,7 +121,7 @@ class SteadyRate:
         return SteadyRate(self.requests * kept + demand.arrivals, self.seen_s * kept + demand.period_s)
 
     def steadied(self, along: TrendForecast) -> TrendForecast:
-        """Return the mean rate as a forecast that stays constant if the trend differs from it only by chance; else return the trend.
+        """Return the mean arrival rate as a constant forecast if the trend differs from it only by chance; else the trend.
 
         Args:
             along: Forecast of requests/s along the trend.

@@ -96,7 +96,7 @@ class Projection:
         return replace(self, tokens_per_s=min(self.tokens_per_s, prefill_replicas * self.speed))
 
     def expected(self, role: Role, replicas: int) -> Expectation:
-        """Return the expected TTFT and ITL of a role with this number of replicas, >= 1."""
+        """Return the TTFT and ITL that are expected with this number of replicas (>= 1) of a role, in numbers and words."""
         first = None if role is Role.DECODE else self._first_token(role, replicas)
         gaps = None if role is Role.PREFILL else self._gaps(replicas)
         found = [each for each in (first, gaps) if each is not None]
@@ -200,7 +200,7 @@ class RoleNeed:
 
     @property
     def wanted(self) -> int:
-        """Return the replicas that the role would have without a GPU budget: the needed number within its minimum and maximum."""
+        """Return the replicas that the role would have without a GPU budget: those that meet the latency targets, within its bounds."""
         reachable = self.needed if self.most is None else min(self.needed, self.most)
         return max(self.floor, reachable)
 

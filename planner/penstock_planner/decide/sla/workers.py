@@ -63,7 +63,7 @@ class ProfiledAnswers:
         return ITL_AFTER * self.target_s
 
     def concurrency(self, workers: int) -> float | None:
-        """Return the mean number of requests in flight at each of ``workers`` workers; None if that number of workers cannot keep up."""
+        """Return the mean number of requests in flight at each of ``workers`` workers; None if they cannot keep up."""
         expected = self.row.concurrency_at(self.tokens_per_s * self.factor / workers)
         return None if expected is None else max(expected, self.running / workers)
 
@@ -179,12 +179,12 @@ class ProfiledWorkers(ObservedWorkers):
 
     @property
     def follows_trend(self) -> bool:
-        """Whether demand is forecast along its slope; False with the predictor "constant"."""
+        """Whether demand is forecast along its slope; otherwise (with the predictor "constant") it is assumed to stay constant."""
         return self.config.predictor is not Predictor.CONSTANT
 
     @property
     def sigmas_ahead(self) -> float:
-        """Return the number of standard errors added to the demand forecast before a pool grows."""
+        """Return the number of standard errors added to the demand forecast when it is decided whether a pool (the workers of one role) grows."""
         return AHEAD_SIGMAS if self.knows_waits else super().sigmas_ahead
 
     @property
@@ -259,7 +259,7 @@ class ProfiledWorkers(ObservedWorkers):
         return self._busy(role, workers, min(LATE_SHARE_MOST, LATE_TIMES * (1.0 - self.config.attainment)))
 
     def busy_after(self, role: Role, workers: int) -> float:
-        """Return the maximum utilisation of a pool after one worker is removed, in (0, 1].
+        """Return the maximum utilisation of a pool (the workers of one role) after one worker is removed, in (0, 1].
 
         At this utilisation as many prompts wait too long as the targets allow. It is at most the fixed fraction at
         which mode adaptive adds a worker, which matters for evenly spaced arrivals that hardly wait.
@@ -288,10 +288,10 @@ class ProfiledWorkers(ObservedWorkers):
         return load / servers
 
     def may_wait_s(self, own_s: float) -> float:
-        """Return the seconds for which a prompt may wait: the TTFT target minus its own TTFT without waiting; at least half of the target.
+        """Return the seconds for which a prompt may wait in a queue: the TTFT target minus the prompt's TTFT without waiting.
 
-        The minimum is `WAIT_LEAST`. The prompt's own TTFT is its computing time multiplied by the learned factor of
-        observed to calculated TTFT.
+        It is at least half of the target (`WAIT_LEAST`). The TTFT without waiting is the prompt's computing time
+        multiplied by the learned factor of observed to calculated TTFT.
 
         Args:
             own_s: Computing time of the prompt in seconds, as by `service_s`.
@@ -321,7 +321,7 @@ class ProfiledWorkers(ObservedWorkers):
         )
 
     def step(self) -> Step:
-        """Return the record of the profile's figures and the learned corrections, for the decision.
+        """Return a record, for the decision, of the values of the performance profile and of the learned corrections.
 
         Its outcome says whether prompts or contexts are outside the profile's range.
         """
