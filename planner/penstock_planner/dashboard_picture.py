@@ -77,8 +77,9 @@ class Moment:
         ready: Number of ready replicas by role.
         gpus: GPUs of existing workers, draining ones included.
         gpu_s: Cumulative GPU-seconds since the process started.
-        arrivals_per_s: Mean arrival rate since the previous moment, requests/s; None if unknown.
-        oldest_wait_s: Longest wait in the routers' queues since the previous moment, seconds; None if unknown.
+        arrivals_per_s: Mean arrival rate since the previous time that is shown, requests/s; None if unknown.
+        oldest_wait_s: Longest wait in the routers' queues since the previous time that is shown, seconds; None if
+            unknown.
         scheduled: Active entries of the schedule, as text.
     """
 

@@ -50,7 +50,8 @@ class LearnedStateInfo:
         learnt_from: Identity of the model, engine, profile and time scale from which the state was learned; empty if
             unknown.
         seen_s: Simulated seconds of demand from which the state was learned.
-        is_taken: Whether this run continues with the state, because both identities are equal or one is unknown.
+        is_taken: Whether this run continues with the state, because ``learnt_from`` and ``learning_identity`` are equal
+            or one is unknown.
         learning_identity: Identity of this run's model, engine, profile and time scale; empty if unknown.
     """
 

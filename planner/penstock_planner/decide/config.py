@@ -190,7 +190,7 @@ class DecideConfig:
         )
 
     def scheduled(self, held: Schedule) -> DecideConfig:
-        """Return the configuration with the replica bounds of active schedule entries combined with its own.
+        """Return the configuration with its minimum and maximum replicas tightened by those of active schedule entries.
 
         A scheduled minimum above 0 disables scale to zero.
 

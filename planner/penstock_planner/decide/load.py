@@ -125,11 +125,11 @@ def _waiting(pull: Pull) -> float:
 
 
 def queue_signal(pulls: Sequence[Pull], *, per_worker: bool) -> Signal:
-    """Return the number of requests that wait for prefill, averaged over the pulls (metrics scrapes).
+    """Return the number of requests that wait for prefill, as mean over the pulls (metrics scrapes) and as lower bound.
 
-    A pull is unknown if its queue is unknown or no prefill worker is ready. It counts as 0 in the lower bound and is
-    left out of the mean. A queue of which only a part could be measured (`Reading.at_least`) counts with that value,
-    and the interval then counts as having an unknown value.
+    A pull is unknown if its queue is unknown or no prefill worker is ready. The lower bound allows for unknown values:
+    such a pull counts as 0 in it and is left out of the mean. A queue of which only a part could be measured
+    (`Reading.at_least`) counts with that value, and the interval then counts as having an unknown value.
 
     Args:
         pulls: Pulls of the interval.

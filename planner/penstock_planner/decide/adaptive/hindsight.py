@@ -263,14 +263,14 @@ class PulledLoad:
             ``workers_needed``.
         startup_s: Time from requesting a replica until it is ready.
         hold_s: Time for which a fleet keeps an idle replica, >= ``startup_s``.
-        sizes: Largest floor that can be chosen, >= 1.
+        sizes: Largest floor (minimum number of replicas, even while idle) that can be chosen, >= 1.
         least: Smallest floor that can be chosen, >= 1.
         existing: Number of existing replicas. At the first interval they count as needed, because a person requested
             them. 0 if the number is not evidence of need.
         served_at_once_by: Number of replicas with which no request was observed to wait, so that with this number or
-            more none is counted as late; None if unknown.
+            more no request is counted as late (over the TTFT target); None if unknown.
         is_in_time_first: Whether requests that can still meet the TTFT target are served before those that cannot, so
-            that only the excess is late.
+            that only the requests beyond what the workers can serve are late.
     """
 
     dt_s: float

@@ -22,8 +22,9 @@ def switch(proposals: Proposals, facts: Facts) -> Proposals:
     """Return the proposals in which workers change role without a restart, in place of starts and stops, if that is possible.
 
     The receiving role must want to grow and have room below its maximum. The giving role must shrink, or have a worker
-    more than it needs (`RoleProposal.spare_reason` says why); it keeps at least one ready worker and its minimum. Does
-    nothing if switching is disabled, if the graph does not have two roles, or while it gives GPUs back to its pool.
+    more than it needs (`RoleProposal.spare_reason` says why); it keeps at least one ready worker and its minimum.
+    Returns the proposals unchanged if switching is disabled, if the graph does not have two roles, or while it gives
+    GPUs back to its pool.
     """
     config, roles = facts.config, proposals.roles
     is_giving_back = config.grant is not None and facts.gpus > config.grant

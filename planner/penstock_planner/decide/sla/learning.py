@@ -154,8 +154,8 @@ class SlaMemory:
             (Ca2 + Cs2); 2 for Poisson arrivals and exponential lengths, see `queueing`.
         running: Average number of requests that are being decoded now.
         prefill: Correction of the profile's prefill time.
-        ttft: Correction of the TTFT that is calculated from the profile's prefill time, multiplied by its correction,
-            plus the wait.
+        ttft: Correction of the calculated TTFT, which is the wait in the queue plus the profile's prefill time
+            multiplied by ``prefill``.
         itl: Correction of the profile's ITL.
         steady: Mean arrival rate over the last minutes.
     """
