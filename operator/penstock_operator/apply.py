@@ -69,16 +69,15 @@ class Owner:
 
 @dataclass(slots=True)
 class Applied:
-    """Result of applying the children of one owner.
+    """Result of writing the children (objects that the operator creates) of one owner.
 
     Attributes:
         wrote: Whether any child was created or changed.
         repaired: ``Kind name: difference`` of children that another writer had changed or deleted and that were
             restored.
-        conflicts: Messages about children that were not written because an object of another owner has their
-            name.
-        leaving: ``Kind name`` of children that were not written because an object of that name is being deleted;
-            a later reconcile creates them.
+        conflicts: Messages about children that were not written because an object of another owner has their name.
+        leaving: ``Kind name`` of children that were not written because an object of that name is being deleted; a
+            later reconcile creates them.
         refusals: Writes that the API server rejected.
     """
 
@@ -114,8 +113,9 @@ def failure_of(conflicts: Sequence[str], refusals: Refusals) -> Failure | None:
 class Applier:
     """Writes desired objects to the cluster.
 
-    It caches the last comparison of each child and the field values that an admission webhook changes after every
-    write. Its methods raise ClusterError if the API server refuses or fails, unless stated otherwise.
+    It caches the last comparison of each object with its desired state, and the field values that an admission webhook
+    changes after every write. Its methods raise ClusterError if the API server refuses or fails, unless stated
+    otherwise.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class Applier:
     async def patch(self, obj: Object, patch: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Object:
         """Patch the object that has the kind, name and namespace of ``obj``, and return the result.
 
-        A list is sent as a JSON patch, anything else as a merge patch.
+        If ``patch`` is a list, it is sent as a JSON patch (RFC 6902), else as a merge patch (RFC 7386).
         """
         metadata = obj["metadata"]
         call = self._client.patch(
@@ -214,7 +214,10 @@ class Applier:
         await self._counted("delete", call, obj["kind"], NotFoundError, ConflictError)
 
     def forget(self, namespace: str, names: Iterable[tuple[str, str]]) -> None:
-        """Drop the cached comparisons of children with their desired state; ``names`` are (kind, name) pairs, unknown ones are ignored."""
+        """Drop the cached comparisons of objects in ``namespace`` with their desired state; unknown ones are ignored.
+
+        ``names`` are pairs of kind and name.
+        """
         for kind, name in names:
             self._tolerated.pop((namespace, kind, name), None)
             self._right.forget((namespace, kind, name))

@@ -86,13 +86,13 @@ log = get_logger(__name__)
 
 @dataclass(slots=True)
 class GraphSnapshot:
-    """The objects of one graph, reduced to the fields that the operator needs, each by its kind and name; ScalingAdapters are among the children.
+    """The objects of one graph, reduced to the fields that the operator needs, each by its kind and name.
 
     Objects are shared with the informers and must not be changed.
 
     Attributes:
         graphs: The GraphDeployment; empty if it does not exist (any more).
-        children: Child objects.
+        children: Objects that the operator created for the graph; ScalingAdapters are among them.
         pods: Pods; key ``view`` of each has the `PodView` (facts about the pod) from which the operator decides.
     """
 
@@ -127,7 +127,7 @@ class GraphSnapshot:
 
 
 class Cluster:
-    """In-memory view of the graphs in one namespace, or in all namespaces."""
+    """In-memory view, fed by watches, of the graphs in one namespace or in all namespaces, with their objects and pods."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class Cluster:
                 group.create_task(informer.run())
 
     async def synced(self) -> None:
-        """Wait until every watched kind has been listed once, and start to watch the optional kinds that exist in the cluster."""
+        """Wait until every watched kind has been listed once, and start to watch LeaderWorkerSets and InferencePools if there are any."""
         await self._listed()
         for kind in OPTIONAL_KINDS:
             if await self._has_any(kind):

@@ -96,7 +96,7 @@ class Converged:
 
 
 class Convergence:
-    """Writes the desired children of graphs in the order that a rollout allows, and deletes children that are no longer desired."""
+    """Writes the objects that graphs need, in the order that a rollout allows, and deletes those that they no longer need."""
 
     def __init__(self, applier: Applier, recorder: EventRecorder, drains: Drains) -> None:
         self._applier = applier
@@ -107,7 +107,7 @@ class Convergence:
     async def write(
         self, graph: ObservedGraph, plan: ReplicasPlan, wanted: list[Object], refusals: Refusals
     ) -> Converged:
-        """Apply the desired objects that can be written now, and delete children that are no longer desired.
+        """Apply the desired objects that can be written now, and delete the graph's objects that are no longer desired.
 
         Objects that have to wait for another service's rollout are left out; a later reconcile writes them.
 

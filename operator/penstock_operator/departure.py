@@ -66,7 +66,7 @@ async def finish_drains(
     limit_s: float,
     say: Callable[[str], None],
 ) -> bool:
-    """Wait until no graph of an operator class is being deleted, and report the graphs that remain.
+    """Wait until no graph of an operator class is being deleted any more, and report the graphs whose workers still drain.
 
     Args:
         client: Client of the Kubernetes API with the rights to list and patch graphs.

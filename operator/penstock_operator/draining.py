@@ -221,6 +221,10 @@ def pods_of(workload: Object, snapshot: GraphSnapshot) -> list[PodView]:
     """Return the facts about each pod of a Deployment or LeaderWorkerSet.
 
     Pods of the same service belong to the LeaderWorkerSet if they are in a group, else to the Deployment.
+
+    Args:
+        workload: The Deployment or LeaderWorkerSet.
+        snapshot: The objects of its graph.
     """
     service, is_set = label_of(workload, SERVICE_LABEL), workload["kind"] == LEADER_WORKER_SET.kind
     return [each for each in snapshot.views() if each.service == service and bool(each.group) == is_set]

@@ -67,7 +67,7 @@ class Gates:
         return releases(pods, budget=budget, priorities=priorities, held=state.held, now_s=now_s)
 
     def held(self, key: Key, pods: Sequence[PodView]) -> int:
-        """Return the number of GPUs that a graph's workers occupy.
+        """Return the number of GPUs that a graph's workers occupy; workers that wait at their scheduling gate do not count.
 
         Pods whose scheduling gate was removed, so that they can start, count even if the watch does not show it yet.
 

@@ -40,7 +40,10 @@ retry."""
 
 
 class MemoryDiffBase(kopf.DiffBaseStorage):
-    """In-memory storage of the resource version that kopf's handlers saw last of each object; any new version is an update."""
+    """In-memory storage of the resource version of each object that the handlers of kopf (operator framework) saw last.
+
+    Any new version counts as an update.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +87,10 @@ class MemoryProgress(kopf.ProgressStorage):
         self._records.pop((body["metadata"]["uid"], key), None)
 
     def touch(self, *, body: kopf.Body, patch: kopf.Patch, value: str | None) -> None:
-        """Put `TOUCH_ANNOTATION` with time ``value`` into ``patch``; the watch event of that write triggers kopf's retry. None removes it."""
+        """Put annotation ``penstock.dev/touch`` with the time ``value`` into ``patch``; None removes it.
+
+        The watch event of that write makes kopf (the operator framework) retry its handler.
+        """
         if value is not None or TOUCH_ANNOTATION in body["metadata"].get("annotations", {}):
             patch.metadata.annotations[TOUCH_ANNOTATION] = value
 

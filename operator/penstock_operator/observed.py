@@ -25,16 +25,16 @@ class ObservedGraph:
         key: Namespace and name of the graph.
         uid: UID of the graph.
         model: The validated specification to carry out, as the user wrote it; not necessarily the newest one.
-        raw: The newest GraphDeployment as the API server returned it, reduced by `trim_graph`; its specification may be
-            a newer one than ``model``.
-        snapshot: The graph's children and pods as the watches show them.
+        raw: The newest GraphDeployment as the API server returned it, reduced to the fields that the operator needs;
+            its specification may be a newer one than ``model``.
+        snapshot: The objects created for the graph, and its pods, as the watches show them.
         context: Settings of the operator and of the namespace from which its objects are built.
         now_s: Unix time of this reconcile in seconds, by the API server's clock.
         served: Generation and text of the specification that ``model`` was read from.
         effective: GPU budget in force, from ``model`` and from the graph's GPU pool.
         workers: The graph's worker pods.
-        wants: Replicas by role that the graph's planner requests from the GPU pool; empty if the planner requests
-            none or its request has expired.
+        wants: Replicas by role that the graph's planner requests from the GPU pool; empty if the planner requests none
+            or its request has expired.
         paused: Reason why the operator does not change the graph's children; empty if it changes them.
         problems: Problems of the newest specification, if ``model`` is an earlier specification; else empty.
         grant: GPUs that the graph's GPU pool grants it; None if the graph is in no pool.

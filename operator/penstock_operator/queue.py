@@ -54,7 +54,10 @@ class RateLimits:
 
 
 class WorkQueue:
-    """Keys that wait to be reconciled or are being reconciled; use it from one event loop only. Times are wall-clock seconds."""
+    """Keys (namespace and name) of the objects that wait to be reconciled or are being reconciled.
+
+    Use it from one event loop only. Times are wall-clock seconds.
+    """
 
     def __init__(
         self,

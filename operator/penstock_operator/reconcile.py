@@ -114,7 +114,10 @@ class ReconcileResult:
 
 
 class Reconciler:
-    """Reconciles graphs. It stores only caches; the state of the cluster is read from the watches."""
+    """Reconciles graphs: makes the objects of each graph equal to its specification.
+
+    It stores only caches; the state of the cluster is read from the watches.
+    """
 
     def __init__(self, parts: Dependencies) -> None:
         self._parts = parts

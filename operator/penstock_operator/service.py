@@ -52,7 +52,7 @@ with the other steps of the shutdown it fits in a pod's 30 s."""
 
 
 class Operator:
-    """The parts of the process that watch and write while it is the leader; a new object is created at each election."""
+    """The parts of the operator process that watch and write while it is the leader; each election creates a new object."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class Operator:
             return False
 
     def graphs(self) -> Iterator[Object]:
-        """Yield the GraphDeployments in this process's view of the cluster, reduced by `trim_graph`."""
+        """Yield the GraphDeployments in this process's view of the cluster, reduced to the fields that the operator needs."""
         return (
             graph for key in self.cluster.known() if (graph := self.cluster.snapshot(key).graph) is not None
         )
@@ -207,7 +207,7 @@ class OperatorService:
         self._election: Election | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until ``stop`` is set; then release the Lease and return.
+        """Run the operator process until ``stop`` is set; then release the Lease of leader election and return.
 
         Raises:
             ConfigError: There are no credentials, or the metrics port is in use.

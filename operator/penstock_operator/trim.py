@@ -45,7 +45,7 @@ _WITH_STATUS: Final = frozenset({"Deployment", "LeaderWorkerSet", "ScalingAdapte
 
 
 class InterningPool:
-    """Shares equal parts of JSON objects, so that they are stored only once."""
+    """Makes JSON objects share their equal parts, so that each part is stored only once in memory."""
 
     def __init__(self, limit: int = INTERNED_PARTS) -> None:
         self._limit = limit
@@ -85,7 +85,10 @@ def trim_graph(obj: Object) -> Object:
 
 
 def trim_child(obj: Object) -> Object:
-    """Return a copy of a child without ``managedFields``; its status remains only for kinds whose status the operator uses."""
+    """Return a copy of an object that the operator created for a graph, reduced to what the operator needs.
+
+    It has no ``managedFields``. Its status remains only for kinds whose status the operator uses.
+    """
     kept = {key: _POOL.intern(each) for key, each in obj.items() if key not in {"metadata", "status"}}
     kept.update(_head(obj))
     if obj["kind"] in _WITH_STATUS and "status" in obj:
@@ -99,7 +102,10 @@ def trim_child(obj: Object) -> Object:
 
 
 def trim_pod(obj: Object) -> Object:
-    """Return name, namespace and labels of a pod, its version (`VERSION`) and, under key ``view``, the facts from which the operator decides."""
+    """Return what the operator needs of a pod: name, namespace, labels, resource version, and the facts from which it decides.
+
+    The resource version is a number under key ``version``, the facts (`PodView`) are under key ``view``.
+    """
     metadata = obj["metadata"]
     return {
         "metadata": {key: metadata[key] for key in ("name", "namespace", "labels") if key in metadata},
@@ -132,7 +138,7 @@ def _without_heartbeats(condition: Mapping[str, Any]) -> Object:
 
 
 def is_posted(entry: Mapping[str, Any]) -> bool:
-    """Return whether an entry of ``managedFields`` belongs to a POST by the operator."""
+    """Return whether ``entry``, one of an object's ``managedFields``, belongs to a POST (creation) by the operator."""
     if entry.get("operation") != "Update" or entry.get("subresource"):
         return False
     manager = entry.get("manager")

@@ -89,9 +89,10 @@ def _with_generation(
 
 
 def template_generation(live: Object) -> int | None:
-    """Return the generation of a live workload that introduced its pod template; later generations changed only its replicas.
+    """Return the generation of an existing workload that introduced its pod template, from its annotation.
 
-    Returns None if the annotation is absent (written by an older release) or is not a possible generation.
+    Later generations changed only its replicas. Returns None if the annotation is absent (written by an older release)
+    or is not a possible generation.
     """
     text = str(live["metadata"].get("annotations", {}).get(GENERATION_ANNOTATION, ""))
     return int(text) if text.isdecimal() and int(text) <= _generation(live) else None
@@ -105,7 +106,7 @@ def workload_of(
     Args:
         graph: The graph.
         service: Name of the service; its workload is a Deployment, or a LeaderWorkerSet if a replica spans nodes.
-        children: The graph's live children by kind and name.
+        children: The graph's objects in the cluster, by kind and name.
     """
     kind = DEPLOYMENT if graph.spec.services[service].nodes_per_replica == 1 else LEADER_WORKER_SET
     return children.get((kind.kind, child_name(graph.name, service)))
@@ -130,7 +131,7 @@ def obsolete(
     workers) are not returned until the workload is gone.
 
     Args:
-        children: The graph's live children by kind and name.
+        children: The graph's objects in the cluster, by kind and name.
         wanted: Kind and name of each desired object.
         owner_uid: UID of the graph; children of other owners are ignored.
     """
@@ -148,7 +149,7 @@ def obsolete(
 
 
 def is_own(child: Object, owner_uid: str) -> bool:
-    """Return whether the object with this UID is the child's controller, according to the child's owner references."""
+    """Return whether the object with UID ``owner_uid`` is the controller of ``child``, according to its owner references."""
     return _owner_uid(child) == owner_uid
 
 
@@ -158,7 +159,7 @@ def _owner_uid(child: Object) -> str | None:
 
 
 def label_of(child: Object, name: str) -> str:
-    """Return the value of a child's label ``name``; an empty string if the label is absent."""
+    """Return the value of the label ``name`` of the object ``child``; an empty string if the label is absent."""
     return str(child["metadata"].get("labels", {}).get(name, ""))
 
 

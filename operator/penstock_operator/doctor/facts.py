@@ -17,7 +17,7 @@ def full_name(obj: Object) -> str:
 
 
 class Unreadable(NamedTuple):
-    """Marks something that could not be read.
+    """Takes the place of something in the cluster that could not be read.
 
     Attributes:
         why: Reason, as the API server or the pod gave it.
@@ -102,7 +102,7 @@ class GraphFacts:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Everything that was read; if the API server does not answer, only ``url`` and ``version`` are meaningful.
+    """Everything that `penstock doctor` read from a cluster; if the API server does not answer, only ``url`` and ``version`` are meaningful.
 
     Attributes:
         url: URL of the API server.
@@ -111,7 +111,7 @@ class Facts:
         interval_s: Wall-clock seconds between the two readings.
         release: Penstock version of this program.
         skew_s: This machine's clock minus the server's clock in seconds, exact to about one second; None if unknown.
-        crds: Live CustomResourceDefinitions by name; None for an absent one.
+        crds: CustomResourceDefinitions in the cluster by name; None for an absent one.
         deployments: Deployments of operators and planners, from all namespaces that could be read.
         leases: Two readings of the Lease of each operator and planner.
         rights: Rights of the user and of each operator and planner.

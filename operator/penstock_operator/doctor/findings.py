@@ -41,27 +41,50 @@ class Finding:
 
 
 def ok(subject: str, message: str) -> Finding:
-    """Return a finding with severity OK, which needs no remedy."""
+    """Return a finding of `penstock doctor` with severity OK, which needs no remedy.
+
+    Args:
+        subject: Object of the check, such as ``graph serving/llama``.
+        message: One sentence without a full stop.
+    """
     return Finding(Severity.OK, subject, message)
 
 
 def warning(subject: str, message: str, remedy: str) -> Finding:
-    """Return a finding with severity WARNING: something that may become a problem."""
+    """Return a finding of `penstock doctor` with severity WARNING: something that may become a problem.
+
+    Args:
+        subject: Object of the check, such as ``graph serving/llama``.
+        message: One sentence without a full stop.
+        remedy: Action to take, with a command if possible.
+    """
     return Finding(Severity.WARNING, subject, message, remedy)
 
 
 def problem(subject: str, message: str, remedy: str) -> Finding:
-    """Return a finding with severity PROBLEM: something that does not work."""
+    """Return a finding of `penstock doctor` with severity PROBLEM: something that does not work.
+
+    Args:
+        subject: Object of the check, such as ``graph serving/llama``.
+        message: One sentence without a full stop.
+        remedy: Action to take, with a command if possible.
+    """
     return Finding(Severity.PROBLEM, subject, message, remedy)
 
 
 def unknown(subject: str, message: str, remedy: str) -> Finding:
-    """Return a finding with severity UNKNOWN: something that could not be checked."""
+    """Return a finding of `penstock doctor` with severity UNKNOWN: something that could not be checked.
+
+    Args:
+        subject: Object of the check, such as ``graph serving/llama``.
+        message: One sentence without a full stop.
+        remedy: Action to take, with a command if possible.
+    """
     return Finding(Severity.UNKNOWN, subject, message, remedy)
 
 
 def is_healthy(findings: Iterable[Finding]) -> bool:
-    """Return whether no finding has severity PROBLEM."""
+    """Return whether no finding has severity PROBLEM; findings that could not be checked (UNKNOWN) do not count."""
     return all(each.severity is not Severity.PROBLEM for each in findings)
 
 

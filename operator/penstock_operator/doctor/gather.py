@@ -93,7 +93,12 @@ class Scope:
 
 
 async def gather(client: KubeClient, scope: Scope) -> Facts:
-    """Read the cluster twice, ``scope.interval_s`` apart, and return all facts; a failed read is `Unreadable` in the result."""
+    """Read the cluster twice, and return all facts from which `penstock doctor` makes its findings; a failed read is `Unreadable`.
+
+    Args:
+        client: Client of the Kubernetes API.
+        scope: Namespace and graph to inspect, and the seconds between the two reads.
+    """
     return await _Gatherer(client, scope).gather()
 
 

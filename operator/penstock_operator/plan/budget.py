@@ -120,6 +120,9 @@ def holdings(
         replicas: Number of replicas that each service's workload should have; GPUs are reserved for no more replicas
             than that. Services that are not listed are left out of the result.
         now_s: Current Unix time in seconds.
+
+    Returns:
+        By service: number of replicas that occupy GPUs, GPUs of each, and since when a replica is lost.
     """
     started = _started(pods)
     counts = Counter(each.service for each in started)
@@ -139,7 +142,7 @@ def holdings(
 
 
 def lost(held: Mapping[str, Holding], pods: Iterable[PodView]) -> Counter[str]:
-    """Return how many replicas of each service that occupied GPUs (``held``) no longer exist in ``pods``; services without a loss are left out."""
+    """Return, by service, how many replicas that occupied GPUs (``held``) no longer exist in ``pods``; services without a loss are left out."""
     missing = Counter({service: each.replicas for service, each in held.items()})
     missing.subtract(each.service for each in _started(pods))
     return +missing
@@ -168,7 +171,7 @@ class Waiting:
         service: Service of the pod.
         reason: One sentence for users; it is the same text as long as the state is the same.
         cause: Condition reason: ``WaitingForBudget`` (`WAITING`), or the kind of refusal if the API server rejected the
-            ungating.
+            removal of its gate.
     """
 
     uid: str
@@ -179,7 +182,7 @@ class Waiting:
 
     @property
     def cause_is_refusal(self) -> bool:
-        """Whether the budget allows the start but the API server rejected the removal of the gate."""
+        """Whether the GPU budget allows the pod to start but the API server rejected the removal of its scheduling gate."""
         return self.cause != WAITING
 
 
@@ -189,7 +192,7 @@ class Releases:
 
     Attributes:
         release: UIDs of the pods whose gate should be removed, in this order.
-        waiting: The other gated pods.
+        waiting: The other pods with a gate.
         gpus: Number of GPUs that count against the budget before the pods in ``release`` start.
     """
 
@@ -209,7 +212,7 @@ def releases(
     """Return which pods with a scheduling gate can start within the GPU budget, and why the others have to wait.
 
     Args:
-        pods: All worker pods of the graph; pods that this operator has just ungated must be without their gate (see
+        pods: All worker pods of the graph; pods whose gate this operator has just removed must be without it (see
             `released`).
         budget: Maximum number of GPUs of existing workers; None means no limit.
         priorities: ``scaling.priority`` by service; 0 for services that are not listed.
@@ -255,7 +258,7 @@ def blocked_on_budget(found: Releases, pods: Iterable[PodView]) -> frozenset[str
 
 
 def blocked(found: Releases, pods: Iterable[PodView]) -> Counter[str]:
-    """Return the number of replicas of each service that cannot run because the GPU budget has no room.
+    """Return, by service, the number of replicas that cannot run because the GPU budget has no room.
 
     A replica that only waits for the GPUs of a terminating replica of its own service does not count.
 

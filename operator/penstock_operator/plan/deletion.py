@@ -32,7 +32,7 @@ class DeletionStep:
     Attributes:
         message: One sentence that says what the deletion waits for; it is the same text as long as the state is the
             same.
-        delete: Children to delete.
+        delete: Objects to delete that the operator created for the graph.
         drain: Names of the services to scale to 0 by draining.
         release: Whether to remove the finalizer.
         waits_for_idleness: Whether the load of pods must be read again soon.
@@ -48,7 +48,7 @@ class DeletionStep:
 def next_step(
     children: Iterable[Object], pods: Sequence[PodView], *, idle: Collection[str] = ()
 ) -> DeletionStep:
-    """Return the next step of a graph's deletion.
+    """Return the next step of a graph's deletion: services to drain, objects to delete, or that the finalizer can be removed.
 
     Args:
         children: All existing child objects of the graph, without its pods.

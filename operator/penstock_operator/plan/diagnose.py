@@ -65,7 +65,7 @@ class Category(StrEnum):
 
     @property
     def is_fault(self) -> bool:
-        """Whether something is broken; True for all but a pod that waits for GPUs of the budget."""
+        """Whether this kind of problem means that something is broken; False only for a pod that waits for GPUs of its graph's budget."""
         return self is not Category.WAITING_FOR_BUDGET
 
     @property
@@ -305,7 +305,7 @@ message must not change."""
 
 
 def refusal(service: str, workload: Mapping[str, Any]) -> Diagnosis | None:
-    """Return why the API server rejects further pods of a service's Deployment, from its status; None if it rejects none."""
+    """Return why the API server rejects further pods of a service's Deployment (``workload``), from its status; None if it rejects none."""
     for each in (workload.get("status") or {}).get("conditions") or ():
         if each.get("type") == REPLICA_FAILURE and each.get("status") == "True":
             words = _POD.sub("", " ".join(str(each.get("message") or "").split()))

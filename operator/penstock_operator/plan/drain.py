@@ -37,7 +37,7 @@ from penstock.kube.objects.names import DRAINING
 from penstock_operator.plan.pods import PodView
 
 LEAVING_COST: Final = -(2**31)
-"""Deletion cost of a pod that can be deleted now; the lowest that Kubernetes accepts."""
+"""Deletion cost (pod-deletion-cost, the lowest is deleted first) of a pod that can be deleted now; the lowest that Kubernetes accepts."""
 
 DRAINING_COST: Final = LEAVING_COST + 1
 """Deletion cost of a pod that is still finishing requests: it is deleted before serving pods and after idle ones."""
@@ -55,7 +55,7 @@ _PHASES: Final = {"Pending": 0, "Unknown": 1, "Running": 2}
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """A desired number of replicas, limited to the allowed range.
+    """A desired number of replicas, limited to the service's minimum and maximum and to the GPU budget.
 
     Attributes:
         replicas: The number after limiting.
@@ -150,7 +150,7 @@ class PodLoad:
 
 
 def is_idle(load: PodLoad | None) -> bool:
-    """Return whether two readings at least 1 s apart (`IDLE_S`) found the pod idle; False if the load is unknown (None)."""
+    """Return whether two readings of a pod's metrics, at least 1 s apart (`IDLE_S`), found it idle; False if ``load`` is None (unknown)."""
     return load is not None and load.is_idle and load.idle_s >= IDLE_S
 
 
@@ -163,7 +163,8 @@ class ScalePlan:
         begin: Pods that start to drain: their serving label and drain time are to be written.
         restore: Draining pods to put back into service: their serving label is to be set, drain time and deletion cost
             removed.
-        deletion_costs: New deletion cost by pod, for pods whose cost has to change; 0 for a pod in service.
+        deletion_costs: New deletion cost (by which Kubernetes chooses the pod to delete) by pod, for pods whose cost
+            has to change; 0 for a pod in service.
         draining: Pods that are or will be marked as draining.
         leaving: Draining pods that can be deleted now.
         held: Reason why the number of replicas is not changed although it differs from the desired one; else empty.

@@ -91,12 +91,12 @@ LEFT_OUT_OF_LISTS: Final = frozenset({"apiVersion", "kind"})
 
 @dataclass(frozen=True, slots=True)
 class FieldDifference:
-    """One desired value that the live object does not have.
+    """One desired value that the object in the cluster does not have.
 
     Attributes:
         path: Path of the field, such as ``spec.template.spec.containers[name=worker].image``.
         want: The desired value.
-        found: The live value; None if it is absent.
+        found: The value in the cluster; None if it is absent.
     """
 
     path: str

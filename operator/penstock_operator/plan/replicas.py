@@ -43,7 +43,7 @@ class ServiceState:
 
     @property
     def number(self) -> int:
-        """Number of replicas that the service's workload should have now; while replicas drain, it is above the desired number."""
+        """Number of replicas that the service's workload should have now; while replicas drain, it can be above the desired number."""
         return self.bounds.replicas if self.plan is None else self.plan.spec_replicas
 
 
@@ -53,7 +53,8 @@ class RoleSwitch:
 
     Attributes:
         worker: The drained worker.
-        place: Gated pod of the other role that has not started; the worker takes over its labels and so replaces it.
+        place: Pod of the other role that waits at its scheduling gate; the worker takes over its labels and so replaces
+            it.
     """
 
     worker: PodView
@@ -69,7 +70,7 @@ class ReplicasPlan:
         first_replicas: Initial replicas of ScalingAdapters that do not exist yet, by the adapter's name.
         blocked: Number of replicas by service that cannot run because the GPU budget is used up.
         switches: Drained workers that change their role.
-        kept: UIDs of gated pods that must not be ungated, because a draining worker will replace them by a role
+        kept: UIDs of pods whose scheduling gate must stay, because a draining worker will replace them by a role
             switch.
         bid: GPU count of each worker replica that is desired without the limit of the GPU pool's grant, the most needed
             first: replicas within a service's minimum, then one of the service with the lowest fraction of its

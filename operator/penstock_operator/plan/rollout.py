@@ -31,7 +31,7 @@ _DEADLINE: Final = "ProgressDeadlineExceeded"
 
 @dataclass(frozen=True, slots=True)
 class RolloutView:
-    """Rollout state of a service's workload.
+    """Rollout state of a service's workload (Deployment or LeaderWorkerSet).
 
     Attributes:
         service: Name of the service.
@@ -94,9 +94,9 @@ def rollout_view(
     Args:
         service: Name of the service.
         role: The service's role.
-        workload: The live object.
-        template_generation: Generation of the workload that introduced its newest pod template; None if unknown,
-            which means the current generation.
+        workload: The Deployment or LeaderWorkerSet in the cluster.
+        template_generation: Generation of the workload that introduced its newest pod template; None if unknown, which
+            means the current generation.
     """
     spec, status = workload.get("spec") or {}, workload.get("status") or {}
     updated, existing = int(status.get("updatedReplicas", 0)), int(status.get("replicas", 0))

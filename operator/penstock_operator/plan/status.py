@@ -302,7 +302,7 @@ SCALING_LIMITED: Final = "ScalingLimited"
 
 
 def graph_status(graph: StatusInput, *, old: Mapping[str, Any] | None, now: str) -> dict[str, Any]:
-    """Return the operator's part of a graph's status, for server-side apply.
+    """Return the fields of a graph's status that the operator writes (phase, conditions, services and so on), for server-side apply.
 
     Args:
         graph: Facts about the graph.
@@ -327,7 +327,7 @@ def graph_status(graph: StatusInput, *, old: Mapping[str, Any] | None, now: str)
 
 
 def phase(graph: StatusInput, held: Mapping[str, bool]) -> GraphPhase:
-    """Return a graph's phase.
+    """Return a graph's phase, which summarises its conditions.
 
     Failed means that the specification cannot be applied and nothing is served. Degraded means that something is
     broken. Pending means that nothing runs and nothing is in progress.

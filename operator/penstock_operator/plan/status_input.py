@@ -44,7 +44,8 @@ class ServiceReplicas:
         ready: Existing replicas of which every pod is ready.
         serving: Ready replicas that can get requests: workers by their serving label, routers always.
         draining: Replicas that are marked as draining, or are terminating.
-        gpus: GPUs of all ungated pods that are not finished, including terminating ones.
+        gpus: GPUs of all pods that have no scheduling gate of the budget and are not finished, including terminating
+            ones.
         unplaced: Existing replicas of which a pod has no node or does not exist yet.
         gated: Existing replicas with a pod that still has the budget's scheduling gate.
     """

@@ -33,7 +33,7 @@ class PoolNodes:
 
 
 def usable_nodes(nodes: Sequence[Object], resource: str) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the GPUs of each usable node by its name, and those of unusable nodes by a text with the reason.
+    """Return the GPUs of each usable node by its name, and those of unusable nodes by a text that says why they are unusable.
 
     Nodes without GPUs are in neither result.
 

@@ -107,7 +107,12 @@ def of_graph(status: Status | None, name: str) -> tuple[str, int, int]:
 
 
 def problems_of(observed: PoolObservation, found: PoolShares) -> Iterator[str]:
-    """Yield a sentence for each problem of a pool, its graphs and its namespaces' quotas."""
+    """Yield a sentence for each problem of a pool, its graphs and its namespaces' ResourceQuotas; nothing if there are none.
+
+    Args:
+        observed: The pool with its graphs, nodes and quotas.
+        found: Result of allocating its GPUs.
+    """
     pool = observed.pool
     graphs = [each.graph for each in observed.members.values() if each.graph is not None]
     for path, message in pool_problems(pool, graphs, found.gpus):
@@ -133,7 +138,8 @@ def problems_of(observed: PoolObservation, found: PoolShares) -> Iterator[str]:
 def needed_by_namespace(observed: PoolObservation, total: int) -> Mapping[str, int]:
     """Return how many GPUs the ResourceQuotas of each namespace must allow, by namespace; ``total`` is the pool's number of GPUs.
 
-    For a GpuPool that is ``total``; for a ClusterGpuPool, the GPUs guaranteed to graphs in that namespace.
+    For a GpuPool that is ``total``; for a ClusterGpuPool, the GPUs guaranteed to graphs in that namespace. ``observed``
+    is the pool with its graphs.
     """
     if not isinstance(observed.pool, ClusterGpuPool):
         return {observed.pool.metadata.namespace or "": total}

@@ -143,7 +143,7 @@ class PoolWatch:
         return [key for informer in self._informers.values() for key in informer.objects if self.get(key)]
 
     def get(self, key: Key) -> Object | None:
-        """Return the pool with this namespace and name as the watch or a newer answer to an own write shows it; None if there is none."""
+        """Return the GPU pool with this namespace and name, as the watch or the answer to a write by this process shows it; else None."""
         informer = self._informers.get(kind_of_pool(key))
         shown = None if informer is None else informer.objects.get(key)
         if shown is None or not is_of_class(shown["spec"], self._class):
@@ -177,7 +177,7 @@ class PoolWatch:
         return self._models[identity]
 
     def entry(self, pool: Object, graph: Object) -> PoolEntry | None:
-        """Return the first entry in a pool's specification that matches a graph; None if no entry does or the manifest is invalid."""
+        """Return the first entry (guarantee, priority) in a GPU pool's specification that matches a graph; None if none does or it is invalid."""
         model, _ = self.model(pool)
         metadata = graph["metadata"]
         if model is None:
@@ -185,7 +185,7 @@ class PoolWatch:
         return entry_of(model, metadata["name"], metadata.get("labels") or {}, metadata["namespace"])
 
     def covers(self, pool: Object, graph: Object) -> bool:
-        """Return whether a pool applies to a graph; a pool with an invalid manifest applies to the graphs in its status."""
+        """Return whether a GPU pool applies to a graph; one with an invalid manifest applies to the graphs that its status lists."""
         key, of_graph = key_of(pool), key_of(graph)
         if not is_of_cluster(key) and key[0] != of_graph[0]:
             return False

@@ -41,7 +41,7 @@ class Allowances:
 
     @property
     def everything(self) -> bool:
-        """Whether every privilege is allowed."""
+        """Whether podTemplates are allowed to use every privilege."""
         return "everything" in self.switches
 
     def has(self, switch: str) -> bool:

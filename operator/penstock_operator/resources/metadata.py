@@ -31,7 +31,7 @@ from penstock_operator.resources.allowances import NOTHING, Allowances
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """Settings from which children are built: namespace, cluster capabilities and the operator's options; equal for all children of a graph.
+    """Settings from which a graph's objects (its children) are built: namespace, abilities of the cluster, and the operator's options.
 
     Attributes:
         owner_uid: UID of the GraphDeployment; empty builds children without an owner, for display only.
@@ -47,8 +47,8 @@ class BuildContext:
         is_ipv6: Whether the pods' primary addresses are IPv6.
         ip_family_policy: ``spec.ipFamilyPolicy`` of Services; empty means the cluster's default.
         kinds: Kinds from other projects' CustomResourceDefinitions that the graph needs and the cluster serves.
-        in_pool: Whether the graph takes its GPUs from a GPU pool, whose grant limits it even if the graph has no
-            budget itself.
+        in_pool: Whether the graph takes its GPUs from a GPU pool, whose grant limits it even if the graph has no budget
+            itself.
         labels: Labels of the graph that are copied to its children, but not to its pods, since a change would restart
             them.
         annotations: Annotations of the graph that are copied to its children, but not to its pods.
@@ -119,12 +119,15 @@ def recommended_labels(instance: str, component: str) -> dict[str, str]:
 
 
 def release_label() -> dict[str, str]:
-    """Return the label with Penstock's release, for objects that it writes; pod templates do not have it, since each release would restart the workers."""
+    """Return the label with Penstock's release, which it puts on the objects that it writes.
+
+    Pod templates do not have the label, since each release would restart the workers.
+    """
     return {f"{_RECOMMENDED}/version": _RELEASE}
 
 
 def inherit(context: BuildContext, metadata: Mapping[str, Any], annotations: Iterable[str]) -> BuildContext:
-    """Return a copy of the build settings ``context`` with which children get the graph's labels and some of its annotations.
+    """Return a copy of the build settings ``context`` with which objects built for the graph get its labels and some of its annotations.
 
     Args:
         context: Settings from which the graph's objects are built.
@@ -147,7 +150,7 @@ def _is_others(key: str) -> bool:
 
 
 def service_labels(graph: GraphDeployment, service: str) -> dict[str, str]:
-    """Return the labels of a service's children and pods by which Penstock itself finds them; see also `recommended_labels`."""
+    """Return the labels, on the objects and pods of a service, by which Penstock itself finds them; see also `recommended_labels`."""
     role = graph.spec.services[service].role.value
     return {**_graph_labels(graph), SERVICE_LABEL: service, ROLE_LABEL: role}
 
@@ -160,7 +163,7 @@ def selector(graph: GraphDeployment, service: str) -> dict[str, str]:
 def graph_child(
     kind: Kind, graph: GraphDeployment, context: BuildContext, suffix: str, **fields: Any
 ) -> dict[str, Any]:
-    """Return a child object named ``GRAPH-SUFFIX`` that belongs to the entire graph.
+    """Return an object named ``GRAPH-SUFFIX``, owned by the graph, that belongs to the entire graph and not to one service.
 
     Args:
         kind: Kind of the object.
@@ -181,7 +184,7 @@ def service_child(
     more_labels: Mapping[str, str] = MappingProxyType({}),
     **fields: Any,
 ) -> dict[str, Any]:
-    """Return a child object named ``GRAPH-SERVICE`` that belongs to one service.
+    """Return an object named ``GRAPH-SERVICE``, owned by the graph, that belongs to one service.
 
     Args:
         kind: Kind of the object.

@@ -151,7 +151,7 @@ the pod's own grace period can be many minutes."""
 def probes(
     role: Role, path: str, startup_s: float, liveness_s: float, *, scheme: str = "http"
 ) -> dict[str, Any]:
-    """Return startup, readiness and liveness probes.
+    """Return the container fields ``startupProbe``, ``readinessProbe`` and ``livenessProbe``.
 
     Args:
         role: Role of the service; routers are probed more often.
@@ -227,7 +227,7 @@ def lifecycle(
     scheme: str = "http",
     is_ipv6: bool = False,
 ) -> dict[str, Any]:
-    """Return the container's lifecycle hooks: a preStop hook that delays SIGTERM.
+    """Return the container's lifecycle hooks: a preStop hook that delays SIGTERM; empty if ``grace_s`` leaves no time for it.
 
     For workers that do not finish their requests at SIGTERM, the hook waits until the worker is idle. For other
     processes it sleeps for a few seconds, until routers have seen that the pod is terminating.
@@ -313,7 +313,7 @@ def pod_template(
     follows: bool = False,
     more_args: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the pod template of a service.
+    """Return the pod template (metadata and pod specification) of a service.
 
     Args:
         graph: The graph.

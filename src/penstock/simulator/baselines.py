@@ -83,7 +83,7 @@ def hardware_of(pools: Sequence[PoolSpec]) -> dict[str, float]:
 
 
 def performance_profile(pools: Sequence[PoolSpec]) -> PerformanceProfile:
-    """Return the `PerformanceProfile` that a profiler would measure on the simulated engines.
+    """Return the latency profile (times of prefill and decode) that a user would measure on the simulated engines of ``pools``.
 
     Every pool must have a latency profile (see `has_profile`).
     """

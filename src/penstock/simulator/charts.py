@@ -129,7 +129,7 @@ def ttft_cdf(recordings: Mapping[str, Recording], *, slo_s: float) -> Figure:
 
 
 def imbalance(recordings: Mapping[str, Recording]) -> Figure:
-    """Draw the pending prompt tokens over time: their coefficient of variation over the workers, and their sum.
+    """Draw the prompt tokens still to be computed over simulated time: their coefficient of variation over the workers, and their sum.
 
     ``recordings`` holds one recorded run of each policy, by the policy's label.
     """
@@ -152,7 +152,7 @@ def imbalance(recordings: Mapping[str, Recording]) -> Figure:
 
 
 def replicas(recording: Recording, *, slo_s: float) -> Figure:
-    """Draw one run over simulated time: replicas by role, GPUs held, and the fraction of requests with a TTFT below ``slo_s`` seconds."""
+    """Draw a run over simulated time: replicas by role, GPUs held, and the fraction of requests with a TTFT below ``slo_s`` seconds."""
     figure = blank_figure("Replicas, GPUs and requests in time")
     top, middle, bottom = figure.subplots(3, 1, sharex=True)
     times = [sample.at_s for sample in recording.samples]

@@ -411,7 +411,10 @@ def compare(
         report: The recorded run.
         graph: Graph that served the run.
         most_fleets: Maximum number of fixed fleets to simulate.
-        on_fleet: Callback that receives the name of each fleet before its simulation.
+        on_fleet: Callback that receives the name of each fleet before its simulation; None calls nothing.
+
+    Returns:
+        The outcomes (cost, fraction of requests on time) of the actual run and of the simulated fleets, with notes about the assumptions.
 
     Raises:
         ConfigError: the run's log cannot be simulated; the message gives the reason.

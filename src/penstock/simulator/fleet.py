@@ -38,7 +38,7 @@ class State(StrEnum):
 
 
 class SimulatedWorker:
-    """One simulated worker. Times are simulated seconds.
+    """One simulated worker. Times are simulated seconds. A job is a request of the simulation.
 
     Attributes:
         spec: Pool that the worker belongs to.
@@ -48,7 +48,8 @@ class SimulatedWorker:
         name: ``role-number``; names are never reused.
         state: Its lifecycle state.
         incarnation: Number of times that it has died.
-        version: Number of the newest scheduled call of its server's ``run``; scheduled calls with an older number are ignored.
+        version: Number of the newest scheduled call of its server's ``run`` (its next step); scheduled calls with an older number are
+            ignored.
         server: Its simulated engine, or the simple server, which only computes prompts.
         jobs: Jobs assigned to it, by `Job.index`.
         pending_tokens: Number of prompt tokens that it still has to compute.
@@ -59,7 +60,7 @@ class SimulatedWorker:
             roles.
         scraped_tokens, scraped_uncomputed_tokens: Tokens of its jobs at the last metrics scrape: the prompt and generated tokens, and the
             prompt tokens that were not computed yet; 0 before the first scrape, and for roles other than decode.
-        slots: Admission to its engine: the indices of the jobs that run in the engine, and of those that wait for it.
+        slots: Which of its jobs, by their index, run in the engine, and which wait because the engine accepts no more.
         drains_since_s: Time at which its drain began; None if it does not drain.
         switching_to: Role that it is switching to, from the decision until it serves in that role; None if it is not switching.
     """
@@ -256,7 +257,7 @@ class SimulatedFleet:
         After the budget was lowered, the GPUs held above it are tolerated, as long as they do not increase.
 
         Raises:
-            BudgetExceededError: existing workers hold more GPUs than the budget and, after it was lowered, than they held before.
+            BudgetExceededError: existing workers hold more GPUs than the budget, and more than they held since it was lowered.
         """
         if self._limit is None:
             return

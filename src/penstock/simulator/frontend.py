@@ -63,7 +63,8 @@ class FrontendCounters:
 
     `collect` returns the increase of the counters since the last call. A job is a request of the simulation.
 
-    In sums of uncached tokens, each request has a fixed weight: the prompt tokens that the router expected to be computed when it arrived.
+    In sums of uncached tokens, each request counts with the number of prompt tokens that the router, at the request's arrival, expected not
+    to find in a cache.
     """
 
     def __init__(self, gaps: GapHistogram, slo_s: float) -> None:
@@ -100,7 +101,8 @@ class FrontendCounters:
     def queued(self, job: Job) -> None:
         """Record that a request (``job``) waits in a router for a worker, either on arrival or after its worker died.
 
-        If its prompt had been computed before, its uncached tokens are counted again, since they must be computed again.
+        If its prompt had been computed before, its uncached tokens (prompt tokens that are not found in a cache) are counted again, since
+        they must be computed again.
         """
         if job.index in self._computed:
             self._computed.remove(job.index)
@@ -108,7 +110,10 @@ class FrontendCounters:
         self._waiting[job.index] = job.request.arrival_s
 
     def rejected(self, job: Job, reason: RefusalReason) -> None:
-        """Count a request (``job``) that got no worker because a router refused it or its wait timed out, and stop tracking it."""
+        """Count a request (``job``) that got no worker because a router refused it or its wait timed out, and stop tracking it.
+
+        ``reason`` says why it got no worker.
+        """
         if reason is RefusalReason.QUEUE_TIMEOUT:
             self._counts["timed_out"] += 1
         else:

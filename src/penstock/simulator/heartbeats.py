@@ -42,7 +42,7 @@ class Heartbeats:
         self._by_name: dict[str, Job] = {}
 
     def track(self, decoder: SimulatedWorker, job: Job) -> None:
-        """Let ``decoder`` send heartbeats for a request from now on, until `read` is called or the lease is lost.
+        """Let the decode worker ``decoder`` send heartbeats for a request (``job``) from now on, until `read` is called or the lease is lost.
 
         Each heartbeat extends the lease, the time for which the request's prefill worker keeps the prompt's KV for the decode worker.
         """
@@ -57,7 +57,7 @@ class Heartbeats:
             self._arm(decoder, schedule)
 
     def read(self, decoder: SimulatedWorker, job: Job) -> None:
-        """Record that the KV of a request's prompt has arrived at ``decoder``, and free that KV on the request's prefill worker.
+        """Record that the KV of a request (``job``) has arrived at the decode worker ``decoder``, and free it on the prefill worker.
 
         If the prefill worker has died, or has dropped the KV because its lease (keeping time) has expired, the request is lost, and the
         router decides whether it is retried.

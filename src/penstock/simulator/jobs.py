@@ -19,7 +19,7 @@ _UNIQUE_ID = 1 << 62
 
 
 class JobOutcome(StrEnum):
-    """How a job ended: OK (served completely), FAILED, or REJECTED (no worker took it). Each job ends exactly once."""
+    """How a job (a request of the simulation) ended: OK (served completely), FAILED, or REJECTED (no worker took it). Each job ends exactly once."""
 
     OK = "ok"
     FAILED = "failed"
@@ -28,7 +28,7 @@ class JobOutcome(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request of a simulation. Times are simulated seconds.
+    """One request of a simulation, called a job, with its progress. Times are simulated seconds.
 
     Attributes:
         index: Position in the order of arrival.

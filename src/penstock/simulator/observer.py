@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Arrays over the jobs of a run, in order of arrival.
+    """Arrays over the jobs (requests) of a run, in order of arrival.
 
     Times are simulated seconds. A duration is NaN if the job did not end OK or did not reach that stage.
 
@@ -61,8 +61,8 @@ class RunSample:
 
     Attributes:
         at_s: Time of the sample, simulated seconds.
-        pending_tokens: Prompt tokens still to be computed, for each ready prefill (or aggregated) worker in order of joining; tokens
-            of jobs that wait in the router's queue for that worker are included.
+        pending_tokens: Prompt tokens still to be computed, for each ready prefill (or aggregated) worker in order of joining; tokens of
+            requests that wait in the router's queue for that worker are included.
         replicas: Numbers of (ready, starting, draining) replicas by role.
         gpus: Number of GPUs that workers hold on nodes.
     """
@@ -105,9 +105,9 @@ class Recording:
     """Everything that was recorded of a finished run.
 
     Attributes:
-        requests: Outcome of every job.
+        requests: Times and outcome of every request.
         samples: Periodic samples in order of time.
-        end_s: Time at which the last job ended, simulated seconds from the start.
+        end_s: Time at which the last request ended, simulated seconds from the start.
         events: Number of events simulated.
         computed_tokens: Prompt tokens computed by each prefill (or aggregated) worker that still exists at the end, by name.
         itl_s: Percentiles (``p50``, ``p90``, ``p99``) of the gaps between tokens, seconds; None if there were no gaps.

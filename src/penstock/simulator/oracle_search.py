@@ -49,7 +49,7 @@ class ScheduleCandidate:
 
 
 def with_schedule(scenario: Scenario, requests: Sequence[TraceRequest], target: ScheduleTarget) -> Scenario:
-    """Return the scenario with a schedule computed for it: the replicas over time that its oracle (a planner that knows all arrivals) requests.
+    """Return the scenario with a newly computed schedule, the replicas over time that its oracle (planner that knows all arrivals) follows.
 
     Args:
         scenario: Scenario with an oracle as its planner.
@@ -69,6 +69,10 @@ def search(scenario: Scenario, requests: Sequence[TraceRequest]) -> ScheduleCand
     the search is approximate, since more GPUs do not always serve more requests on time. These candidates assume no cached tokens. If the
     best of them found prefixes in caches, the search is repeated with that fraction of cached tokens. Finally, constant fleets are
     simulated if they are cheaper.
+
+    Args:
+        scenario: Scenario with an oracle (a planner that follows a schedule computed from all arrivals) as its planner.
+        requests: Requests in order of arrival.
     """
     shared = sum(shared_tokens(requests))
 

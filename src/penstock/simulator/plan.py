@@ -360,6 +360,9 @@ def run_plan(
 ) -> dict[str, Any]:
     """Simulate all runs of a plan and return the combined result as plain data; the same plan gives the same result.
 
+    The keys of the result include ``settings`` (of the simulation), ``workload``, ``runs`` (figures of each run), ``summary`` (means over
+    the seeds) and ``goodput`` (largest rate with enough requests on time, by policy).
+
     Args:
         plan: Runs to simulate.
         processes: Number of processes on this machine; None starts one per core.
@@ -408,7 +411,7 @@ def _result_of(plan: RunPlan, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def routers_label(policy: str, count: int) -> str:
-    """Return the label of a policy's runs with ``count`` routers, used if several numbers of routers are compared."""
+    """Return the label of the runs with policy ``policy`` and ``count`` routers, for comparisons of several numbers of routers."""
     return f"{policy}, {count} router{'' if count == 1 else 's'}"
 
 

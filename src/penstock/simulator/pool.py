@@ -50,7 +50,7 @@ class PooledGraph:
 
 @dataclass(frozen=True, slots=True)
 class PoolSample:
-    """One allocation of the pool's GPUs to its graphs.
+    """One allocation of a pool's GPUs to the graphs that share them.
 
     Attributes:
         at_s: Time of the allocation, simulated seconds.

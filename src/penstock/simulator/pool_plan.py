@@ -141,6 +141,7 @@ def _of_graph(options: SimulateOptions, trace: str, graph: GraphDeployment) -> S
 def pool_result(plan: PoolPlan, run: PoolRun) -> dict[str, Any]:
     """Return the figures of each graph and of the GPU pool as plain data.
 
+    The result has the keys ``pool`` (figures of the pool), ``graphs`` (a list with the figures of each graph), ``notes`` and ``schema``.
     The keys of a graph include:
         guaranteed: GPUs that the pool gives to the graph whenever its planner wants them.
         lost: Number of requests that were accepted and failed.

@@ -95,7 +95,7 @@ class RequestPath:
         self.end_s = PATIENCE_S + (state.jobs[-1].request.arrival_s if state.jobs else 0.0)
 
     def start(self) -> None:
-        """Start the periodic scrapes of the workers' metrics."""
+        """Start the scrapes of the workers' metrics, once per simulated second; the first one is now."""
         self._scrapes.start()
 
     def begin(self, job: Job) -> None:

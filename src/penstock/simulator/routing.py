@@ -207,7 +207,7 @@ class VirtualRouter:
         """Record, for its priority tier, that a request was rejected without having been assigned to a worker.
 
         Does nothing if tiers are not used, or if the router has counted the rejection already, which it does for requests that were shed
-        (rejected in favour of a higher tier) or waited too long.
+        (rejected in favour of a higher tier) or waited too long. ``reason`` says why the request was rejected.
         """
         counted = {RefusalReason.SHED, RefusalReason.QUEUE_TIMEOUT}
         if self.core.tiers is not None and job.assignment is None and reason not in counted:

@@ -327,7 +327,7 @@ class SimulatedRouters:
 
 @dataclass(frozen=True, slots=True)
 class PlannerTimeouts:
-    """Timeouts of the planner.
+    """Timeouts of the planner; in a simulation, their seconds are simulated seconds.
 
     Attributes:
         deadline_s: Seconds that a replica may take to become ready before its scale-up is rolled back, > 0. None means 600 s, or twice the
@@ -419,7 +419,7 @@ class Scenario:
 
     @property
     def is_disaggregated(self) -> bool:
-        """Whether prefill and decode run on separate workers."""
+        """Whether prefill and decode run on separate workers; if not, aggregated workers do both."""
         return len(self.pools) == 2
 
     @property

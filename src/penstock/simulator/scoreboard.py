@@ -20,7 +20,7 @@ _DECIMALS = 6
 
 
 def rounded(value: float | None) -> float | None:
-    """Return a number rounded to six decimals; None stays None."""
+    """Return ``value`` rounded to six decimals; None stays None."""
     return None if value is None else round(float(value), _DECIMALS)
 
 
@@ -46,7 +46,7 @@ VIOLATION_SHARE = 0.9
 
 
 def measures(recording: Recording, scenario: Scenario, *, warmup: int = 0) -> dict[str, Any]:
-    """Return a run's figures for latency targets, cost and planner stability, as plain data.
+    """Return a run's figures by name: requests that met the latency targets, GPU-hours, and how often and far the planner scaled.
 
     A request that failed or was rejected counts as late for every target. The mean gap between a request's tokens is (e2e - TTFT) / (output
     tokens - 1); a request with one output token always meets the target for this gap.
@@ -82,7 +82,8 @@ def measures(recording: Recording, scenario: Scenario, *, warmup: int = 0) -> di
 def in_time(recording: Recording, scenario: Scenario) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return two boolean arrays over a run's requests: whether the TTFT is within its target, and whether the mean gap between tokens is.
 
-    A request that failed or was rejected is False in both. The targets are those of the scenario.
+    The requests are in order of arrival. One that failed or was rejected is False in both arrays. The targets are those of ``scenario``;
+    ``recording`` is everything recorded of the run.
     """
     requests = recording.requests
     with np.errstate(invalid="ignore"):
@@ -113,7 +114,7 @@ def _by_window(
 
 
 def reversals(changes: Sequence[SimulatedChange]) -> int:
-    """Return the number of replica changes whose direction (up or down) is opposite to that of the previous change of the same role."""
+    """Return the number of the planner's replica changes whose direction, up or down, differs from the same role's previous change."""
     count = 0
     before: dict[str, bool] = {}
     for change in changes:
@@ -127,7 +128,12 @@ def tier_scores(recording: Recording, workload: Workload, scenario: Scenario) ->
     """Return figures (by name) of each priority tier, by tier, the highest first; empty if no request asks for a tier.
 
     Requests of the warm-up are left out. ``compliance`` is the fraction of admitted requests that met all targets of their tier.
-    ``attainment`` is the number of these requests as a fraction of all requests of the tier, so a rejected or shed request counts as late.
+    ``attainment`` is the number of these requests as a fraction of all requests of the tier, so a request that was rejected counts as late.
+
+    Args:
+        recording: Everything recorded of the run.
+        workload: Its requests and warm-up.
+        scenario: Its scenario, for the targets of each tier.
     """
     asked = np.array([request.tier for request in workload.requests], dtype=object)
     judged = np.arange(asked.size) >= workload.warmup
@@ -162,7 +168,10 @@ def _figures(recording: Recording, own: Any, slo: Slo) -> dict[str, Any]:
 
 
 def mean_tiers(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return each priority tier's figures over several runs, by tier: counts are summed, all other figures are averaged."""
+    """Return each priority tier's figures over several runs, by tier: counts are summed, all other figures are averaged.
+
+    ``runs`` are the figures of each run; their key ``tiers`` holds the result of `tier_scores`.
+    """
     found: dict[str, dict[str, Any]] = {}
     for name in runs[0]["tiers"]:
         rows = [run["tiers"][name] for run in runs if name in run["tiers"]]
@@ -177,7 +186,7 @@ def mean_tiers(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def score(recording: Recording, workload: Workload, scenario: Scenario) -> dict[str, Any]:
-    """Return all figures of a run as plain data.
+    """Return all figures of a run by name, as plain data: counts of requests, latencies, cache hits, GPU-hours and replica changes.
 
     Requests of the warm-up are left out of latencies, ``on_time``, ``in_time`` and cache hits, but are in the counts. ``on_time`` is the
     fraction of requests with a TTFT below its target, and ``in_time`` holds the fractions that met the TTFT target, the target for gaps

@@ -24,7 +24,7 @@ from penstock.workload.traces import BLOCK_TOKENS
 
 
 class ServiceStage(Enum):
-    """Stage of a job that a server reports.
+    """Stage of a job (a request of the simulation) that a simulated engine reports.
 
     PREFILLED: the prompt is computed. LOADED: the prompt's KV has arrived at the decode worker. FIRST_TOKEN: the first output token is
     generated. ENDED: the answer is complete. DROPPED: the engine can never serve the job.
@@ -172,10 +172,10 @@ class EngineModel:
 
 
 class SimulatedEngine:
-    """An engine core in virtual time. Times are simulated seconds.
+    """A simulated inference engine with a latency profile, in virtual time. Times are simulated seconds.
 
     Attributes:
-        engine: The engine core.
+        engine: The engine's core (queue, batches, KV blocks), which a simulated worker on a cluster runs too.
         gaps: Histogram that receives the gaps between output tokens.
         gap_s: Cumulative sum of the gaps before the engine's output tokens, seconds; first tokens of requests have no gap.
         gap_tokens: Number of output tokens whose gaps are in ``gap_s``.

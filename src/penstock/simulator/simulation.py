@@ -37,7 +37,7 @@ class CutDrain:
     Attributes:
         at_s: Time of the removal, simulated seconds.
         worker: Name of the worker.
-        requests: Indices of the requests that the worker was still serving.
+        requests: Indices, in the order of arrival, of the requests that the worker was still serving.
     """
 
     at_s: float

@@ -25,13 +25,13 @@ def learnt_from_trace(
     limit: int | None,
     profile: str | None = None,
 ) -> LearnedStateExport:
-    """Simulate the graph on a trace in virtual time, and return the state that its planner has learned.
+    """Simulate the graph on a trace, and return the state that its planner has learned, from which a planner on a cluster can start.
 
     Args:
         graph: Graph whose workers have latency profiles and whose planner's mode learns.
         trace: Trace, or its name or path as for `penstock simulate --trace`.
         rate_rps: Mean rate, requests/s; None keeps the rate of the trace.
-        cold_start_s: Seconds from the request for a replica until it serves, > 0.
+        cold_start_s: Simulated seconds from the request for a replica until it serves, > 0.
         limit: Maximum number of requests; None uses all.
         profile: Latency profile of all workers, by name or path; None uses the profile that the graph names.
 
