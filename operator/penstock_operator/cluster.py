@@ -168,7 +168,7 @@ class Cluster:
         self._optional_lock = asyncio.Lock()
 
     async def run(self) -> None:
-        """Watch children and pods until cancelled; kopf (the operator framework) adds GraphDeployments through `report` and `remove`."""
+        """Watch the graphs' objects and pods until cancelled; kopf (the operator framework) adds GraphDeployments through `report` and `remove`."""
         async with self._group as group:
             for informer in self._informers.values():
                 group.create_task(informer.run())

@@ -36,11 +36,11 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """Limits on how often one key is reconciled; wall-clock seconds, chosen.
+    """Limits on how often the object with one key (namespace and name) is reconciled; wall-clock seconds, chosen.
 
     Attributes:
-        gap_s: Minimum seconds between two reconciles of a key, so that a burst of events costs one reconcile; an
-            urgent enqueue skips it.
+        gap_s: Minimum seconds between two reconciles of a key, so that a burst of events costs one reconcile; an urgent
+            enqueue skips it.
         first_backoff_s: Seconds to wait after the first failure; doubles with each further one.
         max_backoff_s: Maximum seconds to wait after a failure.
         jitter: Maximum fraction by which a backoff is shortened at random, so that many keys are not retried at the

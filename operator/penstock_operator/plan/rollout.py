@@ -124,13 +124,13 @@ def rollout_view(
 def held_rollouts(changed: Collection[str], views: Iterable[RolloutView]) -> dict[str, str]:
     """Return which of the ``changed`` services must not get their new pod template yet, each with the reason; empty if all can.
 
-    Args:
-        changed: Names of services whose pod template is about to change.
-        views: Rollout state of the workload of every service.
-
     Routers never wait. A worker service can roll out if no other worker service is rolling, or if it is rolling itself
     (the change then corrects its own rollout), or if some worker service has no ready replica, since then nothing is
     served and there is no ratio to preserve. If several services changed, decode is first.
+
+    Args:
+        changed: Names of services whose pod template is about to change.
+        views: Rollout state of the workload of every service.
     """
     workers = [view for view in views if view.role.is_worker]
     asking = sorted(

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class PoolReadings:
-    """Cache of the newest reading of each pool's nodes, by the pool's UID, and of each namespace's quotas."""
+    """Cache of the newest reading of each pool's nodes, by the pool's UID, and of each namespace's ResourceQuotas."""
 
     def __init__(self, client: KubeClient, *, now_s: Callable[[], float] = time.monotonic) -> None:
         self._client = client

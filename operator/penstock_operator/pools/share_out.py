@@ -28,7 +28,7 @@ class PoolShares:
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs of the pool, including those that its nodes do not offer now."""
+        """Number of GPUs of the pool: those that its graphs can occupy now, and those that its nodes do not offer now."""
         return self.total + self.unavailable
 
 

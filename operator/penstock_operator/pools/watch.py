@@ -42,7 +42,7 @@ log = get_logger(__name__)
 
 
 class PoolWatch:
-    """View of all pools of one operator class, in a namespace or in the cluster.
+    """In-memory view of all GPU pools of one operator class, in a namespace or in the cluster.
 
     A pool's key is its namespace (empty for a ClusterGpuPool) and name.
     """

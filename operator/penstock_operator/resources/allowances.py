@@ -31,9 +31,9 @@ class Allowances:
     """Privileges that podTemplates are allowed to use.
 
     Attributes:
-        switches: Allowed privileges out of `SWITCHES`.
-        names: Pairs of a key of `LISTS` and an allowed name or pattern. A key without a pair allows nothing, except
-            that ``secrets`` without a pair allows all Secrets.
+        switches: Allowed privileges out of `SWITCHES`, such as ``hostNetwork``.
+        names: Pairs of a key of `LISTS`, such as ``secrets`` or ``hostPaths``, and an allowed name or pattern. A key
+            without a pair allows nothing, except that ``secrets`` without a pair allows all Secrets.
     """
 
     switches: frozenset[str] = frozenset()

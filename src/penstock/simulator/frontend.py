@@ -91,7 +91,7 @@ class FrontendCounters:
     def arrived(self, job: Job, uncached_tokens: int) -> None:
         """Count the arrival of a request (``job``), whether or not it is refused later.
 
-        ``uncached_tokens`` is the number of its prompt tokens that are expected to be computed.
+        ``uncached_tokens`` is the number of its prompt tokens that are not expected in a worker's cache.
         """
         self._counts["arrivals"] += 1
         self._counts["prompt_tokens"] += job.request.input_tokens

@@ -43,7 +43,7 @@ class Utilisation:
     Attributes:
         prefill: Fraction of the time for which prefill workers are busy, > 0; a lower value gives a shorter queue.
         kv: Fraction of the KV cache in use, > 0.
-        smoothing_s: Seconds over which the prefill work is averaged, in addition to the TTFT target.
+        smoothing_s: Simulated seconds over which the prefill work is averaged, in addition to the TTFT target.
         cached: Fraction, 0-1, of the repeated prompt tokens that is found in a cache.
     """
 

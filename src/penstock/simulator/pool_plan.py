@@ -33,7 +33,7 @@ SCHEMA: Final = "penstock-pool/1"
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """One run of a pool.
+    """One simulated run of several graphs that share a pool of GPUs.
 
     Attributes:
         name: Name of the pool.
@@ -42,8 +42,8 @@ class PoolPlan:
         workloads: Workload of each graph, by its name.
         notes: Sentences about the workloads for the reader.
         changes: Changes of the pool's GPUs during the run.
-        reclaim_s: Seconds after which a drain is cut short if the graph of the draining worker holds more GPUs than its grant; None never
-            cuts drains.
+        reclaim_s: Simulated seconds after which a drain is cut short if the graph of the draining worker holds more GPUs than its grant;
+            None never cuts drains.
     """
 
     name: str

@@ -34,7 +34,7 @@ class VirtualRouter:
     assigned to a worker, or that was refused.
 
     Attributes:
-        core: The live router's core.
+        core: The core of a router (queues, routing policy, view of the workers), the same as in a router on a cluster.
         retries: Rules that decide whether a job is sent to a worker again after an attempt failed.
         reads_usage: Whether the routing policy or the admission thresholds use the scraped KV cache usage of the prefill (or aggregated)
             workers.
