@@ -89,7 +89,7 @@ class Applied:
 
     @property
     def failure(self) -> Failure | None:
-        """Return the failure for the owner's status: the name conflicts, or else the rejected writes that will not pass by themselves.
+        """Return the failure for the owner's status: the name conflicts or, without any, the rejected writes that a retry cannot mend.
 
         Returns None if there are neither.
         """
@@ -97,11 +97,11 @@ class Applied:
 
 
 def failure_of(conflicts: Sequence[str], refusals: Refusals) -> Failure | None:
-    """Return the failure for a status: the name conflicts, or else the rejected writes that will not pass by themselves; None without any.
+    """Return the failure for a status: the name conflicts or, without any, the rejected writes that a retry cannot mend; else None.
 
     Args:
         conflicts: Messages about names that objects of other owners have.
-        refusals: Rejected writes; those that pass by themselves, such as version conflicts, are ignored.
+        refusals: Rejected writes; those that a retry can mend, such as version conflicts, are ignored.
     """
     if conflicts:
         return Failure("NameConflict", "; ".join(sorted(conflicts)))
@@ -113,8 +113,9 @@ def failure_of(conflicts: Sequence[str], refusals: Refusals) -> Failure | None:
 class Applier:
     """Writes desired objects to the cluster.
 
-    It caches the last comparison of each object with its desired state, and the field values that an admission webhook
-    changes after every write. Its methods raise ClusterError if the API server refuses or fails, unless stated
+    It caches the last comparison of each object with its desired state, so that an unchanged pair is not compared
+    again. It also caches the field values that an admission webhook sets after every write, so that they do not count
+    as differences. The methods of the class raise ClusterError if the API server refuses or fails, unless stated
     otherwise.
     """
 
@@ -141,7 +142,7 @@ class Applier:
 
         Args:
             desired: Desired objects, each with a digest of its content as annotation (see `drift.stamped`).
-            live: Existing objects by kind and name.
+            live: Existing objects by (kind, name).
             owner: Object that owns the children.
             refusals: Collects the writes that the API server rejects, so that the other objects are still written. If
                 None, a new collection is created; it is in `Applied.refusals`.
@@ -180,7 +181,7 @@ class Applier:
         return True
 
     async def create_once(self, obj: Object) -> bool:
-        """Create an object of a kind that is not watched; return False, and leave the object unchanged, if it already exists."""
+        """Create an object of a kind that is not watched, and return True; if it already exists, leave it unchanged and return False."""
         call = self._client.create(obj, field_manager=OPERATOR)
         return await self._counted("create", call, obj["kind"], ConflictError) is not None
 
@@ -214,9 +215,9 @@ class Applier:
         await self._counted("delete", call, obj["kind"], NotFoundError, ConflictError)
 
     def forget(self, namespace: str, names: Iterable[tuple[str, str]]) -> None:
-        """Drop the cached comparisons of objects in ``namespace`` with their desired state; unknown ones are ignored.
+        """Drop the cached comparisons of deleted objects in ``namespace`` with their desired state.
 
-        ``names`` are pairs of kind and name.
+        ``names`` are pairs of kind and name; objects without a cached comparison are ignored.
         """
         for kind, name in names:
             self._tolerated.pop((namespace, kind, name), None)

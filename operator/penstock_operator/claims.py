@@ -26,7 +26,9 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ClaimReader:
-    """Reads ResourceClaimTemplates at each reconcile of a graph whose podTemplates name any; most graphs name none.
+    """Reads how many GPUs one claim of a ResourceClaimTemplate holds, so that these GPUs count against the graph's GPU budget.
+
+    It reads the templates at each reconcile of a graph whose podTemplates name any; most graphs name none.
 
     Attributes:
         client: Client of the Kubernetes API.
@@ -37,10 +39,13 @@ class ClaimReader:
     gpus: tuple[str, ...]
 
     async def of(self, namespace: str, graph: GraphDeployment) -> dict[str, int]:
-        """Return how many GPUs a claim from each ResourceClaimTemplate that the graph's podTemplates name holds, by the template's name.
+        """Return the number of GPUs of one claim for each ResourceClaimTemplate in a graph's podTemplates, by name of the ResourceClaimTemplate.
 
-        Templates that are absent, unreadable or of an unknown number of GPUs are left out; ``namespace`` is the
-        graph's.
+        Those that are absent, unreadable or of an unknown number of GPUs are left out.
+
+        Args:
+            namespace: Namespace of the graph.
+            graph: Graph whose podTemplates name the ResourceClaimTemplates.
         """
         names = {each for service in graph.spec.services for each in claim_templates(graph, service)}
         found = {}

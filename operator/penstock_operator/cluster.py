@@ -86,7 +86,7 @@ log = get_logger(__name__)
 
 @dataclass(slots=True)
 class GraphSnapshot:
-    """The objects of one graph, reduced to the fields that the operator needs, each by its kind and name.
+    """The objects of one graph, reduced to the fields that the operator needs, each by (kind, name).
 
     Objects are shared with the informers and must not be changed.
 
@@ -106,7 +106,7 @@ class GraphSnapshot:
         return next(iter(self.graphs.values()), None)
 
     def of(self, kind: Kind) -> dict[tuple[str, str], Object]:
-        """Return the dictionary, by kind and name, that has the objects of ``kind``: `graphs`, `pods`, or `children` for all other kinds."""
+        """Return the field that holds objects of ``kind``, by (kind, name): `graphs`, `pods`, or `children` with objects of all other kinds."""
         return self.graphs if kind is GRAPH_DEPLOYMENT else self.pods if kind is POD else self.children
 
     def views(self) -> list[PodView]:
@@ -127,7 +127,7 @@ class GraphSnapshot:
 
 
 class Cluster:
-    """In-memory view, fed by watches, of the graphs in one namespace or in all namespaces, with their objects and pods."""
+    """In-memory view, fed by watches, of GraphDeployments in one namespace or in all, of the objects created for them, and of their pods."""
 
     def __init__(
         self,
@@ -248,7 +248,9 @@ class Cluster:
                 self._enqueue(key, False)
 
     async def serves(self, kind: Kind) -> bool:
-        """Return whether the API server serves a kind of another project; LeaderWorkerSets and InferencePools are watched from then on.
+        """Return whether the API server serves a kind of another project.
+
+        If the kind is LeaderWorkerSet or InferencePool and is served, its objects are watched from then on.
 
         Raises:
             UnavailableError: The first list of the kind did not finish within 5 wall-clock seconds (`LIST_S`).
@@ -271,7 +273,7 @@ class Cluster:
             return True
 
     async def knows(self, kind: Kind) -> bool:
-        """Return whether the API server serves a kind, usually of another project's CustomResourceDefinition; asks it, and watches nothing."""
+        """Ask the API server whether it serves a kind, usually of another project's CustomResourceDefinition; nothing is watched."""
         try:
             found = await self._client.raw_get(f"/apis/{kind.api_version}")
         except NotFoundError:

@@ -96,7 +96,7 @@ class Converged:
 
 
 class Convergence:
-    """Writes the objects that graphs need, in the order that a rollout allows, and deletes those that they no longer need."""
+    """Writes the objects that graphs need, in the order that a rollout allows, and deletes objects that graphs no longer need."""
 
     def __init__(self, applier: Applier, recorder: EventRecorder, drains: Drains) -> None:
         self._applier = applier

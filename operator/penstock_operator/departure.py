@@ -37,7 +37,8 @@ Graph = dict[str, Any]
 async def release_graphs(client: KubeClient, namespace: str, *, finalizer: str) -> int:
     """Remove ``finalizer`` from the namespace's graphs if the namespace is being deleted; return the number of graphs changed.
 
-    Call it as the process ends, when nothing adds the finalizer any more. Returns 0 if the namespace is not being
+    Graphs that keep the finalizer would block the namespace's deletion, since no operator runs any more that removes
+    it. Call this as the process ends, when nothing adds the finalizer any more. Returns 0 if the namespace is not being
     deleted or cannot be read. A graph that cannot be written is logged together with the kubectl command that removes
     its finalizer.
 

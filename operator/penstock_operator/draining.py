@@ -39,8 +39,8 @@ that still sends SIGTERM."""
 class Drains:
     """Executes the next step of each service's scale-down and of each graph's deletion; every step can be repeated.
 
-    A pod that drains finishes its requests and gets no new ones. Its methods raise ClusterError if the API server does
-    not answer. Writes that it rejects are skipped and added to ``refusals``.
+    A pod that drains finishes its requests and gets no new ones. The methods of this class raise ClusterError if the
+    API server does not answer. Writes that the API server rejects are skipped and added to ``refusals``.
     """
 
     def __init__(self, applier: Applier, loads: MetricsReader) -> None:
@@ -113,12 +113,12 @@ class Drains:
         Args:
             workload: The workload.
             snapshot: The graph's children and pods.
-            keep: Number of its replicas that must remain for now.
+            keep: Number of replicas of the workload that must remain for now.
             now_s: Current Unix time in seconds.
             refusals: Collects the writes that the API server rejects.
 
         Returns:
-            Whether any of its pods are draining; False if none are, or if the workload is being deleted.
+            Whether any pods of the workload are draining; False also if the workload is being deleted.
         """
         if workload["metadata"].get("deletionTimestamp"):
             return False
@@ -220,7 +220,8 @@ def _names(names: Sequence[str]) -> str:
 def pods_of(workload: Object, snapshot: GraphSnapshot) -> list[PodView]:
     """Return the facts about each pod of a Deployment or LeaderWorkerSet.
 
-    Pods of the same service belong to the LeaderWorkerSet if they are in a group, else to the Deployment.
+    While a service changes from one kind to the other, both exist: its pods that are in a LeaderWorkerSet group belong
+    to the LeaderWorkerSet, all others to the Deployment.
 
     Args:
         workload: The Deployment or LeaderWorkerSet.

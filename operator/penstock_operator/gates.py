@@ -36,8 +36,9 @@ class _GraphGates:
 class Gates:
     """Removes the scheduling gates with which worker pods wait, unscheduled, until their graph's GPU budget has room.
 
-    It remembers per graph the pods whose gate it has removed although the watch does not show it yet, and the replicas
-    with GPUs.
+    It remembers for each graph the pods whose gate it has removed although the watch does not show it yet, and the
+    number of replicas of each service that occupy GPUs, so that the GPUs of a lost replica stay reserved for its
+    replacement.
     """
 
     def __init__(self, applier: Applier) -> None:
@@ -97,8 +98,8 @@ class Gates:
             pods: The graph's worker pods whose gate can be removed or that occupy GPUs.
             budget: Maximum number of GPUs of the graph; None means no limit.
             priorities: Priority of each service that has one; GPUs go to the highest first.
-            replicas: Desired replicas by service. A service that has lost replicas gets their GPUs back up to this
-                number only.
+            replicas: Desired replicas by service. The GPUs of lost replicas stay reserved for the service only up to
+                this number of replicas.
             now_s: Current Unix time in seconds.
             refusals: Collects the writes that the API server rejects.
 

@@ -29,7 +29,11 @@ log = get_logger(__name__)
 
 
 class NamespaceAllowances:
-    """Returns the privileges that podTemplates in a namespace can use; the namespace's label is cached for 60 s (`FRESH_S`)."""
+    """Returns the privileges that podTemplates in a namespace are allowed to use.
+
+    A namespace can name a profile of additional privileges by its label ``penstock.dev/pod-templates``. The label is
+    cached for 60 wall-clock seconds (`FRESH_S`).
+    """
 
     def __init__(
         self,
@@ -46,7 +50,10 @@ class NamespaceAllowances:
         self._read: LruCache[str, tuple[float, Allowances]] = LruCache(NAMESPACES)
 
     async def of(self, namespace: str) -> Allowances:
-        """Return the privileges that podTemplates in ``namespace`` are allowed to use: the installation's, and those of its label's profile.
+        """Return the privileges that podTemplates in ``namespace`` are allowed to use: the installation's and those of a profile.
+
+        The profile is named by the namespace's label ``penstock.dev/pod-templates``; without the label there are no
+        additional privileges.
 
         If the namespace's label cannot be read, returns what applied last, or else what the installation allows
         everywhere. A label that names an unknown profile is logged and ignored.

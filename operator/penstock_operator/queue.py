@@ -36,7 +36,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """Limits on how often the object with one key (namespace and name) is reconciled; wall-clock seconds, chosen.
+    """Limits on how often the object with one key (namespace and name) is reconciled; wall-clock seconds.
 
     Attributes:
         gap_s: Minimum seconds between two reconciles of a key, so that a burst of events costs one reconcile; an urgent

@@ -95,7 +95,7 @@ class Reporter:
         *,
         failure: Failure | None = None,
     ) -> StatusInput:
-        """Write the status of a valid graph and those of its ScalingAdapters; return the facts that the graph's status was computed from.
+        """Write the statuses of a valid graph and of its ScalingAdapters; return the facts from which the graph's status was computed.
 
         Args:
             graph: The specification that the operator applies, with the observed state.
@@ -158,7 +158,9 @@ class Reporter:
         invalid: Failure | None = None,
         replacements: Mapping[str, Replacement] | None = None,
     ) -> None:
-        """Emit an Event for every repaired child and for each problem that the previous reconcile did not find.
+        """Emit an Event for every child that was restored after another writer changed it, and for each new problem.
+
+        A problem is new if the previous reconcile did not find it.
 
         Args:
             key: Namespace and name of the graph.

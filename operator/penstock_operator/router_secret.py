@@ -27,7 +27,10 @@ _BYTES: Final = 32
 
 
 class RouterSecrets:
-    """Creates each graph's Secret before its routers, and remembers the graphs whose Secret could not be created."""
+    """Creates the Secret with which a graph's routers authenticate each other, before the routers.
+
+    It remembers the graphs whose Secret could not be created.
+    """
 
     def __init__(self, applier: Applier) -> None:
         self._applier = applier

@@ -72,7 +72,10 @@ _POOL: Final = InterningPool()
 
 
 def trim_graph(obj: Object) -> Object:
-    """Return a copy of a GraphDeployment without ``managedFields``; of ``status.planner`` only what it requests from a GPU pool remains."""
+    """Return a copy of a GraphDeployment without the fields that the operator does not need, to save memory.
+
+    It has no ``managedFields``, and of ``status.planner`` only the planner's request to a GPU pool remains.
+    """
     status = {key: each for key, each in obj.get("status", {}).items() if key != "planner"}
     planner = obj.get("status", {}).get("planner") or {}
     if planner.get("wants"):
@@ -138,7 +141,7 @@ def _without_heartbeats(condition: Mapping[str, Any]) -> Object:
 
 
 def is_posted(entry: Mapping[str, Any]) -> bool:
-    """Return whether ``entry``, one of an object's ``managedFields``, belongs to a POST (creation) by the operator."""
+    """Return whether ``entry``, one of an object's ``managedFields``, records that the operator created the object by a POST."""
     if entry.get("operation") != "Update" or entry.get("subresource"):
         return False
     manager = entry.get("manager")

@@ -43,7 +43,7 @@ def marked(workload: Object) -> Object:
 
 
 def template_changed(want: Object, live: Object, found: Iterable[FieldDifference]) -> bool:
-    """Return whether writing ``want`` would start a rollout of the pods.
+    """Return whether writing ``want`` would start a rollout, which replaces the workload's pods.
 
     Args:
         want: Desired workload with the digest of its pod template, from `marked`.
@@ -64,8 +64,8 @@ def with_generations(
     Args:
         wanted: Desired objects; workloads with the digest of their pod template, from `marked`.
         live: Existing objects by kind and name.
-        rolling: Names of workloads whose pod template this write changes; they get the next generation, other workloads
-            keep their own.
+        rolling: Names of workloads whose pod template is about to change; they get the next generation, other workloads
+            keep the generation in their annotation.
     """
     return [_with_generation(each, live, rolling) for each in wanted]
 

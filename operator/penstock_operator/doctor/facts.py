@@ -29,7 +29,7 @@ class Unreadable(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Two readings of a pod's metrics page, `Facts.interval_s` wall-clock seconds apart.
+    """Two readings of a pod's metrics page, `Facts.interval_s` wall-clock seconds apart, which show whether counters increase.
 
     Attributes:
         first: Text of the first reading.
@@ -42,7 +42,9 @@ class Page(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LeaseFact:
-    """Two readings of the Lease of an operator or planner, `Facts.interval_s` wall-clock seconds apart.
+    """Two readings of the Lease (leader election) of an operator or planner, which show whether a process renews it.
+
+    The readings are `Facts.interval_s` wall-clock seconds apart.
 
     Attributes:
         component: ``operator`` or ``planner``.

@@ -48,8 +48,8 @@ class RolloutOrder:
         waiting: Reason why a workload has to wait, by the name of its service.
         later: Objects that must not be written yet: the workloads of the services in ``waiting`` and, if routers are
             among them, the routers' ConfigMap.
-        lost: Message about requests that will be refused during the change, in whatever order it is written; None if
-            none will be refused.
+        lost: Message about requests that will be refused during the change, whatever the order of the writes; None if
+            no request will be refused.
     """
 
     waiting: Mapping[str, str]
@@ -128,8 +128,8 @@ def held_by_agreement(
 ) -> dict[str, str]:
     """Return the services whose new pod template has to wait because ``router.tiers.enabled`` changes, each with the reason.
 
-    Workers are updated first if it becomes true, and routers first if it becomes false, so that no router sends
-    priorities to workers that do not follow them. Returns an empty dictionary if no service has to wait.
+    Workers are updated first if the setting becomes true, and routers first if it becomes false, so that no router
+    sends priorities to workers that ignore priorities. Returns an empty dictionary if no service has to wait.
 
     Args:
         wanted: Desired ConfigMap of the routers.
@@ -163,16 +163,16 @@ def held_by_lease(
 ) -> dict[str, str]:
     """Return the services whose new pod template has to wait because ``lease.durationSeconds`` changes, each with the reason.
 
-    Prefill workers are updated first if it becomes longer, and routers first if it becomes shorter, so that no router
-    expects a longer lease than workers grant. Returns an empty dictionary if no service has to wait.
+    The lease is the time for which a prefill worker keeps the KV of a finished prompt for decode. Prefill workers are
+    updated first if the lease becomes longer, and routers first if it becomes shorter, so that no router expects a
+    longer lease than workers grant. Returns an empty dictionary if no service has to wait.
 
     Args:
         wanted: Desired ConfigMap of the routers.
         live: Existing ConfigMap of the routers.
         views: Rollout state of every service's workload.
         changed: Services whose pod template is about to change.
-        granted_s: Seconds for which the running prefill workers keep the KV of a finished prompt for decode (the
-            lease); None if unknown.
+        granted_s: Lease of the running prefill workers in seconds; None if unknown.
     """
     wants_s, has_s = _counted_s(wanted), _counted_s(live)
     if wants_s is None or has_s is None:

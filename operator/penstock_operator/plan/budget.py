@@ -79,7 +79,10 @@ def units(pods: Iterable[PodView]) -> list[Unit]:
 
 
 def released(pods: Iterable[PodView], uids: Collection[str]) -> list[PodView]:
-    """Return ``pods``, in which those whose UID is in ``uids`` have no scheduling gates: the operator removed them before the watch shows it."""
+    """Return ``pods``, but without scheduling gates for those whose UID is in ``uids``.
+
+    The operator has removed these gates already, and the watch does not show it yet.
+    """
     return [replace(pod, gates=()) if pod.uid in uids else pod for pod in pods]
 
 
@@ -171,7 +174,7 @@ class Waiting:
         service: Service of the pod.
         reason: One sentence for users; it is the same text as long as the state is the same.
         cause: Condition reason: ``WaitingForBudget`` (`WAITING`), or the kind of refusal if the API server rejected the
-            removal of its gate.
+            removal of the pod's gate.
     """
 
     uid: str
@@ -250,7 +253,7 @@ def blocked_on_budget(found: Releases, pods: Iterable[PodView]) -> frozenset[str
 
     Args:
         found: Pods that can start and pods that have to wait, from `releases`.
-        pods: The pods that it was computed from.
+        pods: The pods from which ``found`` was computed.
     """
     if found.release or any(pod.terminating and not pod.finished for pod in pods):
         return frozenset()
@@ -264,7 +267,7 @@ def blocked(found: Releases, pods: Iterable[PodView]) -> Counter[str]:
 
     Args:
         found: Pods that can start and pods that have to wait, from `releases`.
-        pods: The pods that it was computed from.
+        pods: The pods from which ``found`` was computed.
     """
     waiting = {each.uid for each in found.waiting}
     present = [pod for pod in pods if not pod.finished]

@@ -35,7 +35,8 @@ class DeletionStep:
         delete: Objects to delete that the operator created for the graph.
         drain: Names of the services to scale to 0 by draining.
         release: Whether to remove the finalizer.
-        waits_for_idleness: Whether the load of pods must be read again soon.
+        waits_for_idleness: Whether the load of pods must be read again soon, to notice when they have finished their
+            requests.
     """
 
     message: str
@@ -53,7 +54,7 @@ def next_step(
     Args:
         children: All existing child objects of the graph, without its pods.
         pods: All existing pods of the graph.
-        idle: Names of router pods that are terminating and have no requests.
+        idle: Names of router pods that are terminating and have no requests; the deletion does not wait for these pods.
     """
     present = sorted(children, key=lambda child: (child["kind"], child["metadata"]["name"]))
     workloads = [child for child in present if child["kind"] in WORKLOADS]

@@ -42,7 +42,7 @@ class Category(StrEnum):
         NODE_LOST: The node was deleted, does not answer or is not ready.
         EVICTED: The pod was evicted.
         FAILED: The pod failed for another reason.
-        UNSCHEDULABLE: No node fits, or another scheduling gate blocks the pod.
+        UNSCHEDULABLE: No node fits, or a scheduling gate other than that of the GPU budget blocks the pod.
         PROBE_FAILING: A running container fails its readiness probe.
         TERMINATING_STUCK: The pod still exists long after its deletion.
         STARTING_SLOWLY: Startup takes longer than expected.
@@ -128,7 +128,7 @@ class Diagnosis:
     Attributes:
         category: Kind of problem.
         pod: Name of the pod or workload.
-        service: Service that it belongs to.
+        service: Service that the pod or workload belongs to.
         message: Description of the problem.
         remedy: Action that a user can take.
     """

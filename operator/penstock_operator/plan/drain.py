@@ -98,7 +98,7 @@ def bounded(desired: int | None, service: ServiceSpec, *, max_gpu_budget: int | 
 
 
 def held(asked: Bounded, running: int | None) -> Bounded:
-    """Return the current number of replicas of a service whose graph is paused, with a message if it is not as in ``asked``.
+    """Return the current number of replicas of a service whose graph is paused, with a message if it differs from that in ``asked``.
 
     Args:
         asked: Replicas that the service would have if the graph was not paused.
@@ -126,7 +126,7 @@ class PodLoad:
         kv_usage_fraction: Fraction of the pod's KV blocks in use, 0 to 1; None if the pod does not report it, such as
             Dynamo's mocker for prefill.
         idle_s: Wall-clock seconds between the first and the newest of consecutive readings that all found the pod idle;
-            0 after a single reading.
+            0 after a single reading. At least 1 s (`IDLE_S`) is required before the pod counts as drained.
         keeps_leases: Whether KV blocks that are in use although there are no requests are kept for another worker that
             still has to read them (leased); False on a decode worker, where such blocks are a prefix cache for the next
             turn.

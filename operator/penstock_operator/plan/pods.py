@@ -118,7 +118,8 @@ class PodView:
         phase: Phase in the pod's status, such as ``Running``.
         ready: Whether its condition Ready is True.
         terminating: Whether it has a deletion timestamp.
-        serving: Value of its label `SERVING_LABEL`, which removes it from its Service while it drains; empty if absent.
+        serving: Value of its label `SERVING_LABEL`, which tells whether it serves or drains; the Service of a worker
+            selects pods that serve. Empty if absent.
         metrics_path: HTTP path of its metrics.
         scheme: Scheme of its HTTP endpoints: http or https.
         drain_since_s: Time at which its drain began; None if it does not drain.

@@ -19,7 +19,7 @@ class Replacement:
     """One additional replica that a service needs because all of its serving replicas are on cordoned nodes.
 
     Attributes:
-        nodes: Names of the cordoned nodes with its serving replicas, sorted.
+        nodes: Names of the cordoned nodes on which the service's serving replicas run, sorted.
         fits: Whether the GPU budget has room for one more replica.
         gpus: GPUs of one replica.
     """
@@ -40,7 +40,7 @@ class Replacement:
 
 
 def cordoned_nodes(pods: Collection[PodView], *, wanted: int, is_drained: bool) -> tuple[str, ...]:
-    """Return the cordoned nodes of a service's serving replicas if all of these are on such nodes, so that it needs one more; else empty.
+    """Return the nodes of a service's serving replicas if all these nodes are cordoned, so that one more replica is needed; else empty.
 
     Args:
         pods: All pods of the service.

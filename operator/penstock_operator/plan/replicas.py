@@ -53,8 +53,8 @@ class RoleSwitch:
 
     Attributes:
         worker: The drained worker.
-        place: Pod of the other role that waits at its scheduling gate; the worker takes over its labels and so replaces
-            it.
+        place: Pod of the other role that waits at its scheduling gate. The worker takes over this pod's labels, so that
+            the workload of the other role adopts the worker and deletes this pod as surplus.
     """
 
     worker: PodView
@@ -70,11 +70,11 @@ class ReplicasPlan:
         first_replicas: Initial replicas of ScalingAdapters that do not exist yet, by the adapter's name.
         blocked: Number of replicas by service that cannot run because the GPU budget is used up.
         switches: Drained workers that change their role.
-        kept: UIDs of pods whose scheduling gate must stay, because a draining worker will replace them by a role
-            switch.
-        bid: GPU count of each worker replica that is desired without the limit of the GPU pool's grant, the most needed
-            first: replicas within a service's minimum, then one of the service with the lowest fraction of its
-            replicas, and so on.
+        kept: UIDs of pods whose scheduling gate must stay, because a draining worker will switch its role and take
+            their place.
+        bid: What the graph requests from its GPU pool, before the pool's grant limits it: the GPU count of each desired
+            worker replica, the most needed first. Replicas within a service's minimum come first; each further one is
+            of the service that has the lowest fraction of its desired replicas so far.
     """
 
     services: Mapping[str, ServiceState]
@@ -91,7 +91,7 @@ class ReplicasPlan:
         return any(each is not None and each.draining and not each.held for each in plans)
 
     def unavailable(self, budget: int | None) -> dict[str, int]:
-        """Return, by service, how many replicas a rollout can take away at the same time (maxUnavailable); 0 starts an additional one first.
+        """Return, by service, how many replicas a rollout can take away at the same time (maxUnavailable); with 0, a new one starts first.
 
         Args:
             budget: Maximum number of GPUs of the graph; None means no limit.

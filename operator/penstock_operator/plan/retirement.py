@@ -26,6 +26,8 @@ def kept_replicas(
 ) -> int:
     """Return how many replicas must remain for now of a workload whose service the graph no longer has.
 
+    They serve requests until the graph's new services can serve in their place.
+
     Args:
         role: Role of that service, from the workload's label.
         old: Pods of the workload.

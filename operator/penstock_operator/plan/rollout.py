@@ -63,7 +63,7 @@ def unavailable(
     blocked: int,
     view: RolloutView | None = None,
 ) -> int:
-    """Return how many replicas a rollout can take away at once (maxUnavailable); 0 if it first starts one additional replica instead.
+    """Return how many replicas a rollout can take away at once (maxUnavailable); 0 if the rollout first starts one additional replica.
 
     Args:
         role: The service's role; routers have no GPUs.
@@ -71,7 +71,7 @@ def unavailable(
         wanted_gpus: GPUs of all desired replicas of the graph's worker services.
         budget: Maximum number of GPUs; None means no limit.
         blocked: Number of the service's replicas that the budget keeps from running. They remain missing, so they are
-            added to the result; a rollout with maxUnavailable 1 would wait for them forever.
+            added to the result; a rollout with maxUnavailable 1 would wait for these replicas forever.
         view: Rollout state of the service's workload; None if there is no workload.
     """
     if view is not None and view.rolling and view.surges and not blocked:
@@ -126,7 +126,8 @@ def held_rollouts(changed: Collection[str], views: Iterable[RolloutView]) -> dic
 
     Routers never wait. A worker service can roll out if no other worker service is rolling, or if it is rolling itself
     (the change then corrects its own rollout), or if some worker service has no ready replica, since then nothing is
-    served and there is no ratio to preserve. If several services changed, decode is first.
+    served and there is no ratio of prefill to decode replicas to preserve. If several services changed, decode is
+    first.
 
     Args:
         changed: Names of services whose pod template is about to change.

@@ -405,7 +405,7 @@ def _served(served: ServedSpec | None) -> dict[str, Any]:
 
 
 def is_current(wanted: Mapping[str, Any], live: Mapping[str, Any] | None) -> bool:
-    """Return whether the status ``live`` already contains ``wanted`` and no optional field or condition that ``wanted`` lacks."""
+    """Return whether the status ``live`` contains ``wanted`` and no optional field or condition that ``wanted`` lacks: no write is needed."""
     if live is None:
         return False
     types = {each["type"] for each in wanted["conditions"]}

@@ -51,7 +51,9 @@ def plan_switches(
 def kept_places(
     spec: GraphSpec, services: Mapping[str, ServiceState], pods: Sequence[PodView]
 ) -> frozenset[str]:
-    """Return the UIDs of pods whose scheduling gate must stay, because a worker that is still draining will switch to their role.
+    """Return the UIDs of pods whose scheduling gate must stay, because a worker that is still draining will take the pod's place.
+
+    The worker then switches to the role of that pod, and the pod is deleted.
 
     Args:
         spec: Specification of the graph.
@@ -69,7 +71,9 @@ def kept_places(
 def without_switching(
     services: Mapping[str, ServiceState], switches: Sequence[RoleSwitch]
 ) -> dict[str, ServiceState]:
-    """Return the state of each service; a service one of whose workers switches its role does not shrink yet, so that none is deleted.
+    """Return the state of each service, changed so that Kubernetes deletes none of the workers that switch their role.
+
+    A service that has such a worker keeps its current number of replicas for now; other services are unchanged.
 
     Args:
         services: State of each service.

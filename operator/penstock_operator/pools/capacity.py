@@ -33,7 +33,7 @@ class PoolNodes:
 
 
 def usable_nodes(nodes: Sequence[Object], resource: str) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the GPUs of each usable node by its name, and those of unusable nodes by a text that says why they are unusable.
+    """Return two mappings: GPUs of each usable node by name, and GPUs of unusable nodes by a text that says why nodes are unusable.
 
     Nodes without GPUs are in neither result.
 
@@ -56,7 +56,7 @@ def usable_nodes(nodes: Sequence[Object], resource: str) -> tuple[dict[str, int]
 
 
 def foreign_gpus(pods: Sequence[Object], resource: str, graphs: Collection[tuple[str, str]]) -> int:
-    """Return the number of GPUs that unfinished pods which belong to no graph of the pool request.
+    """Return the number of GPUs requested by unfinished pods that do not belong to a graph of the pool.
 
     Args:
         pods: Pods on the pool's nodes.
@@ -83,15 +83,15 @@ def counted(
 ) -> PoolNodes:
     """Return the number of GPUs that a pool's nodes offer to its graphs, with a sentence about what was not counted.
 
-    If no node offers any, or if all are NotReady, the number is unknown: a wrong selector, or a network failure that
-    separates all kubelets, must not end every worker.
+    If no node offers any, or if all are NotReady, the number is unknown: otherwise a wrong selector, or a network
+    failure that separates all kubelets, would end every worker.
 
     Args:
         nodes: Nodes of the pool.
         usable: GPUs of each usable node by its name, from `usable_nodes`.
         left_out: GPUs of unusable nodes by a text with the reason, from `usable_nodes`.
-        foreign: GPUs that pods of no graph of the pool request, from `foreign_gpus`; None if the operator has no right
-            to list pods of other namespaces.
+        foreign: GPUs requested by pods that do not belong to a graph of the pool, from `foreign_gpus`; None if the
+            operator has no right to list pods of other namespaces.
     """
     if not nodes:
         return PoolNodes(None, "no node carries the labels of nodeSelector")

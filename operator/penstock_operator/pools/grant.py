@@ -19,7 +19,7 @@ from penstock_operator.plan.drain import Bounded, bounded
 
 @dataclass(frozen=True, slots=True)
 class PoolGrant:
-    """GPUs that a graph's pool grants it.
+    """GPUs that a GPU pool grants to a graph.
 
     Attributes:
         kind: Kind of the pool: GpuPool or ClusterGpuPool.
@@ -30,7 +30,8 @@ class PoolGrant:
             applies.
         reclaim_s: Maximum drain time in seconds of a worker whose GPUs the pool reclaims; None means the worker's own
             grace period.
-        is_planner_silent: Whether the replicas that its planner last requested from the pool have expired.
+        is_planner_silent: Whether the replicas that the graph's planner last requested from the pool are too old to
+            count.
         guaranteed: Number of GPUs that the graph gets whenever it needs them.
         uid: UID of the pool; empty if the pool was deleted and the graph keeps its last grant.
         serial: Serial number of the grant, which increases with each change and which the graph acknowledges when it
@@ -108,7 +109,9 @@ def bids_of(graph: GraphDeployment, wanted: Mapping[str, Bounded]) -> dict[str, 
 
 
 def is_silent(planner: Mapping[str, Any], now_s: float) -> bool:
-    """Return whether the replicas that a graph's planner requested from the pool have expired, so that only its ScalingAdapters count.
+    """Return whether a graph's planner last requested replicas from the pool too long ago, so that only the ScalingAdapters count.
+
+    Returns False if the planner has never requested any.
 
     Args:
         planner: ``status.planner`` of the graph.
@@ -132,8 +135,8 @@ def with_wants(
         wanted: Replicas according to the ScalingAdapters, by service.
         wants: Replicas that the planner requests, by role. They may be outdated, so they are limited to the current
             bounds.
-        max_gpu_budget: Maximum number of GPUs of the graph, which limits the planner's numbers (see `bounded`); None
-            means no limit.
+        max_gpu_budget: Maximum number of GPUs of the graph, which limits the planner's numbers like the services'
+            bounds do; None means no limit.
     """
     found = dict(wanted)
     for name, service in graph.spec.workers.items():

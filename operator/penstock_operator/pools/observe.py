@@ -29,10 +29,12 @@ class PoolMember:
             graph keeps the grant of the last allocation.
         held: Number of GPUs of its existing workers.
         leaving: How many of the GPUs in ``held`` belong to workers that are draining or terminating.
-        serial: Serial number of the grant that its reconciles use; None if unknown.
+        serial: Serial number of the grant that the graph's reconciles use, which acknowledges the grant; None if
+            unknown.
         arrived_with: Number of GPUs that it can occupy until the pool first allocates it some; None if it has not been
             reconciled in this pool yet.
-        drains: When its draining workers began to drain, and how long a drain takes.
+        drains: When the graph's draining workers began to drain, and how long a drain takes on average; the pool's
+            status shows when they are expected to end.
         created: Creation time of the graph, RFC 3339; empty if unknown.
     """
 
@@ -106,7 +108,7 @@ def rows_of(status: Status | None) -> dict[str, Status]:
 
 
 def gpus_of(status: Status | None) -> int | None:
-    """Return a pool's number of GPUs from its status, including those that its nodes do not offer now; None if it has none yet."""
+    """Return a pool's number of GPUs from its status, including those that its nodes do not offer now; None if the status has none."""
     gpus = (status or {}).get("gpus")
     return None if gpus is None else gpus["total"] + gpus["unavailable"]
 

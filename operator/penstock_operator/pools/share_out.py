@@ -62,9 +62,10 @@ def share_out(observed: PoolObservation) -> PoolShares | None:
 
 
 def guarantees(gpus: int, members: Mapping[str, PoolMember]) -> dict[str, int]:
-    """Return the GPUs guaranteed to each graph by name: those of its entry in the pool, but fewer for the youngest if the pool lacks GPUs.
+    """Return the GPUs guaranteed to each graph, by name: the number in the pool's entry for the graph, or fewer if the pool lacks GPUs.
 
-    So no user can take another user's guarantee by creating more graphs that an entry matches.
+    The youngest graphs then get fewer, so that no user can take another user's guarantee by creating more graphs that
+    an entry matches.
 
     Args:
         gpus: Number of GPUs of the pool.

@@ -83,7 +83,7 @@ def lacking_in(status: Status | None, name: str) -> str:
 
 
 def own_bound(graph: Mapping[str, Any], *, wanted: int, pool_gpus: int) -> str:
-    """Return a sentence if a graph's own budget, which is below the pool's GPUs, limits it now; else an empty string.
+    """Return a sentence if a graph's own budget, which is below the pool's GPUs, limits the graph now; else an empty string.
 
     Args:
         graph: The GraphDeployment as the API server returned it. Its budget may be a default that an older API version

@@ -158,7 +158,10 @@ class PoolWatch:
         self._answers[key_of(answer)] = answer
 
     def model(self, pool: Object) -> tuple[PoolObject | None, str]:
-        """Return the validated pool, with namespace labels replaced by names, and an empty text, or None and why it cannot be used yet."""
+        """Return a pair: the validated pool and an empty text, or None and the reason why the pool cannot be used yet.
+
+        In the validated pool, labels that select namespaces are replaced by the names of these namespaces.
+        """
         if _selects(pool) and not self._namespaces.synced.is_set():
             why = self._namespaces.problem or "they are being listed"
             return (
@@ -177,7 +180,7 @@ class PoolWatch:
         return self._models[identity]
 
     def entry(self, pool: Object, graph: Object) -> PoolEntry | None:
-        """Return the first entry (guarantee, priority) in a GPU pool's specification that matches a graph; None if none does or it is invalid."""
+        """Return the first entry (guarantee, priority) of a GPU pool that matches a graph; None if none does or the pool is invalid."""
         model, _ = self.model(pool)
         metadata = graph["metadata"]
         if model is None:
@@ -185,7 +188,7 @@ class PoolWatch:
         return entry_of(model, metadata["name"], metadata.get("labels") or {}, metadata["namespace"])
 
     def covers(self, pool: Object, graph: Object) -> bool:
-        """Return whether a GPU pool applies to a graph; one with an invalid manifest applies to the graphs that its status lists."""
+        """Return whether a GPU pool applies to a graph; a pool with an invalid manifest applies to the graphs that its status lists."""
         key, of_graph = key_of(pool), key_of(graph)
         if not is_of_cluster(key) and key[0] != of_graph[0]:
             return False

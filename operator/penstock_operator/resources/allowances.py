@@ -109,6 +109,11 @@ def profiles_of(text: str) -> dict[str, Allowances]:
 
 
 def chart_entry(key: str, names: Iterable[str] = ()) -> str:
-    """Return the value of the Helm chart that would allow the privilege ``key`` for podTemplates, or ``names`` of it, for messages."""
+    """Return the Helm value that would allow a privilege for podTemplates, as text for messages.
+
+    Args:
+        key: The privilege, such as ``hostNetwork`` or ``secrets``.
+        names: For a privilege with a list, the names to allow, such as those of Secrets.
+    """
     value = f"[{', '.join(names)}]" if key in LISTS else "true"
     return f"{CHART_VALUE}.{key}: {value}"

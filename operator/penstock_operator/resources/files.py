@@ -36,7 +36,7 @@ class _File(NamedTuple):
 
 
 def absent_files(graph: GraphDeployment, objects: Iterable[Mapping[str, Any]]) -> Iterator[ManifestProblem]:
-    """Yield a problem for each key of a graph that names a file which a pod lacks, or a ConfigMap with an impossible name.
+    """Yield a problem for each manifest key of a graph whose value is a file that a pod lacks, or an invalid name of a ConfigMap.
 
     Args:
         graph: A valid graph.

@@ -41,7 +41,7 @@ class BuildContext:
         penstock_image: Image of routers and simulated workers for graphs that name none; None means the release's
             image.
         image_pull_policy: Always, IfNotPresent or Never.
-        allowed: Privileges that a podTemplate can use beyond the restricted standard; see `resources.privileges`.
+        allowed: Privileges that a podTemplate can use beyond the restricted Pod Security Standard of Kubernetes.
         gpu_resources: Names, or patterns, of the resources that count as GPUs.
         claimed_gpus: Number of GPUs per claim, by ResourceClaimTemplate; unknown ones are absent.
         is_ipv6: Whether the pods' primary addresses are IPv6.
@@ -49,8 +49,8 @@ class BuildContext:
         kinds: Kinds from other projects' CustomResourceDefinitions that the graph needs and the cluster serves.
         in_pool: Whether the graph takes its GPUs from a GPU pool, whose grant limits it even if the graph has no budget
             itself.
-        labels: Labels of the graph that are copied to its children, but not to its pods, since a change would restart
-            them.
+        labels: Labels of the graph that are copied to its children, but not to its pods, since a changed label would
+            restart the pods.
         annotations: Annotations of the graph that are copied to its children, but not to its pods.
     """
 
@@ -150,7 +150,7 @@ def _is_others(key: str) -> bool:
 
 
 def service_labels(graph: GraphDeployment, service: str) -> dict[str, str]:
-    """Return the labels, on the objects and pods of a service, by which Penstock itself finds them; see also `recommended_labels`."""
+    """Return the labels by which Penstock itself finds the objects and pods of a service (graph, service, role)."""
     role = graph.spec.services[service].role.value
     return {**_graph_labels(graph), SERVICE_LABEL: service, ROLE_LABEL: role}
 
@@ -199,7 +199,7 @@ def service_child(
 
 
 def owned_by(owner: GraphDeployment | ProfileRequest, context: BuildContext) -> dict[str, Any]:
-    """Return the metadata field with the owner reference, so that Kubernetes deletes a child with its owner.
+    """Return ``{"ownerReferences": [...]}`` for the metadata of a child, so that Kubernetes deletes the child with its owner.
 
     Returns an empty dictionary if the context has no UID of the owner. ``owner`` must be the object that the UID
     belongs to.

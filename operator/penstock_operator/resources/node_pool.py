@@ -114,7 +114,7 @@ def home_variables(pool: NodePool | None, *, is_own: bool) -> dict[str, str]:
 
 
 def folders(pool: NodePool | None, *, is_own: bool, is_worker: bool = True) -> list[Mounted]:
-    """Return the volumes that a pod's programs write to, and its pool's model cache, with their mounts.
+    """Return the volumes that a pod's programs write to, and the node pool's model cache, as pairs of a volume and its mount.
 
     Args:
         pool: Node pool of the service; None if it has none.
@@ -138,7 +138,7 @@ def _empty(name: str, path: str, **settings: str) -> Mounted:
 
 
 def read_only(name: str, path: str, **source: Any) -> Mounted:
-    """Return a volume with files, for example from a ConfigMap, and its read-only mount.
+    """Return a pair: a volume with files, for example from a ConfigMap, and its read-only mount.
 
     Args:
         name: Name of the volume.

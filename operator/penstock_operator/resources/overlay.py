@@ -162,7 +162,7 @@ class Counted(NamedTuple):
 
     Attributes:
         gpus: Number of GPUs.
-        resource: Extended resource that the pod requests for them; empty if it requests none.
+        resource: Extended resource by which the pod requests these GPUs; empty if the pod requests none.
         key: Manifest key that sets ``gpus``, for messages.
         known: Names, or patterns, of the resources that count as GPUs.
     """

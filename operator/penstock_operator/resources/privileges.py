@@ -108,11 +108,13 @@ class _Found(NamedTuple):
 def confined(
     built: Mapping[str, Any], template: Mapping[str, Any], path: str, allowed: Allowances
 ) -> dict[str, Any]:
-    """Return ``template`` with the default security settings where containers that a user added leave them out; refuse privileges.
+    """Return a pod template in which added containers have the default security settings; raise if its privileges are not allowed.
+
+    An added container keeps the security settings that the user wrote for it.
 
     Args:
         built: The template that the operator built.
-        template: That template merged with the user's podTemplate.
+        template: The built template merged with the user's podTemplate, which can add containers.
         path: Path of the podTemplate in the manifest, for messages.
         allowed: Privileges that the podTemplate can use.
 

@@ -30,7 +30,7 @@ def config_map(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
 
 
 def config_digest(graph: GraphDeployment) -> str:
-    """Return a digest of the settings that are read only when a router starts; a change restarts the routers and nothing else.
+    """Return a digest of the settings that are read only when a router starts; a changed digest restarts the routers and nothing else.
 
     The admission section and the tiers' shares and targets are left out, because running routers reload them. Of the
     graph's SLO it includes only the TTFT, which routing policies read at their start.

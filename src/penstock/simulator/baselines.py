@@ -19,7 +19,7 @@ from penstock_planner.options import join
 
 
 def configured(config: DecideConfig, mode: str, pools: Sequence[PoolSpec]) -> DecideConfig:
-    """Return ``config`` with the planner policy ``mode``, whose parameters and latency profile are taken from the worker pools.
+    """Return ``config`` with the planner policy ``mode``, with parameters and latency profile taken from the worker pools.
 
     Parameters that ``config`` already has are not changed. The schedule of an oracle mode (a reference that knows every arrival in advance)
     is not included: `oracle_search.with_best_schedule` adds it for each run.
@@ -85,7 +85,7 @@ def hardware_of(pools: Sequence[PoolSpec]) -> dict[str, float]:
 def performance_profile(pools: Sequence[PoolSpec]) -> PerformanceProfile:
     """Return the latency profile (times of prefill and decode) that a user would measure on the simulated engines of ``pools``.
 
-    Every pool must have a latency profile (see `has_profile`).
+    Every pool must run an engine with a latency profile, not the simple server.
     """
     entry = next(pool for pool in pools if pool.role is not Role.DECODE)
     holder = next(pool for pool in pools if pool.role is not Role.PREFILL)
@@ -123,7 +123,7 @@ def planner_config(
 
 
 def timeouts_of(graph: GraphDeployment) -> PlannerTimeouts:
-    """Return the timeouts of a graph's planner from its manifest, with which the planner runs on a cluster and in a simulation alike."""
+    """Return the timeouts of a graph's planner from the graph's manifest; they hold on a cluster and in a simulation alike."""
     options = join(given={}, graph=graph)
     return PlannerTimeouts(options.adjustment_deadline, options.metrics_max_age)
 

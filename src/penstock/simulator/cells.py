@@ -117,7 +117,7 @@ def _mapped(value: Any, kind: type[Any], change: Callable[[Any], Any]) -> Any:
 
 
 class CellLost(Enum):
-    """Result of a cell (one run of a sweep) whose process or machine died before the run ended."""
+    """Result of a cell (one run of a sweep) whose process or machine died before the run ended, so that the caller repeats the run."""
 
     LOST = "lost"
 

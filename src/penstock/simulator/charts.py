@@ -52,7 +52,7 @@ def draw_all(result: Mapping[str, Any], recordings: Mapping[str, Recording], dir
 
 
 def capacity(summary: Sequence[Mapping[str, Any]], *, slo_s: float) -> Figure:
-    """Draw the fraction of requests with a TTFT within the SLO, and the P90 TTFT, each against the request rate.
+    """Draw the fraction of requests with a TTFT within its target, and the 90th percentile of the TTFT, each against the request rate.
 
     Args:
         summary: Rows that `sweep.summarise` returns.

@@ -15,12 +15,14 @@ _BINS_PER_E = 100.0
 
 
 class GapHistogram:
-    """Histogram of inter-token gaps in seconds, with logarithmic bins. A percentile is accurate to half a percent of its value.
+    """Histogram of the gaps between output tokens, in simulated seconds,  with logarithmic bins.
+
+    A percentile is accurate to half a percent of its value.
 
     Attributes:
         total: Number of gaps.
         late: Number of gaps above ``slo_s``, the target for the time between two output tokens (ITL); 0 without a target.
-        sum_s: Sum of the gaps, seconds.
+        sum_s: Sum of the gaps, seconds; ``sum_s / total`` is their mean.
     """
 
     def __init__(self, slo_s: float | None = None) -> None:
@@ -175,7 +177,7 @@ class FrontendCounters:
     def collect(
         self, now_s: float, in_flight: dict[Role, float], turned_away: Mapping[Role, float]
     ) -> Demand | None:
-        """Return the counts of requests and tokens since the last call together with the current gauges, and set the counts to 0.
+        """Return the counts of requests and tokens since the last call together with the gauges in the arguments, and set the counts to 0.
 
         Args:
             now_s: Current simulated time, seconds.

@@ -12,10 +12,10 @@ from penstock.simulator.servers import SimulatedEngine
 
 
 class Heartbeats:
-    """Sends the heartbeats of all decode workers, which extend the leases on the KV that they are waiting for.
+    """Sends the heartbeats of all decode workers; a heartbeat extends the lease on the KV that the decode worker waits for.
 
-    A lease is the time for which a prefill worker keeps a prompt's KV. Messages take no simulated time; KV transfers take the time that the
-    link model of each engine computes.
+    A lease is the time for which a prefill worker keeps a prompt's KV for a decode worker. Messages take no simulated time; KV transfers
+    take the time that the link model of each engine computes.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Heartbeats:
             self._arm(decoder, schedule)
 
     def read(self, decoder: SimulatedWorker, job: Job) -> None:
-        """Record that the KV of a request (``job``) has arrived at the decode worker ``decoder``, and free it on the prefill worker.
+        """Record that the KV of a request (``job``) has arrived at the decode worker ``decoder``, and free the KV on the prefill worker.
 
         If the prefill worker has died, or has dropped the KV because its lease (keeping time) has expired, the request is lost, and the
         router decides whether it is retried.

@@ -36,7 +36,8 @@ class Job:
         chain: Prefix keys: one 64-bit key per block of 512 prompt tokens, a partial last block included. Each key depends on all blocks
             before it.
         sub_block_keys: Number of leading keys in ``chain`` that together cover the first block; always 1 in a simulation.
-        keys: Cached result of `PrefixChains.block_keys`; None if it is not computed.
+        keys: One prefix key per full KV block of the prompt, stored by `PrefixChains.block_keys` so that they are computed once; None
+            before that.
         attempt: Number of times that the job started over on another worker; part of its request id in engines.
         picker_index: Index of the picker (the router that chooses workers) that handles the job, among all pickers of the run so far.
         relay: Number (used as the name) of the router that the client sent the request to.
@@ -135,7 +136,7 @@ class PrefixChains:
     def chain(self, request: TraceRequest) -> tuple[int, ...]:
         """Return one prefix key (64 bits) per block of 512 prompt tokens, a partial last block included; each key depends on all blocks before it.
 
-        A request without block ids gets keys that no other request has.
+        Requests with the same first n keys have the same first n blocks. A request without block ids gets keys that no other request has.
         """
         ids: Iterable[int] | None = request.block_ids
         if ids is None:
@@ -144,7 +145,7 @@ class PrefixChains:
         return self._chained(ids, self._root)
 
     def extend(self, job: Job) -> None:
-        """Add to ``job.chain`` the prefix keys of the blocks that the output of its broken stream fills; no other request has these keys."""
+        """Add to ``job.chain`` the prefix keys of blocks filled by output that earlier attempts generated; no other request has these keys."""
         first, chain = _UNIQUE_ID + job.request.line * 4096, job.chain
         ids = range(first + len(chain), first + -(-job.prompt_tokens // BLOCK_TOKENS))
         job.chain, job.keys = chain + self._chained(ids, chain[-1] if chain else self._root), None

@@ -74,7 +74,7 @@ class RunSample:
 
     @property
     def imbalance(self) -> float | None:
-        """Coefficient of variation, over the workers, of the prompt tokens still to be computed; None if there are none."""
+        """Coefficient of variation, over the workers, of the prompt tokens still to be computed; None if no worker has any."""
         pending = np.array(self.pending_tokens, dtype=np.float64)
         if not pending.size or pending.mean() == 0:
             return None

@@ -76,9 +76,10 @@ def needs(requests: Sequence[TraceRequest], scenario: Scenario, at: Utilisation)
 
 
 def prefill_s(requests: Sequence[TraceRequest], scenario: Scenario, *, cached: float) -> Floats:
-    """Return the simulated seconds that each prompt takes on a prefill (or aggregated) worker that computes nothing else, in order.
+    """Return the simulated seconds that each prompt takes on a prefill (or aggregated) worker that computes nothing else.
 
-    This is the time of the simulated engine for a step with one prompt. It includes the time for attention to the prefix that is cached.
+    The result is an array in the order of the requests. Each value is the time of the simulated engine for a step with one prompt; it
+    includes the attention to cached tokens.
 
     Args:
         requests: Requests in order of arrival.
@@ -118,8 +119,8 @@ def busy_s(requests: Sequence[TraceRequest], scenario: Scenario, work: Floats, k
     Args:
         requests: Requests in order of arrival.
         scenario: Scenario with the engines.
-        work: Seconds that each prompt takes, as returned by `prefill_s`. With prefill workers, ``work`` is the result; with aggregated
-            workers, the request's part of the decode steps is added.
+        work: Seconds that each prompt takes, as returned by `prefill_s`. With prefill workers, the result is equal to ``work``; with
+            aggregated workers, the request's part of the decode steps is added to ``work``.
         kv: Fraction of the KV cache in use while decoding.
     """
     if scenario.is_disaggregated:
@@ -274,8 +275,8 @@ class ScheduleTarget:
         kv: Fraction of the KV cache that decoding may use, > 0.
         fleet: Number of replicas of each pool, constant from the planner's first decision on; None lets the number follow the load.
         cached: Fraction, 0-1, of the repeated prompt tokens that is found in a cache.
-        sizes: Number of replicas over time of an earlier schedule, by role. Spans of time in which one replica less suffices are cut out of
-            it. None computes the numbers from the load.
+        sizes: Number of replicas over time of an earlier schedule, by role, to be improved: one replica is removed for each span of time in
+            which one less suffices. None computes the numbers from the load.
     """
 
     deadline: float

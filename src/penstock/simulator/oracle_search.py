@@ -42,8 +42,8 @@ class ScheduleCandidate:
     def rank(self) -> tuple[float, float]:
         """Sort key of candidate schedules; the lowest is the best.
 
-        Schedules with 99% (`TARGET`) of the requests on time come first, in order of their GPU-seconds. The other schedules follow in order
-        of the fraction that they miss (to three decimals), then of their GPU-seconds.
+        Schedules with 99% (`TARGET`) of the requests on time (within all latency targets) come first, in order of their GPU-seconds. The
+        other schedules follow in order of the fraction of requests that are late (to three decimals), then of their GPU-seconds.
         """
         return (0.0 if self.in_time >= TARGET else 1.0 - round(self.in_time, 3)), self.gpu_s
 
@@ -65,10 +65,10 @@ def with_schedule(scenario: Scenario, requests: Sequence[TraceRequest], target: 
 def search(scenario: Scenario, requests: Sequence[TraceRequest]) -> ScheduleCandidate:
     """Return the cheapest schedule (replicas over time) with 99% (`TARGET`) of the requests on time, else that with the most on time.
 
-    Candidates that follow the load are sorted by cost. A binary search for the cheapest one that reaches 99% simulates about five of them;
-    the search is approximate, since more GPUs do not always serve more requests on time. These candidates assume no cached tokens. If the
-    best of them found prefixes in caches, the search is repeated with that fraction of cached tokens. Finally, constant fleets are
-    simulated if they are cheaper.
+    A request is on time if it meets all latency targets. Candidates that follow the load are sorted by cost. A binary search for the
+    cheapest one that reaches 99% simulates about five candidates; the search is approximate, since more GPUs do not always serve more
+    requests on time. These candidates assume no cached tokens. If the best of them found prefixes in caches, the search is repeated with
+    that fraction of cached tokens. Finally, constant fleets are simulated if they are cheaper.
 
     Args:
         scenario: Scenario with an oracle (a planner that follows a schedule computed from all arrivals) as its planner.

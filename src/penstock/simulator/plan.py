@@ -366,7 +366,7 @@ def run_plan(
     Args:
         plan: Runs to simulate.
         processes: Number of processes on this machine; None starts one per core.
-        on: Dask cluster, see `executors.open_executor`; None uses processes of this machine.
+        on: ``dask`` for a local Dask cluster or ``dask://HOST:PORT`` for an existing one; None uses processes of this machine.
         journal: Journal of finished runs, which are not repeated; None repeats all.
         on_done: Callback that receives the number of finished runs.
 
@@ -419,8 +419,8 @@ def shares_by_routers(summary: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
     """Return one row per policy and rate with the fraction of requests on time for each number of routers.
 
     Returns an empty list unless several numbers of routers were simulated. In each row, ``in_time`` holds the fractions, by the number of
-    routers as text. ``behind_best`` is how far the policy's fraction is below that of the best policy at the same rate and number of
-    routers, where this difference is largest.
+    routers as text. ``behind_best`` is the largest difference, over the numbers of routers, between the best policy's fraction at the same
+    rate and this policy's fraction.
     """
     if len({row["router_count"] for row in summary}) < 2:
         return []

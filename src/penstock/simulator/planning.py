@@ -64,13 +64,14 @@ class SimulatedObservation:
 
     Attributes:
         pools: Replica counts by role.
-        is_adjusting: Whether a requested replica is not ready yet, or a replica is draining or switching. A dead replica that restarts is
-            not an adjustment.
+        is_adjusting: Whether a requested replica is not ready yet, or a replica is draining or switching, so that the planner may have to
+            wait before it scales again. A dead replica that restarts is not an adjustment.
         kv: KV cache usage, 0-1, of each ready decode (or aggregated) worker, by name; None for a worker whose metrics are not available.
         waiting: Number of requests that wait for prefill; NaN if unknown, None in aggregated simulations.
         age_s: Age in seconds of the gauges (KV cache usage and waiting requests).
         demand: Counts of the requests at the routers since the last observation; None if unknown.
-        worker_waiting: Number of requests that wait inside each ready decode (or aggregated) worker; None if unknown.
+        worker_waiting: Number of requests that wait inside each ready decode (or aggregated) worker, by name; a number, or the entire
+            mapping, is None if it is unknown.
         never_ready: Reason for which a replica will not become ready, for each role with such a replica.
         max_age_s: Age in seconds above which the gauges count as stale.
     """
@@ -204,7 +205,7 @@ class VirtualPlanner:
 
         Args:
             gpus: Maximum number of GPUs that the graph may hold.
-            note: Sentence that names the graphs holding GPUs which this graph lacks.
+            note: Sentence for the planner's explanations that names the graphs holding GPUs which this graph lacks.
         """
         config = replace(self._settings.config, grant=gpus, grant_note=note)
         self._core.settings = self._settings = replace(self._settings, config=config)
@@ -241,7 +242,8 @@ class DecisionSummary:
         count: Number of decisions, those without a change included.
         changed: Decisions that change a role's replicas.
         shares: Time of each decision that has both an observed and a predicted fraction of requests on time, with these two fractions.
-        bid: Newest request for a pool's GPUs: the GPU count of every wanted replica, the most urgent first.
+        bid: Newest request of the planner for GPUs of a pool that several graphs share: the GPU count of every wanted replica, the most
+            urgent first; empty before the first request.
     """
 
     count: int = 0
@@ -260,7 +262,7 @@ class DecisionSummary:
 
 
 class Control:
-    """Runs the planner of a simulation: calls it at its ticks, applies its decisions, and carries out its faults.
+    """Runs the planner of a simulation: calls it at its ticks, applies its decisions, and carries out the faults that concern the planner.
 
     Attributes:
         planner: The planner in virtual time.

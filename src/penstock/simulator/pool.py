@@ -70,7 +70,7 @@ class PoolRun:
     Attributes:
         recordings: Recording of each graph, by its name.
         samples: All allocations in order of time.
-        cuts: Drains that were cut short to return GPUs to the pool, by graph.
+        cuts: Workers that were removed before they had finished draining, to return GPUs to the pool, by graph.
     """
 
     recordings: Mapping[str, Recording]

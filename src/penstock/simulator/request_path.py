@@ -293,7 +293,7 @@ class RequestPath:
     # -- reports of workers ---------------------------------------------------------------------------
 
     def rearm(self, worker: SimulatedWorker) -> None:
-        """Schedule the next step of the worker's engine at the time that the engine names, in place of the step that was scheduled before."""
+        """Schedule the next step of the worker's engine at the time that the engine names; a step that was scheduled before is cancelled."""
         due_s = worker.server.next_s()
         worker.version += 1
         if due_s is not None:

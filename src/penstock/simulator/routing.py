@@ -93,7 +93,7 @@ class VirtualRouter:
         """Take over a request from the previous picker, the router that chose workers before.
 
         A waiting request is queued again and keeps its waiting time; a running one stays at its worker. Does nothing for a request that is
-        neither, since it will arrive by itself.
+        neither waiting nor running, since it will arrive by itself.
 
         Args:
             job: The request to take over.
@@ -172,8 +172,9 @@ class VirtualRouter:
     def prefilled(self, job: Job, now_s: float) -> Effects[Job]:
         """Record that a request's worker has computed the prompt, and return the assignments of waiting requests that this allows.
 
-        The request no longer counts as dispatched to the worker, unless the routing policy or an aggregated worker counts a request until
-        its answer ends. The caller has to carry out the assignments. ``now_s`` is the current simulated time in seconds.
+        The request no longer counts as dispatched to the worker, which makes room for a waiting request. Exception: if the worker is
+        aggregated, or if the routing policy asks for it, a request counts until its answer ends. The caller has to carry out the
+        assignments. ``now_s`` is the current simulated time in seconds.
         """
         assignment = _assigned(job)
         if assignment.role is not self.core.entry:

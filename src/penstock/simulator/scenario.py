@@ -105,7 +105,7 @@ class Faults:
     Attributes:
         periods: Temporary faults.
         restarts: Times at which the planner's process is restarted.
-        budget: Changes of the GPU budget, or of the pool's GPUs.
+        budget: Changes of the GPU budget or, if several graphs share a pool of GPUs, of the pool's number of GPUs.
         failing_starts: Fraction of the requested replicas that never become ready, 0-1.
         node_gpus: GPUs of all nodes together; replicas beyond them stay unscheduled. None for no limit.
     """

@@ -128,7 +128,8 @@ def tier_scores(recording: Recording, workload: Workload, scenario: Scenario) ->
     """Return figures (by name) of each priority tier, by tier, the highest first; empty if no request asks for a tier.
 
     Requests of the warm-up are left out. ``compliance`` is the fraction of admitted requests that met all targets of their tier.
-    ``attainment`` is the number of these requests as a fraction of all requests of the tier, so a request that was rejected counts as late.
+    ``attainment`` is the number of requests that met all targets divided by the number of all requests of the tier, so a request that was
+    rejected counts as late.
 
     Args:
         recording: Everything recorded of the run.
@@ -257,7 +258,7 @@ def attainment_over_time(
 def goodput(points: Sequence[tuple[float, float]], *, share: float = 0.9) -> tuple[float | None, bool]:
     """Return the largest rate at which at least ``share`` of the requests are on time.
 
-    The rate is interpolated linearly between the first simulated rate that misses the share and the rate before it. Rates above that are
+    The rate is interpolated linearly between the first simulated rate that misses the share and the rate before it. Higher rates are
     ignored, even if they reach the share again by chance.
 
     Args:
@@ -265,8 +266,8 @@ def goodput(points: Sequence[tuple[float, float]], *, share: float = 0.9) -> tup
         share: Required fraction on time, 0-1.
 
     Returns:
-        The rate, and whether it is only a lower bound: (None, False) if even the lowest rate misses the share, (highest rate, True) if
-        no rate misses it.
+        The rate, and whether it is only a lower bound: (None, False) if even the lowest rate misses the share, (highest rate, True) if no
+        rate misses it.
     """
     best: float | None = None
     for index, (rate, capacity) in enumerate(points):

@@ -71,7 +71,7 @@ class SimpleServer:
         return self._wake_s if self._queue else None
 
     def run(self, now_s: float) -> list[Report]:
-        """Finish the running request if its time is over, start the next one, and return pairs of a request and its new stage.
+        """Finish the running request if its time is over, start the next one, and return pairs of a request and the stage that it reached.
 
         ``now_s`` is the current simulated time. The stages are those of `ServiceStage`, such as FIRST_TOKEN. Returns no pairs while a
         request still runs.
@@ -133,7 +133,7 @@ class SimpleServer:
 
 
 class EngineModel:
-    """The engine settings and latency model that all workers of one pool share; the profile is read only once."""
+    """The engine settings and latency model that all workers of one pool share, so that the latency profile is read only once."""
 
     def __init__(self, role: Role, spec: ProfiledModel) -> None:
         """Read the latency profile, and prepare the settings.
@@ -178,7 +178,7 @@ class SimulatedEngine:
         engine: The engine's core (queue, batches, KV blocks), which a simulated worker on a cluster runs too.
         gaps: Histogram that receives the gaps between output tokens.
         gap_s: Cumulative sum of the gaps before the engine's output tokens, seconds; first tokens of requests have no gap.
-        gap_tokens: Number of output tokens whose gaps are in ``gap_s``.
+        gap_tokens: Number of output tokens whose gaps are in ``gap_s``; ``gap_s / gap_tokens`` is the mean gap.
     """
 
     def __init__(
@@ -277,7 +277,7 @@ class SimulatedEngine:
         return min(times, default=None)
 
     def run(self, now_s: float) -> list[Report]:
-        """Finish the engine's running steps if they are over, start the next ones, and return pairs of a request and its new stage.
+        """Finish the engine's running steps if they are over, start the next ones, and return pairs of a request and the stage that it reached.
 
         ``now_s`` is the current simulated time. The stages are those of `ServiceStage`, such as FIRST_TOKEN. Returns no pairs while the
         steps still run.

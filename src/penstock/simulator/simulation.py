@@ -163,7 +163,7 @@ class Simulation:
 
         Args:
             gpus: Number of GPUs granted.
-            note: Sentence for the planner that names the graphs holding GPUs which this one lacks.
+            note: Sentence for the planner's explanations that names the graphs holding GPUs which this graph lacks.
         """
         self.fleet.set_limit(gpus)
         if self.control is not None:

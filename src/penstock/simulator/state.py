@@ -79,7 +79,8 @@ class Scrapes:
     def count_decode(self, router: VirtualRouter) -> list[Worker]:
         """Update a router's view of each ready decode worker's requests and tokens to the current values, and return those workers.
 
-        The requests and tokens change with every decode step. The KV cache usage stays that of the last scrape of the workers' metrics.
+        Requests and tokens change with every decode step, so they are read when a worker is chosen. The KV cache usage remains that of the
+        last scrape of the workers' metrics.
         """
         found = []
         for each in self._state.fleet.of(Role.DECODE, State.READY):

@@ -120,10 +120,10 @@ def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def add_regrets(rows: Sequence[dict[str, Any]]) -> None:
-    """Add ``regret`` to each row of `summarise`: its GPU-hours divided by those of each oracle, by the oracle's planner mode.
+    """Add ``regret`` to each row of `summarise`: the row's GPU-hours divided by the GPU-hours of each oracle, by the oracle's planner mode.
 
     The run of an oracle (a schedule that knows every arrival in advance) with the same routing policy, number of routers and rate is used.
-    ``regret`` is empty if there is no such run.
+    A regret of 1.2 means 20% more GPU-hours than the oracle's. ``regret`` is empty if there is no such run.
     """
     known = {(row["policy"], row["planner"], row["router_count"], row["qps"]): row for row in rows}
     for row in rows:

@@ -34,7 +34,7 @@ CACHED_WORKLOADS = 32
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
-    """The source of requests and their transformations, applied in the order of the fields; None leaves the source unchanged.
+    """The source of requests and the transformations of these requests, in the order of the fields; a field that is None changes nothing.
 
     Attributes:
         source: A trace, a trace file, the name of a packaged trace, or a synthetic process such as ``poisson:rate=4``.
@@ -79,7 +79,7 @@ class Workload:
         rate_rps: Mean rate, requests/s; None if there is only one arrival time.
         truncated: Number of prompts that were cut.
         dropped: Number of requests that were left out because their prompts are too long.
-        spread: Rule by which equal arrival times were spread.
+        spread: Rule by which batches of equal arrival times were spread.
     """
 
     name: str
