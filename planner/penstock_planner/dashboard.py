@@ -98,7 +98,7 @@ class Dashboard:
         is_chosen: bool,
         draw: Draw | None = None,
     ) -> Dashboard | None:
-        """Return the dashboard of a planner, or None if it has none.
+        """Return the dashboard of a planner, or None if the planner has no dashboard.
 
         If the user chose ``log_folder``, the dashboard is in that folder. Otherwise only a planner in no-operation mode
         has a dashboard, since it is run to be observed. The dashboard is then in a subfolder for this run, such as
@@ -284,9 +284,10 @@ def _step(view: PlannerView, at_s: float | None = None) -> int:
 
 
 def layout_of(roles: Collection[Role], mode: str, *, in_pool: bool) -> dict[str, Charts]:
-    """Return TensorBoard's custom-scalars layout: charts with their values by title of the category; each value is in one chart.
+    """Return TensorBoard's custom-scalars layout: for each category of the tab, by title, its charts (title and tag of the values).
 
-    The values by which the mode decides come first. The chart of thresholds is only included in mode load.
+    Each value is in one chart. The values by which the planner mode decides come first; the category with thresholds is
+    only included in mode load.
 
     Args:
         roles: Roles of the graph's workers.

@@ -188,12 +188,12 @@ class History:
 def former_gap_s(age_s: float) -> float:
     """Return the minimum simulated seconds between two scrapes of earlier runs, for showing them in a picture.
 
-    The scrapes are read from the ledger (the planner's decision log). The last hour is read at the resolution of this
-    run. The rest of the day is read as a thousand values, which takes a tenth of a second. Returns infinity for ages of
-    a day or more, which are not read.
+    The scrapes are read from the ledger (the planner's decision log). Scrapes of the last hour are 10 s (`MOMENT_S`)
+    apart, as those of the present run; scrapes of the rest of the day are a thousandth of a day apart, since reading
+    more takes too long. Returns infinity for ages of a day or more, which are not read.
 
     Args:
-        age_s: Age of the later scrape relative to the newest record, in simulated seconds.
+        age_s: Age of the later of the two scrapes at the time of the newest record, in simulated seconds.
     """
     if age_s >= DAY_S:
         return inf

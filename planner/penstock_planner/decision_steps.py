@@ -72,8 +72,8 @@ class ProfileReading:
         is_outside: Whether prompts or contexts were outside the profile's range, so that values at its edge were used.
         needed: Number of replicas that the latency targets need according to the profile, >= 1; None if too little was observed.
         had: Number of replicas at the time of the decision, starting ones included; None if too little was observed.
-        worker_tokens_per_s: Prompt tokens/s of one worker, > 0: the profile's throughput divided by the observed
-            factor. None if too little was observed.
+        worker_tokens_per_s: Prompt tokens/s of one worker, > 0: the profile's throughput divided by
+            ``factors['prefill']``. None if too little was observed.
     """
 
     factors: Mapping[str, float]

@@ -286,8 +286,9 @@ class SnapshotWriter:
     def fill(self, changes: Sequence[FormerChange], view: PlannerView) -> None:
         """Add replica changes of earlier runs to the list that ``state.json`` shows.
 
-        Changes from another boot of the host or with another time factor are written without ``at_s`` (their simulated
-        time), since it cannot be compared with the times of this run.
+        Changes from another boot of the host, or from a run with another time factor (simulated seconds per real
+        second), are written without ``at_s`` (their simulated time), since it cannot be compared with the times of this
+        run.
 
         Args:
             changes: Changes to add, oldest first; only the newest 20 (`SHOWN_CHANGES`) are kept.

@@ -158,8 +158,8 @@ def memory_in_words(remembered: Memory, gpus_of: Mapping[Role, int]) -> list[str
 def former_run(folder: Path, learning_identity: str) -> LearnedStateInfo | None:
     """Return a description of the learned state that a planner would find in a ledger's folder; None if there is none.
 
-    It is also None if the ledger cannot be read. The result's ``is_taken`` tells whether the new planner would use the
-    state.
+    Also returns None if the ledger cannot be read. ``is_taken`` of the result tells whether the new planner would use
+    the state.
 
     Args:
         folder: Folder of the ledger (decision log).

@@ -68,8 +68,10 @@ class FormerChange:
 
     Attributes:
         decision: The decision.
-        origin_s: Time at which the first run on its clock began, simulated seconds. Runs are on the same clock if their
-            times are comparable, that is, within one boot of the host and with the same time factor.
+        origin_s: Time at which the planner first started on the clock of that run, simulated seconds on this clock
+            (whose zero has no meaning). The decision was made ``decision.at_s - origin_s`` after that start. Runs with
+            equal ``origin_s`` are on the same clock (one boot of the host, and the same number of simulated seconds per
+            real second); times of other runs cannot be compared.
         wall_s: Time at which the decision was recorded, real seconds since 1970; None in ledgers of an older version.
     """
 
@@ -113,11 +115,12 @@ class FormerRuns:
     def pulls(self, origin_s: float, gap_s: Callable[[float], float]) -> list[Pull]:
         """Return metrics scrapes of earlier runs, thinned out so that they are at least a given time apart, oldest first.
 
-        Reading goes backwards from the newest record, and ends at the first run with another ``origin_s``, since times
-        on another clock are not comparable.
+        Reading goes backwards from the newest record, and ends at the first run whose recorded ``origin_s`` differs,
+        since times of another clock cannot be compared.
 
         Args:
-            origin_s: Time at which the first run on the clock began, simulated seconds.
+            origin_s: Time at which the planner first started on the clock of the present run, in simulated seconds. All
+                runs on this clock have recorded it, so that it identifies them.
             gap_s: Function that returns the minimum simulated seconds between a scrape and the one before it. Its
                 argument is the age of the later one relative to the newest record, in simulated seconds. It returns
                 infinity to end the reading.

@@ -23,7 +23,8 @@ class PlannerView:
 
     Attributes:
         at_s: Time of the tick.
-        origin_s: Time at which the planner first started on this clock.
+        origin_s: Time at which the planner first started on this clock, so that ``at_s - origin_s`` is the time since
+            that start, which people are shown.
         wall_s: Wall-clock time, real seconds since 1970.
         phase: Activity of the planner: observing; adjusting (a replica change is in progress, no decisions); or
             target_unavailable (the backend, Kubernetes or local processes, cannot be read).
@@ -79,7 +80,7 @@ class PlannerView:
 
 
 class Observer(Protocol):
-    """Is notified of a planner's ticks (metrics scrapes) and decisions. Its methods must not block."""
+    """Interface of an object that the planner loop notifies of its ticks (metrics scrapes) and decisions. The methods must not block."""
 
     def tick(self, view: PlannerView) -> None:
         """Handle a tick (metrics scrape).

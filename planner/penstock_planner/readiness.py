@@ -28,9 +28,9 @@ class LoopTicks:
     """Observer that records when the loop of one planner ticked last, and whether it could read its backend.
 
     Attributes:
-        now_s: Monotonic clock, real seconds.
+        now_s: Function that returns the time of a monotonic clock, in real seconds.
         interval_s: Real seconds between two ticks.
-        ticked_s: Time of the last tick, by ``now_s``.
+        ticked_s: Time of the last tick (metrics scrape), as ``now_s`` returned it.
         can_read: Whether the backend could be read at the last tick.
     """
 

@@ -67,7 +67,7 @@ class Recorder:
         """Write a decision durably to the ledger (the decision log); return whether that succeeded.
 
         A decision that changes nothing and equals the last written one is only counted, since a replay of the ledger's
-        metrics makes it again. It counts as written.
+        metrics makes it again; True is returned for it.
 
         Args:
             asked: Request of the planner's core, with the decision and its record.

@@ -166,7 +166,7 @@ def what_if(
 
     Args:
         ledger: Ledger (the planner's decision log) to read.
-        changes: Values by field of `DecideConfig`, see `settings`.
+        changes: Other settings: values by field name of `DecideConfig`, as `settings` returns them.
         on_record: Callback that receives the number of each record, from 1, before it is processed.
 
     Returns:

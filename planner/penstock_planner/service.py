@@ -195,7 +195,8 @@ def recording(
         stats: Statistics of the planner loop.
         thread: Thread that writes files.
         graph: Graph whose manifest the dashboard shows; None shows none.
-        is_chosen: Whether the user chose the folder, see `Dashboard.of`.
+        is_chosen: Whether the user chose the folder. If not, a dashboard is only written in no-operation mode, into a
+            subfolder.
         rotate_bytes: Size at which the ledger is rotated.
     """
     stats.begin(config)

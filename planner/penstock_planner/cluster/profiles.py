@@ -139,7 +139,7 @@ async def memory_of(
 ) -> Memory:
     """Return the learned state with which a graph's planner starts if its ledger (decision log) holds none.
 
-    Returns an empty one if the graph does not set ``planner.memory``, which names a ConfigMap.
+    Returns an empty state if the graph does not set ``planner.memory``, which names a ConfigMap.
 
     Args:
         client: Kubernetes client.

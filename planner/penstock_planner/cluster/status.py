@@ -56,10 +56,10 @@ log = get_logger(__name__)
 
 
 def silent_after_s(interval_s: float) -> float:
-    """Return the age above which the newest values of a worker are so old that it counts as silent, in the seconds of ``interval_s``.
+    """Return the age in seconds above which the newest values that routers have of a worker are so old that the worker counts as silent.
 
     A silent worker is one from which no router gets values. The age is four times (`SILENT_READINGS`) the interval, but
-    at least 4.
+    at least 4 s; it is simulated or real seconds, as ``interval_s`` is.
 
     Args:
         interval_s: Time between two readings of the workers by a router, in simulated or real seconds.

@@ -13,10 +13,10 @@ from penstock_planner.decide.observation import Pull
 
 @dataclass(frozen=True, slots=True)
 class RecordDecision:
-    """Action for the driver (real-time loop or simulator): write a decision durably to the ledger (the decision log).
+    """Action that the driver (real-time loop or simulator) has to carry out: write a decision durably to the ledger (the decision log).
 
-    The decision is carried out afterwards, but only if it was written. The driver answers True if it was written, else
-    False.
+    The planner's core requests the replica changes of the decision afterwards, but only if the decision was written.
+    The driver answers True if it was written, else False.
 
     Attributes:
         kind: Whether the decision was made at the end of an interval or rolls back a scale-up.
@@ -31,9 +31,10 @@ class RecordDecision:
 
 @dataclass(frozen=True, slots=True)
 class ObserveAt:
-    """Action for the driver (real-time loop or simulator): end the tick, and read the replicas from the backend at a later time.
+    """Action that the driver (real-time loop or simulator) has to carry out: end the tick, and read the replicas from the backend at a later time.
 
-    The driver answers with the `TargetState`, or with None if the backend cannot be read.
+    The driver answers with the `TargetState` (replica counts and worker addresses), or with None if the backend
+    (Kubernetes or local processes) cannot be read.
 
     Attributes:
         at_s: Time at which to observe, in simulated seconds; immediately if it is past.
@@ -44,15 +45,15 @@ class ObserveAt:
 
 @dataclass(frozen=True, slots=True)
 class ReadMetrics:
-    """Action for the driver (real-time loop or simulator): scrape the metrics of the replicas that were just observed.
+    """Action that the driver (real-time loop or simulator) has to carry out: scrape the metrics of the replicas that were just observed.
 
-    The driver answers with the values (`Pull`).
+    The driver answers with the scraped values as a `Pull`.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Action for the driver (real-time loop or simulator): request a replica change of one role from the backend.
+    """Action that the driver (real-time loop or simulator) has to carry out: request a replica change of one role from the backend.
 
     The driver answers with the reason if the backend refused the change, or with None if it accepted it.
 
@@ -70,7 +71,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Action for the driver (real-time loop or simulator): have workers of the shrinking role become workers of the growing one.
+    """Action that the driver (real-time loop or simulator) has to carry out: have workers of the shrinking role become workers of the growing one.
 
     The backend moves them without a restart.
 
@@ -92,7 +93,7 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """Action for the driver: pass a recorded decision to the planner's observers, such as metrics and Kubernetes Events.
+    """Action that the planner's driver has to carry out: pass a recorded decision to the planner's observers, such as metrics and Kubernetes Events.
 
     The driver is the real-time loop or a simulator; it gives no answer.
 
@@ -105,7 +106,7 @@ class Notify:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Action for the driver: write a record to the ledger (the decision log); it may be lost in a crash.
+    """Action that the planner's driver has to carry out: write a record to the ledger (the decision log); it may be lost in a crash.
 
     The driver is the real-time loop or a simulator; it gives no answer.
 
@@ -118,7 +119,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class AppendPull:
-    """Action for the driver: write a pull (metrics scrape) to the ledger (the decision log); it may be lost in a crash.
+    """Action that the planner's driver has to carry out: write a pull (metrics scrape) to the ledger (the decision log); it may be lost in a crash.
 
     The driver is the real-time loop or a simulator; it gives no answer. The record is made only if the driver calls
     `record`, which a simulator does not.
@@ -139,7 +140,7 @@ class AppendPull:
 
 @dataclass(frozen=True, slots=True)
 class BeginLedger:
-    """Action for the driver: write the header of this run to the ledger (the decision log).
+    """Action that the planner's driver has to carry out: write the header of this run to the ledger (the decision log).
 
     The driver is the real-time loop or a simulator; it gives no answer.
 
@@ -152,10 +153,10 @@ class BeginLedger:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Notice to the driver: it may start a new file of the ledger (the decision log) now, with ``header`` as the first record.
+    """Action that the planner's driver can carry out now: start a new file of the ledger (the decision log), with ``header`` as the first record.
 
-    It may, because the header contains the planner's whole state at this time. The driver is the real-time loop or a
-    simulator; it gives no answer.
+    A new file can start here because the header contains the planner's whole state at this time. The driver, which is
+    the real-time loop or a simulator, does so if the present file is long; it gives no answer.
 
     Attributes:
         header: Header record with the state.
@@ -166,7 +167,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Action for the driver: log a constant text with variable keys.
+    """Action that the planner's driver has to carry out: log a constant text with variable keys.
 
     The driver is the real-time loop or a simulator; it gives no answer.
 

@@ -18,9 +18,10 @@ class LedgerHistory:
 
     Attributes:
         state: State left by the last decision.
-        timeline: Name of the clock, such as that of one boot of a host with one time factor. Times of different clocks
-            cannot be compared.
-        origin_s: Time at which the first run on this clock started.
+        timeline: Name of the clock, such as that of one boot of a host with one time factor (simulated seconds per real
+            second). Times of different clocks cannot be compared.
+        origin_s: Time at which the planner first started on this clock, so that a time minus ``origin_s`` is the time
+            since that start, which people are shown.
         newest_s: Time of the newest record.
         wall_s: Unix time of the newest record, in real seconds; None in a ledger of an older version.
         schedule: Adjustment interval in progress, with its pulls (metrics scrapes).

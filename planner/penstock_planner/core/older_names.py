@@ -92,7 +92,7 @@ _RECORD: Final[_Names] = {
 def with_present_names(record: Any) -> Any:
     """Return plain data in which fields that older versions named differently have the names of this version.
 
-    The argument is not changed. Returns an equal value if it has no older names.
+    The argument is not changed. Returns an equal value if ``record`` contains no older names.
 
     Args:
         record: Record of a ledger (the planner's decision log), or content of a file for `penstock planner decide`, as

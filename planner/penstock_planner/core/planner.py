@@ -71,7 +71,8 @@ class PlannerCore:
 
     Attributes:
         settings: Settings of the planner; the driver can replace them between two answers.
-        origin_s: Time at which the planner first started on this clock (`PlannerSettings.timeline`).
+        origin_s: Time at which the planner first started on the clock that ``settings.timeline`` names, so that a time
+            minus ``origin_s`` is the time since that start.
         schedule: Adjustment interval in progress, with its pulls (metrics scrapes).
         decided: State left by the last decision.
         phase: Activity in the tick (metrics scrape) in progress, or in the last tick.
@@ -80,7 +81,8 @@ class PlannerCore:
         desired: Number of replicas desired by the last decision, by role; empty before the first decision.
         is_overdue: Whether the planner decides again although replicas are still starting or draining after the
             deadline for that.
-        remembered: Description of the learned state that an earlier run left in the ledger; None if it left none.
+        remembered: Description of the learned state that an earlier run left in the ledger (the decision log); None if
+            the ledger held none.
     """
 
     def __init__(self, settings: PlannerSettings, now_s: float) -> None:

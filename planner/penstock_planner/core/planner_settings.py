@@ -11,7 +11,7 @@ from penstock_planner.decide.decision import Memory
 
 @dataclass(frozen=True, slots=True)
 class PlannerSettings:
-    """Settings of one planner. Some of them are not used by the core but by its driver (the real-time loop or a simulator).
+    """Settings of one planner. Some settings are used by the planner's core, others by its driver (the real-time loop or a simulator).
 
     Attributes:
         config: Configuration of the decisions.

@@ -56,7 +56,8 @@ def anchor_position(timeline: str, origin_s: float, start_s: float, starts: Star
 
     Args:
         timeline: Name of the clock of the times.
-        origin_s: Time at which the first run on this clock started, in simulated seconds.
+        origin_s: Time at which the planner first started on this clock, in simulated seconds. Readers subtract it to
+            get times since that start.
         start_s: Time at which the interval after the anchor starts, in simulated seconds.
         starts: Times at which the replicas that are not ready at the anchor were requested, by role.
     """

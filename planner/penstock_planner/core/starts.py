@@ -42,7 +42,7 @@ def without_oldest(starts: Starts, role: Role, count: int = 1) -> Starts:
 def finished(starts: Starts, role: Role, starting: int) -> tuple[float, ...]:
     """Return the times (simulated seconds) at which those replicas of a role were requested that have become ready.
 
-    These are the oldest request times, all but ``starting`` of them.
+    These are the oldest request times: all request times of the role except the newest ``starting`` ones.
 
     Args:
         starts: Request times of replicas that were not ready at the last check, by role, oldest first.

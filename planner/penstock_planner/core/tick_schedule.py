@@ -118,8 +118,8 @@ class TickSchedule:
     def next_interval(self, start_s: float, interval_s: float) -> TickSchedule:
         """Return the schedule of the next interval, which starts at ``start_s`` and is decided ``interval_s`` later.
 
-        Both are simulated seconds. If an adjustment (replicas that start or drain) prevents decisions now, it continues
-        to do so.
+        Both are simulated seconds. If an adjustment (replicas that start or drain) prevents decisions now, it also
+        prevents decisions in the next interval.
         """
         return replace(self, start_s=start_s, interval_s=interval_s, tick=0, pulls=())
 

@@ -94,8 +94,8 @@ class DecideConfig:
         gpu_percent_per_point: Extra GPU cost accepted to serve one percentage point more of the requests on time, as a
             percentage of 4 x the GPU-hours in which requests keep workers busy.
         itl_slo_s: ITL target in seconds, > 0; ``slo.itl`` of the graph. None means no target.
-        attainment: The same fraction as ``in_time``, used with the formulas for a performance profile;
-            ``slo.attainment`` of the graph.
+        attainment: Fraction of requests that must meet the latency targets (``slo.attainment`` of the graph), used with
+            the formulas for a performance profile; equal to ``in_time``.
         predictor: How mode sla predicts demand: along its trend or as constant.
         performance: Performance profile of the engines; None in modes that need no profile.
         schedule: Entries of minimum and maximum replicas by time of the week.
@@ -170,8 +170,8 @@ class DecideConfig:
     def in_mode(self, mode: str) -> DecideConfig:
         """Return the configuration with another policy (planner mode).
 
-        Parameters of the old policy are dropped. If the new policy has its own interval between decisions, its interval
-        and maximum step are used too.
+        Parameters of the old policy are dropped. If the new policy has an interval between decisions of its own, this
+        interval and the maximum step of the new policy are used too.
 
         Args:
             mode: Name of the new policy.
@@ -190,7 +190,7 @@ class DecideConfig:
         )
 
     def scheduled(self, held: Schedule) -> DecideConfig:
-        """Return the configuration with its minimum and maximum replicas tightened by those of active schedule entries.
+        """Return the configuration with minimum and maximum replicas tightened by the minimums and maximums of active schedule entries.
 
         A scheduled minimum above 0 disables scale to zero.
 
@@ -270,8 +270,9 @@ class DecideConfig:
     def floor(self, role: Role, engine_gpus: int) -> int:
         """Return the role's minimum replicas: enough for ``min_gpu_budget``, at least ``min_replicas``, and never below 1.
 
-        Without any worker there is no metric on which a single role could return. Scaling to zero is a separate rule,
-        which takes all roles to zero together and returns on the request count of the routers.
+        The maximum is not applied here. Below 1 is impossible because without any worker there is no metric on which a
+        single role could return. Scaling to zero is a separate rule, which takes all roles to zero together and returns
+        on the request count of the routers.
 
         Args:
             role: Role to look up.

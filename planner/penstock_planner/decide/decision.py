@@ -127,8 +127,8 @@ class Reason(StrEnum):
         GPU_BUDGET_YIELDED: No scale-up, because the other role has precedence for the free GPUs of the budget.
         DEMAND_ABOVE_CAPACITY: More prompt tokens per second are forecast than the workers can compute.
         KV_ABOVE_CAPACITY: The KV usage projected for the time when a new replica could be ready is above the limit.
-        HINDSIGHT_FLOOR: The role has fewer replicas than its learned floor, the minimum number that is worth keeping,
-            see `adaptive.hindsight`.
+        HINDSIGHT_FLOOR: The role has fewer replicas than its learned floor: the minimum number of replicas that was
+            cheapest in a simulation of fleets with different floors.
         ITL_ABOVE_TARGET: The ITL projected for the time when a new replica could be ready exceeds the target.
         BACKLOG_ABOVE_SLO: The queued prompt tokens take longer to compute than the TTFT target or a start-up allows.
         REQUESTS_REJECTED: Requests were rejected, or timed out in the queue.
@@ -287,7 +287,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class RoleProposal:
-    """Proposed change of one role, while the rules (see `pipeline.RULES`) are applied to it one after another.
+    """Proposed change of one role, while the rules that limit or replace it, such as the GPU budget, are applied to it one after another.
 
     Attributes:
         role: Role to change.
@@ -298,10 +298,10 @@ class RoleProposal:
         detail: Explanation by that last rule in words and numbers, without the name of the role.
         steps: Rules applied so far, in order.
         amount: Number of replicas that ``action`` adds or removes, >= 1; ignored if the action is HOLD.
-        spare_reason: Explanation of why this role could give one of its workers to the other role now. Empty if it could
-            not.
-        trial_only_reason: Explanation of why one replica is kept only because it is on trial (see `adaptive.trial`). Empty if no
-            replica is on trial, or if demand needs it too.
+        spare_reason: Explanation of why this role could give one of its workers to the other role now. Empty if the
+            role could not.
+        trial_only_reason: Explanation of why one replica is kept only because it is on trial: added to find out whether
+            it reduces late requests. Empty if no replica is on trial, or if demand needs that replica too.
         workers_for_arrivals: Number of workers, such as 2.4, that the arriving requests need, not counting the queued
             requests. None if unknown.
         rule: Name of the rule that set the reason; empty if no rule did.
@@ -377,12 +377,12 @@ class RoleProposal:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Result of a policy: what it proposes for each role. `pipeline.decide` applies the rules to it and makes the decision.
+    """Result of a policy: the change that it proposes for each role. `pipeline.decide` then applies the rules (bounds, budget) and makes the decision.
 
     Attributes:
         proposals: One proposal per role of the newest metrics scrape.
-        roles: State of each role updated with the replica counts of this interval; the decision itself is not counted
-            in yet.
+        roles: State of each role, updated with the replica counts of this interval but not yet with the decision that
+            follows.
         learned: Learned state of the policy, including this interval.
     """
 

@@ -39,7 +39,7 @@ minute.
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Values that a metrics source is asked to read.
+    """Request to a metrics source: the workers whose values it is to read, and the age above which a value is stale.
 
     Attributes:
         endpoints: Addresses of the ready workers.
@@ -175,10 +175,10 @@ class LatencyTotals:
     def add(self, pages: Mapping[str, Mapping[str, Buckets]], urls: Sequence[str]) -> Mapping[str, Buckets]:
         """Add the latencies that each frontend measured since the last call, and return the totals by name of the histogram.
 
-        A histogram is a tuple of (upper bound in simulated seconds, number of samples up to it).
+        A histogram is a tuple of pairs (upper bound in simulated seconds, number of samples up to the bound).
 
         Args:
-            pages: Histograms by name, by URL of each frontend whose page could be read.
+            pages: For each frontend whose page could be read, by URL: its cumulative histograms by name.
             urls: URLs of all current frontends.
         """
         for url, latency in pages.items():
@@ -216,9 +216,9 @@ _bound = lru_cache(1024)(float)
 
 
 def gained(before: Buckets, after: Buckets) -> Buckets:
-    """Return the histogram of the samples that were added between ``before`` and ``after``.
+    """Return the histogram of the samples that were added between ``before`` and ``after``, as pairs (upper bound, number of samples).
 
-    If a count decreased, because the process restarted, the counts of ``after`` are returned, as in Prometheus.
+    If a count decreased, because the process restarted, ``after`` is returned, as in Prometheus.
 
     Args:
         before: Earlier histogram of the same process.

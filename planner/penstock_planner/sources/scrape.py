@@ -155,7 +155,8 @@ class ScrapeSource:
         It shares the limit on concurrent fetches with this source.
 
         Args:
-            own_names: The runtime's own metric names, by vLLM's name.
+            own_names: Metric names of the runtime (the serving software of the workers), by vLLM's name for the same
+                metric.
             path: Path of the workers' metrics page.
         """
         made = ScrapeSource(self._pages)

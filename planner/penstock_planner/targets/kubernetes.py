@@ -96,7 +96,7 @@ def services_of(graph: GraphDeployment) -> dict[Role, ScaledService]:
 
 
 class KubernetesTarget:
-    """Backend on Kubernetes for one GraphDeployment: implements `Target` by watched pods and the /scale of ScalingAdapters."""
+    """Backend on Kubernetes for one GraphDeployment: observes watched pods, and scales by writing the /scale subresource of ScalingAdapters."""
 
     def __init__(
         self,
@@ -215,8 +215,9 @@ class KubernetesTarget:
         """Have workers of the role ``giver`` become workers of the role ``taker``, by writing the numbers of replicas of both roles.
 
         The operator then lets draining workers replace the pods that wait for GPUs. The number of ``taker`` is written
-        first, so that its pod already waits for GPUs when a worker of ``giver`` becomes idle. If the second write
-        fails, the first number exceeds the GPU budget, its pod waits, and the planner decides again.
+        first, so that a new pod of ``taker`` already waits for GPUs when a worker of ``giver`` becomes idle. If the
+        second write fails, that pod continues to wait, because it exceeds the GPU budget, and the planner decides
+        again.
         """
         await self.scale(taker, replicas[taker], decision_id=decision_id)
         await self.scale(giver, replicas[giver], decision_id=decision_id)

@@ -57,7 +57,7 @@ SIZES_MOST = 64
 
 
 class Growth(StrEnum):
-    """When a fleet that the planner simulates starts a replica above its floor, the minimum number of replicas that it keeps.
+    """When a role's fleet (the real one or one that the planner simulates) starts a replica above its floor, the minimum number of replicas.
 
     Attributes:
         IMMEDIATE: As soon as demand needs the replica.
@@ -186,16 +186,16 @@ class Hindsight:
         return self.least if is_between else self.floor
 
     def lasting(self, startup_s: float) -> int:
-        """Return the number of replicas that demand has needed for at least ``startup_s`` simulated seconds."""
+        """Return the number of replicas that demand has needed for at least ``startup_s`` simulated seconds; seconds without need are subtracted."""
         return sum(1 for needed_s in self.needed_s if needed_s >= startup_s)
 
     def is_idle(self, replica: int, hold_s: float) -> bool:
         """Return whether the n-th replica, which is above the floor (minimum number of replicas), is not needed any more.
 
-        It depends on the chosen way of starting replicas (`growth`). If they start as soon as they are needed
-        (IMMEDIATE), the replica is kept until it has been idle for ``hold_s``; if they start after a delay (DELAYED),
-        until it has been idle for as long as demand needed it; and if only the floor is kept (SCHEDULED), it is not
-        kept at all. A number above the largest simulated floor is treated like that floor.
+        The result depends on the chosen way of starting replicas (`growth`). If replicas start as soon as they are
+        needed (IMMEDIATE), the replica is kept until it has been idle for ``hold_s``; if replicas start after a delay
+        (DELAYED), until it has been idle for as long as demand needed it; and if only the floor is kept (SCHEDULED), it
+        is not kept at all. If ``replica`` is above the largest simulated floor, the result for that floor is returned.
 
         Args:
             replica: n, counted from 1.
@@ -213,8 +213,8 @@ class Hindsight:
     def is_past(self, replica: int, hold_s: float) -> bool:
         """Return whether demand last needed the n-th replica longer ago than ``hold_s``.
 
-        Always False for a number above the largest simulated fleet, and if replicas are kept only for demand that
-        recurs, because that demand is expected to return.
+        Always False if ``replica`` is above the largest simulated floor (minimum number of replicas). Also always False
+        if replicas are kept only for demand that recurs, because that demand is expected to return.
 
         Args:
             replica: n, counted from 1.
@@ -225,17 +225,18 @@ class Hindsight:
         return self.idle_s[replica - 1] >= hold_s
 
     def fleet(self) -> tuple[ShadowFleets, int]:
-        """Return the simulated fleets that start replicas in the chosen way, and the index of the chosen fleet in their tuples.
+        """Return the simulated fleets that start replicas in the chosen way, and the index of the chosen fleet in the tuples of their costs.
 
-        The chosen fleet has the chosen floor, the minimum number of replicas.
+        The chosen fleet has the chosen floor (minimum number of replicas). The index is into ``late`` and
+        ``replica_s``, and is the floor minus 1.
         """
         return self.fleets[self.growth], self.floor - 1
 
     def for_other_graph(self) -> Hindsight:
         """Return the state with which another graph of the same model starts.
 
-        It keeps what each minimum number of replicas would have cost in a simulation, and drops the simulated replicas
-        and their remaining work.
+        The costs that each minimum number of replicas would have had in a simulation are kept; the simulated replicas
+        and their remaining work are dropped.
         """
         still = (0.0,) * self.sizes
         fleets = {
@@ -246,7 +247,7 @@ class Hindsight:
 
 @dataclass(frozen=True, slots=True)
 class PulledLoad:
-    """Load of one role in one decision interval. Times are durations in simulated seconds, rounded to sixteenths (see `counted`).
+    """Load of one role in one decision interval. Times are durations in simulated seconds, rounded to sixteenths.
 
     Attributes:
         dt_s: Length of the interval, > 0.
@@ -293,7 +294,7 @@ class PulledLoad:
 def counted(value: float) -> float:
     """Return a time or a number of requests rounded to sixteenths.
 
-    So sums are exact, and the ledger (the planner's decision log) stores few digits.
+    Sums of such numbers are exact in floating point, and the ledger (the planner's decision log) stores few digits.
     """
     return round(PARTS * value) / PARTS
 
@@ -453,15 +454,16 @@ def _worked(
 
 
 def served_by(workers: int, backlog_s: float, load: PulledLoad) -> tuple[float, float]:
-    """Return the outcome of one decision interval for a simulated fleet: the work left and the number of requests served late.
+    """Return the outcome of one decision interval for a simulated fleet: the work left, and the number of requests served late.
 
     Args:
         workers: Number of workers of the fleet.
-        backlog_s: Work left before the interval, in seconds of one worker.
+        backlog_s: Computing time of the prompts left from earlier intervals, in seconds of one worker.
         load: Load of the interval.
 
     Returns:
-        (work left in seconds of one worker, number of the interval's requests served over the TTFT target).
+        (computing time of the prompts left after the interval in seconds of one worker, 0 for a role whose requests
+        wait for room in the KV cache; number of the interval's requests served over the TTFT target).
     """
     count, work_s = load.arrivals, load.work_s
     if work_s is None:
@@ -500,7 +502,8 @@ class Objective:
 def chosen(known: Hindsight, objective: Objective) -> Hindsight:
     """Return a role's learned state with the floor (minimum number of replicas) to use from now on.
 
-    The floor changes only if another one would have saved more than the change costs.
+    The floor changes only if another floor would have saved more GPU-seconds (with late requests at their price) than
+    the change can waste, or if the present floor is outside its bounds.
 
     Args:
         known: Learned state with what each floor would have cost.
@@ -535,7 +538,7 @@ def chosen(known: Hindsight, objective: Objective) -> Hindsight:
 
 
 def cost_of(fleets: ShadowFleets, floor_index: int, objective: Objective) -> float:
-    """Return the cost that a simulated fleet would have had in GPU-seconds: those of its replicas plus the price of its late requests.
+    """Return the cost of a simulated fleet in GPU-seconds: the GPU-seconds of the fleet's replicas, plus the price of the requests that it served late.
 
     Args:
         fleets: Simulated fleets that start replicas in the same way.
@@ -546,7 +549,7 @@ def cost_of(fleets: ShadowFleets, floor_index: int, objective: Objective) -> flo
 
 
 def change_gpu_s(replicas: int, objective: Objective) -> float:
-    """Return the GPU-seconds that a change of the floor (minimum number of replicas) can waste; at least those of one replica.
+    """Return the GPU-seconds that a change of the floor (minimum number of replicas) can waste; at least the waste of one replica.
 
     The sign of ``replicas`` is ignored, and 0 counts as one replica.
 

@@ -37,7 +37,7 @@ class Clock:
 
         Args:
             pull: The metrics scrape.
-            config: Configuration with the time zone and the time factor.
+            config: Configuration with the time zone and the time factor (simulated seconds per real second).
         """
         return cls(pull.at_s, pull.wall_s, config.speed, config.time_zone)
 
@@ -103,10 +103,10 @@ class KeptBy:
 
 
 def kept_by(case: Case, clock: Clock) -> KeptBy | None:
-    """Return why the role's newest replica is kept, by the rule that keeps it longest; None if none of the rules here keeps it.
+    """Return why the role's newest replica is kept, by the rule that keeps it longest; None if none of the four rules below keeps it.
 
-    These rules are the configured minimum of replicas, the learned minimum (floor), the time for which an idle replica
-    is kept, and trials of whether one more replica reduces late requests.
+    The rules are the configured minimum of replicas, the learned minimum (floor), the time for which an idle replica is
+    kept, and trials of whether one more replica reduces late requests.
 
     Args:
         case: Input of the role's rules, such as replica counts and demand.

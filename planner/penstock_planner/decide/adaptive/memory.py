@@ -75,8 +75,8 @@ class RoleMemory:
     def followed(self, pool: PoolCounts, at_s: float) -> RoleMemory:
         """Return the role's state after one pull (metrics scrape).
 
-        New starts are recorded, and finished ones are timed, oldest first. A worker that changes to this role from the
-        other one without a restart counts as ready. A replica that is already starting at the first pull has been
+        New starts are recorded, and finished ones are timed, oldest first. A worker that changes from the other role to
+        this role without a restart counts as ready. A replica that is already starting at the first pull has been
         starting for an unknown time, so its age counts from that pull. The workers of the first pull count as just
         added, because their caches can be empty and the load before the pull is unknown.
 
@@ -137,19 +137,20 @@ class AdaptiveMemory:
         pulled_s: Time of the newest pull (metrics scrape) that is included; None before the first one.
         work: Prefill work of the prefill (or aggregated) workers.
         kv: KV usage of the decode (or aggregated) workers.
-        roles: Replicas, start-up times and last changes, by role.
+        roles: Number of ready replicas, start-up times and times of the last changes, by role.
         hindsight: Costs of the possible floors (minimum numbers of replicas), by role.
-        quiet_since_s: Time since which there has been no request, as in `quiet_since`. None if there was one at the
-            newest pull, if it is unknown, or if the graph does not scale to zero.
+        quiet_since_s: Time since which neither the frontend nor a worker has had a request. None if there was a request
+            at the newest pull, if that is unknown, or if the graph does not scale to zero.
         unserved_s: Newest time at which some role had no ready replica; None if there was none.
-        served: Comparison of the late requests that the planner's latency model predicts with those that really were
-            late.
-        trials: By role, the number of late requests beyond those that the latency model predicts, and the trial of
-            whether one more replica reduces it.
+        served: Comparison of the late requests that the planner's latency model predicts with the requests that really
+            were late (over the TTFT target).
+        trials: By role, the number of late requests beyond the number that the latency model predicts, and the trial of
+            one more replica, which shows whether that replica reduces the number.
         week: Demand by quarter of an hour of the week.
-        learnt_from: Identity from which the state was learned, as `DecideConfig.learning_identity`; empty if unknown.
-        stated_s: Start-up times in seconds that the manifest states, by role, as `DecideConfig.startups_s`.
-        startup_timeout_s: Longest start-up to wait for, in seconds, as `DecideConfig.startup_timeout_s`.
+        learnt_from: Text that identifies the model, engine, profile and time scale from which the state was learned, so
+            that it is not used for others; empty if unknown.
+        stated_s: Start-up times in seconds that the manifest states, by role; used until a start-up was observed.
+        startup_timeout_s: Longest start-up of a replica to wait for, in seconds (``startupTimeoutSeconds``).
     """
 
     pulled_s: float | None = None
@@ -205,7 +206,10 @@ class AdaptiveMemory:
         return max((each.seen_s for each in self.hindsight.values()), default=0.0)
 
     def of(self, role: Role) -> RoleMemory:
-        """Return the learned replicas and start-up times of a role; default values if nothing is known about the role."""
+        """Return what was observed of one role: its number of ready replicas, its start-up times, and when replicas were last added or removed.
+
+        Returns a `RoleMemory` with default values (nothing observed yet) if the role has no entry.
+        """
         return self.roles.get(role, RoleMemory())
 
     def startup_s(self, role: Role, at_s: float) -> float:
@@ -256,7 +260,7 @@ class AdaptiveMemory:
         """Return the start-up time in simulated seconds that determines for how long a role's idle replicas are kept.
 
         Until a start-up has been observed, the starts in progress are a lower bound: a replica that was requested 105 s
-        ago and is not ready takes longer than that. This bound is at most half of the limit ``startupTimeoutSeconds``,
+        ago and is not ready takes longer than 105 s. This bound is at most half of the limit ``startupTimeoutSeconds``,
         because a start that hangs is not a reason to keep replicas longer.
         """
         known_s = self.known_startup_s(role)
@@ -278,7 +282,7 @@ class AdaptiveMemory:
         return self.of(role).hold_down_s(self.hold_startup_s(role, now_s), now_s)
 
     def resumed(self, by_s: float, now_s: float) -> AdaptiveMemory:
-        """Return the learned state after a restart of the planner, with its times converted to the current clock.
+        """Return the learned state after a restart of the planner, with all times in it converted to the current clock.
 
         Replicas that were starting count as requested now, because the end of their start was not observed.
 

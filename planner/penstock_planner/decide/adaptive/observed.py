@@ -46,7 +46,7 @@ One replica too many costs its GPUs for a minute, one too few makes the arrivals
 
 @dataclass(frozen=True, slots=True)
 class Stabilization:
-    """KV usage at which a pool (the workers of one role) grows, and further conditions for shrinking it by one replica.
+    """Limits of KV usage and forecast errors by which a pool (the workers of one role) grows, or shrinks by one replica.
 
     Attributes:
         sigmas: Number of standard errors added to the demand forecast before a pool shrinks.
@@ -96,7 +96,10 @@ class ItlView(Protocol):
 
 
 class ObservedWorkers:
-    """What a graph's workers can do, as observed. In mode ``sla`` a performance profile says it instead, see `ProfiledWorkers`."""
+    """Throughput, KV usage and permitted utilisation of a graph's workers, as learned from observations.
+
+    The rules for growing and shrinking read them. In mode sla, they are taken from a performance profile instead.
+    """
 
     @property
     def uses_learned_floor(self) -> bool:
@@ -132,7 +135,7 @@ class ObservedWorkers:
     def arriving(self, along: TrendForecast) -> TrendForecast:
         """Return the forecast of arriving requests/s to use: the forecast along the trend, unchanged.
 
-        Workers of a performance profile can replace it by the mean rate.
+        In mode sla, with a performance profile, the mean rate can be returned instead.
 
         Args:
             along: Forecast of requests/s along the trend.

@@ -79,10 +79,10 @@ class Case:
         rejected: Number of requests rejected or timed out since the previous decision for lack of this role's workers.
         workers: What the workers are assumed to be able to do: as observed, or by a performance profile.
         hindsight: Costs of the possible floors (minimum numbers of replicas); None if none are known yet.
-        served: Comparison of the late requests that the planner's latency model predicts with those that really were
-            late. None for roles that requests do not reach first, and if the latency model is not used.
-        trial: Number of late requests beyond those that the latency model predicts, and the trial of whether one more
-            replica reduces it; None if the latency model is not used.
+        served: Comparison of the late requests that the planner's latency model predicts with the requests that really
+            were late. None for roles that requests do not reach first, and if the latency model is not used.
+        trial: Record of late requests beyond the number that the latency model predicts, and of the trial of one more
+            replica, which shows whether that replica reduces the number; None if the latency model is not used.
         allowed: Fraction of requests that are allowed to be late (over a latency target).
         price_gpu_s: GPU-seconds that are worth spending to avoid one late request.
     """
@@ -119,7 +119,7 @@ class Case:
 
 
 def grow_findings(case: Case) -> list[RoleFinding]:
-    """Return the result of each rule for growing, with its explanation. The role grows if any of them applies.
+    """Return the result of each rule for growing, with an explanation. The role grows if any of the rules applies.
 
     Args:
         case: Input of the role's rules, such as replica counts and demand.
@@ -158,7 +158,7 @@ def replicas_to_add(case: Case, most: int) -> int:
 
 
 def shrink_findings(case: Case) -> list[RoleFinding]:
-    """Return the result of each condition for removing one replica, with its explanation. The role shrinks only if all are met.
+    """Return the result of each condition for removing one replica, with an explanation. The role shrinks only if all conditions are met.
 
     Args:
         case: Input of the role's rules, such as replica counts and demand.
@@ -364,7 +364,7 @@ def backlog_at_horizon(
 ) -> float:
     """Return the uncached prompt tokens that are expected to be queued or computed after ``horizon_s``.
 
-    They are the present and arriving tokens, minus those that ready and starting workers compute until then.
+    The result is the present and arriving tokens, minus the tokens that ready and starting workers compute until then.
 
     Args:
         work: Prefill work: backlog, arrival rate and a worker's throughput.
@@ -382,8 +382,8 @@ def prefilled_per_s(
 ) -> float:
     """Return the uncached tokens/s whose prefill is expected to end after ``horizon_s``, and whose answers must then be decoded.
 
-    It is the arrival rate. If a backlog has to be cleared within the TTFT target, it is higher, but at most what the
-    workers can compute.
+    The result is the arrival rate. If a backlog has to be cleared within the TTFT target, the result is higher, but at
+    most the tokens/s that the workers can compute.
 
     Args:
         work: Prefill work: backlog, arrival rate and a worker's throughput.

@@ -55,7 +55,7 @@ class WindowComparison:
 
 @dataclass(frozen=True, slots=True)
 class ModelComparison:
-    """Comparison of the late requests that the planner's latency model predicts with those that really were late.
+    """Comparison of the late requests that the planner's latency model predicts with the requests that really were late.
 
     The latency model simulates the workers of the real fleet. Late means over the TTFT target, rejected or timed out.
     The counts ``requests``, ``late``, ``arrived`` and ``predicted_late`` lose weight with a time constant of half an
@@ -63,8 +63,9 @@ class ModelComparison:
     simulated seconds.
 
     Attributes:
-        share: Fraction of its measured throughput that a simulated worker is assumed to do; None as long as the default
-            of the role applies.
+        share: Fraction of the measured throughput that a simulated worker is assumed to do. It is lowered while more
+            requests are late than predicted, and raised while fewer are. None as long as the default of the role
+            applies.
         backlog_s: Work that the simulation of the real fleet has left to do now, in seconds of one worker.
         requests: Number of first tokens sent plus requests rejected or timed out.
         late: Number of those requests that were late.
@@ -74,9 +75,10 @@ class ModelComparison:
         calm_s: Seconds for which the real fleet has been calm, that is, at each metrics scrape no request waited in
             routers or workers, and a worker was idle; 0 if it is not calm.
         calm_requests: Number of first tokens sent after the fleet had been calm for longer than the TTFT target.
-        calm_late: Number of those first tokens that were late nevertheless, and so would be late with any number of
-            workers.
-        unexplained: Number of late requests in the newest decision interval minus those that the latency model
+            ``calm_late / calm_requests`` is about the fraction of requests that are late with any number of workers.
+        calm_late: Number of the first tokens in ``calm_requests`` that were late although no request waited, and so
+            would be late with any number of workers.
+        unexplained: Number of late requests in the newest decision interval minus the number that the latency model
             predicts; negative if fewer were late than predicted.
         newest: Comparison of the newest decision interval.
     """
@@ -96,8 +98,8 @@ class ModelComparison:
     def share_of(self, role: Role) -> float:
         """Return the fraction of its measured throughput that the latency model assumes for a worker of the role.
 
-        It is learned by comparing predicted with real late requests; before the first comparison, it is the default of
-        the role (`SHARES`).
+        The fraction is learned by comparing predicted with real late requests; before the first comparison, the default
+        of the role is returned (`SHARES`).
         """
         return SHARES.get(role, 1.0) if self.share is None else self.share
 

@@ -38,7 +38,7 @@ class TrendForecast:
     """Forecast of a value along its trend; all three attributes have the unit of the value.
 
     Attributes:
-        now: Present value, corrected for the lag of the averages.
+        now: Present value. The averages lag behind a rising or falling value; this is the value without that lag.
         ahead: Predicted value at a later time (the horizon), along the slope; at least 0.
         error: Standard error of ``ahead``, estimated from the noise of the samples.
     """
@@ -48,7 +48,7 @@ class TrendForecast:
     error: float
 
     def times(self, factor: float) -> TrendForecast:
-        """Return the forecast with the present value, predicted value and standard error multiplied by ``factor``."""
+        """Return the forecast with the present value, the predicted value and the standard error each multiplied by ``factor``."""
         return TrendForecast(self.now * factor, self.ahead * factor, self.error * factor)
 
 
@@ -56,13 +56,13 @@ class TrendForecast:
 class Trend:
     """Level, slope and noise of a value, from samples at irregular times, by Brown's double exponential smoothing.
 
-    Level and slope follow from the two averages.
+    The level is ``2 first - second``, and the slope per second is ``(first - second)`` divided by the time constant.
 
     Attributes:
         first: Exponential average of the values.
         second: Exponential average of ``first``.
-        noise: Average over the samples of the squared deviation from ``first`` times the sample's duration in
-            seconds.
+        noise: Average over the samples of the squared deviation from ``first`` times the sample's duration in seconds,
+            from which the standard error of a forecast follows.
         seen_s: Simulated seconds observed so far, limited to a hundred time constants.
     """
 
@@ -95,7 +95,7 @@ class Trend:
         return Trend(first, second, noise, min(seen_s, 100.0 * tau_s))
 
     def forecast(self, horizon_s: float, tau_s: float) -> TrendForecast:
-        """Return the present value, the predicted value and its standard error; both values are at least 0.
+        """Return the forecast: the present value, the predicted value, and the standard error of the predicted value; both values are at least 0.
 
         The slope is extrapolated at most over ``tau_s`` and at most over the time observed so far; after that the
         prediction stays constant. When it was extrapolated over six times ``tau_s``, a sine of ten minutes requested
@@ -111,7 +111,8 @@ class Trend:
 
         Args:
             horizon_s: Simulated seconds from now to the predicted time.
-            tau_s: Time constant of the averages, as in `followed`.
+            tau_s: Time constant of the averages, in simulated seconds; the same one with which the samples were
+                averaged.
         """
         k = min(horizon_s, self.seen_s, tau_s) / tau_s
         slope = (self.first - self.second) / tau_s
@@ -209,7 +210,7 @@ class Work:
 
     Attributes:
         rate: Trend of the arriving requests/s, with a time constant of 40 s.
-        level: Arriving requests/s, averaged with a time constant of 6 s and without a slope, to detect jumps.
+        level: Arriving requests/s as a plain average with a time constant of 6 s, in which a jump shows within seconds.
         sized: Number of requests that arrived, decayed.
         sized_tokens: Uncached prompt tokens of those requests, decayed.
         sized_squares: Sum over the pulls of (uncached tokens that arrived - number of arrivals x mean tokens of a
@@ -345,17 +346,19 @@ class WorkView:
 
     Attributes:
         tokens_per_s: Prompt tokens/s that one worker can compute; None until it is known.
-        rate: Forecast of the arriving uncached tokens/s along their trend; its ``ahead`` is for the horizon.
-        level: Uncached tokens/s that arrived over the last seconds; its ``ahead`` equals its ``now``.
+        rate: Forecast of the arriving uncached tokens/s along their trend; ``rate.ahead`` is the value at the horizon.
+        level: Mean uncached tokens/s that arrived over the last seconds, to detect a jump. The forecast is constant:
+            ``ahead`` equals ``now``.
         far_rate: Uncached tokens/s forecast to arrive at the far horizon.
         backlog_tokens: Uncached tokens of the requests that are queued or being computed.
-        sizes: Typical uncached prompt lengths in tokens, each equally frequent, see `Work.sizes`.
+        sizes: Eight typical uncached prompt lengths of requests, in tokens, each equally frequent.
         is_uncontended: Whether hardly any requests overlapped recently, so that workers can do more than
             ``tokens_per_s`` shows.
-        recalled: Largest uncached tokens/s that the weekly record (see `Week`) forecasts until the horizon. 0 if that
-            is not more than the present rate, or if the record has not predicted well enough.
+        recalled: Largest uncached tokens/s until the horizon as forecast from the weekly record, the demand learned by
+            time of the week. 0 if the forecast is not above the present rate, or if the record has not predicted well
+            enough.
         far_recalled: The same as ``recalled``, until the far horizon.
-        confidence: Confidence in the weekly record: the fraction of its predicted jumps that occurred.
+        confidence: Confidence in the weekly record: the fraction of the jumps predicted from it that occurred.
     """
 
     tokens_per_s: float | None
@@ -402,7 +405,8 @@ def idle_speed_usage(usage: float) -> float:
 def actual_usage(light: float) -> float:
     """Return the real KV usage of a worker, given the usage that it would have if it decoded as fast as an idle one.
 
-    A full worker decodes more slowly and therefore holds requests for longer. It is the inverse of `idle_speed_usage`.
+    A full worker decodes more slowly and therefore holds requests for longer. This function is the inverse of
+    `idle_speed_usage`, which computes the argument from the real usage.
 
     Args:
         light: Usage at the speed of an idle worker, as a fraction, >= 0 and below a third.
@@ -431,15 +435,16 @@ def kv_load_of(pull: Pull, role: Role) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class KvLoad:
-    """KV cache in use, in units of one full worker, as averages over the pulls (metrics scrapes) so far.
+    """KV cache that the workers of one role use, in units of one full worker, as averages over the pulls (metrics scrapes) so far.
 
-    The two sums ``light_s`` and ``done_tokens`` lose weight with a time constant of 2 minutes; together they give the
-    KV usage per prompt token.
+    The two sums ``light_s`` and ``done_tokens`` lose weight with a time constant of 2 minutes. ``light_s /
+    done_tokens`` is the KV use that one prompt token causes, in seconds of one full worker, if workers decode as fast
+    as idle ones ("light" load). Times prompt tokens/s, it is the number of workers whose KV caches would be full.
 
     Attributes:
-        load: Trend of the KV load as in `kv_load_of`.
-        light_s: Worker-seconds of KV usage that there would have been if every worker had decoded as fast as an idle
-            one, decayed.
+        load: Level and slope of the KV usage, summed over the workers (1.0 for a full one), waiting requests included.
+        light_s: Sum of KV usage times duration, decayed. The usage is the one that there would have been if every
+            worker had decoded as fast as an idle one: full workers decode more slowly, and so hold requests for longer.
         done_tokens: Uncached prompt tokens whose prefill ended, decayed.
     """
 
@@ -451,7 +456,7 @@ class KvLoad:
         """Return the averages of KV usage after one pull (metrics scrape).
 
         Args:
-            load: KV usage of the pull, summed over the workers, 1.0 for a full one, as in `kv_load_of`.
+            load: KV usage of the pull, summed over the workers (1.0 for a full one), waiting requests included.
             tokens: Uncached tokens whose prefill ended since the previous pull.
             ready: Number of ready workers that hold this load.
             dt_s: Simulated seconds since the previous pull, > 0.
@@ -483,7 +488,8 @@ class ObservedDecoding:
     """Model of KV usage in which answers need as much KV per prompt token as those of the last minutes.
 
     Attributes:
-        light: KV load of the expected answers in units of one full worker, if the workers stayed as fast as idle ones.
+        light: KV usage of the expected answers, summed over the workers (1.0 for a full one), if the workers stayed as
+            fast as idle ones.
     """
 
     light: float
@@ -492,9 +498,9 @@ class ObservedDecoding:
         """Return the KV usage summed over all workers (1.0 for a full one) if the expected answers are spread over ``workers``.
 
         It is at most 2 (`LOAD_MOST`) for each worker. A worker at usage u takes 1 + s u times (s = 3, `SLOWDOWN`) as
-        long per token as an idle one, and holds the KV longer by the same factor: u = h (1 + s u), where h is its usage
-        if it stayed fast. Hence u = h / (1 - s h). With 0 workers, returns ``light``, the sum if workers decoded as
-        fast as idle ones.
+        long per token as an idle one, and holds the KV longer by the same factor: u = h (1 + s u), where h is the usage
+        of that worker if it stayed fast (``light / workers``). Hence u = h / (1 - s h). With 0 workers, returns
+        ``light``, the sum if workers decoded as fast as idle ones.
         """
         if workers < 1:
             return self.light
@@ -520,7 +526,7 @@ class KvView:
 
     @property
     def kept_load(self) -> float:
-        """Return the KV usage for which the workers of the role must keep room, summed over them (1.0 for one full worker).
+        """Return the KV usage for which the workers of the role must keep room, summed over all of these workers (1.0 for one full worker).
 
         It is the observed usage plus its standard error.
         """

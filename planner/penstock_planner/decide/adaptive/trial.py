@@ -51,28 +51,29 @@ class Trial:
     """Record of one role's trial: one more replica, to find out whether it reduces late requests that the planner did not predict.
 
     Late means over the TTFT target, or for the role that decodes also over the ITL target. The planner's latency model
-    simulates the workers and predicts how many requests are late for lack of them; "unexplained" late requests are
-    those beyond this number. The record shows whether there are any, whether a trial is running, and whether the
-    replica helped. "Decayed" counts lose weight with a time constant of 5 minutes (`SPAN_S`). All times are durations
-    in simulated seconds.
+    simulates the workers and predicts how many requests are late for lack of workers; "unexplained" late requests are
+    the late requests beyond this number. The record shows whether there are unexplained late requests, whether a trial
+    is running, and whether the replica on trial helped. "Decayed" counts lose weight with a time constant of 5 minutes
+    (`SPAN_S`). All times are durations in simulated seconds.
 
     Attributes:
         requests: Number of served requests, decayed. During a trial only those since the replica on trial became ready.
-        late: Number of unexplained late requests among them, decayed; negative if fewer are late than predicted.
+        late: Number of unexplained late requests among ``requests``, decayed; negative if fewer are late than
+            predicted.
         seen_s: Seconds in which those requests were served, decayed.
-        lately: Number of requests, decayed, that continues to count during a trial. With fewer than 100 (`ENOUGH`), a
-            trial ends.
+        lately: Number of served requests, decayed; unlike ``requests``, it is not reset when a trial begins. A trial
+            ends if it is below 100 (`ENOUGH`), because too few requests arrive for a result.
         replicas: Number of ready and starting replicas at the end of the newest interval; None before the first
             interval.
-        ready: Number of ready replicas among them.
+        ready: Number of ready replicas at the end of the newest interval.
         ready_s: Seconds since the number of ready replicas last rose.
-        tried: Number of replicas including the one on trial, or including the one that helped; 0 if there is no trial.
+        tried: Total replicas of the role with the one on trial, or with the one that helped; 0 if there is no trial.
         before: Fraction of requests that were late and unexplained before the trial began.
         before_per_s: Requests/s that were served before the trial began.
         outcome: Result of the trial: True if the replica helped, False if it did not, None if there is no result yet.
         helped_per_s: Requests/s that were served when the trial was found to help; 0 if unknown.
         failed_trials: Number of consecutive trials that did not help.
-        age_s: Seconds since the trial began, or since its result if it has one.
+        age_s: Seconds since the trial began, or since its result if the trial has one.
         late_ago_s: Seconds since the end of the last interval with unexplained late requests.
     """
 
@@ -118,7 +119,8 @@ class Trial:
     def is_over(self) -> bool:
         """Whether the role can add one replica on trial, to find out whether that reduces late requests.
 
-        It can if no replica is on trial, and the last trial without success was long enough ago (`holds_s`).
+        It can if no replica is on trial, and the last trial without success was long enough ago: 1 h, doubled for each
+        consecutive trial after the first that did not help.
         """
         return not self.tried or self.outcome is True
 
@@ -196,8 +198,8 @@ class Trial:
 
         The replica helped if the fraction of requests that were late beyond the planner's prediction has at least
         halved. If the load has also at least halved, there is no result, because the lower load may be the reason: the
-        trial ends as if it had not happened. Returns the record unchanged if no trial is running or it has its result
-        already.
+        trial ends as if it had not happened. Returns the record unchanged if no trial is running, or if the trial has a
+        result already.
         """
         if not self.tried or self.outcome is not None or self.requests < ENOUGH:
             return self

@@ -61,11 +61,13 @@ class WeekRecord:
 
     Demand is in requests/s, a slot is a quarter of an hour, and a jump is the difference between a slot's demand and
     the demand when the slot began. The sums of jumps are over all slots, and lose weight with a time constant of a
-    week.
+    week. ``sum_xy / sum_xx`` is about the fraction of the predicted jumps that occurred, and so the confidence in the
+    record.
 
     Attributes:
         predicted: Predicted demand of the present slot; None if unknown.
-        expected: Sum of the demand that the record held for the last slots, halved at each slot.
+        expected: Sum of the recorded demand of the last slots, halved at each slot. If the observed demand of these
+            slots is lower, predictions are reduced in proportion.
         sum_xx: Sum of the squares of the predicted jumps.
         sum_xy: Sum of the products of each predicted jump and the observed one.
     """
@@ -86,7 +88,7 @@ class WeekRecord:
         return max(0.0, self.sum_xy / against) if against else 0.0
 
     def ended(self, said: float | None, before: float | None, observed: float) -> WeekRecord:
-        """Return the record after a slot (a quarter of an hour) has ended, with its prediction for the slot judged.
+        """Return the record after a slot (a quarter of an hour) has ended, updated with how well the demand of this slot was predicted.
 
         Args:
             said: Demand that the record held for this slot from an earlier day, in requests/s; None if unknown.
@@ -153,7 +155,8 @@ class Week:
         arrivals: Number of requests that have arrived in the unfinished part.
         newest: Demand of the last finished part; None if unknown.
         before: Demand of the last part before the present slot; None if unknown.
-        observed: Sum of the observed demand of the last slots, halved at each slot.
+        observed: Sum of the observed demand of the last slots, halved at each slot, to be compared with the recorded
+            demand of the same slots.
         day: Record that predicts from the same time yesterday.
         week: Record that predicts from the same time of the same weekday.
     """
@@ -201,9 +204,9 @@ class Week:
     def recalled(self, ahead_s: float, wall_s: float, time_zone: str) -> WeekForecast:
         """Return the largest demand forecast until ``ahead_s`` seconds from now, as learned by time of the week.
 
-        There are two records: the same time yesterday, and the same time of the same weekday. The one whose predictions
-        were better is used. The forecast is 0 if it is not above the present demand, or if neither record has predicted
-        well enough.
+        There are two records: the same time yesterday, and the same time of the same weekday. The record whose
+        predictions were better is used. The forecast is 0 if it is not above the present demand, or if neither record
+        has predicted well enough.
 
         Args:
             ahead_s: Length of the forecast from now on, in simulated seconds.
@@ -234,8 +237,8 @@ class Week:
 
         Args:
             record: Record that predicts.
-            back: Number of slots that the record looks back: 0 for the record of the weekday, 96 (a day) for that of
-                the previous day.
+            back: Number of slots before each slot at which the recorded demand is looked up: 0 for the record of the
+                weekday, 96 (a day) for the record of the previous day.
             places: Indexes of the slots in the week.
         """
         found = (record.due(self.at((slot - back) % SLOTS), self.observed) for slot in places)
@@ -274,7 +277,7 @@ class Week:
         )
 
     def recorded(self, slot: int) -> Week:
-        """Return the learned demand with that of the present slot (quarter of an hour) recorded, and the predictions for it judged.
+        """Return the learned demand after the present slot (quarter of an hour) has ended: its demand is recorded, and compared with the predictions.
 
         Args:
             slot: Index of the present slot in the week.

@@ -39,9 +39,9 @@ UP_PODS, UP_FACTOR = 4, 2
 
 @dataclass(frozen=True, slots=True)
 class HpaParameters:
-    """Targets of a Kubernetes HorizontalPodAutoscaler (HPA), each per replica. None means that it has no such metric.
+    """Targets of a Kubernetes HorizontalPodAutoscaler (HPA), each per replica. None means that the HPA does not scale on this metric.
 
-    Without any target it changes nothing.
+    If all targets are None, the HPA never changes the replicas.
 
     Attributes:
         kv_usage: KV usage of decode and aggregated replicas, a fraction, > 0.
@@ -77,7 +77,8 @@ def pods_desired(metric: PodMetric, current: int) -> int | None:
     """Return the number of replicas that a HorizontalPodAutoscaler wants by a metric of pods; None if no pod reported a value.
 
     A ready pod without a value counts as exactly on target if the metric asks to scale down, and as 0 if it asks to
-    scale up. An unready pod counts as 0 if it asks to scale up. If that reverses the direction, nothing changes.
+    scale up. An unready pod counts as 0 if the metric asks to scale up. If counting pods in this way reverses the
+    direction, ``current`` is returned.
 
     Example: 3 pods report 1.6 each against a target of 1, and 2 pods are not ready. The ratio is 1.6; calculated again
     over 5 pods it is 4.8 / 5 = 0.96, which is within the tolerance of 10%: no change.
@@ -180,7 +181,7 @@ def hpa(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
 
     It scales decode on KV usage, prefill on the queue, and aggregated on both.
 
-    It scales down only to the largest number that it wanted in the last 300 simulated seconds.
+    Each HPA scales down only to the largest number of replicas that it wanted in the last 300 simulated seconds.
 
     Args:
         window: Pulls (metrics scrapes) of the interval; only the newest is used, except for rejected requests.

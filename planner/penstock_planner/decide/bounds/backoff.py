@@ -19,7 +19,11 @@ from penstock_planner.decide.rule import Facts, Proposals
 def hold_after_failure(proposals: Proposals, facts: Facts) -> Proposals:
     """Return the proposals without the scale-ups of roles that must wait because their last scale-up failed.
 
-    A role waits for a number of decisions, its back-off.
+    Such a role waits for a number of decisions (its back-off), which grows with consecutive failures.
+
+    Args:
+        proposals: Proposed changes of all roles.
+        facts: What the rules read: replica counts, the state of each role and the configuration.
     """
     return proposals.with_roles([back_off(each, facts.roles[each.role]) for each in proposals.roles])
 
@@ -46,8 +50,8 @@ def with_observed_counts(role: Role, pool: PoolCounts, before: RoleState, config
 
     A grace period, in which the role must not shrink, starts if more decode (or aggregated) workers are ready than at
     the last decision, because each new worker has an empty KV cache. It does not matter whether the planner or another
-    client started them, or whether they return from a crash. The first decision also starts one, for the workers that
-    started with the graph.
+    client started the workers, or whether they return from a crash. The first decision also starts one, for the workers
+    that started with the graph.
 
     A pending scale-up is cleared if all its replicas are ready, or if fewer replicas exist than it requested. The
     failure count is cleared if as many replicas are ready as a failed scale-up requested.

@@ -26,6 +26,10 @@ def keep_budget(proposals: Proposals, facts: Facts) -> Proposals:
 
     The result has the roles in order of precedence: roles below their minimum, then roles for which GPUs are reserved,
     then decode before prefill. The changes are carried out in this order.
+
+    Args:
+        proposals: Proposed changes of all roles.
+        facts: What the rules read: replica counts, the state of each role and the configuration.
     """
     reserved_before, granted, bounded = facts.reserved_roles, 0, []
     ordered = sorted(

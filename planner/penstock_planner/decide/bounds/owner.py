@@ -21,6 +21,10 @@ def leave_to_writers(proposals: Proposals, facts: Facts) -> Proposals:
     """Return the proposals without changes of roles whose replicas another client sets.
 
     If there is such a role, the other roles do not go to zero either.
+
+    Args:
+        proposals: Proposed changes of all roles.
+        facts: What the rules read: replica counts, the state of each role and the configuration.
     """
     left = {
         each.role for each in proposals.roles if is_ceded(each.role, facts.roles[each.role], facts.config)
@@ -52,8 +56,8 @@ would never scale the role again."""
 def is_ceded(role: Role, state: RoleState, config: DecideConfig) -> bool:
     """Return whether the planner does not scale the role at this decision, because another client does.
 
-    It does so if the role is managed externally (``scaling.managedBy: external``), or if another client has written its
-    replica count recently (see `cede_decisions`).
+    The planner never scales a role that is managed externally (``scaling.managedBy: external``), and does not scale any
+    other role for some decisions after another client has written its replica count.
     """
     return role in config.external or state.since_write < cede_decisions(state, config) - 1
 

@@ -16,7 +16,11 @@ from penstock_planner.decide.rule import Facts, Proposals
 def limit_step(proposals: Proposals, facts: Facts) -> Proposals:
     """Return the proposals with each change reduced to ``maxStep`` replicas, the configured maximum per decision.
 
-    Returns them unchanged if there is no maximum.
+    Returns the proposals unchanged if there is no maximum.
+
+    Args:
+        proposals: Proposed changes of all roles.
+        facts: What the rules read: replica counts, the state of each role and the configuration.
     """
     return proposals.with_roles(_stepped(each, facts.config) for each in proposals.roles)
 
@@ -32,8 +36,12 @@ def _stepped(proposal: RoleProposal, config: DecideConfig) -> RoleProposal:
 def decide_soon(proposals: Proposals, facts: Facts) -> Proposals:
     """Return the proposals with a shorter time until the next decision if a role grows.
 
-    The time is 1 simulated second, or one metrics scrape if that is longer, in a mode that counts starting replicas as
-    supply; otherwise it is not shortened. Does nothing in no-operation mode.
+    In a mode that counts starting replicas as supply, the time is 1 simulated second, or the time between two metrics
+    scrapes if that is longer. In other modes it is not shortened. Does nothing in no-operation mode.
+
+    Args:
+        proposals: Proposed changes of all roles.
+        facts: What the rules read: replica counts, the state of each role and the configuration.
     """
     config = facts.config
     is_growing = any(each.action is Action.UP for each in proposals.roles)

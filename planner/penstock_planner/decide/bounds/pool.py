@@ -25,7 +25,12 @@ POOL: Final = "pool"
 def bid(proposals: Proposals, facts: Facts) -> Proposals:
     """Return the proposals with the bid of each role added: the number of replicas that it requests from the GPU pool.
 
-    Returns them unchanged if the graph is in no GPU pool. This rule comes before the rules that reduce the proposals.
+    Returns the proposals unchanged if the graph is in no GPU pool. This rule comes before the rules that reduce the
+    proposals.
+
+    Args:
+        proposals: Proposed changes of all roles.
+        facts: What the rules read: replica counts, the state of each role and the configuration.
     """
     if facts.config.grant is None:
         return proposals
@@ -57,6 +62,10 @@ def keep_grant(proposals: Proposals, facts: Facts) -> Proposals:
 
     Scale-ups beyond the grant are held or reduced. Replicas beyond the grant are removed. Returns the proposals
     unchanged if the graph is in no GPU pool.
+
+    Args:
+        proposals: Proposed changes of all roles.
+        facts: What the rules read: replica counts, the state of each role and the configuration.
     """
     config, bids = facts.config, proposals.bids
     if config.grant is None:

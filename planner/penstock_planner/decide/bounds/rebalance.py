@@ -20,6 +20,10 @@ def end_rebalance(proposals: Proposals, facts: Facts) -> Proposals:
     """Return the proposals with a note on each role whose reservation of GPUs ends, because the role does not want to grow any more.
 
     The GPUs that another role gives up are reserved for a role that lacks GPUs.
+
+    Args:
+        proposals: Proposed changes of all roles.
+        facts: What the rules read: replica counts, the state of each role and the configuration.
     """
     reserved_before = facts.reserved_roles
     return proposals.with_roles(
@@ -37,6 +41,10 @@ def update_reservations(proposals: Proposals, facts: Facts) -> Proposals:
     role back, another role shrinks in the same decision, and enough GPUs for one replica can become free at all. It
     continues while a worker drains or a role shrinks, so that GPUs become free. It ends when the role grows, and also
     when nothing that could free GPUs is in progress.
+
+    Args:
+        proposals: Proposed changes of all roles.
+        facts: What the rules read: replica counts, the state of each role and the configuration.
     """
     givers = [each.role for each in proposals.roles if each.action is Action.DOWN]
     freeable, reserved_before = freeable_gpus(proposals, facts), facts.reserved_roles
@@ -61,7 +69,12 @@ def update_reservations(proposals: Proposals, facts: Facts) -> Proposals:
 
 
 def freeable_gpus(proposals: Proposals, facts: Facts) -> int:
-    """Return the number of GPUs that are free, that draining replicas hold, or that shrinking roles hold above their minimum."""
+    """Return the number of GPUs that are free, that draining replicas hold, or that shrinking roles hold above their minimum.
+
+    Args:
+        proposals: Proposed changes of all roles.
+        facts: What the rules read: replica counts, the state of each role and the configuration.
+    """
     free = max(0, (facts.config.max_gpu_budget or 0) - facts.gpus)
     draining = sum(each.pool.draining * each.engine_gpus for each in proposals.roles)
     given = sum(

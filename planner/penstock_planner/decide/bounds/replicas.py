@@ -13,6 +13,10 @@ def keep_floor(proposals: Proposals, facts: Facts) -> Proposals:
     """Return the proposals with each scale-down below the role's minimum number of replicas held back or reduced.
 
     A proposal to scale all roles to zero for lack of requests is not changed.
+
+    Args:
+        proposals: Proposed changes of all roles.
+        facts: What the rules read: replica counts, the state of each role and the configuration.
     """
     return proposals.with_roles(
         _above_floor(each, facts.config) if each.action is Action.DOWN else each for each in proposals.roles
@@ -33,7 +37,12 @@ def _above_floor(proposal: RoleProposal, config: DecideConfig) -> RoleProposal:
 
 
 def keep_ceiling(proposals: Proposals, facts: Facts) -> Proposals:
-    """Return the proposals with each scale-up above the role's maximum (``maxReplicas`` of its service) held back or reduced."""
+    """Return the proposals with each scale-up above the role's maximum (``maxReplicas`` of its service) held back or reduced.
+
+    Args:
+        proposals: Proposed changes of all roles.
+        facts: What the rules read: replica counts, the state of each role and the configuration.
+    """
     return proposals.with_roles(
         _below_ceiling(each, facts.config) if each.action is Action.UP else each for each in proposals.roles
     )

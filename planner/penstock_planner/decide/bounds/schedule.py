@@ -13,6 +13,10 @@ def keep_ceilings(proposals: Proposals, facts: Facts) -> Proposals:
     """Return the proposals, changed to shrink each role that exceeds its scheduled maximum, regardless of its load.
 
     The graph's schedule sets minimum and maximum replicas for times of the week; entries are active at their times.
+
+    Args:
+        proposals: Proposed changes of all roles.
+        facts: What the rules read: replica counts, the state of each role and the configuration.
     """
     return proposals.with_roles(_within(each, facts.schedule) for each in proposals.roles)
 
@@ -21,6 +25,10 @@ def note(proposals: Proposals, facts: Facts) -> Proposals:
     """Return the proposals with the active schedule entries recorded on each role for which they set a minimum or maximum.
 
     The record becomes the first of the role's steps.
+
+    Args:
+        proposals: Proposed changes of all roles.
+        facts: What the rules read: replica counts, the state of each role and the configuration.
     """
     return proposals.with_roles(_noted(each, facts.schedule) for each in proposals.roles)
 

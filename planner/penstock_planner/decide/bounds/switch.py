@@ -22,9 +22,13 @@ def switch(proposals: Proposals, facts: Facts) -> Proposals:
     """Return the proposals in which workers change role without a restart, in place of starts and stops, if that is possible.
 
     The receiving role must want to grow and have room below its maximum. The giving role must shrink, or have a worker
-    more than it needs (`RoleProposal.spare_reason` says why); it keeps at least one ready worker and its minimum.
-    Returns the proposals unchanged if switching is disabled, if the graph does not have two roles, or while it gives
-    GPUs back to its pool.
+    more than it needs (then `RoleProposal.spare_reason` is not empty); the giving role keeps at least one ready worker
+    and its minimum. Returns the proposals unchanged if switching is disabled, if the graph does not have two roles, or
+    while the graph gives GPUs back to its GPU pool.
+
+    Args:
+        proposals: Proposed changes of all roles.
+        facts: What the rules read: replica counts, the state of each role and the configuration.
     """
     config, roles = facts.config, proposals.roles
     is_giving_back = config.grant is not None and facts.gpus > config.grant

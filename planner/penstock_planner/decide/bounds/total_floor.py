@@ -27,6 +27,10 @@ def raise_to_total_floor(proposals: Proposals, facts: Facts) -> Proposals:
     It is the role with the fewest replicas that has room, decode if both have equally many. GPUs of replicas that the
     proposals already add count towards the minimum. A role that must wait after a failed scale-up, or whose replicas
     another client sets, is not grown.
+
+    Args:
+        proposals: Proposed changes of all roles.
+        facts: What the rules read: replica counts, the state of each role and the configuration.
     """
     config, gpus, seen = facts.config, facts.gpus, facts.roles
     staying = proposals.staying_gpus()
@@ -67,6 +71,10 @@ def hold_above_total_floor(proposals: Proposals, facts: Facts) -> Proposals:
 
     A scale-up that the budget holds back counts as if its GPUs existed, provided that enough GPUs can become free for
     it. So the minimum does not prevent the scale-down of one role that makes room for the other role.
+
+    Args:
+        proposals: Proposed changes of all roles.
+        facts: What the rules read: replica counts, the state of each role and the configuration.
     """
     freeable = freeable_gpus(proposals, facts)
     held_back = (each for each in proposals.roles if each.reason is Reason.GPU_BUDGET)

@@ -14,6 +14,10 @@ def reclaim_trial_replica(proposals: Proposals, facts: Facts) -> Proposals:
     A replica is on trial if it was added to find out whether it reduces late requests. The other role must want to grow
     for another reason than a trial, and removing the replica must free enough GPUs for it. Does nothing while a replica
     is draining.
+
+    Args:
+        proposals: Proposed changes of all roles.
+        facts: What the rules read: replica counts, the state of each role and the configuration.
     """
     roles, gpus, config = proposals.roles, facts.gpus, facts.config
     for taker in roles:

@@ -105,7 +105,9 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class SteadyRate:
-    """Mean arrival rate over about the last 2 minutes (`STEADY_TAU_S`), without a slope.
+    """Mean arrival rate over about the last 2 minutes (`STEADY_TAU_S`): ``requests / seen_s``, in requests/s.
+
+    It is a plain mean from which no trend is extrapolated. Both values lose weight with a time constant of 2 minutes.
 
     Attributes:
         requests: Number of requests that arrived, decayed.
@@ -141,8 +143,9 @@ class SteadyRate:
 class SlaMemory:
     """Learned state of mode ``sla`` in addition to that of mode adaptive.
 
-    The five sums lose weight with a time constant of 2 minutes; their ratios are mean lengths. A correction is the
-    observed value divided by the value according to the profile.
+    The five sums lose weight with a time constant of 2 minutes. Their ratios are mean lengths: ``prompt_tokens /
+    arrived`` of prompts, and ``output_tokens / answered`` of answers. A correction is the observed value divided by the
+    value according to the performance profile.
 
     Attributes:
         arrived: Number of requests that arrived, decayed.
@@ -151,13 +154,13 @@ class SlaMemory:
         answered: Number of requests whose answer was completed, decayed.
         output_tokens: Output tokens of those answers, decayed.
         variability: Squared coefficients of variation of the gaps between arrivals and of the prompt lengths, added
-            (Ca2 + Cs2); 2 for Poisson arrivals and exponential lengths, see `queueing`.
+            (Ca2 + Cs2), for the queueing formula; 2 for Poisson arrivals and exponential lengths.
         running: Average number of requests that are being decoded now.
         prefill: Correction of the profile's prefill time.
         ttft: Correction of the calculated TTFT, which is the wait in the queue plus the profile's prefill time
             multiplied by ``prefill``.
         itl: Correction of the profile's ITL.
-        steady: Mean arrival rate over the last minutes.
+        steady: Mean arrival rate over about the last 2 minutes, used as forecast unless a trend is significant.
     """
 
     arrived: float = 0.0

@@ -46,7 +46,7 @@ class Projection:
     Attributes:
         workers: Throughput and latencies of workers: those of the profile, with learned corrections (observed divided
             by profiled value).
-        kv: Observed KV load, used for decode until the first answer was completed.
+        kv: Observed KV usage of the workers, used for decode until the first answer was completed.
         tokens_per_s: Uncached prompt tokens/s expected to arrive, >= 0.
         service_s: Time in seconds that a worker takes to prefill a prompt of mean length, > 0: the profile's time
             multiplied by the learned factor of observed to profiled time.

@@ -29,17 +29,17 @@ again right after shrinking."""
 
 @dataclass(frozen=True, slots=True)
 class ProfiledAnswers:
-    """Answers that are expected to be decoded at the horizon, on workers of the profile.
+    """Answers that are expected to be decoded at the horizon, on workers with the throughput and latencies of a performance profile.
 
     The horizon is the time when a replica requested now could be ready.
 
     Attributes:
         tokens_per_s: Output tokens/s expected to be decoded at the horizon, >= 0.
-        running: Number of requests that are being decoded now, on all workers.
+        running: Number of requests that are being decoded now, on all workers. Fewer are never expected at the horizon.
         row: ITL and throughput of the profile by number of concurrent requests, for the mean context length.
         variability: Squared coefficients of variation of the gaps between arrivals and of the lengths, added (Ca2 +
-            Cs2). It is the factor by which the variance of the tokens exceeds that of Poisson arrivals of constant
-            length.
+            Cs2). The variance of the tokens in flight is this factor times the variance with Poisson arrivals of
+            constant length.
         factor: Learned correction: observed ITL divided by the ITL of the profile.
         sigmas: Number of standard deviations of the requests in flight to add, so that the SLO's percentile of requests
             is covered.
@@ -143,9 +143,10 @@ Chosen: a prompt that alone needs more is late with almost any number of workers
 
 @dataclass(frozen=True)
 class ProfiledWorkers(ObservedWorkers):
-    """Workers of a performance profile, whose figures are multiplied by learned corrections (observed divided by profiled value).
+    """Throughput and latencies of workers by a performance profile, multiplied by learned corrections (observed divided by profiled value).
 
-    Until enough requests were observed it behaves like `ObservedWorkers`.
+    Until enough requests were observed, throughput and limits are those of mode adaptive, learned from observations
+    alone.
 
     Attributes:
         profile: Performance profile of the engine.
@@ -161,9 +162,9 @@ class ProfiledWorkers(ObservedWorkers):
     def knows_waits(self) -> bool:
         """Whether a queueing formula calculates the fraction of requests that wait too long.
 
-        The formula (see `queueing`) is used once enough arrivals were observed, unless they come in bursts. Otherwise
-        the methods of mode adaptive are used. Mode adaptive simulates fleets with different minimum numbers of
-        replicas, and limits the utilisation to fixed fractions.
+        The formula is used once enough arrivals were observed, unless requests arrive in bursts. Otherwise the methods
+        of mode adaptive are used. Mode adaptive simulates fleets with different minimum numbers of replicas, and limits
+        the utilisation to fixed fractions.
         """
         learnt = self.learnt
         is_known = learnt.arrived >= LEAST_ARRIVED or learnt.steady.seen_s >= LEAST_OBSERVED_S
@@ -215,8 +216,8 @@ class ProfiledWorkers(ObservedWorkers):
     def arriving(self, along: TrendForecast) -> TrendForecast:
         """Return the forecast of requests/s to use.
 
-        It is the forecast along the trend if that differs from the mean rate of the last minutes by more than chance,
-        else that mean rate.
+        It is the forecast along the trend if this forecast differs from the mean rate of the last 2 minutes by more
+        than chance, else the mean rate.
 
         Args:
             along: Forecast of requests/s along the trend.
@@ -226,11 +227,11 @@ class ProfiledWorkers(ObservedWorkers):
     def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
         """Return the model of the KV usage of the answers that will be decoded, according to the performance profile.
 
-        Before the first answer was completed it is the model of `ObservedWorkers`, with as much KV per prompt token as
+        Before the first answer was completed, the model is that of mode adaptive: as much KV per prompt token as
         observed.
 
         Args:
-            kv: Observed KV load.
+            kv: Observed KV usage of the workers.
             tokens_per_s: Uncached prompt tokens/s whose prefill is expected to end, so that their answers must be
                 decoded.
         """
@@ -294,13 +295,13 @@ class ProfiledWorkers(ObservedWorkers):
         multiplied by the learned factor of observed to calculated TTFT.
 
         Args:
-            own_s: Computing time of the prompt in seconds, as by `service_s`.
+            own_s: Computing time of the prompt on one worker, in seconds.
         """
         target_s = self.config.ttft_slo_s
         return max(target_s - own_s * self.learnt.ttft.factor, WAIT_LEAST * target_s)
 
     def answers(self, tokens_per_s: float) -> ProfiledAnswers | None:
-        """Return the answers that must be decoded if this number of uncached prompt tokens/s ends its prefill.
+        """Return the answers that must be decoded if the prefill of ``tokens_per_s`` uncached prompt tokens/s ends.
 
         Throughput and latencies are those of the performance profile. Returns None before the first answer was
         completed.
