@@ -248,7 +248,7 @@ class Cluster:
                 self._enqueue(key, False)
 
     async def serves(self, kind: Kind) -> bool:
-        """Return whether the API server serves a kind of another project.
+        """Return whether the API server serves a kind of another project, such as LeaderWorkerSet.
 
         If the kind is LeaderWorkerSet or InferencePool and is served, its objects are watched from then on.
 

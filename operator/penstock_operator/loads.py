@@ -59,7 +59,10 @@ class MetricsReader:
         self._idle_since: dict[str, tuple[float, float]] = {}
 
     async def read(self, pods: Sequence[PodView]) -> dict[str, PodLoad | None]:
-        """Return the load (requests, KV cache usage) of each pod by its name; None if it does not answer or its metrics lack a needed value."""
+        """Return the load (requests, KV cache usage) of each pod, by pod name.
+
+        The value is None for a pod that does not answer, or whose metrics lack a needed value.
+        """
         loads = await asyncio.gather(*map(self._load, pods))
         now_s = self._now_s()
         self._idle_since = {u: each for u, each in self._idle_since.items() if now_s - each[1] < FORGET_S}

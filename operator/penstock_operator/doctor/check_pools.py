@@ -39,7 +39,9 @@ class _Pool(NamedTuple):
 def pool_findings(
     raw: Object, nodes: tuple[Object, ...] | Unreadable, requested: Requested
 ) -> Iterator[Finding]:
-    """Yield the findings about one graph's node pools: whether each service has a node with its GPUs; none if its manifest is invalid.
+    """Yield the findings about one graph's node pools: whether each service has a node with the GPUs of one pod.
+
+    Yields nothing if the graph's manifest is invalid.
 
     Args:
         raw: The GraphDeployment as the API server returned it.

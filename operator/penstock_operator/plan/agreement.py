@@ -206,8 +206,9 @@ def held_by_names(
 ) -> dict[str, str]:
     """Return the services whose new pod template has to wait because model names are added or removed, each with the reason.
 
-    An added name is rolled out to workers first, a removed one is taken from routers first. If names are added and
-    removed in one change, the order for added names applies. Returns an empty dictionary if no service has to wait.
+    An added name is rolled out to workers first, and a removed name is taken from routers first, so that routers accept
+    only names that workers answer to. If names are added and removed in one change, the order for added names applies.
+    Returns an empty dictionary if no service has to wait.
 
     Args:
         wanted: Desired ConfigMap of the routers.

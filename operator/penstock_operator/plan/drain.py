@@ -112,7 +112,7 @@ def held(asked: Bounded, running: int | None) -> Bounded:
 
 
 def one_more(asked: Bounded) -> Bounded:
-    """Return ``asked``, a service's desired number of replicas, plus one, because all its serving replicas are on cordoned nodes."""
+    """Return ``asked``, the desired number of replicas, plus one, for a service whose serving replicas are all on cordoned nodes."""
     return replace(asked, replicas=asked.replicas + 1)
 
 

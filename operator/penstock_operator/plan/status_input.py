@@ -284,8 +284,9 @@ def observed_status_input(
 ) -> StatusInput:
     """Return the facts for the status of an invalid or deleted graph, derived from its pods alone.
 
-    Its services are those named by its pods, and the target of each is its existing replicas. Pods without a service
-    name or with an unknown role are ignored. The number of updated replicas is unknown and reported as 0.
+    The services are those named in the labels of the graph's pods, and the target of each service is the number of its
+    existing replicas. Pods without a service name or with an unknown role are ignored. The number of updated replicas
+    is unknown and reported as 0.
 
     Args:
         raw: The GraphDeployment as the API server returned it.

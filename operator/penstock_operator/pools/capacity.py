@@ -83,8 +83,8 @@ def counted(
 ) -> PoolNodes:
     """Return the number of GPUs that a pool's nodes offer to its graphs, with a sentence about what was not counted.
 
-    If no node offers any, or if all are NotReady, the number is unknown: otherwise a wrong selector, or a network
-    failure that separates all kubelets, would end every worker.
+    If no node offers any GPUs, or if all nodes are NotReady, the number is unknown: otherwise a wrong selector, or a
+    network failure that separates all kubelets, would end every worker.
 
     Args:
         nodes: Nodes of the pool.

@@ -66,8 +66,8 @@ class EffectiveBudget:
     """GPU limits of a graph that result from its manifest and its pool's grant together.
 
     Attributes:
-        ceiling: Maximum number of GPUs that its workers can request; None means no limit.
-        gpus: Maximum number of GPUs that its existing workers can occupy now; None means no limit.
+        ceiling: Maximum number of GPUs that the graph's workers can request; None means no limit.
+        gpus: Maximum number of GPUs that the graph's existing workers can occupy now; None means no limit.
     """
 
     ceiling: int | None

@@ -27,12 +27,12 @@ class PoolMember:
             graph keeps the grant of the last allocation.
         bid: Number of GPUs of each desired worker replica, the most needed first; None if unknown, in which case the
             graph keeps the grant of the last allocation.
-        held: Number of GPUs of its existing workers.
+        held: Number of GPUs of the graph's existing workers.
         leaving: How many of the GPUs in ``held`` belong to workers that are draining or terminating.
         serial: Serial number of the grant that the graph's reconciles use, which acknowledges the grant; None if
             unknown.
-        arrived_with: Number of GPUs that it can occupy until the pool first allocates it some; None if it has not been
-            reconciled in this pool yet.
+        arrived_with: Number of GPUs that the graph can occupy until the pool's first allocation to it; None if the
+            graph has not been reconciled in this pool yet.
         drains: When the graph's draining workers began to drain, and how long a drain takes on average; the pool's
             status shows when they are expected to end.
         created: Creation time of the graph, RFC 3339; empty if unknown.
@@ -55,14 +55,14 @@ class PoolObservation:
 
     Attributes:
         pool: The validated pool.
-        members: Its graphs, and deleted graphs that still have workers, by their names in the pool.
+        members: The pool's graphs, and deleted graphs that still have workers, by their names in the pool.
         now_s: Current Unix time in seconds.
         status: The pool's last written status, which stores the allocator's state; None if there is none yet.
         generation: ``metadata.generation`` of the pool.
         elsewhere: Kind and name of an older pool, by the name of each graph that matches this pool but belongs to the
             older one.
         unbounded: Matching graphs without a planner, which have no budget that the pool could set.
-        nodes: GPUs that its nodes offer; None if the pool selects no nodes.
+        nodes: GPUs that the pool's nodes offer; None if the pool selects no nodes.
         quotas: ResourceQuotas by namespace, for the namespaces of its graphs.
     """
 

@@ -75,7 +75,10 @@ def refused_status(problem: str, *, old: Status | None, generation: int, now_s: 
 
 
 def lacking_in(status: Status | None, name: str) -> str:
-    """Return a sentence about the graphs that occupy GPUs which graph ``name`` lacks; empty if it lacks none or is not in the pool's ``status``."""
+    """Return a sentence about the graphs that occupy GPUs which graph ``name`` lacks, from the pool's ``status``.
+
+    Returns an empty string if the graph lacks no GPUs or is not in the status.
+    """
     holdings = holdings_in(status)
     if name not in holdings:
         return ""

@@ -54,7 +54,7 @@ def claim_templates(graph: GraphDeployment, name: str) -> list[str]:
 
 
 def claimed_gpus(graph: GraphDeployment, name: str, claimed: Mapping[str, int]) -> int | None:
-    """Return how many GPUs the ResourceClaims of one pod of a service hold; None if it has none, or one with an unknown number.
+    """Return how many GPUs the ResourceClaims of one pod of a service hold; None if there is no claim, or one of unknown size.
 
     Args:
         graph: The graph.

@@ -73,8 +73,9 @@ def children(
         context: Settings from which the objects are built.
         replicas: Number of replicas to write into each service's workload, by service; services that are not listed get
             the number in the graph.
-        unavailable: Number of replicas by service that its rollout can take away at once (maxUnavailable). 0, also for
-            services that are not listed, starts a new pod before an old one ends, which needs room in the budget.
+        unavailable: Number of replicas, by service, that a rollout of the service can take away at once
+            (maxUnavailable). 0, also for services that are not listed, starts a new pod before an old one ends, which
+            needs room in the budget.
 
     Raises:
         InvalidSpecError: podTemplates cannot be merged into the pod templates, or use privileges that are not allowed.

@@ -119,7 +119,7 @@ def recommended_labels(instance: str, component: str) -> dict[str, str]:
 
 
 def release_label() -> dict[str, str]:
-    """Return the label with Penstock's release, which it puts on the objects that it writes.
+    """Return the label with Penstock's release, which is on every object that Penstock writes.
 
     Pod templates do not have the label, since each release would restart the workers.
     """
@@ -127,7 +127,7 @@ def release_label() -> dict[str, str]:
 
 
 def inherit(context: BuildContext, metadata: Mapping[str, Any], annotations: Iterable[str]) -> BuildContext:
-    """Return a copy of the build settings ``context`` with which objects built for the graph get its labels and some of its annotations.
+    """Return a copy of the build settings ``context``, so that objects built from it get the graph's labels and some of its annotations.
 
     Args:
         context: Settings from which the graph's objects are built.

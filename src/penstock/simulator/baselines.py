@@ -65,7 +65,8 @@ def hardware_of(pools: Sequence[PoolSpec]) -> dict[str, float]:
     """Return the figures that a user would measure on the hardware, by name.
 
     ``prefill_tokens_per_s`` is the peak prefill throughput of one replica, and ``kv_tokens`` the capacity of its KV cache in tokens. For
-    the simple server (`SimpleModel`), which has no latency profile, they are its constant throughput and its cache capacity.
+    the simple server (`SimpleModel`), which has no latency profile, the two figures are the server's constant throughput and its cache
+    capacity.
     """
     found: dict[str, float] = {}
     for pool in pools:

@@ -36,7 +36,7 @@ from penstock_planner.options import join
 def recorded_traffic(load: LoadRun) -> tuple[TraceRequest, ...]:
     """Return the requests of a load run in the order in which they were sent, rejected and failed ones included.
 
-    The output length of a request is the recorded one or, if it failed, the one that the trace requested.
+    The output length of a request is the recorded one or, if the request failed, the one that the trace asked for.
 
     Raises:
         ConfigError: the run holds no request, was stopped early, limited its concurrency, or lacks the prefix ids of its prompts.

@@ -200,7 +200,7 @@ def open_executor(*, processes: int | None, cells: int, on: str | None = None) -
     Args:
         processes: Number of processes on this machine; None starts one per core.
         cells: Number of cells to run; no more processes than that are started.
-        on: ``dask`` or ``dask://HOST:PORT``; None uses processes of this machine.
+        on: ``dask`` for a local Dask cluster or ``dask://HOST:PORT`` for an existing one; None uses processes of this machine.
 
     Raises:
         ConfigError: ``on`` has another value, or the extra ``dask`` is not installed.

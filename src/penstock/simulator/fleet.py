@@ -247,7 +247,7 @@ class SimulatedFleet:
         self.placed_gpus -= worker.spec.gpus if worker.is_placed else 0
 
     def renew(self, worker: SimulatedWorker) -> None:
-        """Restart a worker that died, as a new process without requests or cache."""
+        """Restart a worker that died, as a new process with an empty engine: no requests and an empty cache."""
         worker.incarnation += 1
         worker.renew(self._make_server(worker.role))
 

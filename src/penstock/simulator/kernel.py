@@ -16,8 +16,8 @@ Action = Callable[..., None]
 class Order(IntEnum):
     """Order of events at the same time; a lower value runs first.
 
-    FLEET events (workers become ready, die, resize) come before ARRIVAL, so that a request sees a worker that becomes ready at its
-    arrival. ENGINE steps that start at that time include its arrivals. MESSAGE are messages between components. PLANNER, POOL (the
+    FLEET events (workers become ready, die, resize) come before ARRIVAL, so that a request sees a worker that becomes ready at its arrival.
+    An ENGINE step includes the requests that arrive at the time when it starts. MESSAGE are messages between components. PLANNER, POOL (the
     GPU pool's allocation) and SAMPLE observe the result, and come last.
     """
 

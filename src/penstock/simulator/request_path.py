@@ -56,7 +56,8 @@ class RequestPath:
     """Moves all jobs (requests) of a run from arrival to end. Times are simulated seconds from the start of the run.
 
     Attributes:
-        heartbeats: Sends the heartbeats of decode workers, which extend the leases on the KV that they wait for.
+        heartbeats: Sends the heartbeats of decode workers. A heartbeat extends the lease, the time for which a prefill worker keeps the KV
+            that a decode worker waits for.
         open: Number of jobs that have not ended yet; those that have not arrived count.
         end_s: Time at which the simulation stops even if jobs have not ended: one hour (`PATIENCE_S`) after the last arrival.
     """
@@ -105,7 +106,7 @@ class RequestPath:
             self._go_on(job, None)
 
     def apply(self, effects: Effects[Job]) -> None:
-        """Continue the requests that the router has assigned to a worker or refused: send them, or retry or end them.
+        """Send the requests that the router has assigned to a worker, and retry or end the requests that it has refused.
 
         ``effects`` are actions that the router leaves to its caller: one assignment or refusal per request.
         """

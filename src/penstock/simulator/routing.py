@@ -37,7 +37,7 @@ class VirtualRouter:
         core: The core of a router (queues, routing policy, view of the workers), the same as in a router on a cluster.
         retries: Rules that decide whether a job is sent to a worker again after an attempt failed.
         reads_usage: Whether the routing policy or the admission thresholds use the scraped KV cache usage of the prefill (or aggregated)
-            workers.
+            workers, so that the caller has to pass it by `set_usage`.
         is_down: Whether its process is dead; it then dispatches nothing.
     """
 
@@ -207,8 +207,8 @@ class VirtualRouter:
     def rejected(self, job: Job, reason: RefusalReason) -> None:
         """Record, for its priority tier, that a request was rejected without having been assigned to a worker.
 
-        Does nothing if tiers are not used, or if the router has counted the rejection already, which it does for requests that were shed
-        (rejected in favour of a higher tier) or waited too long. ``reason`` says why the request was rejected.
+        Does nothing if tiers are not used, or if the router has counted the rejection already. A router itself counts requests that were
+        shed (rejected in favour of a higher tier) and requests that waited too long. ``reason`` says why the request was rejected.
         """
         counted = {RefusalReason.SHED, RefusalReason.QUEUE_TIMEOUT}
         if self.core.tiers is not None and job.assignment is None and reason not in counted:

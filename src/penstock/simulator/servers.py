@@ -208,7 +208,8 @@ class SimulatedEngine:
     def add(self, job: Job, now_s: float) -> None:
         """Queue a request (``job``) at the simulated time ``now_s``.
 
-        A prefill engine computes its prompt, a decode engine fetches the prompt's KV and decodes, and an aggregated one does both.
+        A prefill engine computes the request's prompt, a decode engine fetches the prompt's KV from the prefill worker and decodes, and an
+        aggregated engine computes the prompt and decodes.
         """
         self._cut(now_s)
         is_prefill = self._role is EngineRole.PREFILL
