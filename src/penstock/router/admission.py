@@ -58,7 +58,10 @@ _WARNINGS: Final = frozenset({WorkerChange.EJECTED, WorkerChange.KEPT})
 
 
 def log_worker_change(change: WorkerChange, worker: str, **facts: object) -> None:
-    """Log a change of a worker, as a warning if it was ejected or should be; a `penstock.router.core.worker.Recorder`."""
+    """Log a change of a worker, as a warning if the worker was ejected or should be.
+
+    Ejected workers get no requests for some time. ``facts`` are further values for the log line.
+    """
     write = log.warning if change in _WARNINGS else log.info
     write(change.value, worker=worker, **facts)
 
@@ -66,8 +69,8 @@ def log_worker_change(change: WorkerChange, worker: str, **facts: object) -> Non
 class Picker(Protocol):
     """Chooses workers for this router's own requests, and is informed about these requests.
 
-    It is this router itself, or the one router that chooses for all routers of the graph. A waiter is the future of a request
-    that waits for its assignment. Times are in simulated seconds.
+    The choice is made by this router itself, or by the one router that chooses for all routers of the graph. A waiter is
+    the future of a request that waits for its assignment. Times are in simulated seconds.
     """
 
     def ask(
@@ -75,7 +78,7 @@ class Picker(Protocol):
     ) -> None:
         """Queue a request for a worker of ``role``; the future ``waiter`` later receives its assignment or an `AdmissionError`.
 
-        ``again`` says that the request was admitted before (a retry); see `Admission.wait`.
+        ``again`` says that the request was admitted before (a retry), so that no limit on the length of the queue applies.
         """
 
     def cancel(self, waiter: asyncio.Future[LiveAssignment], role: Role) -> None:
@@ -93,7 +96,11 @@ class Picker(Protocol):
     def prefilled(
         self, assignment: LiveAssignment, cached_tokens: int | None = None, *, measured: bool = True
     ) -> None:
-        """Record that a worker has computed a request's prompt; the arguments are those of `RouterCore.prefilled`."""
+        """Record that a worker has computed a request's prompt; other requests may then be sent to the worker.
+
+        ``cached_tokens`` is the number of prompt tokens that the worker found in its cache (None if unknown). ``measured``
+        says whether this is reported at the moment at which the prefill ended, so that its duration is meaningful.
+        """
 
     def refused_at_capacity(self, worker: Worker) -> None:
         """Record that a worker has refused a request for lack of capacity."""
@@ -101,7 +108,11 @@ class Picker(Protocol):
     def record_tier_event(
         self, tier: Tier, *, ttft_s: float | None = None, ended: EndedRequest | None = None
     ) -> None:
-        """Record an event of a request for its tier; see `Admission.record_tier_event`."""
+        """Record an event of a request for its tier.
+
+        ``ttft_s`` is the time from arrival to first token in simulated seconds, if the first token has arrived; ``ended``
+        contains the latencies if the request has ended. If both are None, the request was rejected.
+        """
 
 
 class OwnPicker:
@@ -145,7 +156,11 @@ class OwnPicker:
     def prefilled(
         self, assignment: LiveAssignment, cached_tokens: int | None = None, *, measured: bool = True
     ) -> None:
-        """Record that a prompt was computed; see `RouterCore.prefilled`."""
+        """Record in this router's core that a prompt was computed, and dispatch waiting requests that fit now.
+
+        ``cached_tokens`` is the number of prompt tokens that the worker found in its cache (None if unknown). ``measured``
+        says whether this is reported at the moment at which the prefill ended, so that its duration is meaningful.
+        """
         now_s = self.now_s()
         self.apply(self.core.prefilled(assignment, now_s, cached_tokens=cached_tokens, measured=measured))
 
@@ -156,7 +171,11 @@ class OwnPicker:
     def record_tier_event(
         self, tier: Tier, *, ttft_s: float | None = None, ended: EndedRequest | None = None
     ) -> None:
-        """Record an event of a request for its tier; does nothing if tiers are disabled. See `Admission.record_tier_event`."""
+        """Record an event of a request for its tier; does nothing if tiers are disabled.
+
+        ``ttft_s`` is the time from arrival to first token in simulated seconds, if the first token has arrived; ``ended``
+        contains the latencies if the request has ended. If both are None, the request was rejected.
+        """
         tiers = self.core.tiers
         if tiers is None:
             return
@@ -281,7 +300,7 @@ class Admission:
         self.workers_changed()
 
     def tick(self) -> None:
-        """Reject requests whose time limit has passed, and apply the other effects of elapsed time; called every 0.1 s."""
+        """Reject requests whose time limit has passed, and apply the other effects of elapsed time; called every 0.1 real seconds."""
         now_s = self._now_s()
         self._own.apply(self.core.expire(now_s))
         self._own.apply(self.core.tick(now_s))

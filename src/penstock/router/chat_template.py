@@ -34,7 +34,7 @@ _ELSEWHERE: Final = ("chat_template", "continue_final_message", "documents", "mm
 
 
 class ChatTemplate:
-    """The chat template of one model."""
+    """The chat template of one model: the text by which the model server makes a prompt of the messages of a chat."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """Compile the template.

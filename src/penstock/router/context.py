@@ -20,7 +20,7 @@ class RouterContext:
     Attributes:
         settings: Settings of the router.
         clock: Converts between real and simulated time.
-        admission: Acquires workers for requests.
+        admission: Acquires workers for requests, through the router core or another router.
         discovery: Lists the workers and the routers of the graph.
         metrics: Counters of the requests.
         prompt_costs: Estimates the number of tokens of prompts; learned from the counts that workers return.

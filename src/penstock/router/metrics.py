@@ -30,12 +30,12 @@ class RouterMetrics:
         refused: Number of arrivals rejected with 429 or 503 before they were sent to a worker.
         queue_timeouts: Number of arrivals that waited longer than the queue's limit.
         completed: Number of arrivals answered completely.
-        completed_tokens: Number of output tokens of these.
+        completed_tokens: Number of output tokens of the completely answered arrivals.
         prompt_tokens: Number of prompt tokens of answered requests.
         generation_tokens: Number of tokens sent to clients.
         cached_tokens: Number of prompt tokens that prefill found in its cache.
         requests: Number of responses by (endpoint, status code); status 499 if the client disconnected first.
-        errors: Number of failed requests by reason (see ``proxy.failures``).
+        errors: Number of failed requests by reason, from a fixed set of values.
         retries: Number of retries by the reason of the preceding failure.
         continuations: Number of streams resumed on another worker, by the reason of the preceding failure.
         lost_streams: Number of streams that broke off and could not be resumed, by cause.
@@ -52,7 +52,7 @@ class RouterMetrics:
         itl: Gaps between tokens; only streams. Tokens of one read share its gap equally.
         e2e: Times from arrival to the last byte; only completely answered requests.
         queue_time: Waits in the first stage's queue, zero waits included.
-        lag: Delays of the router's own timer.
+        lag: Delays of the router's own timer, which show that the event loop was blocked.
     """
 
     arrivals: int = 0

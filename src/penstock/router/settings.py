@@ -55,9 +55,10 @@ class RouterSettings:
         kubernetes: Graph on Kubernetes whose EndpointSlices list the workers; None if workers are found otherwise.
         workers: Workers of a fixed fleet; empty if ``statefile`` or ``kubernetes`` is set.
         api_keys: Accepted API keys; if empty, clients need no key.
-        graph_secret: Secret by which the routers of the graph authenticate to each other; if empty, there is no communication
-            between routers.
-        admin_keys: Keys for administration (drains, workers' addresses, thresholds); if empty, see `AdminCheck`.
+        graph_secret: Secret by which the routers of the graph authenticate to each other; if empty, there is no
+            communication between routers.
+        admin_keys: Keys for administration (drains, workers' addresses, thresholds); if empty, administration is allowed to
+            programs on this machine only, and only while the router listens on loopback without client keys.
         tier_keys: Keys that select a tier; if API keys are required, these are accepted as well.
         access_log: File for one JSON line per request, ``-`` for stdout, None for no access log.
         shutdown_grace_s: Maximum wait at SIGTERM for requests in flight, in simulated seconds.
@@ -117,7 +118,7 @@ class RouterSettings:
 
     @property
     def slo(self) -> SloConfig:
-        """Targets of the graph; the default targets without a graph."""
+        """SLO targets of the graph; the default targets if `graph` is None."""
         return SloConfig() if self.graph is None else self.graph.slo
 
     @property
@@ -165,7 +166,7 @@ class RouterSettings:
 
     @property
     def pairs_by_version(self) -> bool:
-        """Whether workers of different engine versions cannot transfer KV to each other; as for vLLM without a graph."""
+        """Whether workers of different engine versions cannot transfer KV to each other; the value of vLLM if `graph` is None."""
         return self.disaggregated and (self.graph is None or self.graph.traits.pairs_by_version)
 
     @property

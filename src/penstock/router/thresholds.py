@@ -41,7 +41,7 @@ def unconfirmed(limit_s: float) -> RequestRefused:
 
 
 class BusyThresholdApi:
-    """The API that reads and changes a graph's thresholds."""
+    """The HTTP API by which an operator reads and changes the thresholds above which a graph's workers are busy."""
 
     def __init__(self, thresholds: GraphThresholds, model: str) -> None:
         self._thresholds = thresholds
@@ -169,8 +169,8 @@ class GraphThresholds:
     Each change gets a higher version, by which routers recognize newer values.
 
     Attributes:
-        batch_tokens: Maximum number of tokens per engine step of a worker; None if unknown, and a fraction of it cannot be a
-            threshold.
+        batch_tokens: Maximum number of tokens per engine step of a worker; None if unknown, so that no threshold can be a
+            multiple of this number.
         state: Present thresholds and their newest version.
         versions: Versions of the file's thresholds and of each threshold, in the order of `KeyVersions`.
     """

@@ -45,9 +45,9 @@ class CircuitBreaker:
     """The circuit breaker of one worker; it counts consecutive failures. ``now_s`` is always in simulated seconds.
 
     A probe is the one request by which an open circuit is tested after its ejection time (the time for which it stays
-    open); the argument ``probe`` is True for the request for which `sent` returned True. ``config`` contains the limits
-    and times, ``may_open`` returns whether the circuit may open now, and ``touched`` is called after each change of the
-    state.
+    open); the argument ``probe`` is True for the request for which `sent` returned True. ``config`` contains the limits and
+    times, ``may_open`` returns whether the circuit may open now (False while too many workers of the role are ejected), and
+    ``touched`` is called after each change of the state.
 
     Attributes:
         threshold: Number of consecutive failures that open the circuit.
@@ -102,8 +102,8 @@ class CircuitBreaker:
     def is_failing(self) -> bool:
         """Whether the worker is ejected or should be: the circuit is not closed, or enough requests in a row have failed.
 
-        Enough are `threshold` requests. The circuit can nevertheless be closed, because too many workers are ejected
-        already.
+        Enough are `threshold` requests. The circuit can be closed in spite of that many failures, because too many workers
+        of the role are ejected already.
         """
         return not self.is_closed or self.failures >= self.threshold
 
@@ -114,8 +114,9 @@ class CircuitBreaker:
     def allows(self, now_s: float, *, is_last: bool = False) -> bool:
         """Return whether a request may be sent: the circuit is closed, or half-open while no probe (test request) is in flight.
 
-        ``is_last`` says that no other worker can take the request: an open circuit is then probed after ``open_seconds``,
-        regardless of how often it has opened.
+        ``is_last`` says that no other worker can take the request: an open circuit then admits a probe as soon as
+        ``open_seconds`` (the ejection time of the first opening) have passed, even if the circuit has opened several times
+        and its present ejection time is longer.
         """
         if self._state is Circuit.OPEN:
             first_s = min(self._open_until_s, self._opened_s + self._open_s)
@@ -155,9 +156,9 @@ class CircuitBreaker:
     def failed(self, now_s: float, *, probe: bool, proven: bool = True) -> bool:
         """Record a failed request; return whether the failure was counted.
 
-        A failure of a request that was sent before the circuit opened is not counted. A failure that is not ``proven``
-        (it might be the request's fault) is counted, but opens the circuit only when `convicted` is called, unless the
-        request was the ``probe`` (the request that tests an open circuit).
+        A failure of a request that was sent before the circuit opened is not counted. A failure that is not ``proven`` (it
+        might be the request's fault) is counted, but opens the circuit only when `convicted` is called, because the worker
+        was then proven to be at fault, unless the request was the ``probe`` (the request that tests an open circuit).
         """
         if not probe and not self.is_closed:
             return False

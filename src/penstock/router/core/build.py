@@ -46,15 +46,15 @@ def build_router(
         slo: SLO section of the graph.
         lease_s: Length of the first lease of a prefilled prompt's KV blocks, in simulated seconds; inf does not limit the
             wait for a decode worker.
-        worker_wait_s: Maximum wait of an interrupted stream for a worker that resumes it, in simulated seconds; see
-            `limits.worker_wait_s`.
+        worker_wait_s: Maximum wait of an interrupted stream for a worker that resumes it, in simulated seconds;
+            `limits.worker_wait_s` calculates it from a graph.
         is_supervised: Whether something outside the router (such as Kubernetes) starts and restarts workers, so that
             requests can wait for one even while none is known.
         record: Called with each change of a worker (for example joined or ejected), for the log; by default nothing is
             logged.
 
     Raises:
-        ConfigError: the policy is not installed, or does not accept its parameters.
+        ConfigError: the routing policy that ``config`` names is not installed, or does not accept its parameters.
     """
     thresholds = busy_thresholds(config.admission)
     busy = {role: BusyWorkers(thresholds, batch_tokens=each.batch_tokens) for role, each in sizes.items()}

@@ -47,8 +47,9 @@ class DispatchQueue(Generic[T]):
         policy: Routing policy that chooses the worker of each request.
         settings: Limits, order and tier shares of this queue.
         workers: Eligible and inactive workers of the role, each with its own queue, prefix index and throughput.
-        isolated: Waiting requests that are suspected of crashing workers, by request. The policy does not assign them; each
-            must run alone on a worker, see `penstock.router.core.suspects`.
+        isolated: Waiting requests that are suspected of crashing workers, by request. The policy does not assign them,
+            because each must run alone on a worker, so that it is known which request has crashed the worker if the worker
+            dies.
         occupancy: Number of waiting requests per tier and tenant; only counted if tiers are enabled.
         moved: Number of times that rebalancing has moved a waiting request to another worker, since this queue was created.
         waiting: Number of requests that wait now, those in `isolated` included.
@@ -153,9 +154,10 @@ class DispatchQueue(Generic[T]):
             self._expect_prefilled(worker, queued, now_s)
 
     def learn(self, name: str, arrival: Arrival) -> None:
-        """Record that a worker has computed the prompt of ``arrival``, as another router reports: its blocks count as cached there.
+        """Record that a worker has computed the prompt of ``arrival``, as another router reports.
 
-        Does nothing if the worker ``name`` cannot be sent requests now.
+        The blocks of the prompt then count as cached at the worker. Does nothing if the worker ``name`` cannot be sent
+        requests now.
         """
         worker = self._workers.get(name)
         if worker is not None:
@@ -334,9 +336,10 @@ class DispatchQueue(Generic[T]):
 
         Args:
             now_s: Current time in simulated seconds.
-            served_s: Time since which every stage (prefill and decode, or aggregated) has had a worker; inf if one has
-                none now.
-            max_startup_wait_s: Maximum useful wait for workers that are starting, in simulated seconds; inf is unlimited.
+            served_s: Time since which every stage (prefill and decode, or aggregated) has had a worker; inf if a stage has
+                none now. While a stage has none, the longer limit for requests that wait for workers to be started applies.
+            max_startup_wait_s: Maximum wait for workers that are starting, in simulated seconds, derived from measured
+                startup times; inf applies the configured limit alone.
         """
 
         def deadline_s(each: QueuedRequest[T]) -> float:
@@ -357,14 +360,14 @@ class DispatchQueue(Generic[T]):
     def rebalance(self, now_s: float, names: Iterable[str] | None = None) -> None:
         """Move waiting requests to the second candidate worker that the policy named for them, if they start sooner there.
 
-        Only requests of a worker whose queue would miss the TTFT target (`QueueSettings.slo_s`) are moved, see
-        `plan_moves`.
+        Only requests of a worker whose queue would miss the TTFT target (`QueueSettings.slo_s`) are moved, and only until
+        the queue would meet the target.
 
         Args:
             now_s: Current time in simulated seconds.
-            names: Names of the workers whose waiting requests may be moved; None for all workers that are limited by
-                decode (they have prompts to compute, but have computed none for a time that the policy sets, see
-                `decode_delay_s`), if the policy rebalances such workers at all.
+            names: Names of the workers whose waiting requests may be moved; None for all workers that are limited by decode
+                (they have prompts to compute, but have computed none for a time that the policy sets, because their running
+                requests occupy them with decoding), if the policy rebalances such workers at all.
         """
         settings, bottleneck_s = self.settings, self._bottleneck_s
         if names is None:

@@ -31,14 +31,15 @@ class KnownWorkers(Generic[T]):
     A worker is eligible if it can be sent requests now, so that a routing policy can choose it.
 
     Attributes:
-        eligible: Workers that can be chosen, by name, in the order in which policies see them. It is always the same mapping
-            object.
-        inactive: Workers that take no requests now, by name; they are kept because they may return, or because requests still
-            run there.
-        central: Requests that are assigned to no worker. Under a policy that assigns on arrival, these are the requests that
-            arrived while there was no worker; otherwise all waiting requests.
+        eligible: Workers that can be chosen, by name, in the order in which policies see them. It is always the same
+            mapping object.
+        inactive: Workers that take no requests now, by name; they are kept because they may return, or because requests
+            still run there.
+        central: Requests that are assigned to no worker. Under a policy that assigns on arrival, these are the requests
+            that arrived while there was no worker; otherwise all waiting requests.
         estimates: Prefill throughput of all workers together, and the durations estimated from it, for the policy.
-        density: Number of prefix keys per prompt token, over about the last thousand prompts.
+        density: Number of prefix keys per prompt token, over about the last thousand prompts, by which the capacity of a KV
+            cache is converted from tokens to keys.
     """
 
     def __init__(self, assigns: AssignTime, tiers: TiersConfig | None) -> None:
@@ -158,11 +159,11 @@ class KnownWorkers(Generic[T]):
         return 0 if worker is None else worker.peer_tokens
 
     def load_of(self, name: str, now_s: float) -> tuple[int, float | None]:
-        """Return the load at a worker that another router should count: tokens (>= 0), and prefill throughput (None if unknown).
+        """Return this router's load at a worker, for other routers to add to theirs: tokens (>= 0) and prefill throughput, or None.
 
         If requests are assigned on arrival, the tokens are the uncached ones that are queued for the worker or dispatched
         and probably not computed yet; otherwise they are the tokens in flight. Returns (0, None) if the worker cannot be
-        sent requests now. The throughput is in tokens per simulated second.
+        sent requests now. The throughput is in tokens per simulated second; None if unknown.
         """
         worker = self.eligible.get(name)
         if worker is None:

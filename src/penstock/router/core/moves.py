@@ -38,9 +38,9 @@ class StreamLeft:
 
 
 def is_draining(worker: Worker, pool: WorkerPool) -> bool:
-    """Return whether a worker finishes its requests and gets no new ones; also True if it was removed by discovery.
+    """Return whether a worker finishes its requests and gets no new ones; also True if discovery has removed the worker.
 
-    It was removed if ``pool``, the workers that the router has, does not list it any more.
+    A worker was removed if ``pool``, which contains the workers that discovery lists, does not list it any more.
     """
     return worker.spec.draining or worker.drained or pool.get(worker.name) is not worker
 
@@ -60,7 +60,8 @@ def is_worth_moving(left: StreamLeft, decode: SpeedCounts, token_s: float | None
     """Return whether moving a stream to another worker is faster than waiting until its response is complete.
 
     It is if generating the remaining response takes longer than computing the prompt and the response so far on another
-    worker. Returns True if either duration is unknown: a worker that waits for a response before it stops can take hours.
+    worker. Returns True if either duration is unknown, because a draining worker that waits for its last response before it
+    stops can take hours.
 
     Args:
         left: Progress and limits of the stream.

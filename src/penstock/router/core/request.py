@@ -97,7 +97,7 @@ TOTAL_TIMEOUT: Final = "upstream_timeout_total"
 
 
 class ClientLeft(Exception):  # noqa: N818 - thrown into the generator, which ends
-    """The client has disconnected; raised inside the generator, which then ends."""
+    """The client has disconnected; raised inside the generator that yields the steps of one request, which then ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,17 +148,18 @@ _SERVED: Final = End(EndKind.SERVED)
 class RequestMachine:
     """The state machine of one request, from its admission to its end.
 
-    The driver (`penstock.router.proxy.handler`) calls `answer` with the result of the last step, carries out `steps`, then the
-    returned step, and so on until an `End`. All times are in simulated seconds.
+    The driver (the code that does the I/O for a request, `penstock.router.proxy.handler`) calls `answer` with the result of
+    the last step, carries out `steps`, then the returned step, and so on until an `End`. All times are in simulated
+    seconds.
 
     Attributes:
         steps: Notifications (steps without a result, such as `Release`) that precede the newest returned step; the driver
             removes and carries them out in order.
-        rules: Rules that decide about retries; the driver may replace them by those of another router that becomes
-            responsible.
+        rules: Rules that decide about retries; if another router becomes responsible for the request, the driver replaces
+            the rules by those of that router.
         tries: Failures and retries of the request so far.
-        alone_at: Roles on whose workers the request must run alone, because it is suspected of crashing workers; empty if it
-            is not. See `penstock.router.core.suspects`.
+        alone_at: Roles on whose workers the request must run alone, because it is suspected of crashing workers; empty if
+            it is not suspected.
         deadline_s: Time after which nothing is retried, in simulated seconds; the driver may change it.
         continuations: Number of failures of workers after the stream's first token; limited by `limits.CONTINUATIONS`.
         moves: Number of times that the stream has left a draining worker.

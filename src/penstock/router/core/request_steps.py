@@ -14,15 +14,15 @@ from penstock.router.core.worker import Worker
 
 
 class Choose(NamedTuple):
-    """Step that the driver carries out: acquire a worker of a role. The result is its `Assignment`, or a `RefusalReason`.
+    """Step: the state machine of a request asks the driver (the code that does the I/O for a request) to acquire a worker for it.
 
-    A refusal is the router's: it has no worker for the request, and says why.
+    The driver sends back the request's `Assignment`, or a `RefusalReason` if the router has no worker for the request.
 
     Attributes:
         role: Role of the worker.
         again: Whether the request was admitted before (a retry), so that no limit on new requests applies.
-        is_admission: Whether the limits on new requests have to be checked here, because it is sent to a decode worker
-            without a prefill worker before.
+        is_admission: Whether the limits on new requests have to be checked here, because the request is sent to a decode
+            worker without a prefill worker before it.
     """
 
     role: Role
@@ -31,12 +31,13 @@ class Choose(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Step that the driver carries out: send the request to its assigned worker.
+    """Step: the state machine of a request asks the driver to send the request to its assigned worker.
 
-    The result is `PromptComputed` for a prefill, else `Began`; or a `Problem`, or a `FailedTry`, which the driver also
-    reports to the worker's circuit breaker. If prefill and decode run concurrently, a prefill is only started and the
-    result is None: its outcome is passed to `RequestMachine.prefill_ended`, and if it fails before decode's first token,
-    the result of decode's step is `PrefillFailed`.
+    The driver is the code that does the I/O for a request. It sends back `PromptComputed` for a prefill, else `Began` (the
+    response has started); or a `Problem`, or a `FailedTry`, which the driver also reports to the worker's circuit breaker.
+    If prefill and decode run concurrently, a prefill is only started and the driver sends back None: the outcome of the
+    prefill is passed to `RequestMachine.prefill_ended`, and if the prefill fails before decode's first token, the driver
+    answers the step of decode with `PrefillFailed`.
 
     Attributes:
         role: Role of the assigned worker.
@@ -48,46 +49,51 @@ class Send(NamedTuple):
 
 
 class Confirm(NamedTuple):
-    """Step that the driver carries out: check whether the prefill worker held the prompt's KV blocks until decode had read them.
+    """Step: the state machine asks the driver whether the prefill worker held the prompt's KV blocks until decode had read them.
 
-    The result is True or False.
+    The driver is the code that does the I/O for a request. It sends back True, or False if the blocks may have been freed
+    too early, so that the prompt has to be computed again.
     """
 
 
 class Relay(NamedTuple):
-    """Step that the driver carries out: relay the started stream to the client.
+    """Step: the state machine of a request asks the driver to relay the started stream to the client.
 
-    The result is None at the stream's end, or a `FailedTry` if the stream breaks off.
+    The driver is the code that does the I/O for a request. It sends back None at the stream's end, or a `FailedTry` if the
+    stream breaks off.
     """
 
 
 class AwaitPrefill(NamedTuple):
-    """Step that the driver carries out: wait a short time for a concurrent prefill whose decode has ended already.
+    """Step: the state machine asks the driver to wait a short time for a concurrent prefill whose decode has ended already.
 
-    The result is None.
+    The driver is the code that does the I/O for a request. It sends back None, whether or not the prefill has ended by
+    then.
     """
 
 
 class AwaitOutage(NamedTuple):
-    """Step that the driver carries out: wait until it is known whether ``worker``, which broke off the request, has died.
+    """Step: the state machine asks the driver to wait until it is known whether ``worker`` has died, which broke off the request.
 
-    The result is None.
+    The driver is the code that does the I/O for a request. It sends back None. If the worker has died by then, the request,
+    which ran alone on it, has crashed it; otherwise only the connection was broken off.
     """
 
     worker: Worker
 
 
 class ReadRest(NamedTuple):
-    """Step that the driver carries out: build the request for the remaining part of a broken stream.
+    """Step: the state machine asks the driver to build the request for the remaining part of a broken stream.
 
-    The result is a `Rest`: whether there is a remaining part, and whether it can be requested.
+    The driver is the code that does the I/O for a request. It sends back a `Rest`: whether there is a remaining part, and
+    whether that part can be requested from another worker.
     """
 
 
 class Retry(NamedTuple):
-    """Step that the driver carries out: pause before the request is retried, or before the rest of its stream is requested.
+    """Step: the state machine asks the driver to pause before the request is retried, or before the rest of its stream is requested.
 
-    The result is None.
+    The driver is the code that does the I/O for a request. It sends back None after the pause.
 
     Attributes:
         reason: Reason of the failure, for metrics.
@@ -104,7 +110,10 @@ class Retry(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """Notification: the assigned worker has computed the prompt.
+    """Notification from the state machine of a request to the driver: the assigned worker has computed the prompt.
+
+    The driver (the code that does the I/O for a request) then reports this to the router core, which counts the prompt as
+    computed.
 
     Attributes:
         cached_tokens: Prompt tokens that the worker found in its cache; None if unknown.
@@ -114,15 +123,24 @@ class Computed(NamedTuple):
 
 
 class Deliver(NamedTuple):
-    """Notification of the driver: the complete response has arrived, and the driver sends it to the client."""
+    """Notification from the state machine of a request to the driver: the complete response has arrived.
+
+    The driver (the code that does the I/O for a request) then sends the response to the client.
+    """
 
 
 class Release(NamedTuple):
-    """Notification of the driver: the request has left its assigned worker, and the driver releases the worker's capacity."""
+    """Notification from the state machine of a request to the driver: the request has left its assigned worker.
+
+    The driver (the code that does the I/O for a request) then ends the assignment, so that the router core can send other
+    requests to the worker.
+    """
 
 
 class PrefillComputed(NamedTuple):
-    """Notification: the prefill worker that runs concurrently with decode has computed the prompt.
+    """Notification from the state machine to the driver: the prefill worker that runs concurrently with decode has computed the prompt.
+
+    The driver (the code that does the I/O for a request) then reports this to the router core.
 
     Attributes:
         cached_tokens: Prompt tokens that the worker found in its cache; None if unknown.
@@ -132,17 +150,27 @@ class PrefillComputed(NamedTuple):
 
 
 class LeavePrefill(NamedTuple):
-    """Notification of the driver: it aborts the prefill that runs concurrently with decode, and releases the prefill worker."""
+    """Notification from the state machine of a request to the driver: the concurrent prefill is over, or is no longer needed.
+
+    The driver (the code that does the I/O for a request) then aborts the prefill, if that still runs, and ends the
+    request's assignment to the prefill worker, so that the router core can send other requests there.
+    """
 
 
 class RefusedAtCapacity(NamedTuple):
-    """Notification of the driver: ``worker`` has refused the request for lack of capacity, and takes none for a moment."""
+    """Notification from the state machine to the driver: ``worker`` has refused the request for lack of capacity.
+
+    The driver (the code that does the I/O for a request) then reports this to the router core, which sends the worker no
+    requests for about one simulated second.
+    """
 
     worker: Worker
 
 
 class CountTransfer(NamedTuple):
-    """Notification: the transfer of the prompt's KV has ended, and the driver counts its outcome.
+    """Notification from the state machine of a request to the driver: the transfer of the prompt's KV has ended.
+
+    The driver (the code that does the I/O for a request) then counts the outcome in the router's metrics.
 
     Attributes:
         result: The outcome: done, none (there was no KV to transfer), or lost.
@@ -152,14 +180,20 @@ class CountTransfer(NamedTuple):
 
 
 class ReleaseKv(NamedTuple):
-    """Notification of the driver: no decode worker will fetch the prompt's KV blocks, and the driver frees them."""
+    """Notification from the state machine of a request to the driver: no decode worker will fetch the prompt's KV blocks.
+
+    The driver (the code that does the I/O for a request) then tells the prefill worker to free the blocks.
+    """
 
 
 class StreamLost(NamedTuple):
-    """Notification: a stream whose first token has arrived ends without its remaining part.
+    """Notification from the state machine to the driver: a stream whose first token has arrived ends without its remaining part.
+
+    The driver (the code that does the I/O for a request) then counts and logs the stream as lost.
 
     Attributes:
-        why: Cause, from a fixed set of values, for metrics: the name of a limit, or what prevents a continuation.
+        why: Why the stream is not resumed, from a fixed set of values, for metrics: the name of the limit that was reached,
+            or what prevents another worker from resuming the stream.
         reason: Reason of the failure that broke the stream.
     """
 
@@ -168,9 +202,11 @@ class StreamLost(NamedTuple):
 
 
 class QueryOfDeath(NamedTuple):
-    """Notification: the request has crashed a worker on which it ran alone, after it was present when other workers died.
+    """Notification from the state machine to the driver: the request has crashed a worker on which it ran alone.
 
-    The request ends, and the driver rejects repeats of it for 10 minutes.
+    Before that, it ran on other workers when they died.
+
+    The request ends, and the driver (the code that does the I/O for a request) rejects repeats of it for 10 minutes.
 
     Attributes:
         before: Names of the workers that died while the request ran there together with other requests.
@@ -186,9 +222,9 @@ class EndKind(Enum):
 
     Attributes:
         SERVED: The client has the complete response.
-        FAILED: The last try failed and is not retried; see `End.failure`.
+        FAILED: The last try failed and is not retried; `End.failure` contains the failure.
         REFUSED: The router had no worker for the request, for example because its queue is full or no worker serves; the
-            driver has the `RefusalReason`.
+            driver (the code that does the I/O for a request) has got the `RefusalReason` from the router core.
         ALL_BUSY: Every worker to which the request was sent refused it for lack of capacity.
         SATURATED: The router has as many connections to workers open as it may have.
         LEFT: The client has disconnected.
@@ -211,8 +247,8 @@ class End(NamedTuple):
         kind: How the request ended.
         failure: Failure of the last try; None if no try failed.
         role: Role of the stage whose workers have no capacity, for `EndKind.ALL_BUSY`; else None.
-        failed_on: Names of the workers that failed the request, if there are several; the failure then counts against none of
-            them. Empty otherwise.
+        failed_on: Names of the workers that failed the request, if there are several; a request that fails on several
+            workers is probably at fault itself, so that the failure counts against none of the workers. Empty otherwise.
     """
 
     kind: EndKind
@@ -240,7 +276,9 @@ Notification: TypeAlias = (
 
 
 class PromptComputed(NamedTuple):
-    """Result of `Send` for a prefill: the worker has computed the prompt.
+    """Answer of the driver to the state machine, after it has sent a request to a prefill worker: the prompt was computed.
+
+    The driver is the code that does the I/O for a request.
 
     Attributes:
         cached_tokens: Prompt tokens that the worker found in its cache; None if unknown.
@@ -252,7 +290,9 @@ class PromptComputed(NamedTuple):
 
 
 class Began(NamedTuple):
-    """Result of `Send`: the first token of a stream has arrived, or a complete response (`COMPLETE`).
+    """Answer of the driver to the state machine: the first token of a stream has arrived, or a complete response (`COMPLETE`).
+
+    The driver (the code that does the I/O for a request) has sent the request to the worker that generates the response.
 
     Attributes:
         is_stream: Whether the response is a stream.
@@ -268,7 +308,7 @@ COMPLETE: Final = Began(is_stream=False)
 
 
 class Problem(Enum):
-    """Reason for which a worker did not answer that does not count against that worker alone.
+    """Why a worker has not served a request, if the reason does not count as a failure of that worker alone.
 
     Attributes:
         AT_CAPACITY: The worker has no capacity for the request.
@@ -287,7 +327,9 @@ PrefillEnd: TypeAlias = "PromptComputed | FailedTry | Problem"
 
 
 class PrefillFailed(NamedTuple):
-    """Result of `Send` for decode: the concurrent prefill failed before decode's first token.
+    """Answer of the driver to the state machine, for a decode: the concurrent prefill failed before decode's first token.
+
+    The driver is the code that does the I/O for a request.
 
     Attributes:
         failure: The prefill's failure.
@@ -297,7 +339,9 @@ class PrefillFailed(NamedTuple):
 
 
 class Rest(Enum):
-    """Result of `ReadRest`: whether the remaining part of a broken stream can be requested.
+    """Answer of the driver to the state machine: whether the remaining part of a broken stream can be requested.
+
+    The driver is the code that does the I/O for a request.
 
     Attributes:
         READY: The next try requests the remaining part.

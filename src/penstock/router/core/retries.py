@@ -81,13 +81,16 @@ class Assignment(Generic[T]):
         item: The request.
         worker: The worker to which it was dispatched.
         tokens: Prompt tokens, known or estimated, plus the tokens generated so far.
-        since_s: Time of the dispatch, in simulated seconds.
+        since_s: Time of the dispatch to the worker, in simulated seconds.
         queued_s: Time that the request waited in the queue, in simulated seconds.
         reason: Why the request was routed to this worker, for logs.
         is_open: Whether the request still counts as in flight at the worker.
-        is_cleared: Whether the request is no longer suspected of crashing workers; see `penstock.router.core.suspects`.
-        is_computed: Whether a complete response has shown that the prompt was computed; `RouterCore.release` then records it.
-        on_verdict: Called with each verdict and its cause; used to forward verdicts to the router that chose the worker.
+        is_cleared: Whether the request was suspected of crashing workers and no longer is, because it has run past the
+            point at which it was broken off before.
+        is_computed: Whether a complete response has shown that the prompt was computed; `RouterCore.release` then records
+            it.
+        on_verdict: Called with each `Verdict` on the worker and the cause of a failure; used to forward both to the router
+            that chose the worker.
     """
 
     def __init__(
@@ -318,7 +321,8 @@ class KvLease:
     Attributes:
         worker: Prefill worker that holds the blocks.
         granted_s: Time at which the prefill worker's answer arrived, in simulated seconds.
-        expired_before: The worker's cumulative number of expired leases at that time; None if unknown.
+        expired_before: The worker's cumulative number of expired leases at that time, so that a later number shows whether
+            any lease has expired since; None if unknown.
     """
 
     worker: Worker
@@ -458,16 +462,17 @@ class RetryRules:
     ) -> int | None:
         """Return the number of back-off pauses before a failed request is retried; None if it is not retried.
 
-        A back-off pause is a unit of waiting whose length the driver knows. The number is 0 if another worker can take
-        the request, else the number of retries including the next one, at most 20 (`MOST_PAUSES`). ``tries`` is updated.
+        A back-off pause is a unit of waiting; the driver (the code that does the I/O for a request) knows its length. The
+        number is 0 if another worker can take the request, else the number of retries including the next one, at most 20
+        (`MOST_PAUSES`). ``tries`` is updated.
 
         Args:
             tries: Failures and retries of the request so far.
             failure: Failure of the last try, before or after the first token.
             now_s: Current time in simulated seconds.
             left_s: Simulated seconds until the request's deadline; it is not retried if this is <= 0.
-            begun: Whether the client has received the first part of the response. The limits on retries and the retry budget
-                do not apply then.
+            begun: Whether the client has received the first part of the response. The limits on retries and the retry
+                budget do not apply then.
         """
         tries.timeouts += failure.is_timeout
         if failure.unproven is not None:
@@ -492,7 +497,7 @@ class RetryRules:
         return min(tries.retries, MOST_PAUSES) if waits else 0
 
     def served(self, tries: RequestTries, worker: Worker, now_s: float) -> None:
-        """Record that ``worker`` has served a request: earlier failures of it on other workers of the role were those workers' fault.
+        """Record that ``worker`` has served a request: its failures on other workers of the role were those workers' fault.
 
         Only failures that were not proven before are changed. ``tries`` contains them; ``now_s`` is in simulated seconds.
         """
@@ -509,8 +514,9 @@ class RetryRules:
     def settle(self, tries: RequestTries, now_s: float) -> tuple[str, ...]:
         """At the end of a request, take back those of its failures that are not proven to be the fault of a worker.
 
-        ``tries`` contains the failures. Returns the names of the workers on which the request failed, sorted, if there
-        are several; else an empty tuple.
+        ``tries`` contains the failures. Returns the names of the workers on which the request failed, sorted, if there are
+        several; else an empty tuple. A request that failed on several workers is probably at fault itself, so that the
+        names are for the log only.
         """
         unproven, tries.unproven = tries.unproven, ()
         if not unproven:
@@ -523,8 +529,8 @@ class RetryRules:
     def has_worked(self, role: Role) -> bool:
         """Return whether any worker of the role has ever answered a request.
 
-        If none has, a request that broke off cannot be suspected of crashing workers: the role's workers may fail every
-        request.
+        If no worker of the role has, a request that broke off is not suspected of crashing workers, because the workers of
+        the role may fail every request.
         """
         return any(each.has_ever_answered for each in self._pool if each.spec.role is role)
 

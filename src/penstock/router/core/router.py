@@ -35,24 +35,25 @@ class RouterCore(Generic[T]):
     """The state of one router: admits requests, dispatches them to workers, and rejects them if no worker can take them.
 
     A stage is the set of workers of one role that a request passes: prefill then decode, or aggregated alone. A method that
-    returns effects returns the actions that the driver must carry out, in order: each `Assignment` is a request to send to its
-    worker, each `Refuse` a request to reject. All times are in simulated seconds.
+    returns effects returns the actions that the driver (the code that does the I/O) must carry out, in order: each
+    `Assignment` is a request to send to its worker, each `Refuse` a request to reject. All times are in simulated seconds.
 
     Attributes:
         pool: All workers, of all roles.
-        queues: Dispatch queue of each role, the first stage's first. The first stage dispatches nothing while no worker of the
-            second stage can be routed to, because a prefill without a decode worker only occupies KV blocks.
-        busy: For each role, the workers that take no new requests because they are above a threshold or refused a request. A
-            new request is rejected while all workers of a stage are busy.
+        queues: Dispatch queue of each role, the first stage's first. The first stage dispatches nothing while no worker of
+            the second stage can be routed to, because a prefill without a decode worker only occupies KV blocks.
+        busy: For each role, the workers that take no new requests because they are above a threshold or refused a request.
+            A new request is rejected while all workers of a stage are busy.
         tiers: Sheds requests and holds them back by tier; None if tiers are disabled.
         deflection: Lets decode workers compute prompts while prefill workers are behind; None if this is disabled.
         entry: Role of the first stage.
         entry_queue: Dispatch queue of the first stage.
         rejections: For each role, counter of the requests that were rejected because of that stage.
         paused: Roles to whose workers nothing is dispatched for now; the driver sets it.
-        wake: Measured startup times of workers that are started for a request; None if requests do not wait for such workers.
-        speed: Time factor: simulated seconds per real second, 1 in production. Used to report waiting times to clients in real
-            seconds.
+        wake: Measured startup times of workers that are started for a request; None if requests do not wait for such
+            workers.
+        speed: Time factor: simulated seconds per real second, 1 in production. Used to report waiting times to clients in
+            real seconds.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class RouterCore(Generic[T]):
     def max_startup_wait_s(self) -> float:
         """Maximum wait of a request for workers that are being started, in simulated seconds.
 
-        inf if there is no such limit; the configured queue timeouts apply in any case, see `QueueSettings.deadline_s`.
+        inf if requests do not wait for workers to be started. The configured timeouts of the queue apply in any case.
         """
         return inf if self.wake is None else self.wake.max_startup_wait_s
 
@@ -275,7 +276,8 @@ class RouterCore(Generic[T]):
     def learn(self, worker: str, arrival: Arrival) -> None:
         """Record that a worker has computed the prompt of ``arrival``, as another router reports: its blocks count as cached there.
 
-        ``worker`` is the name of a worker of the first stage (prefill or aggregated); others are ignored.
+        ``worker`` is the name of a worker of the first stage (prefill or aggregated); nothing is recorded for a worker of
+        another role.
         """
         self.entry_queue.learn(worker, arrival)
 
@@ -292,10 +294,11 @@ class RouterCore(Generic[T]):
             self._load_changed(self.entry, now_s, name)
 
     def loads(self, now_s: float) -> dict[str, tuple[int, float | None]]:
-        """Return the load of each worker of the first stage (prefill or aggregated) that another router should count, by name.
+        """Return this router's load at each worker of the first stage (prefill or aggregated), by name, for other routers to add.
 
-        Each value is the number of tokens, and the measured prefill throughput in tokens per simulated second (None if
-        unknown); see `KnownWorkers.load_of`.
+        Each value is the number of tokens that this router has queued for the worker or sent there and that are probably
+        not computed yet (if the policy does not assign on arrival: its tokens in flight), and the measured prefill
+        throughput in tokens per simulated second (None if unknown).
         """
         return {name: self.entry_queue.workers.load_of(name, now_s) for name in self._names[self.entry]}
 
@@ -324,7 +327,11 @@ class RouterCore(Generic[T]):
         self.busy[worker.spec.role].refused(worker.name, now_s)
 
     def set_thresholds(self, thresholds: BusyThresholds, now_s: float) -> None:
-        """Replace the thresholds above which workers of every stage are busy. They apply to new requests; no waiting one is rejected."""
+        """Replace the thresholds above which workers of every stage are busy, and decide again which workers are busy at ``now_s``.
+
+        ``now_s`` is the current time in simulated seconds. The thresholds apply to new requests; no waiting request is
+        rejected.
+        """
         for role, busy in self.busy.items():
             busy.set_thresholds(thresholds)
             self._loads_changed(role, now_s)
@@ -405,9 +412,9 @@ class RouterCore(Generic[T]):
     def tick(self, now_s: float) -> Effects[T]:
         """Apply the effects of elapsed time alone; called several times a second.
 
-        Moves waiting requests away from workers that are limited by decode (they have prompts to compute, but have
-        computed none for some time, see `decode_delay_s`), evaluates the tiers' SLOs, and dispatches requests to workers
-        that have free capacity now.
+        Moves waiting requests away from workers that are limited by decode (they have prompts to compute, but have computed
+        none for some time, because their running requests occupy them with decoding), evaluates the tiers' SLOs, and
+        dispatches requests to workers that have free capacity now.
 
         Returns the assignments of the waiting requests that the caller has to send to their workers now.
         """

@@ -25,10 +25,12 @@ class SpeedCounts:
 
     Attributes:
         output_tokens: Number of tokens of streams, without the first token of each stream.
-        decode_s: Sum of the gaps before these tokens, in simulated seconds.
+        decode_s: Sum of the gaps before these tokens, in simulated seconds; `decode_s` / `output_tokens` is the mean
+            inter-token latency.
         prompt_tokens: Number of prompt tokens of the prefills whose end was observed, without cached tokens if these are
             known.
-        prefill_s: Sum of the times from dispatch to the end of these prefills, in simulated seconds.
+        prefill_s: Sum of the times from dispatch to the end of these prefills, in simulated seconds; divided by `prefills`,
+            the mean duration.
         prefills: Number of these prefills.
     """
 
@@ -65,7 +67,7 @@ class WorkerSpeed:
 
 
 class SpeedMeter:
-    """Stores snapshots of the workers' cumulative counts (`SpeedCounts`), and calculates from them speeds over the last minute.
+    """Stores snapshots of the workers' cumulative counts (`SpeedCounts`), and calculates speeds over the last minute from these snapshots.
 
     All times are in simulated seconds.
     """

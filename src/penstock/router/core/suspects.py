@@ -44,7 +44,7 @@ class Death:
         worker: Name of the worker.
         role: Role of the worker.
         incarnation: The worker's numbers of outages and recoveries at that time. They differ between two deaths of the same
-            worker and are equal if the same death is recorded twice.
+            worker, so that a death that is reported twice is counted once.
     """
 
     worker: str
@@ -91,8 +91,8 @@ class DeathRecord:
 class IsolatedRequests(Generic[T]):
     """The requests suspected of crashing workers that run on the workers of one role.
 
-    Such a request runs on a worker without other requests. It is cleared, and others can join it, when it has run past
-    the point at which it was broken off before.
+    Such a request runs on a worker without other requests. When it has run past the point at which it was broken off
+    before, it is cleared (no longer suspected), and other requests can be sent to its worker.
 
     Attributes:
         role: Role of the workers.
@@ -170,6 +170,7 @@ def _may_spare(serving: Collection[Worker], known: Iterable[Worker]) -> bool:
 def is_trial(assignment: Assignment[Any]) -> bool:
     """Return whether a request runs alone on its worker because it is suspected of crashing workers.
 
-    ``assignment`` is the request's assignment to the worker, whose reason says so.
+    ``assignment`` is the request's assignment to the worker; the attribute ``reason`` of the assignment shows whether the
+    request was sent there to run alone.
     """
     return assignment.reason == ALONE

@@ -102,7 +102,9 @@ class KeyedAmounts(Generic[K]):
 
 
 class AwaitingFirstToken(KeyedAmounts[tuple[str, int]]):
-    """Requests at decode workers without a first token yet, counted by worker and by rank of their tier (0 is the highest).
+    """Requests that wait at decode workers for their first token, counted by worker and by rank of their tier (0 is the highest).
+
+    They show whether decode workers are behind, so that prefill workers should compute no more prompts of a tier for now.
 
     All times are in simulated seconds.
     """
@@ -296,12 +298,16 @@ class TierControl:
     def held_back(self, workers: Iterable[str], now_s: float) -> frozenset[Tier]:
         """Return the tiers whose requests must not be sent to prefill workers now, because decode workers are behind with them.
 
-        ``workers`` are the names of the decode workers that can be routed to; see `AwaitingFirstToken.held`.
+        ``workers`` are the names of the decode workers that can be routed to. They are behind with a tier if, at each of
+        them, at least 4 requests of that tier or a higher one wait for a first token, and no fewer than have got theirs
+        within the last 2 s.
         """
         return self._awaiting_first.held(workers, now_s)
 
     def count_requested(self, tier: Tier, tokens: float, stage: FirstStage, now_s: float) -> None:
         """Count the expected uncached prompt tokens of a new request, whether or not it will be admitted.
+
+        `waits_its_turn` compares the sum of a tier with its share of the capacity.
 
         Args:
             tier: Tier of the request.
@@ -319,11 +325,11 @@ class TierControl:
     ) -> bool:
         """Return whether a new request may wait although all workers of a stage are busy, so that its tier gets its configured share.
 
-        It may wait while requests of other tiers occupy the stage, and one of these holds: its own tier has less to compute
-        than its share of `FirstStage.limit_tokens` at each worker (or than one prompt), or fewer of its tokens were admitted
-        recently than its share. Requests of lower tiers in the stage are then not a reason to reject it, and the requests that
-        wait take no longer than the threshold allows. A tier that requests no more than its share may exceed this by a burst,
-        which ends by itself.
+        It may wait while requests of other tiers occupy the stage, and one of two conditions holds: its own tier has less
+        to compute than its share of `FirstStage.limit_tokens` at each worker (or than one prompt), or fewer of its tokens
+        were admitted recently than its share. Requests of lower tiers in the stage are then not a reason to reject it, and
+        the requests that wait take no longer than the threshold allows. A tier that requests no more than its share may
+        exceed this by a burst, which ends by itself.
 
         Args:
             tier: Tier of the request; system requests may always wait.

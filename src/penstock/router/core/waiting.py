@@ -38,22 +38,22 @@ class QueueSettings:
     """Settings of a queue, independent of the routing policy.
 
     Attributes:
-        slot_tokens: Maximum uncached prompt tokens dispatched to one worker at a time; None is unlimited. With tiers, system
-            and premium requests may exceed it. An idle worker always takes one request, however long.
+        slot_tokens: Maximum uncached prompt tokens dispatched to one worker at a time; None is unlimited. With tiers,
+            system and premium requests may exceed it. An idle worker always takes one request, however long.
         slot_requests: Maximum requests dispatched to one worker whose prompts are not computed yet; None is unlimited.
         worker_requests: Maximum requests in a worker, including those that decode; None is unlimited.
         max_requests: Maximum number of waiting requests; None is unlimited.
         max_wait_s: Maximum wait in simulated seconds; None is unlimited.
         max_wake_s: Maximum wait, in simulated seconds, while a stage has no worker that can be routed to, for example after
-            scale to zero. The wait is never limited to less than `max_wait_s`, which counts from the time at which all stages
-            have a worker. `WakeTimes` shortens this limit when the startup times are known. None applies `max_wait_s` alone,
-            whether there are workers or not.
-        wait_limit: Limit that `max_wait_s` and `max_wake_s` configure; it determines whether they apply to interrupted
-            streams.
+            scale to zero. The wait is never limited to less than `max_wait_s`, which counts from the time at which all
+            stages have a worker. The limit is shortened when the startup times of workers are known (`WakeTimes`). None
+            applies `max_wait_s` alone, whether there are workers or not.
+        wait_limit: Limit that `max_wait_s` and `max_wake_s` configure; its field `begun` determines whether the two apply
+            to interrupted streams.
         begun_wait_s: Maximum wait of an interrupted stream to which `wait_limit` does not apply, in simulated seconds.
         order: Order of the requests in a worker's own queue; the central queue is first in, first out.
-        slo_s: TTFT target, in simulated seconds. Rebalancing moves requests that would miss it, and the deadline-aware order
-            puts them last.
+        slo_s: TTFT target, in simulated seconds. Rebalancing moves requests that would miss it, and the deadline-aware
+            order puts them last.
         tiers: Shares and targets of the tiers; None treats all requests as one tier.
     """
 
@@ -115,9 +115,10 @@ class QueueSettings:
             tier: Tier of the request.
             since_s: Time at which the request began to wait.
             begun: Whether the request resumes an interrupted stream.
-            served_s: Time since which every stage has had a worker that can be routed to; inf if a stage has none now.
-            max_startup_wait_s: Maximum useful wait for workers that are starting, in simulated seconds, see
-                `WakeTimes.max_startup_wait_s`; inf applies `max_wake_s`.
+            served_s: Time since which every stage has had a worker that can be routed to; inf if a stage has none now, so
+                that the limit for starting workers applies.
+            max_startup_wait_s: Maximum wait for workers that are starting, in simulated seconds, derived from measured
+                startup times; inf applies the configured `max_wake_s`.
         """
         if not self.wait_limit.binds(begun=begun):
             return since_s + self.begun_wait_s
@@ -198,7 +199,7 @@ class WakeTimes:
     def slowest_s(self) -> float | None:
         """Duration of the slowest of the last 8 observed startups of workers for a waiting request, in simulated seconds.
 
-        None until 3 (`MIN_WAKE_SAMPLES`) were observed.
+        None until 3 startups (`MIN_WAKE_SAMPLES`) were observed.
         """
         return max(self._took_s) if len(self._took_s) >= MIN_WAKE_SAMPLES else None
 
@@ -206,8 +207,8 @@ class WakeTimes:
     def max_startup_wait_s(self) -> float:
         """Maximum time that a request waits for starting workers, in simulated seconds.
 
-        It is twice `slowest_s` (`STARTUP_WAIT_FACTOR`), at most the configured maximum, which applies alone while `slowest_s`
-        is None.
+        It is twice `slowest_s` (`STARTUP_WAIT_FACTOR`), at most the configured maximum. While `slowest_s` is None, it is
+        the configured maximum.
         """
         slowest_s = self.slowest_s
         return self._max_s if slowest_s is None else min(self._max_s, STARTUP_WAIT_FACTOR * slowest_s)
@@ -242,8 +243,8 @@ class WakeTimes:
     def least_left_s(self, now_s: float) -> float:
         """Return the minimum simulated seconds until workers are ready: those left if this startup is as fast as the fastest.
 
-        The fastest is that of the last 8 observed. Returns 0 if no startup (wake-up) is under way, if fewer than 3 were
-        observed, or if it already takes longer than the fastest one.
+        The fastest startup is that of the last 8 observed. Returns 0 if no startup (wake-up) is under way, if fewer than 3
+        were observed, or if the present startup already takes longer than the fastest one.
         """
         if self._begun_s is None or len(self._took_s) < MIN_WAKE_SAMPLES:
             return 0.0

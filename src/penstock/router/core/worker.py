@@ -72,7 +72,7 @@ OUTAGE_S: Final = 5.0
 
 
 class WorkerChange(StrEnum):
-    """A change of a worker; the values are the log messages."""
+    """A change of a worker, as the router logs it; the values are the log messages, which say what has changed."""
 
     JOINED = "worker joined"
     LEFT = "worker left"
@@ -118,12 +118,12 @@ class Worker(WorkerLoad):
         breaker: Circuit breaker of the worker.
         drained: Whether ``POST /workers/NAME/drain`` has stopped new requests.
         failed_checks: Number of consecutive failed health checks.
-        silent_real_s: Real seconds for which health checks have got no answer. It is the sum over the checks, so that a pause
-            of the router's own process does not count.
+        silent_real_s: Real seconds for which health checks have got no answer. It is the sum over the checks, so that a
+            pause of the router's own process does not count.
         progress: Progress counters from the engine's metrics at the last scrape.
         waiting_requests: Number of requests that wait inside the engine, at the last scrape; None if unknown.
-        expired_leases: Cumulative number of KV leases that expired on the worker since its start, at the last scrape; None if
-            unknown.
+        expired_leases: Cumulative number of KV leases that expired on the worker since its start, at the last scrape; None
+            if unknown.
         failures: Cumulative number of failed requests.
         last_failure: Cause of the newest failure that was reported to the circuit breaker; empty if there is none.
         version: Version that the engine reports; None if it reports none or was not requested yet.
@@ -132,15 +132,15 @@ class Worker(WorkerLoad):
             process started.
         speed: Tokens and durations of the worker's prefills and decodes, as this router measured them.
         lost_transfers: Number of KV transfers to or from the worker that were lost since the last successful one.
-        has_answered_since_failure: Whether it has sent part of a correct response since its last failure.
-        has_ever_answered: Whether it has ever sent part of a correct response, in this process or an earlier one with the same
-            name.
-        last_failure_after_success_s: Time of the last failure that followed a correct response, in simulated seconds; None if
-            there was none since the process started or the worker's health recovered.
+        has_answered_since_failure: Whether the worker has sent part of a correct response since its last failure.
+        has_ever_answered: Whether the worker has ever sent part of a correct response, in this process or an earlier one
+            with the same name.
+        last_failure_after_success_s: Time of the last failure that followed a correct response, in simulated seconds; None
+            if there was none since the process started or the worker's health recovered.
         failed_at: Time of the last failed request in simulated seconds, and the number of outages at that time; None if no
             request has failed since the worker was last seen alive.
-        outages: Number of times that the worker was seen to be gone: new process, failed health checks, not ready, or removed
-            by discovery without a drain.
+        outages: Number of times that the worker was seen to be gone: new process, failed health checks, not ready, or
+            removed by discovery without a drain.
         recoveries: Number of times that the worker was seen to be alive after a failed request.
     """
 
@@ -251,7 +251,7 @@ class Worker(WorkerLoad):
         self.health_problem = problem
 
     def failed(self, now_s: float, cause: str, *, probe: bool, proven: bool, openings: int) -> bool:
-        """Record a failed request; return whether the circuit breaker counts it; see `CircuitBreaker.failed`.
+        """Record a failed request; return whether the circuit breaker counts it.
 
         Args:
             now_s: Current time in simulated seconds.
@@ -359,7 +359,8 @@ class WorkerPool:
     Iteration yields the present workers. All times are in simulated seconds.
 
     Attributes:
-        versions_differ: Whether workers have reported different engine versions.
+        versions_differ: Whether workers have reported different engine versions, so that some pairs of prefill and decode
+            worker cannot transfer KV.
     """
 
     def __init__(

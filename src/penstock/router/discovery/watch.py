@@ -72,7 +72,7 @@ class WorkerPage:
 
 
 async def read_page(pool: ConnectionPool, url: str, timeouts: Timeouts, *, own_names: OwnNames) -> WorkerPage:
-    """Fetch and parse the metrics page at ``url``; ``own_names`` are the runtime's metric names, see `worker_samples`.
+    """Fetch and parse the metrics page at ``url``; ``own_names`` are the runtime's names of metrics where they differ from vLLM's.
 
     Raises:
         UpstreamError: no complete response came.
@@ -85,7 +85,7 @@ async def read_page(pool: ConnectionPool, url: str, timeouts: Timeouts, *, own_n
 
 
 def parse_page(text: str, own_names: OwnNames) -> WorkerPage:
-    """Parse the text of a worker's metrics page; ``own_names`` are the runtime's metric names, see `worker_samples`.
+    """Parse the text of a worker's metrics page; ``own_names`` are the runtime's names of metrics where they differ from vLLM's.
 
     Raises:
         ObservationError: it cannot be parsed.

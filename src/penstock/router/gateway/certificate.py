@@ -89,7 +89,7 @@ def credentials(folder: Path | None) -> grpc.ServerCredentials:
     creates a self-signed certificate.
 
     Raises:
-        ConfigError: as for `read_key_pair`.
+        ConfigError: a file cannot be read, or the key does not belong to the certificate.
     """
     if folder is None:
         pair = own_key_pair()

@@ -36,10 +36,10 @@ _Handle = Callable[[Request, Responder], Awaitable[None]]
 
 
 class GatewayStream:
-    """Serves one stream of Envoy's external processing, which is one request.
+    """Serves one stream of Envoy's external processing (ext_proc); each stream is one request of a client.
 
     Attributes:
-        is_forwarded: Whether the request was sent to a worker, so that no other can be tried.
+        is_forwarded: Whether the request was sent to a worker, so that no other worker can be tried.
         is_broken: Whether the response to the client is incomplete.
         served: Endpoint (``host:port``) to which Envoy has sent the request; None if it has not reported it.
     """
@@ -228,7 +228,7 @@ class GatewayStream:
     async def forward(
         self, endpoint: str, headers: Headers, body: bytes, timeouts: Timeouts
     ) -> StreamingResponse:
-        """Send the request through Envoy to a worker, and return its response, whatever its status.
+        """Send the request through Envoy to a worker, and return the response, whatever its status.
 
         Args:
             endpoint: Endpoint (``host:port``) of the worker.
@@ -238,8 +238,8 @@ class GatewayStream:
 
         Raises:
             StreamBroken: Envoy closed the stream.
-            UpstreamTimeout: no response came within the first-byte timeout. The idle and total timeouts can end the response
-                later.
+            UpstreamTimeout: no response came within the first-byte timeout. The idle and total timeouts can end the
+                response later.
         """
         loop = asyncio.get_running_loop()
         self.is_forwarded = True
@@ -310,7 +310,7 @@ class GatewayResponder(Responder):
         self.has_trailers = False
 
     def send(self, status: int, body: bytes, *, content_type: str = JSON, headers: Headers = ()) -> None:
-        """Send a complete response: the worker's own, or another one instead of it."""
+        """Send a complete response: the worker's own, or a response of the router in place of it."""
         if self.disconnected:
             return
         self.status = status

@@ -78,7 +78,7 @@ def read_served(metadata: Metadata) -> str | None:
 
 
 def unsupported_mode(request: ProcessingRequest) -> str | None:
-    """Return a message about a processing mode of the gateway's filter that is not supported, with the remedy; None if all are."""
+    """Return a message about a processing mode of the gateway's filter that is not supported, with the remedy; None if all modes are."""
     modes = request.protocol_config
     wanted = ProcessingMode.FULL_DUPLEX_STREAMED
     for key, mode in (

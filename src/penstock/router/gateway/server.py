@@ -58,7 +58,10 @@ class SubsetPicker:
     def ask(
         self, waiter: asyncio.Future[LiveAssignment], role: Role, arrival: Arrival, *, again: bool
     ) -> None:
-        """Queue a request for a worker of the subset; see `Picker.ask`.
+        """Queue a request for a worker of the subset.
+
+        The future ``waiter`` later receives the assignment to a worker of ``role``, or an `AdmissionError`. ``again`` says
+        that the request was admitted before (a retry).
 
         Raises:
             AdmissionError: the subset contains no known worker of the role.
@@ -76,7 +79,7 @@ class SubsetPicker:
         """Record that a request is about to be sent to its worker.
 
         Raises:
-            AdmissionError: the worker is not in the subset, because no worker in it could be chosen.
+            AdmissionError: the worker is not in the subset, because no worker in the subset could be chosen.
         """
         subset = _subset(role)
         if subset is not None and not _is_in(subset, assignment.worker):
@@ -104,7 +107,10 @@ def _no_worker(subset: frozenset[str]) -> AdmissionError:
 
 
 class GatewayWorkerCalls(WorkerCalls):
-    """Calls workers: the worker that generates the response through Envoy, prefill workers directly."""
+    """Calls workers for requests that come through a gateway.
+
+    The worker that generates the response is called through Envoy, prefill workers are called directly.
+    """
 
     async def _send(
         self, call: CompletionCall, assignment: LiveAssignment, body: bytes, timeouts: Timeouts
@@ -128,7 +134,11 @@ class GatewayWorkerCalls(WorkerCalls):
     def failed(
         self, call: CompletionCall, assignment: LiveAssignment, problem: ErrorReply | UpstreamError
     ) -> FailedTry | Problem:
-        """Report a failed response to the worker's circuit breaker, and return what it means; see `WorkerCalls.failed`.
+        """Report a failed response to the worker's circuit breaker, and return what it means for the request.
+
+        The result is a `FailedTry` (which says where the request may be retried), or a `Problem` that does not count
+        against the worker alone. ``problem`` is the worker's error response, or the reason for which there is no complete
+        response.
 
         If Envoy sent the request to another worker than the one that was picked, the failure does not count against any
         worker.
@@ -158,12 +168,12 @@ class GatewayWorkerCalls(WorkerCalls):
 
 
 class GatewayHandler(CompletionHandler):
-    """Serves the requests that Envoy relays."""
+    """Serves the completion requests that Envoy relays from a gateway."""
 
     exchanges_type = GatewayWorkerCalls
 
     def may_go_on(self, call: CompletionCall) -> bool:
-        """Return whether another worker could resume a stream: never if Envoy relays it."""
+        """Return whether another worker could resume the stream of ``call``; False if Envoy relays the stream."""
         return not _is_forwarded(call) and super().may_go_on(call)
 
     def writes_stream(self, call: CompletionCall) -> bool:

@@ -34,7 +34,8 @@ class Leader(NamedTuple):
 
     Attributes:
         instance: Instance name of the picker's process.
-        term: Election term, the fencing number, >= 1.
+        term: Election term, >= 1; it increases with each election, so that messages of an earlier picker are recognized and
+            ignored.
     """
 
     instance: str
@@ -99,7 +100,7 @@ class PeerGroup:
 
     Attributes:
         instance: Unique name of this router's process.
-        picker: Chooses workers for this router's requests; this group switches it between the router's own core and another
+        picker: Chooses workers for this router's requests; this group sets whether that is the router's own core or another
             router.
     """
 
@@ -144,7 +145,7 @@ class PeerGroup:
 
     @property
     def is_relay(self) -> bool:
-        """Whether another router chooses the workers for this router's requests, and so counts the requests in flight."""
+        """Whether another router chooses the workers for this router's requests, and therefore counts them as in flight."""
         return self.picker.channel is not None
 
     def accept(self, request: Request, responder: Responder) -> None:
@@ -173,7 +174,7 @@ class PeerGroup:
         self._update()
 
     def tick(self) -> None:
-        """Maintain the connections, send the heartbeat, and elect the picker; called every 0.1 s."""
+        """Maintain the connections, send the heartbeat, and elect the picker; called every 0.1 real seconds."""
         self._ticks += 1
         self._heard.set()
         self._follow_discovery()

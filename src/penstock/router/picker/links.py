@@ -47,10 +47,10 @@ class Channel(asyncio.Protocol):
     """asyncio protocol of a connection between two routers, at either end.
 
     Attributes:
-        silent_ticks: Number of consecutive calls of `tick` (every 0.1 real seconds) without received data. They are this
-            process's own, so that a pause of this process does not count as silence of the other one.
-        answered: Future of the HTTP status of the response to the upgrade request; 0 if no response came. None at the end that
-            accepts.
+        silent_ticks: Number of consecutive calls of `tick` (every 0.1 real seconds) without received data. Ticks are
+            counted, and not seconds, so that a pause of this process does not count as silence of the other router.
+        answered: Future of the HTTP status of the response to the upgrade request; 0 if no response came. None at the end
+            that accepts the connection.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Channel(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the upgrade request and messages that were queued before."""
+        """Send the upgrade request (from HTTP to the routers' own protocol) and the messages that were queued before."""
         # uvloop's transport has the methods of `asyncio.Transport`, but does not inherit from it.
         self._transport = cast("asyncio.Transport", transport)
         if self._request:
@@ -127,13 +127,13 @@ class Channel(asyncio.Protocol):
         self._on_lost()
 
     def tick(self) -> int:
-        """Count a tick of 0.1 s; return for how many ticks the other router has been silent."""
+        """Count a tick of 0.1 real seconds; return for how many ticks the other router has been silent."""
         self.silent_ticks = 0 if self._was_heard else self.silent_ticks + 1
         self._was_heard = False
         return self.silent_ticks
 
     def send(self, message: Message) -> None:
-        """Send a message together with the others of this turn of the event loop; dropped if the connection has ended."""
+        """Send a message, together with the other ones of this turn of the event loop; it is dropped if the connection has ended."""
         if not self._outgoing and self._transport is not None:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outgoing.append(message)
@@ -160,7 +160,7 @@ class RouterLink:
     Attributes:
         url: Base URL of the router.
         channel: The connection; None while it is not connected.
-        status: Last heartbeat of the router; None while it is silent.
+        status: Last heartbeat of the router; None while the router is silent.
         has_vote: Whether the router counts as a member for a majority: it has sent a heartbeat and may still be running.
             False if it never answered, refuses connections, is not a router of this graph, or is this router itself.
     """
@@ -189,7 +189,7 @@ class RouterLink:
 
     @property
     def is_expected(self) -> bool:
-        """Whether another router is connected, or may become connected in a moment."""
+        """Whether another router is connected, or may become connected in a moment, so that it is too early to act without it."""
         is_connecting = self._task is not None and not self._task.done()
         return not self._is_self and (self.channel is not None or self.has_vote or is_connecting)
 

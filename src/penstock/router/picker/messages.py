@@ -45,10 +45,11 @@ class _Struct(msgspec.Struct, array_like=True):
 
 
 class Prompt(_Struct):
-    """A request as policies see it.
+    """A request as routing policies see it, in the form in which routers send it to each other.
 
     Attributes:
-        keys: Prefix keys, 8 bytes each. The other fields have the meaning of the field of `Arrival` with the same name.
+        keys: Prefix keys, 8 bytes each. The other fields have the names and meanings of the fields of `Arrival`, such as
+            ``tokens``, the number of prompt tokens, and ``avoid``, the workers to avoid.
     """
 
     keys: Keys
@@ -65,7 +66,7 @@ class Prompt(_Struct):
 
 
 def prompt_of(arrival: Arrival) -> Prompt:
-    """Return a request in the form in which it is sent."""
+    """Return a request in the form in which it is sent to another router."""
     return Prompt(
         arrival.prefix.packed,
         arrival.tokens,
@@ -99,17 +100,19 @@ class Status(_Struct, tag=0):
 
     Attributes:
         instance: Unique name of the router's process.
-        since_s: Time at which it started, Unix seconds, as in `Follow`: the oldest router is the next picker.
-        term: Election term: of its own claim if `is_leader`, else the highest term that it has seen. It is the fencing
-            number.
-        is_leader: Whether it claims to be the picker of that term.
-        is_active: Whether a majority of the routers follows it, so that it answers requests.
-        is_stopping: Whether it is shutting down and must not become the picker.
-        sees: Instances from which it has recently received a heartbeat, its own included.
-        successor: If it is the picker, instance of the router to which it sends all prompts; empty if there is none.
-        thresholds: Its busy thresholds; None if they were never changed.
-        leader: Instance of the picker that it accepts; empty if there is none.
-        threshold_versions: Version of each value of `thresholds`; empty from an older build.
+        since_s: Time at which the router started, Unix seconds: the oldest router becomes the next picker (the router that
+            chooses the workers for all).
+        term: Election term: that of the router's own claim if `is_leader`, else the highest term that the router has seen.
+            Messages of a lower term are ignored.
+        is_leader: Whether the router claims to be the picker of that term.
+        is_active: Whether a majority of the routers accepts this router as the picker, so that it chooses workers.
+        is_stopping: Whether the router is shutting down and must not become the picker.
+        sees: Instances from which the router has recently received a heartbeat, its own included.
+        successor: If the router is the picker, instance of the router that receives all prompts from it, so that it can
+            take over as the picker; empty if there is none.
+        thresholds: The router's thresholds above which workers are busy; None if they were never changed.
+        leader: Instance of the picker that the router accepts; empty if there is none.
+        threshold_versions: Version of each value of `thresholds`; empty if the router is an older build.
     """
 
     instance: Name
@@ -132,8 +135,8 @@ class Follow(_Struct, tag=1):
 
     Attributes:
         term: Election term, >= 1.
-        instance: Instance of the receiver.
-        follower: Instance of the sender.
+        instance: Instance name of the receiver's process.
+        follower: Instance name of the sender's process.
         since_s: Time at which the sender started, Unix seconds.
     """
 
@@ -144,9 +147,9 @@ class Follow(_Struct, tag=1):
 
 
 class ComputedPrompt(_Struct, tag=2):
-    """Message to a new picker or to the successor: a recent prompt, and the name of the worker that computed it.
+    """Message to a new or future picker: a recent prompt, and the name of the worker that computed it.
 
-    The receiver then knows what the worker has cached.
+    The picker is the router that chooses the workers for all; the message tells it what the worker has cached.
     """
 
     worker: Name
@@ -210,8 +213,8 @@ class WorkerOutcome(_Struct, tag=7):
 
     Attributes:
         number: Number of the request.
-        verdict: The verdict.
-        cause: Cause of a failure.
+        verdict: What the request says about the worker, for example that it failed without doubt.
+        cause: Cause of a failure, for logs; empty if there was none.
         is_unreachable: Whether the worker counts as unhealthy at the sender, for example because it refused a connection.
     """
 
@@ -253,7 +256,10 @@ class AtCapacity(_Struct, tag=10):
 class TierOutcome(_Struct, tag=11):
     """Message to the picker (the router that chooses workers for all): an event of a request of a tier.
 
-    The fields are the arguments of `Admission.record_tier_event`.
+    Attributes:
+        tier: Tier of the request.
+        ttft_s: Time from arrival to first token, in simulated seconds, if the first token has arrived; else None.
+        ended: Latencies of the request, if it has ended; else None. If both are None, the request was rejected.
     """
 
     tier: Tier
@@ -283,9 +289,12 @@ class Refused(_Struct, tag=13):
     """Message from the picker (the router that chooses workers for all): the receiver's request ``number`` is rejected.
 
     Attributes:
-        term: Election term of the picker. The other fields, except `number`, are those of
-            `penstock.router.core.retries.Refuse`.
+        term: Election term of the picker.
         number: Number of the request.
+        role: Role of the stage that has no worker for it.
+        reason: Why the request is rejected.
+        message: Text for the client.
+        retry_after_s: Time until capacity is expected, in simulated seconds from now; None if unknown.
     """
 
     term: Count
@@ -301,8 +310,8 @@ class Loads(_Struct, tag=14):
 
     Attributes:
         term: Election term of the picker.
-        tokens: By worker name, its load, as in `KnownWorkers.load_of`: tokens, and prefill throughput in tokens/s (None if
-            unknown).
+        tokens: By worker name, the number of tokens that all routers together have queued for the worker or sent there and
+            that are probably not computed yet, and the prefill throughput in tokens per simulated second (None if unknown).
     """
 
     term: Count

@@ -65,7 +65,11 @@ class _Request:
 
 
 class RecentPrompts:
-    """The most recent prompts and the workers that computed them, limited by the number of keys."""
+    """The most recent prompts and the workers that computed them, to send to a new picker.
+
+    A picker is the router that chooses the workers for all; it learns from the prompts what each worker has cached. The
+    number of prefix keys of all prompts together is limited.
+    """
 
     def __init__(self) -> None:
         self._prompts: deque[tuple[str, Arrival]] = deque()
@@ -85,10 +89,9 @@ class RecentPrompts:
 
 
 class RemotePicker:
-    """A `Picker` that asks the graph's picker (the router that chooses the workers for all), or this router's own core.
+    """Chooses workers by asking the graph's picker (the router that chooses the workers for all), or this router's own core.
 
-    It asks the own core if this router is the graph's picker, or if there has been no picker for 0.9 s. A tick is 0.1 s of
-    this process.
+    It asks the own core if this router is the graph's picker, or if there has been no picker for 0.9 s (real seconds).
 
     Attributes:
         own: The `OwnPicker` that uses this router's own core.
@@ -120,7 +123,8 @@ class RemotePicker:
         """Become one of several routers, so that another one may be the picker from now on.
 
         Args:
-            picks: Counter for requests whose worker this router did not choose as the picker; see `RouterMetrics.picks`.
+            picks: Counter for requests whose worker this router did not choose as the picker, by who chose it: ``other``
+                for another router, ``alone`` for this router while there was no picker.
             picked: Called with the worker and the prompt of each request of this router's own clients, while this router is
                 the picker.
         """
@@ -136,7 +140,9 @@ class RemotePicker:
     def ask(self, waiter: _Future, role: Role, arrival: Arrival, *, again: bool) -> None:
         """Queue a request at the picker (the router that chooses the workers for all), or in this router's own core if it picks.
 
-        While there is no picker, the request is kept for the next one. The arguments are those of `Picker.ask`.
+        The future ``waiter`` later receives the assignment of the request to a worker of ``role``, or an `AdmissionError`.
+        ``again`` says that the request was admitted before (a retry). While there is no picker, the request is kept for the
+        next one.
         """
         if self.picks_here():
             self.own.ask(waiter, role, arrival, again=again)
@@ -182,7 +188,8 @@ class RemotePicker:
     ) -> None:
         """Record that a prompt was computed, in this router's core and at the graph's picker.
 
-        The arguments are those of `RouterCore.prefilled`.
+        ``cached_tokens`` is the number of prompt tokens that the worker found in its cache (None if unknown). ``measured``
+        says whether this is reported at the moment at which the prefill ended, so that its duration is meaningful.
         """
         self._report_prefilled(assignment, cached_tokens, measured=measured)
         self.own.prefilled(assignment, cached_tokens, measured=measured)
@@ -214,7 +221,8 @@ class RemotePicker:
     ) -> None:
         """Record an event of a request for its tier, in this router's core, or at the picker if this router follows one.
 
-        The arguments are those of `Admission.record_tier_event`.
+        ``ttft_s`` is the time from arrival to first token in simulated seconds, if the first token has arrived; ``ended``
+        contains the latencies if the request has ended. If both are None, the request was rejected.
         """
         if self.channel is None:
             self.own.record_tier_event(tier, ttft_s=ttft_s, ended=ended)

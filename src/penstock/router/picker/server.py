@@ -32,14 +32,14 @@ _SILENT_TICKS: Final = 10
 
 @dataclass(slots=True, eq=False)
 class RelayedRequest:
-    """A request of another router, as the core queues it; a `penstock.router.admission.RemoteWaiter`.
+    """A request that another router's client has sent, and for which this router chooses the worker.
 
     Attributes:
-        session: Connection of the router.
+        session: Connection of the router from which the request comes.
         number: Number of the request, unique on the connection.
         role: Role of the requested worker.
         arrival: The request as policies see it.
-        assignment: Its assignment to a worker; None while it waits.
+        assignment: Assignment of the request to a worker; None while the request waits.
     """
 
     session: Session
@@ -74,11 +74,12 @@ class Session:
     """A connection of another router to this one, whose requests this router serves as the picker.
 
     Attributes:
-        server: All connections.
+        server: Object that has all connections of other routers.
         requests: Requests of the router that wait or run, by number.
         channel: The connection itself, which sends messages.
         term: Election term in which the router follows this one; None if it does not.
-        seniority: Start time and instance of the router; the smallest is the oldest router.
+        seniority: Start time and instance of the router, by which routers are compared: the smallest value is the oldest
+            router.
     """
 
     def __init__(self, picker_server: PickerServer) -> None:
@@ -109,7 +110,7 @@ class Session:
         return self.term is not None and self.term == self.server.term
 
     def tick(self) -> None:
-        """Disconnect the other router if it has been silent for too long; called every 0.1 s."""
+        """Disconnect the other router if it has been silent for too long; called every 0.1 real seconds."""
         if self.channel.tick() >= self.server.patience.ticks and self.term is not None:
             self.server.disconnected_instance = self.seniority[1]
             self.channel.abort()
@@ -250,7 +251,8 @@ class PickerServer:
         followed: Called when another router has accepted this one as the picker (follows it).
         term: Election term in which this router is the picker; 0 if it is not.
         sessions: Connections of other routers.
-        patience: Number of ticks (0.1 s each) for which another router may be silent before it is disconnected.
+        patience: Number of ticks (0.1 s each) for which another router may be silent before it is disconnected; doubled if
+            a router was disconnected that was only slow.
         disconnected_instance: Instance of the router that was last disconnected for its silence; empty if there is none.
     """
 
@@ -318,7 +320,7 @@ class PickerServer:
             session.drop()
 
     def tick(self) -> None:
-        """Disconnect routers that have been silent for too long; called every 0.1 s."""
+        """Disconnect routers that have been silent for too long; called every 0.1 real seconds."""
         self.patience.tick()
         for session in tuple(self.sessions):
             session.tick()

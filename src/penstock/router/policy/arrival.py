@@ -93,17 +93,20 @@ class QueuedRequest(Generic[T]):
         since_s: Time at which the request was first queued, in simulated seconds.
         worker: Name of the worker for which it waits or on which it runs; empty while it waits in the central queue.
         uncached: Number of prompt tokens expected to be computed on `worker`.
-        cached_keys: Number of the prompt's leading keys that the worker's prefix index contained before this request was
-            queued there.
+        cached_keys: Number of the prompt's leading prefix keys (one per block of the prompt) that the worker's prefix index
+            contained before this request was queued there.
         other: Name of the other candidate worker, to which the request can be moved; empty if there is none.
         other_uncached: Number of prompt tokens expected to be computed on `other`.
         started_s: Time at which it was dispatched, in simulated seconds; None while it waits.
         reason: Why the policy chose the worker, for logs.
-        weight: Value of `uncached` when the request was submitted, at least 1. It does not change if the request moves, see
-            `PromptTokenCounts`.
-        is_prefilled: Whether its prompt was computed although it still counts as running at its worker.
-        is_adopted: Whether another router dispatched it. That router counts its tokens and measures its prefill.
-        is_retry: Whether it was dispatched to a worker before.
+        weight: Value of `uncached` when the request was submitted, at least 1. It does not change if the request moves to
+            another worker, so that what is added to the token counts of the queue (`PromptTokenCounts`) is later subtracted
+            from them exactly.
+        is_prefilled: Whether the prompt was computed already. The request can nevertheless count as running at its worker,
+            because a policy that assigns when a worker is free counts it until it ends.
+        is_adopted: Whether another router dispatched it. The other router counts the tokens of the request and measures the
+            prefill.
+        is_retry: Whether the request was dispatched to a worker before, so that its tokens do not count again as admitted.
     """
 
     item: T
@@ -138,14 +141,16 @@ IsLate = Callable[[QueuedRequest[T]], bool]
 class Lane(Generic[T]):
     """The waiting requests of one tier and tenant; all waiting requests if there are no tiers.
 
-    Streams that are to be resumed wait in a queue of their own, the one that has waited longest first, and alternate with the
-    other requests: the death of a worker can add hundreds of them at once, which must neither delay every new request nor wait
-    for all of them.
+    Streams that are to be resumed wait in a queue of their own, the one that has waited longest first, and alternate with
+    the other requests: the death of a worker can add hundreds of them at once, which must neither delay every new request
+    nor wait for all of them.
 
     Attributes:
-        queue: Waiting requests that are not streams to be resumed and not in `late`, by item, in order of arrival.
-        begun: Waiting streams that are to be resumed on another worker, by item.
-        late: Waiting requests that were found to be unable to meet their TTFT target when it was their turn, by item.
+        queue: Waiting requests that are not streams to be resumed and not in `late`, by the caller's identifier
+            (`QueuedRequest.item`), in order of arrival.
+        begun: Waiting streams that are to be resumed on another worker, by the same identifier.
+        late: Waiting requests that were found to be unable to meet their TTFT target when it was their turn, by the same
+            identifier; they are served after the others, except that every tenth turn is theirs.
         late_tokens: Number of uncached tokens of the requests in `late`.
     """
 
@@ -264,15 +269,15 @@ def _hit_order(queued: QueuedRequest[T]) -> int:
 
 @dataclass(slots=True)
 class PromptTokenCounts:
-    """Token counts of one queue and of the workers to which it dispatches.
+    """Token counts of one queue and of the workers to which the queue dispatches.
 
-    A request has the same weight in every count: the uncached tokens that were expected when it was admitted. So the admitted
-    tokens equal the computed, waiting and pending ones plus those of requests that left before they were computed.
+    A request has the same weight in every count: the uncached tokens that were expected when it was admitted. So the
+    admitted tokens equal the computed, waiting and pending ones plus those of requests that left before they were computed.
 
     Attributes:
         waiting: Tokens of the requests that wait now.
-        pending: Tokens that were dispatched to a worker and are not computed yet, by worker name; workers without such tokens
-            are absent.
+        pending: Tokens that were dispatched to a worker and are not computed yet, by worker name; workers without such
+            tokens are absent.
         routed: Cumulative prompt tokens, cached ones included, of all admitted requests; a retry does not count again.
         admitted: Cumulative expected uncached tokens of all admitted requests; a retry does not count again.
         computed: Cumulative expected uncached tokens of the requests whose prompts were computed.
@@ -310,7 +315,7 @@ _DECAY = 0.999
 
 
 class KeyDensity:
-    """Mean number of prefix keys per prompt token, over about the last thousand prompts.
+    """Mean number of prefix keys per prompt token, over about the last thousand prompts; converts KV cache sizes to keys.
 
     Before the first prompt it is 1 per 512 tokens. A prefix key is the hash of one block of a prompt and of all that
     precedes it.

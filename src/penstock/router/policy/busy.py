@@ -23,7 +23,7 @@ _Multiple = Annotated[int, Meta(ge=0)] | Annotated[float, Meta(ge=0, le=sys.floa
 class BusyThresholds(NamedTuple):
     """Load above which a worker is busy and gets no new requests. Exceeding one threshold suffices; None disables a threshold.
 
-    Of a worker with several data-parallel ranks, each rank has to be above it.
+    A worker with several data-parallel ranks is only busy if each rank is above the threshold.
 
     Attributes:
         active_decode_blocks_threshold: Fraction of the KV blocks in use, 0-1.
@@ -58,7 +58,7 @@ NO_THRESHOLDS: Final = BusyThresholds()
 
 
 class Excess(NamedTuple):
-    """Amount by which a busy worker exceeds its thresholds.
+    """Amount by which a busy worker exceeds its thresholds, from which it is estimated when the worker takes requests again.
 
     Attributes:
         decode_blocks_fraction: Excess of KV blocks, as a fraction of all blocks, >= 0.
@@ -135,10 +135,10 @@ _WINDOW_S = 10.0
 
 
 class DrainRate:
-    """Tokens per second that one worker computes while it has work, weighted exponentially over about 10 s of work (time constant).
+    """Tokens per second that one worker computes while it has work, weighted exponentially with a time constant of 10 s of work.
 
-    Time in which no worker has work is not counted, so that under light traffic the result is the workers' capability and not
-    the traffic. All times are in simulated seconds. If the clock is set back, no time passes.
+    Time in which no worker has work is not counted, so that under light traffic the result is the workers' capability and
+    not the traffic. All times are in simulated seconds. If the clock is set back, no time passes.
     """
 
     def __init__(self) -> None:
@@ -148,7 +148,10 @@ class DrainRate:
         self._seen_s = 0.0
 
     def at_work(self, workers: int, now_s: float) -> None:
-        """Record that ``workers`` workers have work from ``now_s`` (simulated seconds) on; only this time counts for the rate."""
+        """Record that ``workers`` workers have work from ``now_s`` (simulated seconds)  on, until the next call.
+
+        Only time in which a worker has work counts for the rate.
+        """
         worked_s = self._workers * max(0.0, now_s - self._seen_s)
         kept = exp(-worked_s / _WINDOW_S)
         self._tokens *= kept
@@ -223,10 +226,11 @@ class BusyWorkers:
             load: Load of the worker.
             prefill_tokens: Number of prompt tokens that the worker still has to compute, including those of requests queued
                 for it.
-            peer_tokens: Number of tokens that other routers have in flight there, as far as known.
+            peer_tokens: Number of tokens that other routers have in flight there, as far as known; added to this router's
+                own.
             now_s: Current time in simulated seconds.
-            prompts: Tokens of the individual prompts in ``prefill_tokens``, as far as they are known; used if the worker has
-                several ranks.
+            prompts: Tokens of the individual prompts in ``prefill_tokens``, as far as they are known; used if the worker
+                has several data-parallel ranks, to estimate the load of each rank.
         """
         if not self.has_thresholds:
             return
@@ -254,9 +258,10 @@ class BusyWorkers:
         return self._computed.tokens_per_s(now_s)
 
     def released(self, load: WorkerLoad, stay_s: float) -> None:
-        """Record that a request has left its worker, which therefore has capacity again even if it has refused a request just before.
+        """Record that a request has left the worker of ``load``: a refusal for lack of capacity before that no longer counts.
 
-        ``stay_s`` is the time since the request's dispatch, in simulated seconds.
+        ``stay_s`` is the time from the request's dispatch to its end, in simulated seconds; used to estimate when busy
+        workers take requests again.
         """
         known_s = stay_s if self._stay_s is None else self._stay_s
         self._stay_s = known_s + _STAY_WEIGHT * (max(0.0, stay_s) - known_s)
@@ -269,7 +274,7 @@ class BusyWorkers:
     def refused(self, name: str, now_s: float) -> None:
         """Record that the worker ``name`` has refused a request for lack of capacity, so that it gets none for a simulated second.
 
-        The time ends earlier if one of its requests ends or its metrics are scraped.
+        The time ends earlier if one of the worker's requests ends, or if the worker's metrics are scraped.
         """
         self._at_capacity[name] = now_s
 
@@ -322,7 +327,7 @@ class BusyWorkers:
     def have_blocks(self, names: frozenset[str]) -> bool:
         """Return whether one of the workers ``names`` can store the KV of another request, even if it is busy with prefills.
 
-        It is not above the threshold of KV blocks, and has not just refused a request for lack of capacity.
+        Such a worker is not above the threshold of KV blocks, and has not just refused a request for lack of capacity.
         """
         return not names <= self._out_of_blocks | self._at_capacity.keys()
 
@@ -334,16 +339,19 @@ class BusyWorkers:
         return name not in self._out_of_blocks
 
     def unavailable(self, names: frozenset[str]) -> frozenset[str]:
-        """Return those of the workers ``names`` that take no new requests; an empty set if all of them take none.
+        """Return those of the workers ``names`` that take no new requests, so that they can be passed over.
 
-        They are above a threshold, or have just refused a request for lack of capacity.
+        A worker takes none if it is above a threshold, or has just refused a request for lack of capacity. If this applies
+        to all of ``names``, an empty set is returned, because no worker is then a better choice than the others.
         """
         return _unless_all(names, names & (self._busy.keys() | self._at_capacity))
 
     def without_blocks(self, names: frozenset[str]) -> frozenset[str]:
-        """Return those of the workers ``names`` that have no KV blocks for a new request; an empty set if none of them has any.
+        """Return those of the workers ``names`` that have no KV blocks for a new request, so that they can be passed over.
 
-        They are above the threshold of KV blocks, or have just refused a request for lack of capacity.
+        A worker has none if it is above the threshold of KV blocks, or has just refused a request for lack of capacity. If
+        this applies to all of ``names``, an empty set is returned, because no worker is then a better choice than the
+        others.
         """
         return _unless_all(names, names & (self._out_of_blocks | self._at_capacity.keys()))
 

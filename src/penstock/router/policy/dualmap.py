@@ -33,7 +33,8 @@ class PairChoice(StrEnum):
         CACHE_AFFINITY: The one with more cached tokens. An ablation of the paper, like the next two.
         LEAST_LOADED: The one with fewer pending tokens.
         MIN_TTFT: The one with fewer pending and uncached tokens together.
-        PREFIX_COST: The one with the lower `prefix_cost`. Not in the paper.
+        PREFIX_COST: The one with the lower prefix cost: the tokens that wait there plus 4 times the uncached tokens of the
+            request. Not in the paper.
     """
 
     SLO_AWARE = "slo-aware"
@@ -47,9 +48,9 @@ class PairChoice(StrEnum):
 class DualMap:
     """The DualMap policy: maps each prefix to two candidate workers, one of which is chosen.
 
-    The first blocks of a prompt are the hash key, which two hash rings (`HashRing`) map to two workers. A prefix that a large
-    fraction of the recent requests share is hot: its key has one block more, so that these requests are spread over more
-    workers.
+    The first blocks of a prompt are the hash key, which two hash rings (`HashRing`) map to two workers. A prefix that a
+    large fraction of the recent requests share is hot: its key has one block more, so that these requests are spread over
+    more workers.
 
     Attributes:
         slo_s: TTFT target in simulated seconds, > 0.
@@ -61,8 +62,8 @@ class DualMap:
         hot_share: Fraction of these requests above which a prefix is hot, 0-1; None uses 2/n for n workers.
         cold_share: Fraction of these requests below which a prefix is no longer hot, 0-1; None uses 1/n.
         start_depth: Number of blocks of a key while no prefix is hot.
-        decode_bottleneck_s: Simulated seconds without a computed prompt after which a worker counts as limited by decode; T in
-            the paper.
+        decode_bottleneck_s: Simulated seconds without a computed prompt after which a worker counts as limited by decode,
+            so that requests that wait for it may be moved; T in the paper.
     """
 
     slo_s: float = 5.0
@@ -169,8 +170,7 @@ class DualMap:
 class PairCost(DualMap):
     """The DualMap policy with the lower prefix cost as the choice between its two candidates. This is not in the paper.
 
-    Prefix cost counts the tokens that wait for a worker and, with a higher weight, the request's own uncached tokens, see
-    `prefix_cost`.
+    Prefix cost counts the tokens that wait for a worker and, with 4 times the weight, the request's own uncached tokens.
     """
 
     @classmethod

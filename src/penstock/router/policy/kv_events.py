@@ -84,11 +84,12 @@ class KvEvents:
         return len(self._blocks)
 
     def numbered(self, sequence: int) -> bool:
-        """Record the number ``sequence`` of a batch of KV events, before it is applied; return whether it does not follow the last one.
+        """Record the number of a batch of KV events, before it is applied; return True if it does not follow the last number.
 
-        Any number other than that of the previous batch plus one clears the prefix index (the assumed contents of the
-        cache) first. Returns False for the first batch. A larger number means that batches were lost. A smaller one means
-        that the engine has restarted, and its first batches may be lost, because messages never overtake each other.
+        ``sequence`` is the number. Any number other than that of the previous batch plus one clears the prefix index (the
+        assumed contents of the cache) first. Returns False for the first batch. A larger number means that batches were
+        lost. A smaller one means that the engine has restarted, and its first batches may be lost, because messages never
+        overtake each other.
         """
         is_gap = self.expected is not None and sequence != self.expected
         if is_gap:
@@ -99,9 +100,9 @@ class KvEvents:
     def apply(self, event: Any) -> bool:
         """Apply one KV event of an engine, decoded from its message; return False if its type or fields are unknown.
 
-        Blocks of a cache salt, an adapter or an image are ignored, because a plain prompt cannot hit them and their token ids
-        do not distinguish them from a plain prompt's blocks. For blocks in other memory than the GPU's, an engine may send
-        neither tokens nor a block size.
+        Blocks of a cache salt, an adapter or an image are ignored, because a plain prompt (without salt, adapter and image)
+        cannot hit them, and their token ids look like those of a plain prompt. For blocks in other memory than the GPU's,
+        an engine may send neither tokens nor a block size.
         """
         if isinstance(event, dict) and any(event.get(name) is not None for name in _SGLANG_NAMESPACES):
             return event.get("type") in _FIELDS

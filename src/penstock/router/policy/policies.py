@@ -164,7 +164,7 @@ class MinTtft(_Cheapest):
     def costs(self, pool: list[WorkerQueue[Any]], arrival: Arrival, estimates: Estimates) -> list[float]:
         """Return the estimated TTFT of a request at each worker of ``pool``, in simulated seconds.
 
-        The values are in the order of ``pool``. While no throughput is known, they are numbers of tokens to compute
+        The values are in the order of ``pool``. While no throughput is known, the values are numbers of tokens to compute
         before the first token instead.
         """
         return [
@@ -195,7 +195,7 @@ class KvCost(_Cheapest):
 class Preble(LeastPending):
     """Chooses the worker with the largest cached part if that is more than half of the prompt, else the least loaded worker.
 
-    This is Preble as described in the DualMap paper; see `PrebleE2` for the published algorithm.
+    This is Preble as the DualMap paper describes it; the algorithm that Preble's authors published is `PrebleE2`.
     """
 
     reason = "little is cached anywhere: least loaded"
@@ -232,11 +232,12 @@ _EXCESS_FROM: Final = 1.5
 
 
 def prefix_cost(worker: WorkerQueue[Any], arrival: Arrival, uncached: int, estimates: Estimates) -> float:
-    """Return the cost of a request at a worker, in tokens: those that wait before it plus 4 times its own uncached tokens.
+    """Return the cost of a request at a worker, in tokens: the tokens that wait there plus 4 times its own uncached tokens.
 
-    On a worker that takes s times as long per token as all workers together: s times the tokens before it, plus (3 + s)
-    times its own uncached tokens. On workers that decode as well, the prompt tokens of the requests being decoded are
-    added with a weight of 0.1 (`DECODE_WEIGHT`), and a higher one for a worker that decodes much more than the others.
+    On a worker that takes s times as long per token as all workers together, the cost is s times the tokens that wait
+    there, plus (3 + s) times the request's own uncached tokens. On workers that decode as well, the prompt tokens of the
+    requests being decoded are added with a weight of 0.1 (`DECODE_WEIGHT`), and a higher one for a worker that decodes much
+    more than the others.
 
     Args:
         worker: The worker.
@@ -286,10 +287,11 @@ def cheapest(
 ) -> tuple[WorkerQueue[Any], int]:
     """Return the worker of ``pool`` with the lowest prefix cost, and the number of tokens to compute there.
 
-    The prefix cost is the number of tokens that wait there, plus 4 times the request's own uncached tokens, see
-    `prefix_cost`. Of workers whose cost is within 2%, the one with the fewest blocks in its prefix index is chosen. Costs
-    are only calculated for workers that can be among the cheapest: the cost is never less than `HIT_WEIGHT` - 1 times the
-    request's own tokens, so that a worker with a large cached part rules out the workers without one.
+    The prefix cost is the number of tokens that wait there, plus 4 times the request's own uncached tokens; tokens cost
+    more on a slow worker. Of workers whose cost is within 2% of the lowest, the one with the fewest blocks in its prefix
+    index is chosen. Costs are only calculated for workers that can be among the cheapest: the cost is never less than
+    `HIT_WEIGHT` - 1 times the request's own tokens, so that a worker with a large cached part rules out the workers without
+    one.
     """
     uncached = [each.uncached(arrival) for each in pool]
     usual = _EXCESS_FROM * sum(each.decoding_tokens for each in pool) / len(pool)
@@ -344,14 +346,17 @@ class PrefixCostParameters:
 
 
 class PrefixCost:
-    """Chooses the worker with the lowest prefix cost (see `prefix_cost`); of more than 64 workers, the cheapest of a shortlist.
+    """Chooses the worker with the lowest prefix cost; if there are more than 64 workers, the cheapest of a shortlist.
 
-    On workers that decode as well, decoding tokens count too, with a higher weight if other workers decode fewer. Of workers
-    with about equal cost, the one with the fewest blocks in its prefix index is chosen.
+    The prefix cost of a worker is the number of tokens that wait there, plus 4 times the request's own uncached tokens.
 
-    The shortlist contains workers that served a similar prompt, idle ones, and some others in turn. For it, the workers that
-    served a prompt's first 1, 2, 4, 8, ... blocks and the complete prompt are remembered. So for another prompt that shares n
-    blocks with it, a match of more than n/2 blocks is found, and the worker's own index then gives the exact number.
+    On workers that decode as well, decoding tokens count too, with a higher weight if other workers decode fewer. Of
+    workers with about equal cost, the one with the fewest blocks in its prefix index is chosen.
+
+    The shortlist contains workers that served a similar prompt, idle ones, and some others in turn. For it, the workers
+    that served a prompt's first 1, 2, 4, 8, ... blocks and the complete prompt are remembered. So for another prompt that
+    shares n blocks with it, a match of more than n/2 blocks is found, and the worker's own index then gives the exact
+    number.
     """
 
     assigns = AssignTime.ON_ARRIVAL
@@ -452,13 +457,14 @@ WINDOW_S = 180.0
 class PrebleE2:
     """Preble's E2: exploit a cached prefix longer than the rest of the prompt, else explore the worker with the least recent load.
 
-    Unlike `Preble`, it compares the load that each worker was assigned over minutes, not the requests that wait there now.
-    Source: Srivatsa et al., "Preble", section 3.2, with the defaults of its published code: blocks that would be evicted cost
+    It compares the load that each worker was assigned over minutes, and not the requests that wait there now. Source:
+    Srivatsa et al., "Preble", section 3.2, with the defaults of its published code: blocks that would be evicted cost
     nothing, and prefixes are not moved later.
 
-    The load is the number of uncached tokens that a worker was assigned within the last three minutes (`WINDOW_S`, simulated),
-    plus the request's own. Preble adds the decode time of as many tokens as requests had on average. A router does not know
-    the output length in advance, so decode counts as in prefix cost, by the prompts of the requests being decoded.
+    The load is the number of uncached tokens that a worker was assigned within the last three minutes (`WINDOW_S`,
+    simulated), plus the request's own. Preble adds the decode time of as many tokens as requests had on average. A router
+    does not know the output length in advance, so decode counts as in prefix cost, by the prompts of the requests being
+    decoded.
     """
 
     assigns = AssignTime.ON_ARRIVAL

@@ -43,7 +43,8 @@ class Prefix:
     """The chained keys of one prompt, also packed into 8 bytes each, to compare many keys at once.
 
     Attributes:
-        keys: Keys as integers; see `Arrival.chain`.
+        keys: Keys as integers, one per block of the prompt (the first block can have several); each depends on all of the
+            prompt before its end.
         packed: The same keys as bytes, 8 bytes per key in native byte order.
     """
 
@@ -102,8 +103,8 @@ def token_keys(
         tokens: Token ids in [0, 2**32).
         block_tokens: Number of tokens per key, >= 1.
         engine_block_tokens: Number of tokens per block of the engine, a divisor of ``block_tokens``. The keys are then
-            chained over these blocks, so that `kv_events` can make the same keys from the engine's events. None if there are
-            no events.
+            chained over these blocks, so that the same keys can be made from the KV events in which the engine reports its
+            cached blocks. None if there are no events.
         seed: Seed of the key space, from `space_seed`.
 
     Raises:
@@ -241,7 +242,7 @@ class PrefixIndex:
         self.clear()
 
     def resize(self, capacity: int) -> None:
-        """Set the maximum number of blocks to ``capacity``; above it, the least recently used blocks are deleted."""
+        """Set the maximum number of blocks to ``capacity``; if more are stored, now or later, the least recently used ones are deleted."""
         self.capacity = capacity
         if self.count > capacity:
             self._forget(self.count - capacity)

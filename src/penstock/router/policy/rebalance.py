@@ -24,9 +24,9 @@ class RebalanceParams(NamedTuple):
     Attributes:
         slo_s: TTFT target in simulated seconds.
         bottleneck_s: Time without a computed prompt after which the prefills of a busy worker count as held up by its
-            decodes, in simulated seconds; see `decode_delay_s`.
+            decodes, in simulated seconds; the delay is then added to the estimated TTFT at the worker.
         now_s: Current time in simulated seconds.
-        hit_first: Whether queues are ordered by cached tokens; see `Lane.in_order`.
+        hit_first: Whether each queue serves the requests with the most cached tokens first; otherwise in order of arrival.
     """
 
     slo_s: float
@@ -38,9 +38,9 @@ class RebalanceParams(NamedTuple):
 def decode_delay_s(worker: WorkerQueue[T], estimates: Estimates, now_s: float, bottleneck_s: float) -> float:
     """Return the simulated seconds to add to the estimated TTFT at a worker whose prefills wait for its decodes; else 0.
 
-    Such a worker is limited by decode: it has prompts to compute, and the time since it last computed a prompt exceeds
-    the expected duration of its running prompts by ``bottleneck_s``. The delay is that time. DualMap's paper compares the
-    time alone with the limit, which long prompts exceed as well.
+    Such a worker is limited by decode: it has prompts to compute, and the time since it last computed a prompt exceeds the
+    expected duration of its running prompts by ``bottleneck_s``. The result is then the time since it last computed a
+    prompt. DualMap's paper compares this time alone with the limit, which long prompts exceed as well.
     """
     if not worker.running:
         return 0.0
@@ -55,7 +55,7 @@ def decode_bound(
     """Return the names of the workers for which requests wait although their prefills make no progress (limited by decode).
 
     Such a worker has prompts to compute, and the time since it last computed one exceeds the expected duration of its
-    running prompts by ``bottleneck_s`` simulated seconds; see `decode_delay_s`.
+    running prompts by ``bottleneck_s`` simulated seconds. Requests that wait there may be moved to another worker.
     """
     return [
         each.name

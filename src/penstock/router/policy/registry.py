@@ -40,7 +40,7 @@ def make_policy(config: RouterConfig, slo: SloConfig = DEFAULT_SLO) -> RoutingPo
     """Return a new policy as configured by a graph's router section (``config``) and SLO targets (``slo``).
 
     Raises:
-        ConfigError: the policy is not installed, or does not accept its parameters.
+        ConfigError: the policy that ``config`` names is not installed, or does not accept the parameters in ``config``.
     """
     kind = load(ROUTING_POLICIES, config.policy, kind="policy")
     policy: RoutingPolicy
@@ -80,10 +80,11 @@ SESSIONS = 65_536
 
 
 class StickySessions:
-    """Routes all requests of a session to the same worker, while that worker is eligible and has not failed them.
+    """Routes all requests of a session to the same worker, while that worker is eligible and has not failed the request.
 
     It is a `RoutingPolicy` that wraps another one; ``inner`` is the wrapped policy, and ``most`` the maximum number of
-    remembered sessions. `assigns`, `bottleneck_s` and `reads_usage` are those of the wrapped policy.
+    remembered sessions. The attributes ``assigns``, ``bottleneck_s`` and ``reads_usage`` have the values of the wrapped
+    policy.
     """
 
     def __init__(self, inner: RoutingPolicy, *, most: int = SESSIONS) -> None:

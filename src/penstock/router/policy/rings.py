@@ -22,7 +22,8 @@ no number, and its figures show one virtual node."""
 class HashRing:
     """A consistent-hash ring: maps a key to the next worker clockwise.
 
-    Each worker has 128 positions on the ring (virtual nodes). Rings with different ``seed`` have different positions.
+    Each worker has 128 positions on the ring (virtual nodes). Rings with different ``seed`` have different positions, so
+    that two rings map a key to two workers that are independent of each other.
     """
 
     def __init__(self, seed: int) -> None:
@@ -34,9 +35,9 @@ class HashRing:
         self._owners: list[str] = []
 
     def add(self, name: str) -> None:
-        """Add a worker to the ring; about an equal part of every other worker's keys is then mapped to it, no other key changes.
+        """Add a worker to the ring; about an equal part of every other worker's keys is then mapped to the new worker.
 
-        Does nothing if the worker is on the ring already.
+        The other keys keep their worker. Does nothing if the worker is on the ring already.
         """
         if name not in self._hashes:
             digest = xxhash.xxh3_64_intdigest

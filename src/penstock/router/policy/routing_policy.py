@@ -149,7 +149,8 @@ class PrefillThroughput:
     def learn(self, tokens: int, took_s: float) -> None:
         """Add one measurement: tokens computed, and the simulated seconds that this took; does nothing if ``tokens`` is 0.
 
-        ``took_s`` is 0 for the further requests of a batch; a negative value (the clock was set back) counts as 0.
+        ``took_s`` is 0 for the further requests of a batch, whose time the first request of the batch contains; a negative
+        value (the clock was set back) counts as 0.
         """
         if tokens > 0:
             self._set(self._tokens * _DECAY + tokens, self._seconds * _DECAY + max(0.0, took_s))
@@ -161,8 +162,8 @@ class PrefillThroughput:
     def is_own(self, idle_s: float) -> bool:
         """Return whether enough was measured on this worker to use its own throughput instead of that of all workers together.
 
-        Enough are measurements with the weight of one simulated second of prefill; their weight halves with each 60 s
-        without work.
+        Measurements with the weight of one simulated second of prefill are enough; the weight halves with each 60 s without
+        work.
 
         ``idle_s`` is the time for which the worker has had nothing to compute, in simulated seconds.
         """
@@ -174,9 +175,10 @@ class PrefillThroughput:
         self._set(self._tokens * weight, self._seconds * weight)
 
     def mixed(self, fleet: float | None, idle_s: float = 0.0) -> float | None:
-        """Return the worker's prefill throughput in tokens per simulated second, mixed with that of all workers; None if both are unknown.
+        """Return the worker's prefill tokens per simulated second, as a mean with ``fleet``; None if both are unknown.
 
-        The throughput of all workers has the weight of one second of measurement.
+        Where little was measured on the worker, the throughput of all workers is thus decisive: it has the weight of one
+        second of measurement.
 
         Args:
             fleet: Throughput of all workers together, in tokens/s; None if unknown.
@@ -206,7 +208,7 @@ class WorkerQueue(Generic[T]):
         throughput: Measured prefill throughput.
         line: Requests that wait for this worker, in order.
         queued_tokens: Number of uncached tokens of the requests that wait.
-        running: Requests that were dispatched and whose prompts are not computed yet, by item.
+        running: Requests that were dispatched and whose prompts are not computed yet, by the caller's identifier.
         running_tokens: Number of uncached tokens of the running requests.
         running_by_rank: `running_tokens` by rank of the tier, the highest tier first.
         running_prompt_tokens: Number of prompt tokens of the running requests, cached or not.
@@ -215,7 +217,7 @@ class WorkerQueue(Generic[T]):
             answers.
         progress_s: Time at which the worker last finished a prompt or became busy, in simulated seconds.
         relative_slowdown: Prefill time per token divided by that of all workers together, at the last measurement; 1 unless
-            the two differ by more than 25%. `Estimates.relative_slowdown` returns the present estimate.
+            the two differ by more than 25%. It multiplies the tokens that wait here, when policies compare workers.
     """
 
     __slots__ = (
@@ -268,8 +270,8 @@ class WorkerQueue(Generic[T]):
         """Return the uncached tokens that this worker has to compute before a request that arrives now.
 
         Late requests are those that can no longer meet their TTFT target. Without tiers, they are not included, because
-        they let the new one go first. With tiers, they are included, but requests of lower tiers are not: neither those
-        that wait here nor those in the engine, except the one whose prompt is being computed.
+        they let the new request go first. With tiers, late requests are included, but requests of lower tiers are not:
+        neither those that wait here nor those in the engine, except the one whose prompt is being computed.
         """
         line = self.line
         pending = self.queued_tokens - line.late_tokens + self.running_tokens + self.peer_tokens
@@ -286,7 +288,7 @@ class WorkerQueue(Generic[T]):
     def inflight_tokens(self) -> int:
         """Tokens of all requests in flight at the worker: prompts and generated tokens of this router's, and those of other routers.
 
-        Those of other routers are as last reported.
+        The tokens of other routers are counted as they last reported them.
         """
         return self.load.inflight_tokens + self.peer_tokens
 
@@ -407,11 +409,13 @@ class RoutingDecision(NamedTuple):
 
     Attributes:
         worker: Name of the chosen worker.
-        reason: Short phrase for logs.
+        reason: Short phrase that says why the policy chose the worker, for logs.
         other: Name of the other candidate, to which the request can be moved while it waits; empty if there is none.
-        is_hot: Whether both candidates would miss the TTFT target, so that requests waiting for them should be moved.
-        uncached: Number of tokens to compute on `worker`, if the policy has calculated it; else None.
-        other_uncached: Number of tokens to compute on `other`, if the policy has calculated it; else None.
+        is_hot: Whether both candidates would miss the TTFT target, so that the requests that wait at either should be moved
+            to their own other candidates where these start them sooner.
+        uncached: Number of tokens of the prompt to compute on `worker`, if the policy has calculated it; None leaves the
+            calculation to the caller.
+        other_uncached: Number of tokens of the prompt to compute on `other`; None if the policy has not calculated it.
     """
 
     worker: str
@@ -426,11 +430,12 @@ class RoutingPolicy(Protocol):
     """Chooses a worker for each request.
 
     A class with parameters also has a class method ``from_config``, which receives the graph's router section and its
-    ``spec.slo``. The optional attributes ``bottleneck_s`` and ``reads_usage`` are explained in the functions of the same
-    names.
+    ``spec.slo``. The optional attribute ``bottleneck_s`` is the number of simulated seconds without a computed prompt after
+    which the requests that wait for a worker may be moved to another one; ``reads_usage`` says whether the policy compares
+    the KV usage of the workers.
 
     Attributes:
-        assigns: When `route` is called for a request.
+        assigns: When `route` is called for a request: at arrival, or when a worker has free capacity.
     """
 
     assigns: AssignTime
@@ -454,14 +459,14 @@ class RoutingPolicy(Protocol):
 def bottleneck_s(policy: RoutingPolicy) -> float:
     """Return the simulated seconds without a computed prompt after which a busy worker's waiting requests may be moved away.
 
-    The prefills of such a worker are held up by its decodes, see `decode_delay_s`. It is the policy's attribute
-    ``bottleneck_s``; inf, also if the policy has no such attribute, never moves requests.
+    The prefills of such a worker are held up by the decodes on the same worker. The result is the attribute
+    ``bottleneck_s`` of ``policy``. It is inf if ``policy`` has no such attribute; inf never moves requests.
     """
     return float(getattr(policy, "bottleneck_s", inf))
 
 
 def reads_usage(policy: RoutingPolicy) -> bool:
-    """Return whether a policy reads the KV usage of prefill (or aggregated) workers; True if it has no ``reads_usage`` attribute."""
+    """Return whether a policy compares the KV usage of prefill (or aggregated) workers; True without an attribute ``reads_usage``."""
     return bool(getattr(policy, "reads_usage", True))
 
 
@@ -470,7 +475,7 @@ class LearnsPrompts(Protocol):
     """A policy that remembers where prompts were sent, in addition to each worker's prefix index."""
 
     def prompt_queued(self, arrival: Arrival, worker: str, workers: WorkerQueues) -> None:
-        """Record that another router has sent a request to a worker, which therefore has its prompt in the cache.
+        """Record that another router has sent a request to a worker, which therefore has the prompt of the request in the cache.
 
         Args:
             arrival: The request.
@@ -482,7 +487,7 @@ class LearnsPrompts(Protocol):
 class Estimates:
     """Estimated durations and throughputs, in the same way for every policy.
 
-    The fleet is all workers of the role together. All times are in simulated seconds.
+    All times are in simulated seconds.
 
     Attributes:
         throughput: Prefill throughput of all workers together; used for workers that have computed little yet.
@@ -525,8 +530,8 @@ class Estimates:
     def pending_tokens(self, worker: WorkerQueue[Any], arrival: Arrival | None = None) -> int:
         """Return the uncached tokens that a worker has to compute before a request that arrives now.
 
-        With ``arrival`` (that request), requests of lower tiers that it overtakes are left out, see
-        `WorkerQueue.pending_for`; None counts the requests of all tiers.
+        With ``arrival`` (that request), requests of lower tiers are left out, because ``arrival`` overtakes them; None
+        counts the requests of all tiers. What the worker should have computed already of its present prompt is subtracted.
         """
         pending = worker.pending_tokens if arrival is None else worker.pending_for(arrival)
         return pending - self.computed_tokens(worker) if worker.running else pending
@@ -543,8 +548,9 @@ class Estimates:
     def measured_slowdown(self, worker: WorkerQueue[Any]) -> float:
         """Return a worker's prefill time per token, divided by that of all workers together, calculated from the latest measurements.
 
-        Returns 1 if the two differ by at most 25%, or if little was measured on the worker. `relative_slowdown` instead
-        returns the value stored at the last measured prefill, if the worker has prompts to compute or that value is 1.
+        Returns 1 if the two differ by at most 25%, or if little was measured on the worker. The method `relative_slowdown`
+        returns a stored value in place of this one if the worker has prompts to compute or the stored value is 1: the
+        slowdown at the last measured prefill.
         """
         fleet, own = self.throughput.tokens_per_s, self.tokens_per_s(worker)
         if fleet is None or own is None or not worker.throughput.is_own(worker.idle_s(self.now_s)):

@@ -179,11 +179,11 @@ class SloMonitor:
         """Shed more requests of lower tiers if a higher tier misses its targets, or fewer if it meets them again.
 
         Requests are shed (rejected) in the steps `STEPS`. A step is taken at least ``stepSeconds`` after the last change,
-        and reversed at least ``recoverSeconds`` after it.
+        and taken back at least ``recoverSeconds`` after the last change.
 
-        ``waits`` contains, by tier, how long the requests that wait now have waited, in simulated seconds. Those above the
-        TTFT target have missed it already; while no worker makes progress, they are the only values. None counts no waiting
-        requests.
+        ``waits`` contains, by tier, how long the requests that wait now have waited, in simulated seconds. A wait above the
+        TTFT target counts as a target missed already; while no worker makes progress, these waits are the only
+        measurements. None counts no waiting requests.
         """
         settings, waits = self.settings, waits or {}
         since_s = self._changed_s

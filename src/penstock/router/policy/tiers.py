@@ -62,7 +62,8 @@ def share_of(tiers: TiersConfig, tier: Tier) -> float:
 def quantum(tiers: TiersConfig, tier: Tier) -> float:
     """Return the number of uncached tokens that a tier may be served in one round of sharing a worker's capacity.
 
-    The tier is premium, standard or background; the system tier is served before them and has no share.
+    The number is proportional to the share of the tier. The tier is premium, standard or background; the system tier is
+    served before them and has no share.
     """
     return tiers.round_tokens * share_of(tiers, tier)
 
@@ -83,7 +84,9 @@ T = TypeVar("T")
 
 
 class TierQueue(Generic[T]):
-    """Waiting requests by tier and tenant; has the same methods as `Lane`.
+    """The requests that wait for one worker, or in the central queue, in lanes by tier and tenant.
+
+    It has the same methods as `Lane`, the queue without tiers.
 
     Late requests (which can no longer meet their TTFT target) let others of their tier and tenant go first, and
     nevertheless count as pending: under overload almost all requests of a tier with a short target are late, so that a
@@ -158,8 +161,8 @@ class TierQueue(Generic[T]):
     def in_order(self, *, hit_first: bool) -> Iterator[QueuedRequest[T]]:
         """Iterate over the waiting requests, tier by tier from the highest, and tenant by tenant within a tier.
 
-        Requests that can no longer meet their TTFT target (late ones) are left out. ``hit_first`` orders by cached tokens
-        within a tenant's requests, see `Lane.in_order`.
+        Requests that can no longer meet their TTFT target (late ones) are left out. ``hit_first`` orders the requests of a
+        tenant by the number of cached tokens, the largest first, and then by arrival; otherwise by arrival alone.
         """
         for tier in self._tiers.values():
             for lane in tier.lanes.values():
@@ -178,11 +181,13 @@ class TierQueue(Generic[T]):
 
         Args:
             now_s: Current time in simulated seconds, for aging.
-            hit_first: See `Lane.next_up`.
-            is_late: See `Lane.next_up`.
-            urgent: Whether only an urgent request may be returned: one of the system tier, or of premium while its debt is
-                below 8 rounds (`BURST_ROUNDS`). Beyond that, premium waits its turn if a request of another tier waits as
-                well.
+            hit_first: Whether the requests of a tenant are ordered by the number of cached tokens, the largest first, and
+                then by arrival; otherwise by arrival alone.
+            is_late: Returns whether a request can no longer meet its TTFT target. Such late requests are served after the
+                others of their tier and tenant, except that every tenth turn is theirs. None treats no request as late.
+            urgent: Whether only an urgent request may be returned: one of the system tier, or of the premium tier while
+                that tier was served at most 8 rounds (`BURST_ROUNDS`) more than its share. Beyond that, premium waits its
+                turn if a request of another tier waits as well.
             begun: Whether a stream to be resumed, of any tier, may be returned if no request is urgent.
         """
         tier = self._urgent_tier() if urgent else self._next_tier(now_s)

@@ -81,15 +81,16 @@ class RouterApp:
     """Answers the router's HTTP requests; an attribute is None if the graph does not have that part.
 
     Attributes:
-        context: Objects that the parts of the router share.
+        context: Objects that the parts of the router share, such as settings, clock and connections.
         handler: Serves completion requests.
         page: Renders ``/metrics``.
         live_page: Serves ``/ui``.
         thresholds: This router's copy of the graph's busy thresholds.
         secret: Secret by which the graph's routers authenticate to each other.
         group: Connections to the other routers of the graph.
-        reader: Reads prefix keys of prompts; None if the policy does not use them.
-        access_log: Access log.
+        reader: Makes the prefix keys of prompts, by which policies recognize common prefixes; None if the policy does not
+            use such keys.
+        access_log: Log with one line per request.
         tiers: Determines the tier (priority class) of each request.
         tracing: Creates tracing spans.
         intake: Limits on the number and size of incoming requests, for HTTP and gateways together.

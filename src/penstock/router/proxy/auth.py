@@ -84,8 +84,8 @@ class TierIdentity(NamedTuple):
     """Tier and tenant of a request, or of all requests with a certain key.
 
     Attributes:
-        tier: Tier of the request. For a key, the highest tier that its requests may have, and the tier of requests that name
-            none.
+        tier: Tier of the request. For an API key, the highest tier that requests with the key may have, and the tier of
+            those that name no tier.
         tenant: Name of the tenant; empty if there is none.
     """
 
@@ -165,7 +165,10 @@ def _bearer_token(authorization: bytes | None) -> bytes | None:
 
 
 class KeyCheck:
-    """Checks the keys in Authorization headers (bearer tokens), by their digests like `TierKeys`."""
+    """Checks the keys in Authorization headers (bearer tokens) against a set of accepted keys.
+
+    Digests of the keys are compared, so that the time of a check reveals nothing about an accepted key.
+    """
 
     def __init__(self, keys: frozenset[bytes]) -> None:
         self._digests = frozenset(map(_digest, keys))
@@ -195,7 +198,7 @@ GRAPH_SECRET: Final = b"x-penstock-graph-secret"
 
 
 class GraphSecret:
-    """The secret by which the routers of a graph recognize each other's requests.
+    """The secret of a graph, which its routers send with requests to each other, so that the receiver recognizes them.
 
     Without a secret (empty bytes), no request counts as a router's.
 
@@ -270,7 +273,10 @@ class AdminCheck:
             )
 
     def allows(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Return whether a request with these headers may administer the router, see `check`."""
+        """Return whether a request with these headers may administer the router (drain workers, change thresholds).
+
+        The conditions are those for which `check` raises no exception.
+        """
         try:
             self.check(headers)
         except RequestRefused:

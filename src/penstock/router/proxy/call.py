@@ -35,7 +35,7 @@ class PrefillBeside:
 
     Attributes:
         assignment: Assignment to the prefill worker.
-        task: Task that calls the prefill worker.
+        task: Task that calls the prefill worker; the result of the task is how the prefill ended.
         response: Response of the prefill worker; None if none has arrived.
     """
 
@@ -140,7 +140,7 @@ class CompletionCall:
     def take_keys(self, keyed: Keyed) -> None:
         """Store the prefix keys of the request's prompt, and its exact number of tokens unless a worker has counted them already.
 
-        ``keyed`` contains both; the number can be missing there.
+        ``keyed`` contains both; the number is missing there (None) if the keys were made from bytes.
         """
         self.keyed = keyed
         if keyed.tokens is not None and not self.prompt_counted:
@@ -174,7 +174,7 @@ class CompletionCall:
 
     @property
     def said_tokens(self) -> int:
-        """Number of response tokens that the client has already and that the worker gets with the prompt, to resume the stream.
+        """Number of response tokens that the client has already, and that the worker gets with the prompt to resume the stream.
 
         0 unless an interrupted stream is resumed.
         """
@@ -309,7 +309,7 @@ class RequestTrace:
         call.end()
 
     def finish(self, call: CompletionCall, status: int, e2e_s: float, metrics: RouterMetrics) -> None:
-        """End the request's span, and use its trace id as the exemplar of the request's latencies in the metrics.
+        """End the request's span, and attach its trace id to the request's latencies in the metrics (exemplars).
 
         Args:
             call: The request.

@@ -76,8 +76,9 @@ _BOUNDS: Final = ((MAX_CONTAINERS, "objects and lists"), (MAX_STRINGS, "strings"
 def check_size(raw: bytes) -> Iterator[None]:
     """Count the objects, strings and values of a request's body, and check their limits, in steps: it yields after each step.
 
-    At each yield the caller can let other tasks run. Braces, quotes and commas are counted first wherever they are. Only
-    a body with too many of them is read string by string, because the text of a prompt may contain any number.
+    At each yield the caller can let other tasks run. Braces, quotes and commas are counted first wherever they are. Only a
+    body with too many of these characters is read string by string, because the text of a prompt may contain any number of
+    them.
 
     Raises:
         RequestRefused: 400, a limit is exceeded.
@@ -256,10 +257,10 @@ def encoded(body: dict[str, Any]) -> bytes:
 def changed_body(request: CompletionRequest, changes: dict[str, Any]) -> bytes:
     """Return the body that the client sent, as bytes, with ``changes`` added as keys at its end.
 
-    If the body already has one of these keys, it is encoded again with the new values.
+    If the body already has one of these keys, the body is encoded again with the new values.
 
     Raises:
-        RequestRefused: 400, as for `encoded`.
+        RequestRefused: 400, the body is nested deeper than orjson can write, which is 254 levels.
     """
     if not request.body.keys().isdisjoint(changes):
         # If a key occurs twice, not every JSON reader uses the last one.

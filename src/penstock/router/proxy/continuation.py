@@ -49,15 +49,17 @@ class EmittedPrefix:
         text: Text of the response that follows the prompt in the next request.
         shown: Text that the client has: `text`, plus the text that the next worker generates again.
         tokens: Number of tokens of `text`.
-        reported: Number of tokens that the client has received; those beyond `tokens` are generated again by the next worker.
+        reported: Number of tokens that the client has received; the tokens beyond `tokens` are generated again by the next
+            worker.
         head: Keys of the stream's events, with their values, that the events of the remaining part must repeat: ``id``,
-            ``created``, ``model``, ``object``. For the Responses API: those of the response, the id of its item, and the
-            number of its last event.
+            ``created``, ``model``, ``object``. For the Responses API: the keys of the response object, the id of the output
+            item, and the number of the last event.
         finish_reason: Finish reason of the response, if the client has it; only the end of the stream is then missing. None
             otherwise.
         has_usage: Whether the client has the event with the usage.
         refusal: Why another worker cannot resume the stream; empty if one can.
-        token_ids: Token ids of the prompt and of `text`, if the stream is resumed by tokens; empty if it is resumed by text.
+        token_ids: Token ids of the prompt and of `text`, if the stream is resumed by tokens; empty if it is resumed by
+            text.
     """
 
     text: str = ""
@@ -86,8 +88,8 @@ class Repeated:
     def new(self, text: Any) -> str:
         """Return the part of ``text`` that the client does not have yet.
 
-        ``text`` is the next text of the worker that resumes the stream. As soon as its text differs from what the client
-        has, all of it is new.
+        ``text`` is the next text of the worker that resumes the stream. As soon as the generated text differs from what the
+        client has, all further text is new.
 
         Raises:
             TypeError: ``text`` is not a string.
@@ -107,7 +109,8 @@ class StreamSeam(ABC):
 
     Attributes:
         tokens: Number of tokens of the first part; they count as output, and not as prompt.
-        usage: Usage of the entire stream; None until the remaining part has reported its own.
+        usage: Usage (token counts) of the entire stream; None until the worker of the remaining part has reported its own
+            usage.
     """
 
     def __init__(self, said: EmittedPrefix) -> None:
@@ -160,13 +163,15 @@ class BegunStream:
     """The state of a stream whose client has its first part, and which another worker could resume.
 
     Attributes:
-        kept: Record of the part of the stream that the present worker sends.
+        kept: Record of the part of the stream that the present worker sends, from which the request to another worker would
+            be made.
         request: Request of the client.
-        hides_ids: Whether token ids are removed from the events for the client, because the router has requested them and the
-            client has not.
-        said: Part that the present worker continues; None if it is the first worker.
+        hides_ids: Whether token ids are removed from the events for the client, because the router has requested them and
+            the client has not.
+        said: Part of the stream that the client had before, and that the present worker continues; None if the present
+            worker is the first one.
         last_real_s: ``time.monotonic()`` when the last token was relayed; 0 before it.
-        seam: Joins the present worker's events to the first part; None if it is the first worker.
+        seam: Joins the present worker's events to the part before; None if the present worker is the first one.
     """
 
     kept: StreamRecord
@@ -178,11 +183,12 @@ class BegunStream:
 
 
 def emitted_prefix(record: StreamRecord, before: EmittedPrefix | None = None) -> EmittedPrefix:
-    """Return the part of a stream that the client has, from all workers that have sent a part of it.
+    """Return the part of a stream that the client has, from all workers that have sent a part of the stream.
 
     Args:
         record: Record of the part that the present worker has sent.
-        before: Part that the client had before, which the present worker continues; None if it is the first worker.
+        before: Part that the client had before, which the present worker continues; None if the present worker is the first
+            one.
     """
     before, request = before or _NOTHING, record.request
     refusal = refusal_of_stream(record, before)
@@ -219,7 +225,8 @@ def refusal_of_stream(record: StreamRecord, before: EmittedPrefix | None = None)
 
     Args:
         record: Record of the part that the present worker has sent.
-        before: Part that this worker continues; None if it is the first worker.
+        before: Part that the client had before, which the present worker continues; None if the present worker is the first
+            one.
     """
     before, request = before or _NOTHING, record.request
     problem, by_text = record.problem(), refusal_of(request)
@@ -417,7 +424,7 @@ def _text_of(message: dict[str, Any]) -> str:
 
 
 class Seam(StreamSeam):
-    """Joins the parts of an interrupted completion or chat stream."""
+    """Joins the parts of an interrupted stream of the completions or chat API, so that the client sees one stream."""
 
     def __init__(self, said: EmittedPrefix, request: CompletionRequest) -> None:
         """Create the joint for the client's ``request``, of whose response the client has ``said``.

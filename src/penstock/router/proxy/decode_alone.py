@@ -19,7 +19,7 @@ class DecodeAlone:
     """One reason for which the decode worker computes a prompt itself, without a prefill worker.
 
     Attributes:
-        what: Description of the requests to which it applies, as in the table of docs/router.md.
+        what: Description of the requests to which the reason applies, as in the table of docs/router.md.
         why: Why a prefill worker cannot help.
         holds: Returns whether the reason applies to a request.
     """

@@ -99,8 +99,9 @@ class WorkerCalls:
     async def send(self, call: CompletionCall, step: Send) -> Answer:
         """Send a request to its assigned worker, and read the first part of the response.
 
-        Returns what is described at `Send`: that the prompt was computed, that the response has begun, or why not. If
-        ``step`` is a prefill that runs concurrently with decode, it is only started, and None is returned.
+        Returns that the prompt was computed (`PromptComputed`), that the response has begun (`Began`), or why neither is so
+        (`Problem`, `FailedTry`). If ``step`` is a prefill that runs concurrently with decode, it is only started, and None
+        is returned.
 
         Raises:
             ClientDisconnected: the client disconnected during a prefill that failed.
@@ -171,7 +172,7 @@ class WorkerCalls:
     def failed(
         self, call: CompletionCall, assignment: LiveAssignment, problem: ErrorReply | UpstreamError
     ) -> FailedTry | Problem:
-        """Report a worker's failure to answer to its circuit breaker, and return what this means for the request.
+        """Report to a worker's circuit breaker that the worker failed to answer, and return what this means for the request.
 
         ``problem`` is the worker's error response, or the reason for which there is no complete response. The result is a
         `FailedTry` (which says where the request may be retried), or a `Problem` that does not count against the worker
@@ -333,7 +334,9 @@ class WorkerCalls:
 
 
 def check_present(call: CompletionCall) -> None:
-    """Check that a request's client is still connected; during a prefill this is only noticed at its end.
+    """Check that a request's client is still connected; called at the end of a prefill.
+
+    A disconnection during the prefill is not noticed otherwise.
 
     Raises:
         ClientDisconnected: the client has disconnected.

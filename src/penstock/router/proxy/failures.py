@@ -95,9 +95,9 @@ def no_usable_answer(reason: str) -> ErrorResponse:
 def failed_try(error: UpstreamError, worker: Worker) -> tuple[FailedTry, ErrorResponse]:
     """Return the failure of a request at ``worker`` for the decision about retries, and the error response if it is not retried.
 
-    ``error`` is the reason for which there is no complete response. A ``total`` timeout is the request's own deadline, so
-    that no time is left for another try. The messages do not contain a worker's address, which must not leave the
-    cluster.
+    ``error`` is the reason for which there is no complete response. A timeout of the entire request (``total``) is not
+    retried, because no time is left for another try. The messages do not contain a worker's address, which must not leave
+    the cluster.
     """
     scope, is_timeout = RetryScope.ANYWHERE, False
     if isinstance(error, UpstreamConnectError):
@@ -129,8 +129,8 @@ _REFUSALS: Final[dict[RefusalReason, tuple[int, str]]] = {
 def refusal(error: AdmissionError) -> ErrorResponse:
     """Return the error response to a request that the router rejects, because it has no worker for it.
 
-    ``error`` contains the reason and the message. The body of a rejection that protects others (`REJECTIONS`) is flat, as
-    in Dynamo's document.
+    ``error`` contains the reason and the message. The body of a rejection for overload (`REJECTIONS`), which protects
+    requests in progress, is a flat object, as Dynamo's documentation describes it.
     """
     status, reason = _REFUSALS[error.reason]
     body, is_rejection = _body(status, str(error), reason), reason in REJECTIONS
@@ -193,7 +193,7 @@ class ErrorReply(Exception):  # noqa: N818 - what the worker said, not a fault o
 
     @property
     def is_at_capacity(self) -> bool:
-        """Whether the worker has refused the request for lack of capacity; it is neither shutting down nor broken."""
+        """Whether the worker has refused the request for lack of capacity, and is neither shutting down nor broken."""
         return self.status == 503 and any(mark in self.content for mark in _AT_CAPACITY_MARKS)
 
     @property

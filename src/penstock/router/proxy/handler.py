@@ -98,10 +98,11 @@ class CompletionHandler:
     """Serves completion requests within the router's limits, and reports outcomes to the workers' circuit breakers.
 
     Attributes:
-        exchanges_type: Class that calls workers.
-        retry_after_s: Minimum Retry-After of rejections in real seconds; can change while requests are in flight.
-        queries_of_death: Requests that killed workers and are rejected for some time.
-        moves: Streams that can be moved from draining workers.
+        exchanges_type: Class that calls workers and reports the outcomes; a subclass of this class can set another one.
+        retry_after_s: Minimum value of the Retry-After header of rejections, in real seconds; can change while requests are
+            in flight.
+        queries_of_death: Requests that have crashed workers, repeats of which are rejected for 10 simulated minutes.
+        moves: Moves streams from draining workers to other ones.
     """
 
     exchanges_type: ClassVar[type[WorkerCalls]] = WorkerCalls
@@ -171,8 +172,8 @@ class CompletionHandler:
         """Serve one request; every failure is answered with an error response, unless the client has disconnected.
 
         Raises:
-            RequestRefused: 400, the KV of its prompt cannot be transferred, and the decode workers of this graph compute
-                no prompts.
+            RequestRefused: 400, the KV of the request's prompt cannot be transferred, and the decode workers of this graph
+                compute no prompts.
         """
         self._check_kv_transfer(call.request)
         if call.request.endpoint.runs_model:

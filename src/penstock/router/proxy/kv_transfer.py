@@ -67,7 +67,7 @@ class PrefillAnswer:
 
 
 def source_of(worker: Worker) -> KvSource:
-    """Return how a decode worker finds a prompt's KV at a prefill worker: its address and a new random transfer id."""
+    """Return how a decode worker finds a prompt's KV at a prefill worker: the worker's address, and a new random transfer id."""
     host = urlsplit(worker.spec.url).hostname or ""
     return KvSource(host, worker.spec.side_channel_port, secrets.randbits(63), worker.kv_engine)
 
@@ -130,7 +130,8 @@ def read_prefill_answer(
 def read_usage(usage: Any) -> tuple[int | None, int | None, int | None]:
     """Return the prompt, completion and cached tokens of a ``usage`` object; None for each count that is missing.
 
-    The Responses API's names, input and output, are read as well.
+    The names of the Responses API (``input_tokens``, ``output_tokens``) are read as well. All three are None if ``usage``
+    is not an object.
     """
     if not isinstance(usage, dict):
         return None, None, None
@@ -144,7 +145,7 @@ def read_usage(usage: Any) -> tuple[int | None, int | None, int | None]:
 
 
 def with_cached_tokens(usage: dict[str, Any], cached_tokens: int | None) -> None:
-    """Replace the cached-token count in decode's ``usage`` by that of the prefill worker, in place.
+    """Replace, in place, the cached-token count in the ``usage`` of a decode worker by the count of the prefill worker.
 
     Decode counts every transferred token as cached, which is not the prompt's cache hit. If the prefill worker reports no
     count (None), the field becomes null: unknown, not zero.
@@ -167,7 +168,8 @@ def _count(value: Any) -> int | None:
 class KvTransfers:
     """Confirms that decode workers have read a prompt's KV before the response is sent to the client.
 
-    Also tells prefill workers to free the KV of prompts that no decode worker fetches.
+    If a prefill worker may have freed the KV blocks too early, the prompt is computed again. The class also tells prefill
+    workers to free the KV of prompts that no decode worker fetches.
     """
 
     def __init__(self, context: RouterContext) -> None:

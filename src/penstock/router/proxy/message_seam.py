@@ -15,7 +15,10 @@ _REASONS: Final = {"length": "max_tokens"}
 
 
 class MessageSeam(StreamSeam):
-    """Joins the parts of an interrupted stream of Anthropic's Messages API, which is one text block whose start the client has."""
+    """Joins the parts of an interrupted stream of Anthropic's Messages API, so that the client sees one stream.
+
+    The stream consists of one text block, whose start the client has: the events that start it are not sent again.
+    """
 
     def __init__(self, said: EmittedPrefix) -> None:
         super().__init__(said)

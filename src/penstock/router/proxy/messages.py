@@ -72,8 +72,8 @@ def _text(block: Any) -> str:
 def read_usage(usage: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return the numbers of prompt tokens and of cached prompt tokens in a usage object of Anthropic's Messages API.
 
-    None stands for a missing number. The API reports cached tokens separately from ``input_tokens``; the total includes
-    them.
+    A number is None if it is missing. The API reports cached tokens separately from ``input_tokens``; they are included in
+    the returned number of prompt tokens.
     """
     total = usage.get("input_tokens")
     if type(total) is int:
@@ -84,8 +84,9 @@ def read_usage(usage: Mapping[str, Any]) -> tuple[Any, Any]:
 def with_cached_tokens(usage: dict[str, Any], cached_tokens: int | None) -> None:
     """Replace the number of cached tokens in a decode worker's usage object by that of the prefill worker, in place.
 
-    Decode counts the tokens whose KV it fetched as cached. The object is one of Anthropic's Messages API. If the prefill
-    worker reports no number (None), all tokens become ``input_tokens``.
+    A decode worker counts the tokens whose KV it fetched as cached, although the prompt was not found in a cache. The
+    object is one of Anthropic's Messages API. If the prefill worker reports no number (None), all prompt tokens are counted
+    as ``input_tokens``, and the number of cached tokens is left out.
     """
     total, _ = read_usage(usage)
     for key in _CACHE_KEYS:

@@ -34,7 +34,7 @@ log = get_logger(__name__)
 class StreamMoves:
     """Moves streams away from workers that are draining (finish their requests and get no new ones), for one router.
 
-    It knows the streams that another worker could resume, by their present worker.
+    Only streams that another worker could resume are moved; they are recorded by their present worker.
     """
 
     def __init__(self, context: RouterContext, rests: StreamContinuations) -> None:

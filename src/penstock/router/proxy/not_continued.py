@@ -29,10 +29,10 @@ class NotContinued:
     A stream is resumed by text (the next worker's prompt ends with the text so far) or by tokens (it ends with their ids).
 
     Attributes:
-        what: Description of the requests or streams to which it applies, as in the table of docs/router.md.
-        why: Why another worker cannot continue exactly.
+        what: Description of the requests or streams to which the reason applies, as in the table of docs/router.md.
+        why: Why another worker cannot continue such a stream exactly.
         holds: Returns whether the reason applies to a request; None if it depends on what the worker has sent.
-        binds_tokens: Whether it also prevents the stream from being resumed by tokens; if False, only by text.
+        binds_tokens: Whether the reason prevents the stream from being resumed by tokens as well; if False, only by text.
     """
 
     what: str
@@ -237,7 +237,8 @@ def takes_tokens(request: CompletionRequest, context_tokens: int | None) -> bool
     Args:
         request: The client's request.
         context_tokens: Context length of the model in tokens; None if unknown. A chat without a limit on its response is
-            resumed as a completion that needs it as the limit, because a completion without one ends after 16 tokens.
+            resumed as a completion request, which needs this length as its limit, because a completion without a limit ends
+            after 16 tokens.
     """
     if request.endpoint.is_relayed:
         return False

@@ -105,12 +105,13 @@ _TEMPLATE_KEYS: Final = (
 
 
 class ExactKeys(NamedTuple):
-    """How prefix keys are made from tokens.
+    """How prefix keys (hashes of the blocks of a prompt, by which policies recognize common prefixes) are made from tokens.
 
     Attributes:
-        tokenizer: Tokenizer of the model; None if only prompts that are sent as ids have keys of tokens.
-        engine_block_tokens: Number of tokens per KV block of a worker, so that KV events have the same keys; None without
-            events.
+        tokenizer: Tokenizer of the model; None if keys are made from tokens only for prompts that clients send as token
+            ids.
+        engine_block_tokens: Number of tokens per KV block of a worker, so that the same keys can be made from the KV events
+            of workers; None if workers send no events.
     """
 
     tokenizer: PromptTokenizer | None = None

@@ -64,7 +64,7 @@ class QueriesOfDeath:
         The minutes are simulated ones.
 
         Raises:
-            RequestRefused: 422, it is rejected.
+            RequestRefused: 422, requests with this body are rejected now.
         """
         if not self._convicted:
             return

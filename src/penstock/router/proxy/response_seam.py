@@ -21,7 +21,8 @@ _OPENING: Final = frozenset(
 class ResponseSeam(StreamSeam):
     """Joins the parts of an interrupted stream of the Responses API, whose events are numbered.
 
-    ``before`` is the object of the previous continuation of the same stream; None for the first continuation.
+    ``before`` is the `ResponseSeam` that has joined the previous part of the same stream, if the stream was interrupted
+    before, so that the numbers continue; None at the first interruption.
 
     Attributes:
         number: Number of the last event that the client has.

@@ -24,8 +24,8 @@ def check_follow_up(body: Mapping[str, Any], pool: Iterable[Worker]) -> None:
         pool: All workers; prefill workers do not count, because they store no response.
 
     Raises:
-        RequestRefused: 400, the request refers to a response that another worker may have, or its response could only be
-            fetched later.
+        RequestRefused: 400, the request refers to an earlier response that only another worker may have stored, or asks for
+            a response that is generated in the background and can only be fetched later.
     """
     if body.get("background") is True:
         raise RequestRefused(

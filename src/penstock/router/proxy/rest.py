@@ -44,7 +44,7 @@ _LIMIT_BY_NAME: Final = {each.name: each for each in ROUTER_LIMITS}
 
 
 class StreamContinuations:
-    """Resumes the interrupted streams of one router on other workers."""
+    """Resumes the interrupted streams of one router on other workers, and counts and logs the outcomes."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class StreamContinuations:
         self._total = RecordedBytes()
 
     def asks_ids(self, request: CompletionRequest) -> bool:
-        """Return whether the worker of a request is asked for the token ids of its stream, by which another one could resume it."""
+        """Return whether the worker of a request is asked for token ids, by which another worker could resume the stream."""
         return (
             self._by_tokens
             and request.stream
@@ -71,7 +71,7 @@ class StreamContinuations:
         )
 
     def begin(self, call: CompletionCall) -> BegunStream | None:
-        """Return the state of a stream that starts, or is resumed by another worker; it is recorded so that it can be resumed.
+        """Return the state of a stream that starts, or is resumed by another worker; the stream is recorded from now on.
 
         Returns None if no other worker could resume the stream if it breaks off.
         """
@@ -103,7 +103,7 @@ class StreamContinuations:
         return partial(observe_without_ids, observe) if begun.hides_ids else observe
 
     def said(self, begun: BegunStream, meter: RelayMeter) -> tuple[dict[str, Any] | None, int]:
-        """Return the usage object and the number of output tokens of the entire stream, when a worker's part of it has ended.
+        """Return the usage object and the number of output tokens of the entire stream, when the part of the present worker has ended.
 
         The usage object is None if no worker has sent one.
         """

@@ -16,7 +16,8 @@ class ApiEndpoint(StrEnum):
             no stream, and there are no prefix keys.
         is_optional: Whether a worker of the right model may lack the endpoint, because the engine, its version or the model
             does not support it.
-        runs_model: Whether the model runs for a request; a tokenizer's response says nothing about the model's load.
+        runs_model: Whether the model runs for a request; False for the tokenizer's endpoints, whose response times say
+            nothing about the model's load.
     """
 
     is_relayed: bool

@@ -145,19 +145,19 @@ class RelayMeter:
         assignment: The request's assignment to the worker, whose token count is updated.
         on_first_token: Called at the first token.
         arrived_real_s: ``time.monotonic()`` when the request arrived.
-        dispatched_real_s: ``time.monotonic()`` when the prompt was dispatched, in the last try, to the worker that
-            computes it.
+        dispatched_real_s: ``time.monotonic()`` when the prompt was dispatched, in the last try, to the worker that computes
+            it.
         speed: Time factor: simulated seconds per real second, 1 in production.
-        prefilled: Response of the prefill worker, whose cached-token count replaces that in usage events; None leaves
-            them unchanged.
+        prefilled: Response of the prefill worker, whose cached-token count replaces that in usage events; None leaves them
+            unchanged.
         kept: Record of the relayed events, by which another worker could resume the stream; None records nothing.
         may_go_on: Whether another worker can resume the stream. If it can, only complete events are relayed, and no error
             event.
         tokens: Number of events with text so far; one token each unless the worker batches them.
         ttft_s: Time from arrival to first token, in simulated seconds; None before it.
-        usage: The last usage object, as it was relayed; None if there was none.
+        usage: The last usage object (token counts), as it was relayed; None if there was none.
         is_done: Whether ``[DONE]``, or the last event of the Responses API, was relayed.
-        has_error: Whether an error event came. It is relayed unless the stream can be resumed.
+        has_error: Whether an error event came. The error event is relayed unless another worker can resume the stream.
         last_real_s: ``time.monotonic()`` at the last token; 0 before the first one.
     """
 

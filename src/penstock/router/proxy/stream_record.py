@@ -93,11 +93,12 @@ class StreamRecord:
             caller must call `read` every 128 reads (`BATCH`).
         unread: Reads (bytes of complete events) that were added and not parsed yet.
         request: Request of the client.
-        by_tokens: Whether the router asks for token ids, to resume the stream by them.
+        by_tokens: Whether the router asks for token ids, so that the next worker can get the ids of the prompt and the text
+            as its prompt.
         tokens: Number of tokens of the text.
         characters: Number of characters of the text.
         head: Keys of the events, with their values, that the events of a continuation must repeat.
-        finish_reason: Finish reason of the response; None if it has not come.
+        finish_reason: Finish reason of the response; None if the event with the reason has not come.
         has_usage: Whether the event with the usage has come.
         token_ids: Token ids of the text, if the events contain them.
         prompt_ids: Token ids of the prompt, if the events contain them.
@@ -202,9 +203,10 @@ class StreamRecord:
         return "".join(self._texts)
 
     def steps(self) -> Iterator[tuple[int, int]]:
-        """Yield, for each event with text from the last to the first, how many tokens and characters the client has after it.
+        """Yield, for each event with text from the last to the first, the numbers of tokens and characters up to its end.
 
-        It ends at an event at which the text can certainly be cut to resume the stream.
+        The iteration ends at an event after which the text can certainly be cut, so that another worker resumes the stream
+        there.
         """
         for run in reversed(self._runs):
             yield from run.steps()

@@ -24,8 +24,8 @@ _OVERLOADED: Final = (429, 503)
 class LiveTiers:
     """Determines the tier (priority class) of each request of one router by the API key, a header or the model name.
 
-    It also reports the requests' ends to the router core, which counts them and their latencies by tier, and counts
-    requests whose tier was lowered.
+    It also reports the ends of requests to the router core, which counts the requests and their latencies by tier, and it
+    counts the requests whose tier was lowered.
 
     Attributes:
         config: Tiers section of the graph; replaced by `configure`.

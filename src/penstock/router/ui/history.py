@@ -32,7 +32,7 @@ class _Mark(NamedTuple):
 
 
 class Cost:
-    """GPU-seconds that the graph has used since the number of GPUs was first known, and those of fleets with a fixed size.
+    """GPU-seconds that the graph has used since the number of GPUs was first known, and, for comparison, those of fleets of a fixed size.
 
     All times are in simulated seconds.
     """
@@ -106,7 +106,7 @@ class RouterHistory:
             self._mark(now_s)
 
     def minute(self, now_s: float) -> dict[str, Any]:
-        """Return traffic and latencies of the last minute, or of the time since the start if that is shorter."""
+        """Return traffic and latencies of the last simulated minute, by name; of the time since the start if that is shorter."""
         now = self._read(now_s)
         then = next((each for each in self._marks if each.at_s >= now_s - _WINDOW * STEP_S), now)
         return {
@@ -119,8 +119,8 @@ class RouterHistory:
     def series(self, now_s: float, minute: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the values to plot: `points`, and a last one for the present time.
 
-        The last point contains the figures of ``minute``, the result of `minute`; its rates are those of the last complete
-        step.
+        The last point contains the figures of ``minute``, the result of the method `minute`; its rates are those of the
+        last complete step.
         """
         points = list(self.points)
         rates = ("arrivals_per_s", "rejected_per_s")
@@ -129,7 +129,7 @@ class RouterHistory:
         return [*points, now] if not points or now_s > points[-1]["at_s"] else [*points[:-1], now]
 
     def traffic(self, now_s: float) -> dict[str, Any]:
-        """Return the summary of the last minute in ``GET /workers``; TTFTs are None if there was no stream."""
+        """Return the summary of the last simulated minute that ``GET /workers`` shows, by name; TTFTs are None if there was no stream."""
         minute = self.minute(now_s)
         ttft = minute["ttft"]
         return {

@@ -91,7 +91,10 @@ class LivePage:
             await asyncio.sleep(max(_LEAST_REAL_S, clock.to_real_s(STEP_S)))
 
     def speeds(self, now_s: float) -> tuple[dict[str, WorkerSpeed], dict[str, str]]:
-        """Return each worker's speed over the last minute, and the texts of `slow_workers`; both by worker name."""
+        """Return each worker's speed over the last minute, and a text about each slow worker; both by worker name.
+
+        A worker is slow if it is at least 3 times slower than the median of the others of its role.
+        """
         counts = {each.name: each.speed for each in self._pool}
         found = self._speeds.read(counts, {each.name: each.spec.role.value for each in self._pool}, now_s)
         return found, slow_workers(found)
@@ -110,7 +113,7 @@ class LivePage:
         """Answer a GET request; ``check`` decides who may see the state.
 
         Raises:
-            RequestRefused: 401 or 403, as for all administration; 404 for a path that is neither of the two.
+            RequestRefused: 401 or 403, as for all administration; 404 for a path other than ``/ui`` and ``/ui/state``.
         """
         if request.path in {"/ui", "/ui/"}:
             if check.is_off:

@@ -37,7 +37,7 @@ WRONG: Final = (KeyError, TypeError, ValueError, AttributeError)
 
 @dataclass(frozen=True, slots=True)
 class ShownPlanner:
-    """The state of a planner and its graph, as the page shows it; None and empty values are unknown.
+    """The state of a planner and its graph, as the live page (``/ui``) shows it; None and empty values are unknown.
 
     Attributes:
         standing: ``current``; ``stale``: too old, or the planner reports that it is not running; ``missing``: never read;
@@ -48,13 +48,15 @@ class ShownPlanner:
         budget: Maximum number of GPUs; None also if there is no maximum.
         phase: Phase of the planner in one word.
         desired: Desired replicas, by role.
-        next_decision_s: Time until the next decision in simulated seconds; None also while the planner adjusts.
+        next_decision_s: Time until the next decision in simulated seconds; None also while the planner carries out a
+            decision.
         elapsed_s: Simulated seconds since the planner's first start.
         changes: Changes, newest first, each with ``id``, ``sentence``, ``reason``, ``at_s`` (simulated seconds since the
             planner's first start; None if unknown), and on Kubernetes ``time`` (RFC 3339; empty if unknown).
         newest: Sentences that explain the newest decision, whether or not it changed anything.
         problems: Problems that impair the planner's scaling.
-        silent_real_s: Real seconds since the planner last wrote, if it should have written since.
+        silent_real_s: Real seconds since the planner last wrote its state, if it should have written again since; else
+            None.
         pool: The GPU pool in the graph's status; None if the graph is in none.
     """
 
@@ -75,7 +77,10 @@ class ShownPlanner:
 
     @classmethod
     def of_graph(cls, standing: str, words: str, graph: GraphSpec) -> ShownPlanner:
-        """Return the state that is known from a graph's manifest alone; ``standing`` and ``words`` are the attributes of that name."""
+        """Return the state that is known from a graph's manifest alone, without the planner's own state.
+
+        ``standing`` says how current the state is, and ``words`` why; both become the attributes of the same names.
+        """
         gpus = None
         if graph.engine_gpus is not None:
             prefill, decode = graph.engine_gpus
@@ -95,7 +100,7 @@ class ShownPlanner:
 
 
 class PlannerReader:
-    """Returns a fixed state, for a graph without a planner or an unknown one; subclasses read the planner's state."""
+    """Returns a fixed state, for a graph without a planner or an unknown one; subclasses read the state of a running planner."""
 
     def __init__(self, state: ShownPlanner) -> None:
         self._state = state
@@ -174,7 +179,7 @@ class StateFileReader(PlannerReader):
 def planner_state(data: Mapping[str, Any], *, age_s: float, stale_s: float) -> ShownPlanner:
     """Return the state in a planner's state file, which was written ``age_s`` real seconds ago. Pure.
 
-    It is stale if ``age_s`` exceeds ``stale_s``.
+    The state is stale if ``age_s`` exceeds ``stale_s``.
 
     Raises:
         KeyError, TypeError, ValueError, AttributeError: the data are not those of such a file.
