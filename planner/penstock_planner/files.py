@@ -99,9 +99,9 @@ class FileThread:
     def close(self) -> None:
         """Wait until all pictures are drawn and all queued operations are done, then stop the thread.
 
-        Gives up on queued writes after 20 real seconds (`CLOSE_S`), also on those of pictures after another 20, and
-        after 2 real seconds (`LATE_S`) in which the writing thread makes no progress because the disk hangs. What is
-        not written by then is lost. Does nothing if the thread is not running.
+        Gives up on queued writes after 20 real seconds (`CLOSE_S`), on writes of pictures after another 20, and after 2
+        real seconds (`LATE_S`) in which the writing thread makes no progress because the disk hangs. What is not
+        written by then is lost. Does nothing if the thread is not running.
         """
         if not self._thread.is_alive():
             return

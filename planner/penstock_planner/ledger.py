@@ -96,7 +96,7 @@ class FormerRuns:
 
     @classmethod
     def before_now(cls, folder: Path) -> FormerRuns:
-        """Return the records that the ledger (decision log) in ``folder`` holds now, without any that are written later."""
+        """Return a reference to the records that the ledger (decision log) in ``folder`` holds now, without records that are written later."""
         path = folder / FILE_NAME
         try:
             return cls(path, path.stat().st_size)
@@ -368,7 +368,7 @@ class Ledger:
     def begin(self, header: Mapping[str, Any]) -> None:
         """Write the header record of this run to the ledger (the planner's decision log).
 
-        If that fails, it is written together with the next record that can be written.
+        If that fails, the header is written together with the next record that can be written.
         """
         self._header = None
         self.try_append(header)

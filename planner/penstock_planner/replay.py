@@ -158,7 +158,7 @@ def _plain(state: PlannerState) -> Any:
 def what_if(
     ledger: LedgerFile, changes: Mapping[str, Any], on_record: OnRecord = lambda _number: None
 ) -> tuple[int, list[tuple[Record, Decision]]]:
-    """Return the number of recorded decisions, and those that would differ with other settings.
+    """Return the number of recorded decisions, and the decisions that would differ with other settings.
 
     Roll-backs of scale-ups are not included. Each decision is recomputed from its recorded metrics and state. The
     result therefore tells what the planner would have decided at that time, not how the load would have developed after

@@ -79,7 +79,7 @@ class ShareWindow:
     """Observed and predicted fraction of requests on time in one window of ten minutes (`WINDOW_S`).
 
     Attributes:
-        at_s: Start of the window, simulated seconds since the same start as the decisions' times.
+        at_s: Start of the window, in simulated seconds, counted from the same start as the times of the decisions.
         requests: Number of first tokens and rejected requests.
         served, predicted: Observed and predicted fraction on time, 0-1.
     """

@@ -57,7 +57,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PlannerService:
-    """What one planner process outside Kubernetes runs with.
+    """Settings and inputs of one planner process outside Kubernetes.
 
     Attributes:
         options: Options of the planner.
@@ -215,7 +215,7 @@ def made_folder(folder: Path) -> Path:
     """Create the folder if it does not exist, and return it.
 
     Raises:
-        ConfigError: it cannot be created.
+        ConfigError: the folder cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -98,7 +98,7 @@ class PlannerStats:
         self._interval_s, self._rejected = None, 0.0
 
     def restarted(self) -> None:
-        """Record that a planner loop has ended, since the next loop counts its errors in writing the decision log from 0 again."""
+        """Record that a planner loop has ended, so that errors in writing the decision log add up although each loop counts them from 0."""
         self._errors_seen = 0
 
     def tick(self, view: PlannerView) -> None:
@@ -155,7 +155,7 @@ class PlannerStats:
         self.demands = []
 
     def due(self, now_s: float) -> Iterator[tuple[float, float]]:
-        """Yield (simulated time, uncached prompt tokens/s) of each forecast that was made for a time up to ``now_s``, only once."""
+        """Yield (simulated time, uncached prompt tokens/s) of each forecast for a time up to ``now_s`` that was not yielded before."""
         while self._expected and self._expected[0][0] <= now_s:
             self._due = heapq.heappop(self._expected)
             yield self._due

@@ -128,7 +128,8 @@ class Report:
         last_decision: Sentence of the newest decision that changed replicas; empty if there is none.
         decision_id: Id of that newest decision; empty if there is none.
         decision_time: Time of that newest decision (RFC 3339); empty if there is none.
-        earlier: Earlier decisions that changed replicas, newest first, as in the status; at most 9 (`_SHOWN_EARLIER`).
+        earlier: Earlier decisions that changed replicas, newest first, each with the text fields that the status shows;
+            at most 9 (`_SHOWN_EARLIER`).
         served_in_time: Observed percentage of the last half hour's requests that met the TTFT target, such as
             ``99.2%``; empty if unknown.
         predicted_in_time: Percentage that the planner's latency model predicts for the same requests and workers; empty
@@ -280,9 +281,9 @@ class StatusListener:
         """Update the graph's report by a decision, and pass it on at once if the decision changes replicas.
 
         From the decision come the limits that keep a role from the replicas it needs, the fractions of requests on
-        time, the replicas requested from a GPU pool, and the reasons of failed scale-ups. Its sentences are only
-        reported if it changes replicas, or if it is the first decision after the planner stopped leaving a role to
-        another client that had set the role's replicas.
+        time, the replicas requested from a GPU pool, and the reasons of failed scale-ups. The sentences of the decision
+        are only reported if it changes replicas, or if it is the first decision after the planner stopped leaving a
+        role to another client that had set the role's replicas.
         """
         self._follow_limits(decision)
         self._follow_shares(decision)

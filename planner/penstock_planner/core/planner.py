@@ -123,8 +123,8 @@ class PlannerCore:
             history: State read from the ledger (the decision log); None if there is none.
             first_sequence: Number of decisions known to have been made even if the ledger was lost. Ids of new
                 decisions continue after it.
-            gone_s: Simulated seconds since the ledger's newest record, by the wall clock. Used if the times in
-                ``history`` were measured on another clock, so that they cannot be compared with ``now_s``.
+            gone_s: Time since the ledger's newest record by the wall clock, converted to simulated seconds. Used if the
+                times in ``history`` were measured on another clock, so that they cannot be compared with ``now_s``.
         """
         self._now_s, self._effects = now_s, []
         self._ticks = self._tick_by_tick(self._begin(history, first_sequence, gone_s))

@@ -65,8 +65,8 @@ class TickSchedule:
     def next_start_s(self) -> float:
         """Return the simulated time, in seconds, at which the next interval starts.
 
-        It is the end of this interval. If the last pull (metrics scrape) was a full interval or more after that end, it
-        is the time of that pull. This interval must have a pull.
+        The next interval starts at the end of this interval, or at the time of the last pull (metrics scrape) if that
+        pull was a full interval or more after the end. This interval must have a pull.
         """
         last_s = self.pulls[-1].at_s
         return self.end_s if last_s < self.end_s + self.interval_s else last_s

@@ -108,7 +108,8 @@ class DecideConfig:
             nothing is stated.
         startup_timeout_s: Longest start-up of a replica to wait for, > 0.
         switches_roles: Whether workers can change between prefill and decode without a restart.
-        parameters: Parameters that only the policy of ``mode`` has. None means its defaults, or that it has none.
+        parameters: Parameters that only the policy of ``mode`` has. None means the defaults of these parameters, or
+            that the policy has no parameters of its own.
         grant: GPUs that a GPU pool lets the graph hold now, in place of ``max_gpu_budget``. None if the graph is in
             no pool.
         grant_note: Name of that pool and of the graphs that hold the GPUs which this graph lacks, in words. Empty if it
@@ -209,7 +210,7 @@ class DecideConfig:
 
     @property
     def unbounded(self) -> DecideConfig:
-        """Return the configuration without limits on GPUs and on replicas per decision if the graph is in a GPU pool; else this one.
+        """Return the configuration without limits on GPUs and on replicas per decision if the graph is in a GPU pool; else this configuration.
 
         It is used to calculate how many replicas the graph would have if the pool granted all GPUs that it requests.
         """
@@ -217,7 +218,7 @@ class DecideConfig:
 
     @property
     def within_pool(self) -> DecideConfig:
-        """Return the configuration with the GPUs that a GPU pool grants the graph as its budget; this one if the graph is in no pool."""
+        """Return the configuration in which the budget is the GPUs that a GPU pool grants the graph; this configuration if the graph is in no pool."""
         return self if self.grant is None else replace(self, max_gpu_budget=self.grant)
 
     @property

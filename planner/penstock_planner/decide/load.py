@@ -216,8 +216,8 @@ def propose(role: Role, pulls: Sequence[Pull], signal: Signal, config: DecideCon
 
     Growing needs the lower bound of the load above the up threshold. Shrinking needs an interval without unknown
     values, with its mean below the down threshold. Both comparisons are strict. Requests that were rejected or timed
-    out would have waited: if they are more than 1% (`REJECTED_MOST`) of the arrivals, the role grows, and a single one
-    keeps it from shrinking.
+    out would have waited: if they are more than 1% (`REJECTED_MOST`) of the arrivals, the role grows, and a single such
+    request keeps the role from shrinking.
 
     Args:
         role: Role to decide on.

@@ -52,7 +52,7 @@ class PoolCounts:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Requests at the frontend between the previous pull and this one, and those waiting now, summed over all routers.
+    """Requests that reached the frontend between two pulls (metrics scrapes), and requests waiting at the later pull, summed over all routers.
 
     Counts are differences of counters over ``period_s``; gauges are values at the pull. A source that cannot provide
     one of the values returns no `Demand` at all, except for the fields that can be None. "Late" means over the latency

@@ -276,10 +276,10 @@ class SourceChain:
         self._serving = sources[0].name
 
     async def read(self, query: Query) -> Readings:
-        """Return a reading for each value in the query, from the first source that has it; never raises because a source failed.
+        """Return a reading for each value in the query, from the first source that has the value; never raises because a source failed.
 
-        The demand is that of the first source which knows it. A source that cannot provide demand is not queried if
-        only the demand is missing.
+        The demand (requests at the routers) is taken from the first source that knows the demand. A source that cannot
+        provide demand is not queried if only the demand is missing.
         """
         workers = [worker.name for worker in query.kv_workers]
         wanted: list[Key] = [(_KV, name) for name in workers]

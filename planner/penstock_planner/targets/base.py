@@ -38,7 +38,8 @@ class TargetState:
             not an adjustment.
         endpoints: Addresses of the ready workers.
         edited: Roles whose number of replicas another client than the planner has set since the last snapshot.
-        writers: Name of the client that set each role's number of replicas last; roles for which it is unknown are missing.
+        writers: Name of the client that set the number of replicas last, by role; a role for which the client is
+            unknown is absent.
         failures: Newest reason for which a replica of a role counts as failed, by role. A failed replica holds no GPU
             and is not counted in ``pools``.
         never_ready: Reason for which a replica that counts as starting will never become ready, for each role with such a replica.
@@ -93,9 +94,9 @@ class Target(Protocol):
     ) -> None:
         """Move workers from the role ``giver`` to the role ``taker``, so that both roles have their desired ``replicas``.
 
-        Returns when the switch is recorded. From then on the workers count as starting replicas of ``taker``, which
-        need no start-up (`PoolCounts.switching`). The backend completes every switch; one that is impossible becomes a
-        start of a new replica. Repeated calls do nothing.
+        Returns when the switch is recorded. From then on the workers count as starting replicas of ``taker`` that need
+        no start-up (field ``switching`` of the counts). The backend completes every switch; a switch that is impossible
+        becomes a start of a new replica. Repeated calls do nothing.
 
         Args:
             giver: Role that loses workers.

@@ -75,9 +75,9 @@ class Growth(StrEnum):
 class ShadowFleets:
     """Fleets of one role that are simulated alongside the real one, all with the same `Growth`, one for each floor.
 
-    A floor is the minimum number of replicas that a fleet keeps even while they are idle. Each attribute is a tuple: in
-    ``started_s``, element n - 1 belongs to the n-th replica, in the other ones to the fleet with floor n. Times are
-    durations in simulated seconds.
+    A floor is the minimum number of replicas that a fleet keeps even while the replicas are idle. Each attribute is a
+    tuple: in ``started_s``, element n - 1 belongs to the n-th replica, in the other ones to the fleet with floor n.
+    Times are durations in simulated seconds.
 
     Attributes:
         started_s: Seconds since the start of the n-th replica in the fleets whose floor is below n, at most the
@@ -247,7 +247,9 @@ class Hindsight:
 
 @dataclass(frozen=True, slots=True)
 class PulledLoad:
-    """Load of one role in one decision interval. Times are durations in simulated seconds, rounded to sixteenths.
+    """Load of one role in one decision interval, which simulated fleets serve.
+
+    Times are durations in simulated seconds, rounded to sixteenths.
 
     Attributes:
         dt_s: Length of the interval, > 0.
@@ -266,12 +268,12 @@ class PulledLoad:
         hold_s: Time for which a fleet keeps an idle replica, >= ``startup_s``.
         sizes: Largest floor (minimum number of replicas, even while idle) that can be chosen, >= 1.
         least: Smallest floor that can be chosen, >= 1.
-        existing: Number of existing replicas. At the first interval they count as needed, because a person requested
-            them. 0 if the number is not evidence of need.
+        existing: Number of existing replicas. At the first interval all existing replicas count as needed, because a
+            person requested them. 0 if the number is not evidence of need.
         served_at_once_by: Number of replicas with which no request was observed to wait, so that with this number or
             more no request is counted as late (over the TTFT target); None if unknown.
-        is_in_time_first: Whether requests that can still meet the TTFT target are served before those that cannot, so
-            that only the requests beyond what the workers can serve are late.
+        is_in_time_first: Whether requests that can still meet the TTFT target are served before requests that cannot,
+            so that only the requests beyond what the workers can serve are late.
     """
 
     dt_s: float

@@ -98,7 +98,8 @@ class ItlView(Protocol):
 class ObservedWorkers:
     """Throughput, KV usage and permitted utilisation of a graph's workers, as learned from observations.
 
-    The rules for growing and shrinking read them. In mode sla, they are taken from a performance profile instead.
+    The rules for growing and shrinking read these values. In mode sla, a subclass takes the values from a performance
+    profile instead.
     """
 
     @property

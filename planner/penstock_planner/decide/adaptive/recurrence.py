@@ -67,7 +67,7 @@ class Recurrence:
     def is_known(self) -> bool:
         """Whether it is known when demand needs more replicas than the configured minimum.
 
-        It is, if such demand returns with a period, or if there was none in twelve hours.
+        True if such demand returns with a known period, or if there was no such demand in twelve hours.
         """
         return bool(self.period) or (self.slots == SLOTS_MOST and self.asked == "0")
 

@@ -31,7 +31,7 @@ class WindowComparison:
 
     Attributes:
         requests: Number of first tokens plus requests rejected or timed out.
-        late: Number of those requests that were late: over the TTFT target, rejected or timed out.
+        late: Number of requests among ``requests`` that were late: over the TTFT target, rejected or timed out.
         arrivals: Number of requests that arrived in the interval.
         predicted_late: Number of those arrivals that the latency model predicts to be late, including those that are
             late with any number of workers.
@@ -68,7 +68,7 @@ class ModelComparison:
             applies.
         backlog_s: Work that the simulation of the real fleet has left to do now, in seconds of one worker.
         requests: Number of first tokens sent plus requests rejected or timed out.
-        late: Number of those requests that were late.
+        late: Number of requests among ``requests`` that were late.
         arrived: Number of requests that arrived.
         predicted_late: Number of those arrivals that the latency model predicts to be late, including those that are
             late with any number of workers.
@@ -190,6 +190,6 @@ class ModelComparison:
     def for_other_graph(self) -> ModelComparison:
         """Return the state with which another graph of the same model starts: all counts are reset.
 
-        Only the fraction of its measured throughput that a simulated worker is assumed to do (``share``) is kept.
+        Only ``share`` is kept: the fraction of the measured throughput that a simulated worker is assumed to do.
         """
         return ModelComparison(share=self.share)

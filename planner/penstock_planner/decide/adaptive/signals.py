@@ -439,7 +439,8 @@ class KvLoad:
 
     The two sums ``light_s`` and ``done_tokens`` lose weight with a time constant of 2 minutes. ``light_s /
     done_tokens`` is the KV use that one prompt token causes, in seconds of one full worker, if workers decode as fast
-    as idle ones ("light" load). Times prompt tokens/s, it is the number of workers whose KV caches would be full.
+    as idle ones ("light" load). This value times prompt tokens/s is the number of workers whose KV caches would be
+    full.
 
     Attributes:
         load: Level and slope of the KV usage, summed over the workers (1.0 for a full one), waiting requests included.

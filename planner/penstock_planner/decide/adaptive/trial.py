@@ -57,7 +57,8 @@ class Trial:
     (`SPAN_S`). All times are durations in simulated seconds.
 
     Attributes:
-        requests: Number of served requests, decayed. During a trial only those since the replica on trial became ready.
+        requests: Number of served requests, decayed. During a trial only requests since the replica on trial became
+            ready.
         late: Number of unexplained late requests among ``requests``, decayed; negative if fewer are late than
             predicted.
         seen_s: Seconds in which those requests were served, decayed.
@@ -133,7 +134,7 @@ class Trial:
         return float(HOLDS_S * 2 ** max(0, min(self.failed_trials, MAX_FAILED_TRIALS) - 1))
 
     def is_late(self, allowed: float) -> bool:
-        """Return whether the number of late requests exceeds the one that the planner predicted by significantly more than allowed.
+        """Return whether the number of late requests exceeds the number that the planner predicted by significantly more than allowed.
 
         Late means over the TTFT target, or for the role that decodes also over the ITL target. The planner's latency
         model predicts how many requests are late for lack of workers. The excess is significant if it exceeds the

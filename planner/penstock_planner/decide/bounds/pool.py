@@ -23,7 +23,7 @@ POOL: Final = "pool"
 
 
 def bid(proposals: Proposals, facts: Facts) -> Proposals:
-    """Return the proposals with the bid of each role added: the number of replicas that it requests from the GPU pool.
+    """Return the proposals with the bid of each role added: the number of replicas that the role requests from the GPU pool.
 
     Returns the proposals unchanged if the graph is in no GPU pool. This rule comes before the rules that reduce the
     proposals.
@@ -38,12 +38,12 @@ def bid(proposals: Proposals, facts: Facts) -> Proposals:
 
 
 def bids_of(proposals: Sequence[RoleProposal], config: DecideConfig) -> dict[Role, RoleBid]:
-    """Return, by role, the replicas that it requests from the GPU pool (its bid), regardless of available GPUs.
+    """Return each role's bid for GPUs of the GPU pool, by role: the number of replicas that the role requests, whether or not GPUs are available.
 
-    A bid is within the role's own minimum and maximum. If the pool grants the graph fewer GPUs than it requested, a
-    role requests replicas only for its arriving requests and not for its queue. A queue grows as long as any role lacks
-    workers, and most of its requests are late already. A bid that grew with the queue would take GPUs from the graph's
-    other role and from other graphs.
+    A bid also contains the role's minimum and the GPUs of one replica; the number is within the role's minimum and
+    maximum. If the pool grants the graph fewer GPUs than it requested, a role requests replicas only for its arriving
+    requests and not for its queue. A queue grows as long as any role lacks workers, and most of its requests are late
+    already. A bid that grew with the queue would take GPUs from the graph's other role and from other graphs.
     """
     found = {}
     for each in proposals:

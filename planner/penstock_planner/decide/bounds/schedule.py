@@ -22,7 +22,7 @@ def keep_ceilings(proposals: Proposals, facts: Facts) -> Proposals:
 
 
 def note(proposals: Proposals, facts: Facts) -> Proposals:
-    """Return the proposals with the active schedule entries recorded on each role for which they set a minimum or maximum.
+    """Return the proposals with the active schedule entries recorded on each role for which an entry sets a minimum or maximum.
 
     The record becomes the first of the role's steps.
 

@@ -62,7 +62,8 @@ class Projection:
     def needed(self, role: Role) -> int:
         """Return the minimum number of replicas of a role that meet the latency targets and have room in the KV cache, from 1 to 1000.
 
-        The workers' throughput and latencies are those of the performance profile, corrected by observed values.
+        The workers' throughput and latencies are those of the performance profile, multiplied by the learned ratio of
+        observed to profiled values.
 
         The maximum is `REPLICAS_MOST`; it is also returned if no number is enough.
         """
@@ -200,7 +201,7 @@ class RoleNeed:
 
     @property
     def wanted(self) -> int:
-        """Return the replicas that the role would have without a GPU budget: those that meet the latency targets, within its bounds."""
+        """Return the number of replicas without a GPU budget: as many as meet the latency targets, within the role's minimum and maximum."""
         reachable = self.needed if self.most is None else min(self.needed, self.most)
         return max(self.floor, reachable)
 
@@ -320,17 +321,17 @@ def limited(
     """Return the proposals limited to each role's share of the GPU budget, with explanations if demand exceeds the limits.
 
     A role's share is the number of replicas that `divide_budget` gives it. The explanation names the limit that binds
-    and the expected latency. If all roles then have clearly larger fractions of the replicas they need, a role above
-    its share gives up a replica for the other role. Returns the proposals unchanged if no role grows, or if a role
-    shrinks because of a lowered budget.
+    and the expected latency. A role above its share gives up a replica for the other role if this makes the smallest
+    fraction of all roles (replicas divided by needed replicas) clearly larger. Returns the proposals unchanged if no
+    role grows, or if a role shrinks because of a lowered budget.
 
     Args:
         proposals: One proposal per role.
         projection: Demand when a replica requested now could be ready.
         config: Bounds and budget.
         gpus: GPUs held by existing workers, draining ones included.
-        out_of_hold_down: Roles that neither grew nor shrank recently, so that they are allowed to shrink. Only they can
-            give up a replica.
+        out_of_hold_down: Roles that neither grew nor shrank recently, so that they are allowed to shrink. Only these
+            roles can give up a replica.
     """
     is_lowered = any(each.reason is Reason.ABOVE_BUDGET for each in proposals)
     if is_lowered or not any(each.action is Action.UP for each in proposals):
