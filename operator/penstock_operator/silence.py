@@ -40,7 +40,10 @@ log = get_logger(__name__)
 
 
 class PlannerSilence:
-    """Monitors the Lease of one installation's planner and reports in its graphs if the planner has stopped renewing it."""
+    """Monitors the Lease (leader election) of one installation's planner.
+
+    If the planner has stopped renewing the Lease, this is reported in the status of each graph that has a planner.
+    """
 
     def __init__(
         self,

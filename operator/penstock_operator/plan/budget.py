@@ -215,8 +215,8 @@ def releases(
     """Return which pods with a scheduling gate can start within the GPU budget, and why the others have to wait.
 
     Args:
-        pods: All worker pods of the graph; pods whose gate this operator has just removed must be without it (see
-            `released`).
+        pods: All worker pods of the graph; pods whose gate this operator has just removed must be passed without the
+            gate, although the watch still shows it.
         budget: Maximum number of GPUs of existing workers; None means no limit.
         priorities: ``scaling.priority`` by service; 0 for services that are not listed.
         held: Replicas of each service that occupied GPUs at the previous reconcile; empty if unknown.

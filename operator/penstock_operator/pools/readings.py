@@ -31,7 +31,10 @@ T = TypeVar("T")
 
 
 class PoolReadings:
-    """Cache of the newest reading of each pool's nodes, by the pool's UID, and of each namespace's ResourceQuotas."""
+    """Cache of the GPU counts of each pool's nodes, by the pool's UID, and of each namespace's ResourceQuotas.
+
+    It limits how often nodes, pods and ResourceQuotas are listed for the allocation of GPUs.
+    """
 
     def __init__(self, client: KubeClient, *, now_s: Callable[[], float] = time.monotonic) -> None:
         self._client = client
