@@ -121,12 +121,12 @@ def _newest_header(records: tuple[Record, ...], folder: Path) -> Record:
 
 
 def in_words(known: LearnedStateExport) -> str:
-    """Return a planner's learned state as text, with one line for the served model and one per role."""
+    """Return the learned state of a planner as text: one line for the served model, and one for each role."""
     return "\n".join([f"model {known.model}", *memory_in_words(known.memory, known.gpus)])
 
 
 def memory_in_words(remembered: Memory, gpus_of: Mapping[Role, int]) -> list[str]:
-    """Return a planner's learned state as lines of text, one per role.
+    """Return a list of lines that describe a planner's learned state, one for each role.
 
     In mode sla, another line compares observed times with those of the performance profile.
 

@@ -125,7 +125,7 @@ def may_switch(graph: GraphDeployment, *, has_gates: bool) -> bool:
 
 
 def why_disabled(graph: GraphDeployment) -> str:
-    """Return the reason for which a graph has no planner, in words; empty if it has one."""
+    """Return the reason for which a graph has no planner, in words; empty if the graph has a planner."""
     planner = graph.spec.planner
     if not planner.enabled:
         return "spec.planner.enabled is false"

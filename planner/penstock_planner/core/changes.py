@@ -78,6 +78,6 @@ def recorded_changes(decision: Mapping[str, Any]) -> tuple[ReplicaChange, ...]:
 def without_pending_scale_up(state: PlannerState, role: Role) -> PlannerState:
     """Return the planner's state without the role's pending scale-up, one whose replicas are not all ready yet.
 
-    Used if the backend (Kubernetes or local processes) refused the scale-up, or if it was dropped.
+    Used if the backend (Kubernetes or local processes) refused the scale-up, or if the scale-up was dropped.
     """
     return replace(state, roles={**state.roles, role: replace(state.of(role), pending_replicas=None)})

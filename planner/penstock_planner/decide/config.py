@@ -303,7 +303,7 @@ def targets_of(slo: SloConfig) -> dict[str, Any]:
 
 
 def config_from(plain: Mapping[str, Any]) -> DecideConfig:
-    """Return the configuration from the plain data that `to_plain` made of it. Absent keys take their default."""
+    """Return the configuration from plain data (values by field name, as in a ledger record). Absent fields take their default."""
     fields = {
         key: value for key, value in plain.items() if key != "baseline"
     }  # a key in ledgers of versions in which policies had no parameters

@@ -75,7 +75,7 @@ def sources_of(
         graph: The graph; None if none was given.
         frontend: Inputs of the sources.
         labels: Labels that select the graph's series in Prometheus.
-        has_router: Whether the URLs of the graph's routers are known. If not, routers are no source.
+        has_router: Whether the URLs of the graph's routers are known. If not, the sources do not include routers.
 
     Raises:
         ConfigError: the preferred source is not available.
