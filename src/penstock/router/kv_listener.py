@@ -61,7 +61,9 @@ _LAST_FRAMES: Final = 2
 
 
 async def replayed(zmq: Any, context: Any, address: str, first: int) -> AsyncGenerator[tuple[int, bytes]]:
-    """Yield a worker's batches from number ``first`` (>= 0) on, each with its number, until the response ends or times out.
+    """Yield a worker's earlier batches of KV events from number ``first`` (>= 0) on, each as its number and its bytes.
+
+    The iteration ends when the worker's response ends or times out.
 
     Args:
         zmq: The module ``zmq.asyncio``.

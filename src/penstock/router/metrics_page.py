@@ -28,7 +28,7 @@ _Rows = Sequence[tuple[Sequence[str], float | BucketCounts | None]]
 
 @dataclass(eq=False)
 class MetricsPage:
-    """Renders ``/metrics``; an attribute is None if the graph does not have that part.
+    """Renders ``/metrics``, the metrics of one router; an attribute is None if the graph does not have that part.
 
     Attributes:
         context: Shared objects of the router.

@@ -228,7 +228,11 @@ class GraphThresholds:
         return True
 
     def are_known_to(self, state: ThresholdState | None, sent: KeyVersions) -> bool:
-        """Return whether another router, which sends ``state`` with the versions ``sent``, has all values of this one or newer ones."""
+        """Return whether another router has all thresholds of this router, or newer ones.
+
+        ``state`` contains the thresholds that the other router has sent (None if they were never changed there), and
+        ``sent`` their versions.
+        """
         if state is None:
             return not self.state.version
         return all(

@@ -102,8 +102,8 @@ class CircuitBreaker:
     def is_failing(self) -> bool:
         """Whether the worker is ejected or should be: the circuit is not closed, or enough requests in a row have failed.
 
-        Enough are `threshold` requests. The circuit can be closed in spite of that many failures, because too many workers
-        of the role are ejected already.
+        Enough are `threshold` requests. The circuit stays closed in spite of that many failures if too many workers of the
+        role are ejected already.
         """
         return not self.is_closed or self.failures >= self.threshold
 

@@ -314,7 +314,7 @@ class DispatchQueue(Generic[T]):
             worker.forget(queued)
 
     def cancel(self, item: T) -> None:
-        """Remove a waiting request, for example because its client has disconnected; does nothing if it does not wait."""
+        """Remove a waiting request, for example because its client has disconnected; does nothing if the request does not wait."""
         queued = self._requests.get(item)
         if queued is None or queued.started_s is not None:
             return

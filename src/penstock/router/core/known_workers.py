@@ -154,7 +154,10 @@ class KnownWorkers(Generic[T]):
             self.estimates.throughput.learn_other(tokens_per_s)
 
     def peer_tokens(self, name: str) -> int:
-        """Return the tokens that other routers have in flight at a worker, as last reported; 0 if it cannot be sent requests now."""
+        """Return the tokens that other routers have in flight at the worker ``name``, as last reported.
+
+        Returns 0 if the worker cannot be sent requests now.
+        """
         worker = self.eligible.get(name)
         return 0 if worker is None else worker.peer_tokens
 

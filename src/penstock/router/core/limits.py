@@ -141,8 +141,8 @@ def worker_wait_s(config: RetriesConfig, startup_s: Iterable[float] = ()) -> flo
 
     Args:
         config: Retry settings; ``continuationWaitSeconds`` is returned if it is set.
-        startup_s: ``startupTimeoutSeconds`` of the graph's workers. Otherwise the longest of these startup timeouts is
-            returned, at most 600 s (`MAX_WORKER_WAIT_S`); 600 s if it is empty.
+        startup_s: ``startupTimeoutSeconds`` of the graph's workers. If ``continuationWaitSeconds`` is not set, the longest
+            of these startup timeouts is returned, at most 600 s (`MAX_WORKER_WAIT_S`); 600 s if there are none.
     """
     if config.continuation_wait_seconds is not None:
         return config.continuation_wait_seconds

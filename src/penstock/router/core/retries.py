@@ -394,8 +394,8 @@ class RetryScope(Enum):
 
     Attributes:
         NOWHERE: It is not retried.
-        ELSEWHERE: On another worker only.
-        ANYWHERE: On any worker, the failed one included.
+        ELSEWHERE: It is retried on another worker only.
+        ANYWHERE: It is retried on any worker, the failed one included.
     """
 
     NOWHERE = auto()
@@ -433,9 +433,10 @@ class RequestTries:
     Attributes:
         retries: Number of retries.
         timeouts: Number of tries that failed by a timeout.
-        avoid: Names of the workers that have failed the request.
+        avoid: Names of the workers that have failed the request; the next try uses other workers if there are any.
         unproven: Assignments with failures that are not proven to be the worker's fault yet.
-        lost_transfers: KV transfers of the request that were lost, the oldest first.
+        lost_transfers: KV transfers of the request that were lost, the oldest first; a later successful transfer shows
+            which worker was at fault.
     """
 
     retries: int = 0

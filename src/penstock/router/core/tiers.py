@@ -145,16 +145,20 @@ class AwaitingFirstToken(KeyedAmounts[tuple[str, int]]):
 
 
 class ShareExcess:
-    """Number of prompt tokens by which the requests of each tier exceed its share of what the workers could compute; never below 0."""
+    """Number of prompt tokens by which each tier's requests exceed its share of what the workers could compute; never below 0.
+
+    It grows with each request and shrinks with time, so that a tier that has requested too much recently is recognized.
+    """
 
     def __init__(self) -> None:
         self._excess: dict[Tier, float] = dict.fromkeys(SHARED, 0.0)
         self._at_s = float("-inf")
 
     def add(self, tier: Tier, tokens: float, most: float) -> None:
-        """Add requested prompt tokens to a tier's excess, which is limited to 2 * ``most`` tokens so that it can recover soon.
+        """Add requested prompt tokens to a tier's excess, but not beyond 2 * ``most`` tokens.
 
-        ``most`` is the number of tokens that a tier may request at once beyond its share (a burst).
+        ``most`` is the number of tokens that a tier may request at once beyond its share (a burst). The limit lets a tier
+        that has requested far too much be back within its share soon.
         """
         if tier in self._excess:
             self._excess[tier] = min(2 * most, self._excess[tier] + tokens)

@@ -72,7 +72,9 @@ class WorkerPage:
 
 
 async def read_page(pool: ConnectionPool, url: str, timeouts: Timeouts, *, own_names: OwnNames) -> WorkerPage:
-    """Fetch and parse the metrics page at ``url``; ``own_names`` are the runtime's names of metrics where they differ from vLLM's.
+    """Fetch the metrics page of a worker at ``url`` through the connections ``pool``, and return the values in it.
+
+    ``own_names`` are the runtime's names of metrics where they differ from vLLM's.
 
     Raises:
         UpstreamError: no complete response came.
@@ -153,7 +155,7 @@ class WorkerWatch:
         return asyncio.get_running_loop().time() - self._pool.lag_s
 
     def sync(self) -> None:
-        """Start a task for every new worker, and end the tasks of workers that left and have no requests."""
+        """Start a task for every new worker, and end the tasks of workers that were removed and have no requests any more."""
         pool = self._admission.core.pool
         current = {*pool, *pool.leaving}
         for worker in [worker for worker in self._tasks if worker not in current]:

@@ -270,11 +270,11 @@ class GatewayStream:
     # ------------------------------------------------------------------ what a response and a responder ask for
 
     def pause_reading(self) -> None:
-        """Stop reading the response until `resume_reading`."""
+        """Stop reading the worker's response from Envoy until `resume_reading` is called."""
         self._reads.clear()
 
     def resume_reading(self) -> None:
-        """Continue to read the response."""
+        """Continue to read the worker's response from Envoy, after `pause_reading`."""
         self._reads.set()
 
     def abort(self) -> None:
@@ -291,7 +291,7 @@ class GatewayStream:
         self._answers.put_nowait(None)
 
     def given_away(self) -> None:
-        """Do nothing: there is no other protocol on this connection."""
+        """Do nothing; called when a connection changes from HTTP to another protocol, which a stream of Envoy cannot."""
 
 
 class GatewayResponder(Responder):

@@ -44,7 +44,11 @@ _BY_GATEWAY: Final = "gateway"
 
 
 class SubsetPicker:
-    """A picker (chooser of workers) that chooses only workers in the subset that a request's gateway names; wraps another picker."""
+    """Chooses only workers in the subset that the gateway names in a request; all workers if the gateway names no subset.
+
+    The choice is made by the wrapped ``picker``, which is told to avoid the workers outside of the subset. Prefill workers
+    are not restricted, because gateways do not know them.
+    """
 
     def __init__(self, picker: Picker, core: LiveCore) -> None:
         self._picker = picker

@@ -131,7 +131,8 @@ class Status(_Struct, tag=0):
 class Follow(_Struct, tag=1):
     """Message to the picker: the sender accepts the receiver as the picker, the router that chooses the workers for all.
 
-    `InFlight` messages follow for its running requests, then `Ask` messages for its waiting requests.
+    The sender then sends an `InFlight` message for each of its running requests, and an `Ask` message for each of its
+    waiting requests.
 
     Attributes:
         term: Election term, >= 1.
@@ -227,7 +228,7 @@ class WorkerOutcome(_Struct, tag=7):
 class Release(_Struct, tag=8):
     """Message to the picker (the router that chooses workers for all): a request of the sender has left its worker.
 
-    Also sent if the request no longer waits. ``number`` is the request's number.
+    Also sent if a request that waited for a worker no longer needs one. ``number`` is the request's number.
     """
 
     number: Count

@@ -301,7 +301,7 @@ class PickerServer:
 
     @property
     def followers(self) -> int:
-        """Number of routers that accept this one as the picker (the router that chooses workers for all) in its election term."""
+        """Number of routers that accept this one as the picker (the router that chooses workers for all) in the present term."""
         return sum(each.is_followed for each in self.sessions)
 
     def open(self) -> Session:

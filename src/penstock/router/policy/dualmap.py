@@ -26,11 +26,11 @@ from penstock.router.policy.routing_policy import (
 
 
 class PairChoice(StrEnum):
-    """How one of the two candidates is chosen.
+    """How the DualMap policy chooses one of the two candidate workers that its hash rings give for a prompt.
 
     Attributes:
         SLO_AWARE: The one with more cached tokens, unless it would miss the TTFT target; then the less loaded one.
-        CACHE_AFFINITY: The one with more cached tokens. An ablation of the paper, like the next two.
+        CACHE_AFFINITY: The one with more cached tokens. An ablation of DualMap's paper, like the next two.
         LEAST_LOADED: The one with fewer pending tokens.
         MIN_TTFT: The one with fewer pending and uncached tokens together.
         PREFIX_COST: The one with the lower prefix cost: the tokens that wait there plus 4 times the uncached tokens of the
@@ -63,7 +63,7 @@ class DualMap:
         cold_share: Fraction of these requests below which a prefix is no longer hot, 0-1; None uses 1/n.
         start_depth: Number of blocks of a key while no prefix is hot.
         decode_bottleneck_s: Simulated seconds without a computed prompt after which a worker counts as limited by decode,
-            so that requests that wait for it may be moved; T in the paper.
+            so that requests that wait for it may be moved; T in DualMap's paper.
     """
 
     slo_s: float = 5.0

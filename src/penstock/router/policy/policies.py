@@ -177,9 +177,9 @@ class MinTtft(_Cheapest):
 class KvCost(_Cheapest):
     """Chooses the worker by Dynamo's cost: uncached prompt tokens (pending there, and the request's own) plus KV blocks in use.
 
-    ``prefill_load_scale`` and the overlap credit are 1, and the weight of a request is 0: Dynamo's defaults. KV blocks are
-    counted from a request's dispatch until its prompt is computed, which is all that a router in front of prefill workers
-    observes. The blocks of the request itself are the same on every worker and are left out.
+    Dynamo's parameters have their defaults: ``prefill_load_scale`` and the overlap credit are 1, and the weight of a
+    request is 0. KV blocks are counted from a request's dispatch until its prompt is computed, which is all that a router
+    in front of prefill workers observes. The blocks of the request itself are the same on every worker and are left out.
     """
 
     reason = "lowest KV cost"
@@ -336,10 +336,11 @@ class PrefixCostParameters:
     """Parameters of `PrefixCost` in ``policyParameters``.
 
     Attributes:
-        idle_slo_share: Fraction of the TTFT target, in (0, 1]. A request whose estimated TTFT at the cheapest worker exceeds
-            it goes to an idle worker that is sooner. None always waits for the cheapest worker. Chosen: the largest value that
-            tolerates estimates which are wrong by a fifth; 1 serves fewer requests on time on the workload *shared* of the
-            planner's benchmark, 0.6 fewer on arXiv (bench/routing/RESULTS.md).
+        idle_slo_share: Fraction of the TTFT target, in (0, 1]. A request whose estimated TTFT at the cheapest worker
+            exceeds this fraction of the target goes to an idle worker whose estimated TTFT is smaller. None always waits
+            for the cheapest worker. Chosen: the largest value that tolerates estimates which are wrong by a fifth; 1 serves
+            fewer requests on time on the workload *shared* of the planner's benchmark, 0.6 fewer on arXiv
+            (bench/routing/RESULTS.md).
     """
 
     idle_slo_share: Annotated[float, Field(gt=0, le=1)] | None = 0.8

@@ -54,7 +54,7 @@ def decode_bound(
 ) -> list[str]:
     """Return the names of the workers for which requests wait although their prefills make no progress (limited by decode).
 
-    Such a worker has prompts to compute, and the time since it last computed one exceeds the expected duration of its
+    Such a worker has prompts to compute, and the time since it last computed a prompt exceeds the expected duration of its
     running prompts by ``bottleneck_s`` simulated seconds. Requests that wait there may be moved to another worker.
     """
     return [

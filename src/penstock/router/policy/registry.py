@@ -67,7 +67,7 @@ def entry_policy(config: RouterConfig, slo: SloConfig = DEFAULT_SLO) -> RoutingP
 
 
 def decode_policy(config: RouterConfig, slo: SloConfig = DEFAULT_SLO) -> RoutingPolicy:
-    """Return a new policy for decode workers: the configured one if it assigns a request when a worker is free, else least-loaded.
+    """Return a new policy for decode workers: the configured policy if it assigns when a worker is free, else least-loaded.
 
     Policies that assign on arrival choose by prefixes; for decode, free KV blocks and load are decisive.
     """

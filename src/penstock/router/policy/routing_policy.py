@@ -170,7 +170,7 @@ class PrefillThroughput:
         return self._seconds * _weight(idle_s) >= _BORROWED_S
 
     def idled(self, idle_s: float) -> None:
-        """Reduce the weight of the measurements after ``idle_s`` simulated seconds without work; it halves every 60 s."""
+        """Reduce the weight of the measurements after ``idle_s`` simulated seconds without work; the weight halves every 60 s."""
         weight = _weight(idle_s)
         self._set(self._tokens * weight, self._seconds * weight)
 
@@ -323,8 +323,8 @@ class WorkerQueue(Generic[T]):
     def put(self, queued: QueuedRequest[T], uncached: int | None = None, *, is_first: bool = False) -> None:
         """Add a request to those that wait for this worker, after all others or (``is_first``) before them.
 
-        Its prompt counts as cached at the worker from now on. ``uncached`` is the number of its tokens to compute here;
-        None calculates it.
+        The request's prompt counts as cached at the worker from now on. ``uncached`` is the number of tokens of the prompt
+        to compute here; None calculates the number.
         """
         queued.worker = self.name
         queued.cached_keys = self.index.use(queued.arrival.prefix)
@@ -472,7 +472,10 @@ def reads_usage(policy: RoutingPolicy) -> bool:
 
 @runtime_checkable
 class LearnsPrompts(Protocol):
-    """A policy that remembers where prompts were sent, in addition to each worker's prefix index."""
+    """A policy that remembers where prompts were sent, in addition to each worker's prefix index (assumed cache contents).
+
+    It is told about the requests that other routers have sent to workers.
+    """
 
     def prompt_queued(self, arrival: Arrival, worker: str, workers: WorkerQueues) -> None:
         """Record that another router has sent a request to a worker, which therefore has the prompt of the request in the cache.

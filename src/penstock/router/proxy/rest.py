@@ -143,7 +143,7 @@ class StreamContinuations:
         return continuation_request(begun.request, said, context_tokens=self._context_tokens)
 
     def left(self, call: CompletionCall, meter: RelayMeter) -> StreamLeft:
-        """Return how many tokens of a stream the client has, and its maximum, without parsing the stream's events."""
+        """Return how many tokens of a stream the client has, and the maximum of the stream, without parsing its events."""
         begun = _begun(call)
         before = 0 if begun.seam is None else begun.seam.tokens
         limits = (begun.request.body.get(key) for key in LIMITS)
@@ -166,7 +166,7 @@ class StreamContinuations:
         log.info("stream continues elsewhere", reason=reason, left=call.worker, tokens=seam.tokens)
 
     def lose(self, call: CompletionCall, step: StreamLost) -> None:
-        """Count and log an interrupted stream that cannot be resumed; ``step`` contains the cause and the failure before it."""
+        """Count and log an interrupted stream that cannot be resumed; ``step`` says why, and which failure broke it off."""
         why = step.why
         if why == "request":
             why = "" if call.asks_ids else refusal_of(call.request)
