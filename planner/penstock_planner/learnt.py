@@ -223,9 +223,10 @@ def as_json(known: LearnedStateExport) -> bytes:
 
 
 def start_from(options: PlannerOptions, graph: GraphDeployment | None) -> Memory:
-    """Return the learned state in the file of ``--memory``, with which the planner starts if its ledger holds none.
+    """Return the learned state in the file of ``--memory``, with which the planner starts if its ledger (decision log) holds no learned state.
 
-    Returns an empty one without the option. If a ledger (decision log) exists, a missing file is only logged.
+    The result has the values by key of the policy that learned them; it is empty without the option. If a ledger
+    exists, a missing file is only logged.
 
     Args:
         options: Options of the planner that starts.
@@ -246,7 +247,7 @@ def start_from(options: PlannerOptions, graph: GraphDeployment | None) -> Memory
 
 
 def memory_in(text: str, origin: str, options: PlannerOptions, graph: GraphDeployment | None) -> Memory:
-    """Return the learned state in an exported file, without the replicas and requests of the graph in which it was learned.
+    """Return the learned state in an exported file, by key of the policy, without replicas and requests of the graph in which it was learned.
 
     Args:
         text: Content of the export file.

@@ -139,7 +139,8 @@ async def memory_of(
 ) -> Memory:
     """Return the learned state with which a graph's planner starts if its ledger (decision log) holds none.
 
-    Returns an empty state if the graph does not set ``planner.memory``, which names a ConfigMap.
+    The state is a mapping by key of the policy that learned it. Returns an empty state if the graph does not set
+    ``planner.memory``, which names a ConfigMap.
 
     Args:
         client: Kubernetes client.

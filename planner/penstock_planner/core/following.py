@@ -48,9 +48,9 @@ class LedgerFollower:
 
         The planner can leave out a decision that changes nothing. If the record is a pull (metrics scrape) that
         completes an interval, and the decision for this interval changes nothing, the record of that decision is
-        returned; otherwise None. The ledger can contain the same decision nevertheless, and the planner may have
-        stopped before it made it. Records before the first anchor (a record with the planner's whole state) are
-        ignored.
+        returned; otherwise None. The caller has to expect that the ledger nevertheless contains this decision as the
+        next record, or that the planner stopped before it made the decision. Records before the first anchor (a record
+        with the planner's whole state) are ignored.
 
         Raises:
             KeyError, TypeError, ValueError: The record lacks a value that its type requires.

@@ -480,7 +480,8 @@ MEMORIES: Final[Mapping[str, type[AdaptiveMemory | SlaMemory]]] = {
 def for_other_graph(known: Memory) -> Memory:
     """Return the part of a planner's learned state with which the planner of another graph can start.
 
-    Traffic and replicas of this graph are dropped, and the learned state of other policies than modes adaptive and sla.
+    The result has the same form as ``known``. Traffic and replicas of this graph are dropped, and the learned state of
+    other policies than modes adaptive and sla.
 
     Args:
         known: Learned state of all policies, by the key that each chose.

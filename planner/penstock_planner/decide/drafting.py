@@ -66,7 +66,7 @@ def proposed(proposals: list[RoleProposal], state: PlannerState, memory: Memory)
 def of_role(memory: Memory, role: Role) -> Mapping[str, object]:
     """Return the learned values that a policy stored for a role, by the names that it chose; empty if it has stored none yet.
 
-    It is also empty after a restart without a ledger (the planner's decision log).
+    The result is also empty after a restart of the planner without a ledger (its decision log).
 
     Args:
         memory: Learned state, in which the policy used the role's name as key.

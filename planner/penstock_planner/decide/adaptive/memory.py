@@ -257,7 +257,7 @@ class AdaptiveMemory:
         return max(seen, default=stated_s)
 
     def hold_startup_s(self, role: Role, at_s: float) -> float:
-        """Return the start-up time in simulated seconds that determines for how long a role's idle replicas are kept.
+        """Return the start-up time in simulated seconds that determines for how long a role's idle replicas are kept; ``at_s`` is the present time.
 
         Until a start-up has been observed, the starts in progress are a lower bound: a replica that was requested 105 s
         ago and is not ready takes longer than 105 s. This bound is at most half of the limit ``startupTimeoutSeconds``,

@@ -74,7 +74,7 @@ class Projection:
         return counts.start + bisect_left(counts, True, key=holds)
 
     def steps(self, role: Role, replicas: int) -> tuple[Step, ...]:
-        """Return a record with the number of replicas that meet the latency targets according to the performance profile.
+        """Return one record for the decision: the number of replicas that meet the latency targets according to the performance profile.
 
         Returns an empty tuple if too little was observed to use the profile for the role.
 
