@@ -129,7 +129,8 @@ def queue_signal(pulls: Sequence[Pull], *, per_worker: bool) -> Signal:
 
     A pull is unknown if its queue is unknown or no prefill worker is ready. The lower bound allows for unknown values:
     such a pull counts as 0 in it and is left out of the mean. A queue of which only a part could be measured
-    (`Reading.at_least`) counts with that value, and the interval then counts as having an unknown value.
+    (`Reading.at_least`) counts with that value, and as one unknown value in the result. The mean and the lower bound are
+    None if every pull is unknown.
 
     Args:
         pulls: Pulls of the interval.

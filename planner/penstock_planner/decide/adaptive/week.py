@@ -57,7 +57,7 @@ _MOST = 255
 
 @dataclass(frozen=True, slots=True)
 class WeekRecord:
-    """One of the two records that predict demand by time of the week, with sums that show how well it has predicted.
+    """How well one of two predictions has done: demand as at the same time yesterday, or as at the same time last week.
 
     Demand is in requests/s, a slot is a quarter of an hour, and a jump is the difference between a slot's demand and
     the demand when the slot began. The sums of jumps are over all slots, and lose weight with a time constant of a

@@ -203,7 +203,11 @@ class RelayMeter:
         return is_done and not (self.has_error and self.may_go_on)
 
     def observe(self, data: bytes, at: int = 0) -> bytes:
-        """Measure one read from the worker, and return the bytes to send to the client.
+        """Count the tokens and gaps of one read from the worker, and return the bytes to send to the client.
+
+        The bytes are ``data``, framing included, in nearly every case. They differ if the event with the usage gets the cached
+        tokens of prefill, if an error event is left out because another worker is to continue the stream, or if the read ends
+        within an event of a stream whose events are held back: that part is kept for the next read.
 
         Args:
             data: Bytes that were read. They can include the framing of one HTTP chunk (its size before and CR LF after the
@@ -212,7 +216,7 @@ class RelayMeter:
 
         Raises:
             StreamBroken: an event exceeds the maximum size.
-            WrongAnswer: a usage event cannot be written again.
+            WrongAnswer: the event with the usage cannot be encoded as JSON again.
         """
         now_real_s = time.monotonic()
         end = self._usual_chunk_end if at else self._usual_end
