@@ -335,8 +335,8 @@ def _process(name: str, entry: ProcessEntry, view: WorkerView | None) -> Process
     state, reason = entry.state.value, entry.reason
     if view is not None and entry.state is EntryState.READY and view.state != "ready":
         state, reason = view.state, view.reason
-    elif view is not None and entry.state is EntryState.STARTING and reason:
-        state = view.state  # it was ready before, and has a fault
+    elif view is not None and entry.state is EntryState.STARTING and entry.served and reason:
+        state = view.state  # It was ready before, and has a fault.
     return ProcessStatus(
         name=name,
         role=entry.role,

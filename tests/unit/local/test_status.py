@@ -60,6 +60,19 @@ def test_pools_gpus_and_the_routers_view_are_put_together(summary):
     assert summary.lag_p99_s == {"router": 2.5, "planner": 0.01}
 
 
+@pytest.mark.parametrize(("served", "shown"), [(True, "unhealthy"), (False, "starting")])
+def test_a_worker_with_a_fault_is_starting_only_before_it_was_ever_ready(state, entry_of, served, shown):
+    """One that dies at its start keeps that state with its reason; one that was ready has the router's."""
+    entry = entry_of("decode", state=EntryState.STARTING, reason="exit code 2: bad flag", served=served)
+    view = WorkerView("unhealthy", 0, 0.0, None, "connection refused")
+    router = RouterView(workers={"n_decode": view}, queue=None)
+    status = summarise(
+        state.with_entry("n_decode", entry), running=True, router=router, planner=None, decisions=()
+    )
+    found = next(each for each in status.processes if each.name == "n_decode")
+    assert (found.state, found.reason) == (shown, "exit code 2: bad flag")
+
+
 def test_transfers_that_do_not_come_are_shown(state):
     """Prompts that decode computes again are seen in the status of a graph that answers everything."""
     router = RouterView(workers={}, queue=None, kv_transfers=KvTransferCounts(done=1, none=3))
