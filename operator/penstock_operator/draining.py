@@ -192,9 +192,11 @@ def scale_message(service: str, plan: ScalePlan, desired: int) -> str | None:
         desired: Desired replicas of the service.
     """
     if plan.begin:
-        return f"{service}: {_names(plan.begin)} finish their requests before {service} shrinks to {desired}"
+        finish = "finishes its" if len(plan.begin) == 1 else "finish their"
+        return f"{service}: {_names(plan.begin)} {finish} requests before {service} shrinks to {desired}"
     if plan.restore:
-        return f"{service}: {_names(plan.restore)} serve again; {desired} replicas are wanted"
+        serve = "serves" if len(plan.restore) == 1 else "serve"
+        return f"{service}: {_names(plan.restore)} {serve} again; desired replicas: {desired}"
     return None
 
 
