@@ -23,10 +23,10 @@ _CLAIM: Final = "pvc://"
 
 @dataclass(slots=True)
 class Draft:
-    """A graph that is being put together.
+    """A graph that is being put together, by the keys of its manifest.
 
     Attributes:
-        bounds: GPUs of each service that is scaled, at its maximum of replicas.
+        router_replicas: Number of routers; None leaves the graph's default.
     """
 
     name: str = ""
@@ -79,6 +79,12 @@ def read_model(draft: Draft, source: ManifestSource, uri: str, served: str | Non
     draft.model["name"] = name
     if served is not None and served != name:
         draft.model["servedName"] = served
+
+
+def read_service(source: ManifestSource, role: str, *, key: str = "replicas") -> dict[str, Any]:
+    """Return a service with the source's number of replicas at ``key`` (1 if absent), and one GPU until its flags say otherwise."""
+    replicas = source.take(key)
+    return {"role": role, "replicas": 1 if replicas is None else replicas, "gpusPerReplica": 1}
 
 
 def convert(

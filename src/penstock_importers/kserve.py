@@ -7,7 +7,7 @@ from typing import Any
 from penstock.api.manifests.foreign import ManifestSource
 from penstock.api.manifests.importing import ImportResult
 from penstock_importers.container import read_container, read_parallelism, read_pod
-from penstock_importers.graph import Draft, convert, graph_name, read_model
+from penstock_importers.graph import Draft, convert, graph_name, read_model, read_service
 
 _GROUP = "serving.kserve.io/"
 _FURTHER_FLAGS = "VLLM_ADDITIONAL_ARGS"
@@ -57,12 +57,7 @@ def _fill(source: ManifestSource) -> Draft:
 
 
 def _add_service(draft: Draft, source: ManifestSource, role: str) -> None:
-    replicas = source.take("replicas")
-    service: dict[str, Any] = {
-        "role": role,
-        "replicas": 1 if replicas is None else replicas,
-        "gpusPerReplica": 1,
-    }
+    service = read_service(source, role)
     containers = source.elements("template", "containers")
     for each in containers:
         if each is containers[0]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from penstock.api.manifests.foreign import ManifestSource
 from penstock.api.manifests.importing import ImportResult
 from penstock_importers.container import read_container, read_parallelism, read_pod
-from penstock_importers.graph import Draft, convert, graph_name, read_model
+from penstock_importers.graph import Draft, convert, graph_name, read_model, read_service
 
 OWN_KEY = "modelArtifacts"
 """The top-level key that only these values have."""
@@ -70,12 +68,7 @@ def _is_used(part: ManifestSource) -> bool:
 
 
 def _add_service(draft: Draft, source: ManifestSource, role: str) -> None:
-    replicas = source.take("replicas")
-    service: dict[str, Any] = {
-        "role": role,
-        "replicas": 1 if replicas is None else replicas,
-        "gpusPerReplica": 1,
-    }
+    service = read_service(source, role)
     source.taken.add((*source.base, "create"))
     containers = source.elements("containers")
     for each in containers:

@@ -7,7 +7,7 @@ from typing import Any, Final
 from penstock.api.manifests.foreign import ManifestSource
 from penstock.api.manifests.importing import ImportResult
 from penstock_importers.container import read_env, read_flags
-from penstock_importers.graph import Draft, convert, graph_name, read_model
+from penstock_importers.graph import Draft, convert, graph_name, read_model, read_service
 
 OWN_KEY: Final = "servingEngineSpec"
 """The top-level key that only these values have."""
@@ -95,12 +95,10 @@ def _read_engine(draft: Draft, source: ManifestSource, *, role: str) -> None:
         return
     if "name" not in draft.model:
         read_model(draft, source.at("modelURL"), uri if "://" in uri else f"hf://{uri}", None)
-    replicas, gpus = source.take("replicaCount"), source.take("requestGPU")
-    service: dict[str, Any] = {
-        "role": role,
-        "replicas": 1 if replicas is None else replicas,
-        "gpusPerReplica": 1 if gpus is None else max(1, int(gpus)),
-    }
+    service = read_service(source, role, key="replicaCount")
+    gpus = source.take("requestGPU")
+    if gpus is not None:
+        service["gpusPerReplica"] = max(1, int(gpus))
     repository, tag = source.take("repository"), source.take("tag")
     if repository:
         service["image"] = f"{repository}:{tag}" if tag else str(repository)
