@@ -311,23 +311,24 @@ _OF_MESSAGES: Final = frozenset({"system", "metadata", "tool_choice"})
 """Keys of Anthropic's API that a chat does not have, or that mean something else there."""
 _OF_CHAT: Final = frozenset(
     {
-        *(
-            "messages",
-            "tools",
-            "tool_choice",
-            "parallel_tool_calls",
-            "logprobs",
-            "top_logprobs",
-            "response_format",
-        ),
-        *(
-            "add_generation_prompt",
-            "continue_final_message",
-            "chat_template",
-            "chat_template_kwargs",
-            "documents",
-        ),
-        *("reasoning_effort", "include_reasoning", "max_completion_tokens", "echo", "modalities", "store"),
+        "messages",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "logprobs",
+        "top_logprobs",
+        "response_format",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template",
+        "chat_template_kwargs",
+        "documents",
+        "reasoning_effort",
+        "include_reasoning",
+        "max_completion_tokens",
+        "echo",
+        "modalities",
+        "store",
     }
 )
 """Keys of a chat that a completion does not have, or that mean something else there."""
