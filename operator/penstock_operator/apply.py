@@ -32,13 +32,13 @@ PARALLEL: Final = 4
 """Maximum number of concurrent writes for one graph. Chosen: a new graph's children take five round trips, and a
 thousand graphs that are reconciled at the same time do not overload the API server."""
 
-_IN_TURN: Final = WORKLOADS | {ROLE_BINDING.kind}
+_SEQUENTIAL: Final = WORKLOADS | {ROLE_BINDING.kind}
 """Kinds that are written last and one after another. The API server compares a RoleBinding's Role with the writer's
 own rights in a cache that lags behind its writes; directly after the Role is written it would answer 404."""
 
-_NUMBER: Final[Mapping[str, Any]] = {"f:spec": {"f:replicas": {}}}
+_REPLICAS: Final[Mapping[str, Any]] = {"f:spec": {"f:replicas": {}}}
 
-_SAID_BESIDE: Final = frozenset({f"metadata.annotations.[{GENERATION_ANNOTATION}]"})
+_WRITTEN_TOGETHER: Final = frozenset({f"metadata.annotations.[{GENERATION_ANNOTATION}]"})
 """Paths that are written together with the fields that they describe. A difference in these paths alone causes no
 write."""
 
@@ -76,7 +76,7 @@ class Applied:
         repaired: ``Kind name: difference`` of children that another writer had changed or deleted and that were
             restored.
         conflicts: Messages about children that were not written because an object of another owner has their name.
-        leaving: ``Kind name`` of children that were not written because an object of that name is being deleted; a
+        terminating: ``Kind name`` of children that were not written because an object of that name is being deleted; a
             later reconcile creates them.
         refusals: Writes that the API server rejected.
     """
@@ -84,7 +84,7 @@ class Applied:
     wrote: bool = False
     repaired: list[str] = field(default_factory=list)
     conflicts: list[str] = field(default_factory=list)
-    leaving: list[str] = field(default_factory=list)
+    terminating: list[str] = field(default_factory=list)
     refusals: Refusals = field(default_factory=Refusals)
 
     @property
@@ -105,8 +105,8 @@ def failure_of(conflicts: Sequence[str], refusals: Refusals) -> Failure | None:
     """
     if conflicts:
         return Failure("NameConflict", "; ".join(sorted(conflicts)))
-    if lasting := refusals.lasting:
-        return Failure(lasting[0].kind.value, "; ".join(map(str, lasting)))
+    if permanent := refusals.permanent:
+        return Failure(permanent[0].kind.value, "; ".join(map(str, permanent)))
     return None
 
 
@@ -126,7 +126,7 @@ class Applier:
         self._metrics = metrics
         self._on_written = on_written
         self._tolerated: dict[tuple[str, str, str], tuple[str, frozenset[str]]] = {}
-        self._right: LruCache[tuple[str, str, str], tuple[str, int]] = LruCache(COMPARED)
+        self._unchanged: LruCache[tuple[str, str, str], tuple[str, int]] = LruCache(COMPARED)
 
     async def apply(
         self,
@@ -156,12 +156,12 @@ class Applier:
         found = Applied(refusals=refusals or Refusals())
         stages: tuple[list[Object], list[Object]] = ([], [])
         for each in desired:
-            stages[each["kind"] in _IN_TURN].append(each)
+            stages[each["kind"] in _SEQUENTIAL].append(each)
         slots = asyncio.Semaphore(PARALLEL)
 
-        async def one(want: Object) -> None:
+        async def one(child: Object) -> None:
             async with slots:
-                await self._one(want, live.get((want["kind"], want["metadata"]["name"])), owner, found)
+                await self._one(child, live.get((child["kind"], child["metadata"]["name"])), owner, found)
 
         todo = [each for each in stages[0] if self._differs(each, live, owner)]
         if todo:
@@ -175,8 +175,8 @@ class Applier:
         if is_current(status, obj.get("status") or None):
             return False
         head = {key: obj["metadata"][key] for key in ("name", "namespace", "uid")}
-        said = {"apiVersion": obj["apiVersion"], "kind": obj["kind"], "metadata": head, "status": status}
-        call = self._client.apply(said, field_manager=OPERATOR, subresource="status")
+        body = {"apiVersion": obj["apiVersion"], "kind": obj["kind"], "metadata": head, "status": status}
+        call = self._client.apply(body, field_manager=OPERATOR, subresource="status")
         await self._written("status", call, obj)
         return True
 
@@ -204,7 +204,7 @@ class Applier:
             grace_s: Termination grace period of a pod in seconds; None uses the pod's own.
         """
         metadata = obj["metadata"]
-        self._right.forget(_key(obj))
+        self._unchanged.forget(_key(obj))
         call = self._client.delete(
             kind_of(obj),
             metadata["name"],
@@ -221,115 +221,117 @@ class Applier:
         """
         for kind, name in names:
             self._tolerated.pop((namespace, kind, name), None)
-            self._right.forget((namespace, kind, name))
+            self._unchanged.forget((namespace, kind, name))
 
-    def _differs(self, want: Object, live: Mapping[tuple[str, str], Object], owner: Owner) -> bool:
+    def _differs(self, desired: Object, live: Mapping[tuple[str, str], Object], owner: Owner) -> bool:
         """Return whether an object is absent, not owned by ``owner``, or different; cheap in the usual case that nothing changed."""
-        there = live.get((want["kind"], want["metadata"]["name"]))
+        existing = live.get((desired["kind"], desired["metadata"]["name"]))
         return (
-            there is None
-            or _ownership_problem(there, owner) is not None
-            or bool(self.differences(want, there))
+            existing is None
+            or _ownership_problem(existing, owner) is not None
+            or bool(self.differences(desired, existing))
         )
 
-    def differences(self, want: Object, there: Object) -> list[FieldDifference]:
-        """Return the fields in which ``there``, an object in the cluster, differs from the desired object ``want``; empty if there are none.
+    def differences(self, desired: Object, existing: Object) -> list[FieldDifference]:
+        """Return the fields in which ``existing``, an object in the cluster, differs from the desired object ``desired``; empty if there are none.
 
-        ``want`` must have a digest of its content as annotation (see `drift.stamped`). Fields that an admission webhook
+        ``desired`` must have a digest of its content as annotation (see `drift.stamped`). Fields that an admission webhook
         set to another value after the last write are not reported, until the desired object changes.
         """
-        key, compared = _key(want), (_digest(want), int(there.get(VERSION, 0)))
-        if compared[1] and self._right.get(key) == compared:
+        key, compared = _key(desired), (_digest(desired), int(existing.get(VERSION, 0)))
+        if compared[1] and self._unchanged.get(key) == compared:
             return []
         digest, paths = self._tolerated.get(key, ("", frozenset()))
         # The desired object may have changed since the last apply; fields that a webhook sets differ in the live
         # object as well, and must not start a rollout.
-        tolerated = _SAID_BESIDE | (paths if digest in {_digest(want), _digest(there)} else frozenset())
-        found = [each for each in differences(want, there) if each.path not in tolerated]
+        tolerated = _WRITTEN_TOGETHER | (
+            paths if digest in {_digest(desired), _digest(existing)} else frozenset()
+        )
+        found = [each for each in differences(desired, existing) if each.path not in tolerated]
         if not found:
-            self._right.put(key, compared)
+            self._unchanged.put(key, compared)
         return found
 
-    async def _one(self, want: Object, there: Object | None, owner: Owner, found: Applied) -> None:
-        name = name_of(want)
+    async def _one(self, desired: Object, existing: Object | None, owner: Owner, found: Applied) -> None:
+        name = name_of(desired)
         with found.refusals.of(name, "Apply"):
-            if there is None:
-                known = self._right.get(_key(want))
-                there = await self._create(want, owner)
-                if there is None:
+            if existing is None:
+                known = self._unchanged.get(_key(desired))
+                existing = await self._create(desired, owner)
+                if existing is None:
                     found.wrote = True
-                    if known is not None and known[0] == _digest(want):
+                    if known is not None and known[0] == _digest(desired):
                         found.repaired.append(f"{name}: was deleted")
                     return
-            problem = _ownership_problem(there, owner)
-            if problem == _LEAVING:
-                found.leaving.append(name)
+            problem = _ownership_problem(existing, owner)
+            if problem == _TERMINATING:
+                found.terminating.append(name)
             elif problem is not None:
                 found.conflicts.append(f"{name} {problem}")
             else:
-                await self._bring_up(want, there, name, found)
+                await self._update(desired, existing, name, found)
 
-    async def _create(self, want: Object, owner: Owner) -> Object | None:
+    async def _create(self, desired: Object, owner: Owner) -> Object | None:
         """Create an object; return the existing object of that name, or None if there was none and the object was created."""
-        body, manager = want, OPERATOR
-        if want["kind"] == SCALING_ADAPTER.kind:
-            number = owner.first_replicas.get(want["metadata"]["name"], 1)
-            body, manager = {**want, "spec": {**want["spec"], "replicas": number}}, INITIAL
-        metadata = want["metadata"]
+        body, manager = desired, OPERATOR
+        if desired["kind"] == SCALING_ADAPTER.kind:
+            number = owner.first_replicas.get(desired["metadata"]["name"], 1)
+            body, manager = {**desired, "spec": {**desired["spec"], "replicas": number}}, INITIAL
+        metadata = desired["metadata"]
         try:
-            answer = await self._written("create", self._client.create(body, field_manager=manager), want)
+            answer = await self._written("create", self._client.create(body, field_manager=manager), desired)
         except ConflictError:
             with suppress(NotFoundError):
                 return await self._client.get(
-                    kind_of(want), metadata["name"], namespace=metadata["namespace"]
+                    kind_of(desired), metadata["name"], namespace=metadata["namespace"]
                 )
             # The object that had the name is gone; if another one takes the name, the error is a conflict, which is retried.
-            answer = await self._written("create", self._client.create(body, field_manager=manager), want)
+            answer = await self._written("create", self._client.create(body, field_manager=manager), desired)
         except NotFoundError as exc:
             # The cluster does not know the kind of this child; the other children can still be created.
             raise InvalidObjectError(f"{exc}; is its CustomResourceDefinition installed?") from exc
-        self._remember_insistence(want, answer)
+        self._record_webhook_changes(desired, answer)
         return None
 
-    async def _bring_up(self, want: Object, there: Object, name: str, found: Applied) -> None:
-        drift = next(map(str, self.differences(want, there)), None)
+    async def _update(self, desired: Object, existing: Object, name: str, found: Applied) -> None:
+        drift = next(map(str, self.differences(desired, existing)), None)
         if drift is None:
             return
-        if there.get(POSTED, "managedFields" in there["metadata"]):
-            await self._take_over(want)
-        known = self._right.get(_key(want))
-        is_kept = known is not None and known[0] == _digest(want)
-        answer = await self._apply(want)
-        self._remember_insistence(want, answer)
+        if existing.get(POSTED, "managedFields" in existing["metadata"]):
+            await self._take_over(desired)
+        known = self._unchanged.get(_key(desired))
+        is_kept = known is not None and known[0] == _digest(desired)
+        answer = await self._apply(desired)
+        self._record_webhook_changes(desired, answer)
         found.wrote = True
         # A second operator or `kubectl rollout undo` also changes the digest; `is_kept` shows that the object was right.
-        if is_kept or _digest(there) == _digest(want):
+        if is_kept or _digest(existing) == _digest(desired):
             found.repaired.append(f"{name}: {drift}")
-        log.info("child applied", child=name, namespace=want["metadata"]["namespace"], drift=drift)
+        log.info("child applied", child=name, namespace=desired["metadata"]["namespace"], drift=drift)
 
-    async def _apply(self, want: Object) -> Object:
+    async def _apply(self, desired: Object) -> Object:
         """Apply an object; if that is rejected because another writer changed the key of a list entry, replace the lists first.
 
         Server-side apply adds the entry under its own key next to the changed one, and the API server rejects, for
         example, a Service with two ports of one name.
         """
         try:
-            return await self._written("apply", self._client.apply(want, field_manager=OPERATOR), want)
+            return await self._written("apply", self._client.apply(desired, field_manager=OPERATOR), desired)
         except InvalidObjectError:
-            content = {key: each for key, each in want.items() if key not in _HEAD}
+            content = {key: each for key, each in desired.items() if key not in _HEAD}
             if not _has_lists(content):
                 raise
-            await self.patch(want, content)
-            await self._take_over(want)
-            return await self._written("apply", self._client.apply(want, field_manager=OPERATOR), want)
+            await self.patch(desired, content)
+            await self._take_over(desired)
+            return await self._written("apply", self._client.apply(desired, field_manager=OPERATOR), desired)
 
-    async def _take_over(self, want: Object) -> None:
+    async def _take_over(self, desired: Object) -> None:
         """Transfer the fields that a POST owns to server-side apply, so that a later apply removes fields that are no longer desired.
 
         The csaupgrade package of client-go does the same for objects created by client-side apply. The field manager
         that created a ScalingAdapter keeps only ``spec.replicas``.
         """
-        kind, metadata = kind_of(want), want["metadata"]
+        kind, metadata = kind_of(desired), desired["metadata"]
         live = await self._client.get(kind, metadata["name"], namespace=metadata["namespace"])
         entries = live["metadata"].get("managedFields", [])
         posted = [each for each in entries if is_posted(each)]
@@ -343,7 +345,7 @@ class Applier:
         for each in posted:
             fields = dict(each.get("fieldsV1", {}))
             if each["manager"] == INITIAL and "f:replicas" in fields.get("f:spec", {}):
-                changed.append({**each, "fieldsV1": _NUMBER})
+                changed.append({**each, "fieldsV1": _REPLICAS})
                 fields["f:spec"] = {key: one for key, one in fields["f:spec"].items() if key != "f:replicas"}
             if not has_applied:
                 posted_as = {"manager": OPERATOR, "operation": "Apply"}
@@ -352,18 +354,18 @@ class Applier:
         patch = [
             {"op": "replace", "path": f"/metadata/{key}", "value": value} for key, value in replaced.items()
         ]
-        await self.patch(want, patch)
+        await self.patch(desired, patch)
 
-    def _remember_insistence(self, want: Object, answer: Object) -> None:
+    def _record_webhook_changes(self, desired: Object, answer: Object) -> None:
         """Store the paths that differ directly after an apply: an admission webhook sets another value there."""
-        key = _key(want)
-        paths = frozenset(each.path for each in differences(want, answer))
+        key = _key(desired)
+        paths = frozenset(each.path for each in differences(desired, answer))
         if paths:
-            self._tolerated[key] = (_digest(want), paths)
+            self._tolerated[key] = (_digest(desired), paths)
             log.warning("the cluster keeps other values", child="/".join(key), paths=sorted(paths))
         else:
             self._tolerated.pop(key, None)
-            self._right.put(key, (_digest(want), version_of(answer["metadata"])))
+            self._unchanged.put(key, (_digest(desired), version_of(answer["metadata"])))
 
     async def _written(self, verb: str, call: Any, obj: Object) -> Object:
         answer: Object = await self._counted(verb, call, obj["kind"])
@@ -385,14 +387,14 @@ class Applier:
 
 _HEAD: Final = frozenset({"apiVersion", "kind", "metadata", "status"})
 
-_LEAVING: Final = "is being deleted"
+_TERMINATING: Final = "is being deleted"
 
 
-def _ownership_problem(there: Object, owner: Owner) -> str | None:
+def _ownership_problem(existing: Object, owner: Owner) -> str | None:
     """Return why an object must not be written now; None if ``owner`` controls it, or if it is an orphaned child of the operator."""
-    metadata = there["metadata"]
+    metadata = existing["metadata"]
     if metadata.get("deletionTimestamp"):
-        return _LEAVING
+        return _TERMINATING
     held_by = next((each for each in metadata.get("ownerReferences", ()) if each.get("controller")), None)
     if held_by is None:
         is_lost = APPLIED_ANNOTATION in metadata.get("annotations", {})
@@ -400,7 +402,7 @@ def _ownership_problem(there: Object, owner: Owner) -> str | None:
     if held_by.get("uid") == owner.uid:
         return None
     if (held_by.get("kind"), held_by.get("name")) == (owner.kind, owner.name):
-        return _LEAVING  # it belongs to an earlier owner of this name; the garbage collector deletes it
+        return _TERMINATING  # it belongs to an earlier owner of this name; the garbage collector deletes it
     return f"belongs to {held_by.get('kind')} {held_by.get('name')}; delete or rename it"
 
 

@@ -17,7 +17,7 @@ from penstock_operator.observed import ObservedGraph
 from penstock_operator.plan.agreement import RolloutOrder, rollout_order
 from penstock_operator.plan.drift import stamped
 from penstock_operator.plan.replicas import ReplicasPlan, ServiceState
-from penstock_operator.plan.retirement import kept_replicas
+from penstock_operator.plan.retirement import replicas_to_keep
 from penstock_operator.queue import Key
 from penstock_operator.resources.accelerators import uncounted_devices
 from penstock_operator.resources.children import adapter, children
@@ -58,13 +58,13 @@ class WantedObjects:
                 files that the graph names.
         """
         replicas = {name: each.number for name, each in plan.services.items()}
-        away = plan.unavailable(graph.effective.gpus)
-        known = (graph.uid, graph.model, replicas, away, graph.context)
+        max_unavailable = plan.unavailable(graph.effective.gpus)
+        known = (graph.uid, graph.model, replicas, max_unavailable, graph.context)
         built = self._built.get(graph.key)
         if built is None or built[0] != known:
             scaled = [name for name, each in plan.services.items() if each.spec.scaling is not None]
             adapters = [adapter(graph.model, name, graph.context, replicas=None) for name in scaled]
-            others = children(graph.model, graph.context, replicas=replicas, unavailable=away)
+            others = children(graph.model, graph.context, replicas=replicas, unavailable=max_unavailable)
             if problems := list(absent_files(graph.model, others)):
                 raise InvalidSpecError(problems)
             built = known, [stamped(each) for each in (*adapters, *map(marked, others))]
@@ -77,22 +77,22 @@ class WantedObjects:
 
 
 @dataclass(frozen=True, slots=True)
-class Converged:
+class WriteResult:
     """Result of writing a graph's objects.
 
     Attributes:
         applied: Result of creating and applying the children.
         services: State of each service by its name, with the replicas that its workload has now and the reason why a
             new pod template has to wait.
-        pruned: Whether children that the graph no longer desires were found; they have been deleted or are being
+        has_obsolete: Whether children that the graph no longer desires were found; they have been deleted or are being
             drained.
-        retiring: Whether workers of a workload that the graph no longer desires are still draining.
+        is_draining: Whether workers of a workload that the graph no longer desires are still draining.
     """
 
     applied: Applied
     services: Mapping[str, ServiceState]
-    pruned: bool
-    retiring: bool
+    has_obsolete: bool
+    is_draining: bool
 
 
 class Convergence:
@@ -106,7 +106,7 @@ class Convergence:
 
     async def write(
         self, graph: ObservedGraph, plan: ReplicasPlan, wanted: list[Object], refusals: Refusals
-    ) -> Converged:
+    ) -> WriteResult:
         """Apply the desired objects that can be written now, and delete the graph's objects that are no longer desired.
 
         Objects that have to wait for another service's rollout are left out; a later reconcile writes them.
@@ -138,14 +138,16 @@ class Convergence:
         waiting = {name: workloads[name] for name in order.waiting if name in workloads}
         await self._write_numbers(waiting, live, refusals)
         services = {
-            name: replace(each, held=order.waiting.get(name, ""), running=each.number)
+            name: replace(each, hold_reason=order.waiting.get(name, ""), running=each.number)
             for name, each in plan.services.items()
         }
         routers = {name: each for name, each in services.items() if not each.spec.role.is_worker}
         moving = {name for name, each in routers.items() if each.rollout is None or each.rollout.rolling}
         is_behind = bool(moving or routers.keys() & (changed | order.waiting.keys()))
-        pruned, retiring = await self._prune(graph, wanted, services, refusals, routers_behind=is_behind)
-        return Converged(applied, services, pruned, retiring)
+        has_obsolete, is_draining = await self._prune(
+            graph, wanted, services, refusals, routers_behind=is_behind
+        )
+        return WriteResult(applied, services, has_obsolete, is_draining)
 
     def forget(self, key: Key) -> None:
         """Drop everything that is cached for a deleted graph; does nothing if there is nothing."""
@@ -154,9 +156,11 @@ class Convergence:
     def _rolling(self, workloads: Mapping[str, Object], live: Mapping[tuple[str, str], Object]) -> set[str]:
         """Return the services whose pods would be replaced by a rollout if their workload was written now."""
         rolling = set()
-        for name, want in workloads.items():
-            there = live.get((want["kind"], want["metadata"]["name"]))
-            if there is not None and template_changed(want, there, self._applier.differences(want, there)):
+        for name, desired in workloads.items():
+            existing = live.get((desired["kind"], desired["metadata"]["name"]))
+            if existing is not None and template_changed(
+                desired, existing, self._applier.differences(desired, existing)
+            ):
                 rolling.add(name)
         return rolling
 
@@ -164,11 +168,11 @@ class Convergence:
         self, waiting: Mapping[str, Object], live: Mapping[tuple[str, str], Object], refusals: Refusals
     ) -> None:
         """Write only the replicas of workloads whose new pod template has to wait."""
-        for want in waiting.values():
-            there, number = live[want["kind"], want["metadata"]["name"]], want["spec"]["replicas"]
-            if replicas_of(there) != number:
-                with refusals.of(f"{name_of(there)}: its replicas", "Apply"):
-                    await self._applier.patch(there, {"spec": {"replicas": number}})
+        for desired in waiting.values():
+            existing, number = live[desired["kind"], desired["metadata"]["name"]], desired["spec"]["replicas"]
+            if replicas_of(existing) != number:
+                with refusals.of(f"{name_of(existing)}: its replicas", "Apply"):
+                    await self._applier.patch(existing, {"spec": {"replicas": number}})
 
     async def _warn(self, graph: ObservedGraph, order: RolloutOrder, *, of_devices: bool) -> None:
         """Emit warning Events about an edit's effects: requests that its rollout refuses, and devices that the GPU budget does not count."""
@@ -194,20 +198,20 @@ class Convergence:
         missing = {each.kind for each in needed_kinds(graph.model.spec) if each not in graph.context.kinds}
         names |= {key for key in graph.snapshot.children if key[0] in missing}
         workloads, rest = obsolete(graph.snapshot.children, names, owner_uid=graph.uid)
-        retiring = False
+        is_draining = False
         for child in workloads:
-            keep = kept_replicas(
+            keep = replicas_to_keep(
                 label_of(child, ROLE_LABEL),
                 pods_of(child, graph.snapshot),
                 services,
                 graph.snapshot.views(),
                 routers_behind=routers_behind,
             )
-            retiring |= await self._drains.retire(
+            is_draining |= await self._drains.retire(
                 child, graph.snapshot, keep=keep, now_s=graph.now_s, refusals=refusals
             )
         for child in rest:
             if not child["metadata"].get("deletionTimestamp"):
                 with refusals.of(name_of(child), "Delete"):
                     await self._applier.delete(child)
-        return bool(workloads or rest), retiring
+        return bool(workloads or rest), is_draining

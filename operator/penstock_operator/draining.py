@@ -26,7 +26,7 @@ from penstock_operator.apply import Applier, name_of
 from penstock_operator.cluster import GraphSnapshot
 from penstock_operator.loads import MetricsReader
 from penstock_operator.plan.deletion import DeletionStep, next_step
-from penstock_operator.plan.drain import ScalePlan, ServicePool, is_idle, plan_scale, pods_to_ask
+from penstock_operator.plan.drain import ScalePlan, ServicePool, is_idle, plan_scale, pods_to_query
 from penstock_operator.plan.pods import PodView
 from penstock_operator.trim import Object
 from penstock_operator.workloads import WORKLOADS, is_own, known_replicas, label_of, replicas_of
@@ -56,7 +56,7 @@ class Drains:
             pool: The service and its pods.
             now_s: Current Unix time in seconds.
         """
-        loads = await self._loads.read(pods_to_ask(pool))
+        loads = await self._loads.read(pods_to_query(pool))
         return plan_scale(pool, loads=loads, now_s=now_s)
 
     async def mark(
@@ -176,7 +176,7 @@ class Drains:
         for each in pods:
             # A pod that leaves because its drain timed out may still stream; its own grace period ends it.
             since_s = now_s if each.drain_since_s is None else each.drain_since_s
-            if each.name in plan.leaving and now_s - since_s < each.grace_s:
+            if each.name in plan.removable and now_s - since_s < each.grace_s:
                 head = {"name": each.name, "namespace": each.namespace, "uid": each.uid}
                 # An older chart's rights or a policy may forbid this; the pod then ends a little later by itself.
                 with Refusals().of(f"Pod {each.name}", "Delete"):
@@ -191,9 +191,11 @@ def scale_message(service: str, plan: ScalePlan, desired: int) -> str | None:
         plan: Scaling step of the service.
         desired: Desired replicas of the service.
     """
-    if plan.begin:
-        finish = "finishes its" if len(plan.begin) == 1 else "finish their"
-        return f"{service}: {_names(plan.begin)} {finish} requests before {service} shrinks to {desired}"
+    if plan.start_drain:
+        finish = "finishes its" if len(plan.start_drain) == 1 else "finish their"
+        return (
+            f"{service}: {_names(plan.start_drain)} {finish} requests before {service} shrinks to {desired}"
+        )
     if plan.restore:
         serve = "serves" if len(plan.restore) == 1 else "serve"
         return f"{service}: {_names(plan.restore)} {serve} again; desired replicas: {desired}"
@@ -202,7 +204,7 @@ def scale_message(service: str, plan: ScalePlan, desired: int) -> str | None:
 
 def _changes(plan: ScalePlan, now_s: float) -> dict[str, dict[str, Any]]:
     """Return the metadata patch of each pod that the plan changes, by pod name; pods that begin to drain come first."""
-    serving: dict[str, tuple[str, str | None]] = dict.fromkeys(plan.begin, (DRAINING, stamp(now_s)))
+    serving: dict[str, tuple[str, str | None]] = dict.fromkeys(plan.start_drain, (DRAINING, stamp(now_s)))
     serving |= dict.fromkeys(plan.restore, (SERVING, None))
     found: dict[str, dict[str, Any]] = {
         name: {"labels": {SERVING_LABEL: label}, "annotations": {DRAIN_ANNOTATION: since}}

@@ -15,7 +15,14 @@ from penstock.kube.kinds import POD
 from penstock.kube.objects.names import BUDGET_GATE
 from penstock.kube.objects.refusals import RefusalKind, Refusals, WriteRefusal
 from penstock_operator.apply import Applier
-from penstock_operator.plan.budget import Holding, Releases, Waiting, holdings, released, releases
+from penstock_operator.plan.budget import (
+    ServiceReservation,
+    UngatePlan,
+    WaitingPod,
+    plan_ungating,
+    reservations,
+    with_gates_removed,
+)
 from penstock_operator.plan.pods import PodView
 from penstock_operator.queue import Key
 
@@ -30,7 +37,7 @@ class _GraphGates:
     """
 
     released: set[str] = field(default_factory=set)
-    held: dict[str, Holding] = field(default_factory=dict)
+    held: dict[str, ServiceReservation] = field(default_factory=dict)
 
 
 class Gates:
@@ -53,7 +60,7 @@ class Gates:
         budget: int | None,
         priorities: Mapping[str, int],
         now_s: float,
-    ) -> Releases:
+    ) -> UngatePlan:
         """Return the pods whose scheduling gate can be removed now within the GPU budget, and those that have to wait; writes nothing.
 
         Args:
@@ -64,8 +71,8 @@ class Gates:
             now_s: Current Unix time in seconds.
         """
         state = self._graphs[key]
-        pods = released(pods, state.released)
-        return releases(pods, budget=budget, priorities=priorities, held=state.held, now_s=now_s)
+        pods = with_gates_removed(pods, state.released)
+        return plan_ungating(pods, budget=budget, priorities=priorities, held=state.held, now_s=now_s)
 
     def held(self, key: Key, pods: Sequence[PodView]) -> int:
         """Return the number of GPUs that a graph's workers occupy; workers that wait at their scheduling gate do not count.
@@ -88,7 +95,7 @@ class Gates:
         replicas: Mapping[str, int],
         now_s: float,
         refusals: Refusals,
-    ) -> tuple[Releases, list[str]]:
+    ) -> tuple[UngatePlan, list[str]]:
         """Remove the scheduling gate, with which worker pods wait for GPUs, from the pods that fit into the graph's GPU budget now.
 
         If the API server rejects the removal for a pod, that pod waits, and its GPUs go to the next pod in line.
@@ -112,22 +119,24 @@ class Gates:
         state.released &= {each.uid for each in pods if each.gated}
         unconfirmed = set(state.released)
         names: list[str] = []
-        refused: dict[str, Waiting] = {}
+        refused: dict[str, WaitingPod] = {}
         while True:
             able = [each for each in pods if each.uid not in refused]
             plan = self.plan(key, able, budget=budget, priorities=priorities, now_s=now_s)
-            for uid in plan.release:
+            for uid in plan.ungate:
                 state.released.add(uid)
                 pod = by_uid[uid]
                 refusal = await self._ungate(pod, refusals)
                 if refusal is None:
                     names.append(pod.name)
                 else:
-                    refused[uid] = Waiting(uid, pod.name, pod.service, str(refusal), refusal.kind.value)
+                    refused[uid] = WaitingPod(uid, pod.name, pod.service, str(refusal), refusal.kind.value)
                     state.released.discard(uid)
-            if not any(uid in refused for uid in plan.release):
+            if not any(uid in refused for uid in plan.ungate):
                 break
-        state.held = holdings(released(pods, state.released), state.held, replicas=replicas, now_s=now_s)
+        state.held = reservations(
+            with_gates_removed(pods, state.released), state.held, replicas=replicas, now_s=now_s
+        )
         # Retry ungating pods that the watch still shows as gated: the answer to the earlier call may have been lost.
         for uid in unconfirmed:
             await self._ungate(by_uid[uid], refusals)
@@ -149,6 +158,6 @@ class Gates:
         with refusals.of(f"Pod {pod.name}: its scheduling gate", "Ungate") as attempt:
             await self._applier.patch(POD.of({"name": pod.name, "namespace": pod.namespace}), patch)
         refusal = attempt.refusal
-        if refusal is None or refusal.kind is RefusalKind.GONE or attempt.may_have_happened:
+        if refusal is None or refusal.kind is RefusalKind.GONE or attempt.may_have_succeeded:
             return None  # the name has another pod, or the gate is already removed; the watch will show which
         return refusal

@@ -195,9 +195,9 @@ def _config_map(raw: Object) -> str:
 
 def _trouble(applied: Applied) -> Outcome | None:
     """Return the outcome that says what blocks a request; None if nothing does."""
-    if applied.leaving:
+    if applied.terminating:
         message = (
-            f"objects of an earlier request of this name are going: {', '.join(sorted(applied.leaving))}"
+            f"objects of an earlier request of this name are going: {', '.join(sorted(applied.terminating))}"
         )
         return Outcome(ProfilePhase.PENDING, "Replacing", message)
     if applied.failure is not None:

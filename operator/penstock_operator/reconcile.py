@@ -38,7 +38,7 @@ from penstock_operator.loads import MetricsReader
 from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.namespaces import NamespaceAllowances
 from penstock_operator.observed import ObservedGraph
-from penstock_operator.plan.budget import Releases
+from penstock_operator.plan.budget import UngatePlan
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.replicas import ReplicasPlan, ServiceState
 from penstock_operator.plan.status_input import Failure, StatusInput, observed_status_input
@@ -160,7 +160,7 @@ class Reconciler:
             raw: The GraphDeployment as the API server returned it.
             refusals: The rejected write.
         """
-        if refusals.lasting:
+        if refusals.permanent:
             inputs = observed_status_input(raw, (), failure=failure_of((), refusals))
             await self._reporter.status(raw, inputs, refusals, self._parts.pools.grant(raw))
             await self._reporter.events(key_of(raw), raw, inputs, refusals)
@@ -264,8 +264,8 @@ class Reconciler:
             emitted = await self._scaling.drain(graph, plan, refusals)
             if wanted is not None and not graph.paused:
                 done = await self._convergence.write(graph, plan, wanted, refusals)
-                found, is_pruned = Findings(done.services, done.applied), done.pruned
-                is_draining = is_draining or done.retiring
+                found, is_pruned = Findings(done.services, done.applied), done.has_obsolete
+                is_draining = is_draining or done.is_draining
             allowed, released = await self._ungate(graph, found.services, plan.kept, refusals)
             found = replace(found, waiting=allowed.waiting)
             inputs = await self._reporter.graph(graph, self._snapshot(graph), found, refusals)
@@ -308,7 +308,7 @@ class Reconciler:
         services: Mapping[str, ServiceState],
         kept: Collection[str],
         refusals: Refusals,
-    ) -> tuple[Releases, list[str]]:
+    ) -> tuple[UngatePlan, list[str]]:
         # Surplus pods are not ungated: they would load their model only to be deleted. Controllers delete gated pods first.
         surplus = {name for each in services.values() if each.plan for name in each.plan.draining}
         return await self._gates.ungate(
@@ -393,7 +393,7 @@ def _result(
     requeue_after_s: float | None,
 ) -> ReconcileResult:
     """Return the most serious result that applies to a reconcile of a valid graph."""
-    if any(not each.kind.is_lasting for each in refusals.found):
+    if any(not each.kind.is_permanent for each in refusals.found):
         return ReconcileResult("conflict", DRAIN_REQUEUE_S)
     if refusals.found:
         return ReconcileResult("refused", requeue_after_s or UNREADY_REQUEUE_S)

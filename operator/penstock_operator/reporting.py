@@ -15,7 +15,7 @@ from penstock.kube.objects.refusals import Refusals
 from penstock_operator.apply import Applied, Applier, failure_of, name_of
 from penstock_operator.cluster import GraphSnapshot
 from penstock_operator.observed import ObservedGraph
-from penstock_operator.plan.budget import Waiting
+from penstock_operator.plan.budget import WaitingPod
 from penstock_operator.plan.diagnose import Category
 from penstock_operator.plan.replacement import Replacement
 from penstock_operator.plan.replicas import ServiceState
@@ -48,7 +48,7 @@ class Findings:
 
     services: Mapping[str, ServiceState]
     applied: Applied
-    waiting: Sequence[Waiting] = ()
+    waiting: Sequence[WaitingPod] = ()
 
 
 class Reporter:
@@ -177,7 +177,8 @@ class Reporter:
         if invalid is not None:
             troubles.append(EventMessage(invalid.reason, invalid.message, "Validate", is_warning=True))
         troubles += [
-            EventMessage(each.kind.value, str(each), each.step, is_warning=True) for each in refusals.lasting
+            EventMessage(each.kind.value, str(each), each.step, is_warning=True)
+            for each in refusals.permanent
         ]
         # A pod whose ungating was rejected is reported as a refusal.
         reasons = sorted(
@@ -200,11 +201,11 @@ class Reporter:
         ]
         self._emitted[key] = frozenset(troubles)
         fresh = [each for each in troubles if each not in emitted]
-        for each in refusals.lasting:
+        for each in refusals.permanent:
             if any(message.text == str(each) for message in fresh):
                 namespace, name = key
                 log.warning(
-                    "write refused", namespace=namespace, name=name, write=each.write, words=each.words
+                    "write refused", namespace=namespace, name=name, write=each.write, message=each.message
                 )
         repairs = [EventMessage("Repaired", each, "Apply") for each in found.repaired]
         for message in (*repairs, *fresh, *_unready(raw, inputs)):

@@ -78,8 +78,8 @@ class RouterSecrets:
         live: Mapping[tuple[str, str], Object] = graph.snapshot.children
         for each in wanted:
             if each["kind"] in WORKLOADS and each["metadata"]["labels"].get(ROLE_LABEL) == Role.ROUTER:
-                there = live.get((each["kind"], each["metadata"]["name"]))
-                if there is None or self._applier.differences(each, there):
+                existing = live.get((each["kind"], each["metadata"]["name"]))
+                if existing is None or self._applier.differences(each, existing):
                     return True
         return False
 

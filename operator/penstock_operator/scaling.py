@@ -20,14 +20,21 @@ from penstock_operator.apply import Applier
 from penstock_operator.draining import Drains, scale_message
 from penstock_operator.gates import Gates
 from penstock_operator.observed import ObservedGraph
-from penstock_operator.plan.budget import Releases, blocked, blocked_on_budget
+from penstock_operator.plan.budget import UngatePlan, blocked, blocked_on_budget
 from penstock_operator.plan.diagnose import refusal
-from penstock_operator.plan.drain import Bounded, ScalePlan, ServicePool, bounded, held, one_more
+from penstock_operator.plan.drain import (
+    LimitedReplicas,
+    ScalePlan,
+    ServicePool,
+    limited_replicas,
+    replicas_while_paused,
+    with_one_more,
+)
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.replacement import cordoned_nodes, replacements
 from penstock_operator.plan.replicas import ReplicasPlan, RoleSwitch, ServiceState
 from penstock_operator.plan.rollout import rollout_view
-from penstock_operator.plan.switch import kept_places, plan_switches, without_switching
+from penstock_operator.plan.switch import keeping_switched_workers, plan_switches, pods_kept_for_switch
 from penstock_operator.pools.grant import bids_of, with_wants, within_grant
 from penstock_operator.workloads import (
     is_own,
@@ -61,9 +68,9 @@ class Scaling:
             plan = await self._drains.plan(pool, now_s=graph.now_s)
             services[name] = replace(services[name], plan=plan)
         spec = graph.model.spec
-        kept = kept_places(spec, services, pods)
+        kept = pods_kept_for_switch(spec, services, pods)
         switches = plan_switches(spec, services, pods, now_s=graph.now_s)
-        services = without_switching(services, switches)
+        services = keeping_switched_workers(services, switches)
         return ReplicasPlan(services, first_replicas, blocked(allowed, pods), switches, kept, bid)
 
     async def drain(self, graph: ObservedGraph, plan: ReplicasPlan, refusals: Refusals) -> list[EventMessage]:
@@ -82,7 +89,7 @@ class Scaling:
             await self._drains.mark(state.plan, pods, now_s=graph.now_s, refusals=refusals)
             text = scale_message(name, state.plan, state.bounds.replicas)
             if text is not None:
-                reason = "Draining" if state.plan.begin else "Restored"
+                reason = "Draining" if state.plan.start_drain else "Restored"
                 messages.append(EventMessage(reason, text, action="Drain"))
             messages += _cut_drains(graph, name, state.plan, pods)
         return [*messages, *await self._switch(graph, plan.switches, refusals)]
@@ -96,7 +103,7 @@ class Scaling:
         """
         messages = []
         for each in switches:
-            worker, own, new = each.worker, _labels(graph, each.worker), _labels(graph, each.place)
+            worker, own, new = each.worker, _labels(graph, each.worker), _labels(graph, each.replaced)
             labels = dict.fromkeys(own, None) | new
             annotations = {DRAIN_ANNOTATION: None, DELETION_COST_ANNOTATION: None}
             head = {"name": worker.name, "namespace": worker.namespace}
@@ -104,7 +111,7 @@ class Scaling:
             with refusals.of(f"Pod {worker.name}: its role", "Switch") as attempt:
                 await self._applier.patch(POD.of(head), {"metadata": change})
             if attempt.refusal is None:
-                text = f"{worker.name} has drained and serves {each.place.service}, in place of a start"
+                text = f"{worker.name} has drained and serves {each.replaced.service}, in place of a start"
                 messages.append(EventMessage("RoleSwitched", text, action="Switch"))
         return messages
 
@@ -119,7 +126,7 @@ def _cut_drains(
     """Yield a message for each worker that is ended before its requests finished, because the GPU pool reclaims its GPUs."""
     bound_s = None if graph.grant is None else graph.grant.reclaim_s
     for each in pods:
-        if bound_s is None or each.drain_since_s is None or each.name not in plan.leaving:
+        if bound_s is None or each.drain_since_s is None or each.name not in plan.removable:
             continue
         if bound_s <= graph.now_s - each.drain_since_s < each.grace_s and each.may_hold_requests:
             text = f"{name}: {cut_sentence(each.name, bound_s)}"
@@ -144,7 +151,7 @@ def _service_states(
     for name, service in graph.model.spec.services.items():
         workload = workload_of(graph.model, name, graph.snapshot.children)
         there = replicas_of(workload)
-        bounds = held(wanted[name], there) if graph.paused else wanted[name]
+        bounds = replicas_while_paused(wanted[name], there) if graph.paused else wanted[name]
         state = ServiceState(service, bounds, running=bounds.replicas if there is None else there)
         if workload is not None:
             newest = template_generation(workload)
@@ -176,7 +183,7 @@ def _with_replacements(graph: ObservedGraph, services: dict[str, ServiceState]) 
         name: replace(
             state,
             replacement=found[name],
-            bounds=one_more(state.bounds) if found[name].fits else state.bounds,
+            bounds=with_one_more(state.bounds) if found[name].fits else state.bounds,
         )
         if name in found
         else state
@@ -184,9 +191,9 @@ def _with_replacements(graph: ObservedGraph, services: dict[str, ServiceState]) 
     }
 
 
-def _wanted(graph: ObservedGraph) -> tuple[dict[str, Bounded], dict[str, int]]:
+def _wanted(graph: ObservedGraph) -> tuple[dict[str, LimitedReplicas], dict[str, int]]:
     """Return each service's replicas before the GPU pool's grant applies, and the first replicas of adapters that do not exist yet."""
-    wanted: dict[str, Bounded] = {}
+    wanted: dict[str, LimitedReplicas] = {}
     first_replicas: dict[str, int] = {}
     for name, service in graph.model.spec.services.items():
         there = replicas_of(workload_of(graph.model, name, graph.snapshot.children))
@@ -199,12 +206,12 @@ def _wanted(graph: ObservedGraph) -> tuple[dict[str, Bounded], dict[str, int]]:
             else:
                 # A deleted adapter is recreated with the number of running replicas, not with the initial number.
                 desired = first_replicas[child] = service.first_replicas if there is None else there
-        wanted[name] = bounded(desired, service, max_gpu_budget=graph.effective.ceiling)
+        wanted[name] = limited_replicas(desired, service, max_gpu_budget=graph.effective.ceiling)
     return wanted, first_replicas
 
 
 def _pools(
-    graph: ObservedGraph, services: dict[str, ServiceState], allowed: Releases
+    graph: ObservedGraph, services: dict[str, ServiceState], allowed: UngatePlan
 ) -> dict[str, ServicePool]:
     """Return the pods and target of each worker service, as input of the drain plan."""
     pods = graph.workers

@@ -42,17 +42,17 @@ def marked(workload: Object) -> Object:
     return {**workload, "metadata": metadata}
 
 
-def template_changed(want: Object, live: Object, found: Iterable[FieldDifference]) -> bool:
-    """Return whether writing ``want`` would start a rollout, which replaces the workload's pods.
+def template_changed(desired: Object, live: Object, found: Iterable[FieldDifference]) -> bool:
+    """Return whether writing ``desired`` would start a rollout, which replaces the workload's pods.
 
     Args:
-        want: Desired workload with the digest of its pod template, from `marked`.
+        desired: Desired workload with the digest of its pod template, from `marked`.
         live: The existing workload.
-        found: Differences between ``want`` and ``live``.
+        found: Differences between ``desired`` and ``live``.
     """
-    if _digest(want) != _digest(live):
+    if _digest(desired) != _digest(live):
         return True
-    template = f"spec.{_TEMPLATES[want['kind']]}"
+    template = f"spec.{_TEMPLATES[desired['kind']]}"
     return any(each.path.startswith(template) for each in found)
 
 
@@ -71,21 +71,21 @@ def with_generations(
 
 
 def _with_generation(
-    want: Object, live: Mapping[tuple[str, str], Object], rolling: Collection[str]
+    desired: Object, live: Mapping[tuple[str, str], Object], rolling: Collection[str]
 ) -> Object:
-    if want["kind"] not in WORKLOADS:
-        return want
-    name = want["metadata"]["name"]
-    there = live.get((want["kind"], name))
-    if there is None:
+    if desired["kind"] not in WORKLOADS:
+        return desired
+    name = desired["metadata"]["name"]
+    existing = live.get((desired["kind"], name))
+    if existing is None:
         generation: int | None = 1
     else:
-        generation = _generation(there) + 1 if name in rolling else template_generation(there)
+        generation = _generation(existing) + 1 if name in rolling else template_generation(existing)
     if generation is None:
-        return want
-    metadata = dict(want["metadata"])
+        return desired
+    metadata = dict(desired["metadata"])
     metadata["annotations"] = {**(metadata.get("annotations") or {}), GENERATION_ANNOTATION: str(generation)}
-    return {**want, "metadata": metadata}
+    return {**desired, "metadata": metadata}
 
 
 def template_generation(live: Object) -> int | None:

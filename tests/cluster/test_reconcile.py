@@ -115,7 +115,7 @@ async def test_a_hand_edited_child_is_repaired_and_an_event_names_the_path(crds,
     [note] = [each["message"] for each in found if "Deployment" in each["message"]]
     assert note == (
         "Deployment g-decode: spec.template.spec.terminationGracePeriodSeconds: "
-        f"want {before['spec']['template']['spec']['terminationGracePeriodSeconds']}, found 7"
+        f"expected {before['spec']['template']['spec']['terminationGracePeriodSeconds']}, found 7"
     )
 
 

@@ -76,24 +76,26 @@ def rollout_order(
     """
     waiting = held_rollouts(changed, views)
     file = next((each for each in wanted if each["kind"] == CONFIG_MAP.kind), None)
-    there = None if file is None else live.get((file["kind"], file["metadata"]["name"]))
-    if file is None or there is None or not (changed or there.get("data") != file["data"]):
+    existing = None if file is None else live.get((file["kind"], file["metadata"]["name"]))
+    if file is None or existing is None or not (changed or existing.get("data") != file["data"]):
         return RolloutOrder(waiting, [workloads[name] for name in waiting])
-    prioritised = {name for name, want in workloads.items() if _schedules_by_priority(_live(want, live))}
+    prioritised = {
+        name for name, desired in workloads.items() if _schedules_by_priority(_live(desired, live))
+    }
     prefill = next((view.service for view in views if view.role is Role.PREFILL), "")
     granted_s = _granted_s(_live(workloads.get(prefill), live))
-    answered = {name: _answered(_live(want, live)) for name, want in workloads.items()}
+    answered = {name: _answered(_live(desired, live)) for name, desired in workloads.items()}
     by_setting = {
-        TIERS: held_by_agreement(file, there, views, changed=changed, prioritised=prioritised),
-        LEASE: held_by_lease(file, there, views, changed=changed, granted_s=granted_s),
-        NAMES: held_by_names(file, there, views, changed=changed, answered=answered),
-        ROLES: held_by_roles(file, there, views, workloads),
+        TIERS: held_by_agreement(file, existing, views, changed=changed, prioritised=prioritised),
+        LEASE: held_by_lease(file, existing, views, changed=changed, granted_s=granted_s),
+        NAMES: held_by_names(file, existing, views, changed=changed, answered=answered),
+        ROLES: held_by_roles(file, existing, views, workloads),
     }
     routers = {view.service for view in views if not view.role.is_worker}
     held, opposed = _together(by_setting, routers)
     waiting |= held
     holds_routers = not routers.isdisjoint(held)
-    lost = opposed or (_renamed(file, there) if changed else None)
+    lost = opposed or (_renamed(file, existing) if changed else None)
     later = [workloads[name] for name in waiting if name in workloads]
     return RolloutOrder(waiting, [*later, file] if holds_routers else later, lost)
 
@@ -112,10 +114,10 @@ def _together(
 
 
 def _live(
-    want: Mapping[str, Any] | None, live: Mapping[tuple[str, str], Mapping[str, Any]]
+    desired: Mapping[str, Any] | None, live: Mapping[tuple[str, str], Mapping[str, Any]]
 ) -> Mapping[str, Any]:
     """Return the existing object for a desired one; empty if there is none."""
-    return {} if want is None else live.get((want["kind"], want["metadata"]["name"]), {})
+    return {} if desired is None else live.get((desired["kind"], desired["metadata"]["name"]), {})
 
 
 def held_by_agreement(

@@ -19,7 +19,7 @@ entire group, whose remaining pods start as soon as they exist.
 
 **Lost replicas.** A rollout, a kill or a lost node frees GPUs shortly before the replacement requests them. To prevent
 another service's waiting pod from taking these GPUs, they stay reserved for the service as long as its workload wants
-that many replicas; before the replacement exists, for at most 10 s (`KEEP_S`).
+that many replicas; before the replacement exists, for at most 10 s (`RESERVATION_S`).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def units(pods: Iterable[PodView]) -> list[Unit]:
     return list(found.values())
 
 
-def released(pods: Iterable[PodView], uids: Collection[str]) -> list[PodView]:
+def with_gates_removed(pods: Iterable[PodView], uids: Collection[str]) -> list[PodView]:
     """Return ``pods``, but without scheduling gates for those whose UID is in ``uids``.
 
     The operator has removed these gates already, and the watch does not show it yet.
@@ -86,14 +86,14 @@ def released(pods: Iterable[PodView], uids: Collection[str]) -> list[PodView]:
     return [replace(pod, gates=()) if pod.uid in uids else pod for pod in pods]
 
 
-KEEP_S: Final = 10.0
+RESERVATION_S: Final = 10.0
 """Seconds (API server's clock) for which a lost replica's GPUs stay reserved while its replacement does not exist.
 Chosen: a workload's controller creates the replacement within a second, and a service whose pods are rejected must
 not block the others."""
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class ServiceReservation:
     """The replicas of one service that occupy GPUs or have GPUs reserved.
 
     Attributes:
@@ -108,13 +108,13 @@ class Holding:
     lost_s: float | None = None
 
 
-def holdings(
+def reservations(
     pods: Iterable[PodView],
-    before: Mapping[str, Holding],
+    before: Mapping[str, ServiceReservation],
     *,
     replicas: Mapping[str, int],
     now_s: float,
-) -> dict[str, Holding]:
+) -> dict[str, ServiceReservation]:
     """Return the replicas of each service that occupy GPUs, including those lost since ``before`` whose GPUs stay reserved.
 
     Args:
@@ -132,19 +132,19 @@ def holdings(
     found = {}
     for service in {*counts, *before} & set(replicas):
         sizes = [each.all_gpus for each in started if each.service == service]
-        was = before.get(service)
+        previous = before.get(service)
         number, wanted = counts[service], replicas[service]
-        gpus = max(sizes) if was is None or sizes else was.gpus
-        kept = 0 if was is None else min(was.replicas, wanted)
-        lost_s = now_s if was is None or was.lost_s is None else was.lost_s
-        if number < kept and now_s - lost_s < KEEP_S:
-            found[service] = Holding(kept, gpus, lost_s)
+        gpus = max(sizes) if previous is None or sizes else previous.gpus
+        reserved = 0 if previous is None else min(previous.replicas, wanted)
+        lost_s = now_s if previous is None or previous.lost_s is None else previous.lost_s
+        if number < reserved and now_s - lost_s < RESERVATION_S:
+            found[service] = ServiceReservation(reserved, gpus, lost_s)
         else:
-            found[service] = Holding(min(number, wanted), gpus)
+            found[service] = ServiceReservation(min(number, wanted), gpus)
     return found
 
 
-def lost(held: Mapping[str, Holding], pods: Iterable[PodView]) -> Counter[str]:
+def missing_replicas(held: Mapping[str, ServiceReservation], pods: Iterable[PodView]) -> Counter[str]:
     """Return, by service, how many replicas that occupied GPUs (``held``) no longer exist in ``pods``; services without a loss are left out."""
     missing = Counter({service: each.replicas for service, each in held.items()})
     missing.subtract(each.service for each in _started(pods))
@@ -160,12 +160,12 @@ OVERDUE_S: Final = 60.0
 pod waits for its GPUs. Chosen."""
 
 
-WAITING: Final = "WaitingForBudget"
+WAITING_FOR_BUDGET: Final = "WaitingForBudget"
 """Condition reason of a pod that waits for the GPU budget."""
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingPod:
     """A pod with a scheduling gate that cannot start yet, with the reason.
 
     Attributes:
@@ -173,7 +173,7 @@ class Waiting:
         name: Name of the pod.
         service: Service of the pod.
         reason: One sentence for users; it is the same text as long as the state is the same.
-        cause: Condition reason: ``WaitingForBudget`` (`WAITING`), or the kind of refusal if the API server rejected the
+        cause: Condition reason: ``WaitingForBudget`` (`WAITING_FOR_BUDGET`), or the kind of refusal if the API server rejected the
             removal of the pod's gate.
     """
 
@@ -181,37 +181,37 @@ class Waiting:
     name: str
     service: str
     reason: str
-    cause: str = WAITING
+    cause: str = WAITING_FOR_BUDGET
 
     @property
     def cause_is_refusal(self) -> bool:
         """Whether the GPU budget allows the pod to start but the API server rejected the removal of its scheduling gate."""
-        return self.cause != WAITING
+        return self.cause != WAITING_FOR_BUDGET
 
 
 @dataclass(frozen=True, slots=True)
-class Releases:
+class UngatePlan:
     """Pods with a scheduling gate that the GPU budget allows to start now, and pods with one that have to wait.
 
     Attributes:
-        release: UIDs of the pods whose gate should be removed, in this order.
+        ungate: UIDs of the pods whose gate should be removed, in this order.
         waiting: The other pods with a gate.
-        gpus: Number of GPUs that count against the budget before the pods in ``release`` start.
+        gpus: Number of GPUs that count against the budget before the pods in ``ungate`` start.
     """
 
-    release: tuple[str, ...]
-    waiting: tuple[Waiting, ...]
+    ungate: tuple[str, ...]
+    waiting: tuple[WaitingPod, ...]
     gpus: int
 
 
-def releases(
+def plan_ungating(
     pods: Iterable[PodView],
     *,
     budget: int | None,
     priorities: Mapping[str, int],
-    held: Mapping[str, Holding],
+    held: Mapping[str, ServiceReservation],
     now_s: float,
-) -> Releases:
+) -> UngatePlan:
     """Return which pods with a scheduling gate can start within the GPU budget, and why the others have to wait.
 
     Args:
@@ -223,65 +223,67 @@ def releases(
         now_s: Current Unix time in seconds.
     """
     present = [pod for pod in pods if not pod.finished]
-    leaving = [pod for pod in present if pod.terminating and not pod.gated]
-    staying = units([pod for pod in present if not pod.terminating])
-    running = [unit for unit in staying if unit.started]
-    gpus = sum(pod.gpus for pod in leaving) + sum(unit.all_gpus for unit in running)
-    coming = sum(pod.gpus for pod in leaving if pod.deleted_s is None or now_s < pod.deleted_s + OVERDUE_S)
+    terminating = [pod for pod in present if pod.terminating and not pod.gated]
+    remaining = units([pod for pod in present if not pod.terminating])
+    running = [unit for unit in remaining if unit.started]
+    gpus = sum(pod.gpus for pod in terminating) + sum(unit.all_gpus for unit in running)
+    terminating_gpus = sum(
+        pod.gpus for pod in terminating if pod.deleted_s is None or now_s < pod.deleted_s + OVERDUE_S
+    )
     allowed: list[str] = []
     for unit in running:  # remaining pods of a group whose GPUs already count
         if budget is None or gpus <= budget:
-            allowed += _to_lift(unit)
-    missing = lost(held, present)
-    first, rest = _line([unit for unit in staying if not unit.started], running, priorities, missing)
+            allowed += _gated_in_order(unit)
+    missing = missing_replicas(held, present)
+    first, rest = _queue_order([unit for unit in remaining if not unit.started], running, priorities, missing)
     missing.subtract(unit.service for unit in first)
-    kept = sum(number * held[service].gpus for service, number in (+missing).items())
-    line = [*((unit, 0) for unit in first), *((unit, kept) for unit in rest)]
-    started, waiting = _admit(line, gpus, coming, budget)
-    allowed += [uid for unit in started for uid in _to_lift(unit)]
+    reserved_gpus = sum(number * held[service].gpus for service, number in (+missing).items())
+    queue = [*((unit, 0) for unit in first), *((unit, reserved_gpus) for unit in rest)]
+    started, waiting = _admit(queue, gpus, terminating_gpus, budget)
+    allowed += [uid for unit in started for uid in _gated_in_order(unit)]
     over = [
-        Waiting(pod.uid, pod.name, pod.service, f"{gpus} GPUs are in use and the budget is {budget}")
+        WaitingPod(pod.uid, pod.name, pod.service, f"{gpus} GPUs are in use and the budget is {budget}")
         for unit in running
         for pod in unit.gated
         if pod.uid not in allowed
     ]
-    return Releases(tuple(allowed), tuple(sorted([*over, *waiting], key=lambda each: each.name)), gpus)
+    return UngatePlan(tuple(allowed), tuple(sorted([*over, *waiting], key=lambda each: each.name)), gpus)
 
 
-def blocked_on_budget(found: Releases, pods: Iterable[PodView]) -> frozenset[str]:
+def blocked_on_budget(found: UngatePlan, pods: Iterable[PodView]) -> frozenset[str]:
     """Return the services whose pods wait for the GPU budget although no terminating pod will return GPUs and no pod can start.
 
     Args:
-        found: Pods that can start and pods that have to wait, from `releases`.
+        found: Pods that can start and pods that have to wait, from `plan_ungating`.
         pods: The pods from which ``found`` was computed.
     """
-    if found.release or any(pod.terminating and not pod.finished for pod in pods):
+    if found.ungate or any(pod.terminating and not pod.finished for pod in pods):
         return frozenset()
     return frozenset(each.service for each in found.waiting)
 
 
-def blocked(found: Releases, pods: Iterable[PodView]) -> Counter[str]:
+def blocked(found: UngatePlan, pods: Iterable[PodView]) -> Counter[str]:
     """Return, by service, the number of replicas that cannot run because the GPU budget has no room.
 
     A replica that only waits for the GPUs of a terminating replica of its own service does not count.
 
     Args:
-        found: Pods that can start and pods that have to wait, from `releases`.
+        found: Pods that can start and pods that have to wait, from `plan_ungating`.
         pods: The pods from which ``found`` was computed.
     """
     waiting = {each.uid for each in found.waiting}
     present = [pod for pod in pods if not pod.finished]
     count = Counter(each.service for each in units([p for p in present if p.uid in waiting]))
-    leaving = units([p for p in present if p.terminating and not p.gated])
-    count.subtract(each.service for each in leaving)
+    terminating = units([p for p in present if p.terminating and not p.gated])
+    count.subtract(each.service for each in terminating)
     return +count
 
 
-def _to_lift(unit: Unit) -> list[str]:
+def _gated_in_order(unit: Unit) -> list[str]:
     return [pod.uid for pod in sorted(unit.gated, key=lambda pod: (pod.worker_index, pod.name))]
 
 
-def _line(
+def _queue_order(
     gated: Sequence[Unit], running: Sequence[Unit], priorities: Mapping[str, int], missing: Mapping[str, int]
 ) -> tuple[list[Unit], list[Unit]]:
     """Return the waiting replicas in order, in two lists: those for empty roles and replacements, and the rest.
@@ -297,46 +299,48 @@ def _line(
     ordered = sorted(gated, key=rank)
     for unit in ordered:
         by_role[unit.first.role].append(unit)
-    heads = [line[0] for role, line in by_role.items() if role not in filled]
-    heads.sort(key=rank)
-    seen = Counter(unit.service for unit in heads)
+    for_empty_roles = [waiting[0] for role, waiting in by_role.items() if role not in filled]
+    for_empty_roles.sort(key=rank)
+    seen = Counter(unit.service for unit in for_empty_roles)
     replacements: list[Unit] = []
     others: list[Unit] = []
     for unit in ordered:
-        if not any(unit is head for head in heads):
+        if not any(unit is each for each in for_empty_roles):
             is_replacement = seen[unit.service] < missing.get(unit.service, 0)
             (replacements if is_replacement else others).append(unit)
             seen[unit.service] += 1
-    return heads + replacements, others
+    return for_empty_roles + replacements, others
 
 
 def _admit(
-    line: Sequence[tuple[Unit, int]], gpus: int, coming: int, budget: int | None
-) -> tuple[list[Unit], list[Waiting]]:
-    """Return the replicas that start and the pods that wait; each entry of ``line`` is a replica with the GPUs reserved for replacements."""
+    queue: Sequence[tuple[Unit, int]], gpus: int, terminating_gpus: int, budget: int | None
+) -> tuple[list[Unit], list[WaitingPod]]:
+    """Return the replicas that start and the pods that wait; each entry of ``queue`` is a replica with the GPUs reserved for replacements."""
     started: list[Unit] = []
-    waiting: list[Waiting] = []
-    held_for: Unit | None = None
-    for unit, kept in line:
+    waiting: list[WaitingPod] = []
+    next_in_line: Unit | None = None
+    for unit, reserved_gpus in queue:
         need = unit.all_gpus
-        headroom = None if budget is None else budget - gpus - kept
-        if headroom is None or (need <= headroom and held_for is None):
+        headroom = None if budget is None else budget - gpus - reserved_gpus
+        if headroom is None or (need <= headroom and next_in_line is None):
             started.append(unit)
             gpus += need
             continue
-        reason = _reason(need, headroom, coming + kept, budget, held_for)
-        waiting += [Waiting(pod.uid, pod.name, pod.service, reason) for pod in unit.gated]
-        if held_for is None and headroom < need <= headroom + coming:
-            held_for = unit
+        reason = _reason(need, headroom, terminating_gpus + reserved_gpus, budget, next_in_line)
+        waiting += [WaitingPod(pod.uid, pod.name, pod.service, reason) for pod in unit.gated]
+        if next_in_line is None and headroom < need <= headroom + terminating_gpus:
+            next_in_line = unit
     return started, waiting
 
 
-def _reason(need: int, headroom: int, coming: int, budget: int | None, held_for: Unit | None) -> str:
+def _reason(
+    need: int, headroom: int, expected_gpus: int, budget: int | None, next_in_line: Unit | None
+) -> str:
     free = f"needs {need} of {budget} GPUs and {max(0, headroom)} are free"
     if budget is not None and need > budget:
         return f"needs {need} GPUs, more than the budget of {budget}; raise planner.maxGpuBudget or its pool's GPUs"
-    if held_for is not None:
-        return f"{free}; {held_for.service} is next in line"
-    if need <= headroom + coming:
-        return f"{free}; {coming} more are being freed"
+    if next_in_line is not None:
+        return f"{free}; {next_in_line.service} is next in line"
+    if need <= headroom + expected_gpus:
+        return f"{free}; {expected_gpus} more are being freed"
     return f"{free}; scale something down, or raise planner.maxGpuBudget or its pool's GPUs"

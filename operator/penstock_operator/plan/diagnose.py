@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from penstock.kube.objects.names import CONFIG_REASONS, CRASH_LOOP, PULL_REASONS, REPLICA_FAILURE
-from penstock.kube.objects.refusals import kind_of_words
+from penstock.kube.objects.refusals import kind_of_message
 from penstock_operator.plan.pods import ContainerView, PodView
 
 SLOW_START_S: Final = 300.0
@@ -169,7 +169,7 @@ def diagnose(
     Args:
         pod: The pod.
         now_s: Current Unix time in seconds.
-        budget_reason: Reason from `budget.releases` why the GPU budget does not let the pod start; empty if it lets the
+        budget_reason: Reason from `budget.plan_ungating` why the GPU budget does not let the pod start; empty if it lets the
             pod start.
         slow_start_s: Seconds after its start during which it is normal that a pod waits for volumes or loads its model;
             300 (`SLOW_START_S`) by default.
@@ -313,6 +313,6 @@ def refusal(service: str, workload: Mapping[str, Any]) -> Diagnosis | None:
                 f"the API server refuses its pods: {words or each.get('reason') or 'it gives no reason'}"
             )
             name = workload["metadata"]["name"]
-            _, remedy = kind_of_words(words)
+            _, remedy = kind_of_message(words)
             return Diagnosis(Category.REFUSED, name, service, message, remedy or _ANY_REFUSAL)
     return None

@@ -36,10 +36,10 @@ from penstock.api import ServiceSpec
 from penstock.kube.objects.names import DRAINING
 from penstock_operator.plan.pods import PodView
 
-LEAVING_COST: Final = -(2**31)
+REMOVABLE_COST: Final = -(2**31)
 """Deletion cost (pod-deletion-cost, the lowest is deleted first) of a pod that can be deleted now; the lowest that Kubernetes accepts."""
 
-DRAINING_COST: Final = LEAVING_COST + 1
+DRAINING_COST: Final = REMOVABLE_COST + 1
 """Deletion cost of a pod that is still finishing requests: it is deleted before serving pods and after idle ones."""
 
 SETTLE_S: Final = 3.0
@@ -54,7 +54,7 @@ _PHASES: Final = {"Pending": 0, "Unknown": 1, "Running": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Bounded:
+class LimitedReplicas:
     """A desired number of replicas, limited to the service's minimum and maximum and to the GPU budget.
 
     Attributes:
@@ -68,7 +68,9 @@ class Bounded:
     message: str = ""
 
 
-def bounded(desired: int | None, service: ServiceSpec, *, max_gpu_budget: int | None) -> Bounded:
+def limited_replicas(
+    desired: int | None, service: ServiceSpec, *, max_gpu_budget: int | None
+) -> LimitedReplicas:
     """Return the desired number of replicas, limited to the service's minimum and maximum and to the GPU budget.
 
     Args:
@@ -79,41 +81,43 @@ def bounded(desired: int | None, service: ServiceSpec, *, max_gpu_budget: int | 
     """
     if service.scaling is None:
         if desired is None or desired == service.first_replicas:
-            return Bounded(service.first_replicas)
+            return LimitedReplicas(service.first_replicas)
         why = f"the service has no scaling, so it keeps {service.first_replicas}"
-        return Bounded(service.first_replicas, "NotScalable", f"{desired} replicas were asked for; {why}")
-    asked = service.first_replicas if desired is None else desired
+        return LimitedReplicas(
+            service.first_replicas, "NotScalable", f"{desired} replicas were requested; {why}"
+        )
+    requested = service.first_replicas if desired is None else desired
     low, high = service.replica_bounds
-    said = f"{asked} replicas were asked for"
-    if asked < low:
-        return Bounded(low, "TooFewReplicas", f"{said}; scaling.minReplicas is {low}")
+    text = f"{requested} replicas were requested"
+    if requested < low:
+        return LimitedReplicas(low, "TooFewReplicas", f"{text}; scaling.minReplicas is {low}")
     fitting = max_gpu_budget // service.gpus if max_gpu_budget is not None and service.gpus else high
-    if asked > high and high <= fitting:
-        return Bounded(high, "TooManyReplicas", f"{said}; scaling.maxReplicas is {high}")
-    if asked > fitting:
-        held = max(low, fitting)
-        gpus = f"{asked} replicas of {service.gpus} GPUs exceed the {max_gpu_budget} of planner.maxGpuBudget or its pool"
-        return Bounded(held, "OverBudget", f"{gpus}; {held} are kept")
-    return Bounded(asked)
+    if requested > high and high <= fitting:
+        return LimitedReplicas(high, "TooManyReplicas", f"{text}; scaling.maxReplicas is {high}")
+    if requested > fitting:
+        fits = max(low, fitting)
+        gpus = f"{requested} replicas of {service.gpus} GPUs exceed the {max_gpu_budget} of planner.maxGpuBudget or its pool"
+        return LimitedReplicas(fits, "OverBudget", f"{gpus}; the service gets {fits}")
+    return LimitedReplicas(requested)
 
 
-def held(asked: Bounded, running: int | None) -> Bounded:
-    """Return the current number of replicas of a service whose graph is paused, with a message if it differs from that in ``asked``.
+def replicas_while_paused(requested: LimitedReplicas, running: int | None) -> LimitedReplicas:
+    """Return the current number of replicas of a service whose graph is paused, with a message if it differs from that in ``requested``.
 
     Args:
-        asked: Replicas that the service would have if the graph was not paused.
+        requested: Replicas that the service would have if the graph was not paused.
         running: Replicas of the service's workload; None if there is no workload, which counts as 0.
     """
     kept = running or 0
-    if asked.replicas == kept:
-        return asked
-    message = f"{asked.replicas} replicas are wanted; the graph is paused and keeps {kept}"
-    return Bounded(kept, "Paused", message)
+    if requested.replicas == kept:
+        return requested
+    message = f"{requested.replicas} replicas are desired; the graph is paused and keeps {kept}"
+    return LimitedReplicas(kept, "Paused", message)
 
 
-def one_more(asked: Bounded) -> Bounded:
-    """Return ``asked``, the desired number of replicas, plus one, for a service whose serving replicas are all on cordoned nodes."""
-    return replace(asked, replicas=asked.replicas + 1)
+def with_one_more(requested: LimitedReplicas) -> LimitedReplicas:
+    """Return ``requested``, the desired number of replicas, plus one, for a service whose serving replicas are all on cordoned nodes."""
+    return replace(requested, replicas=requested.replicas + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,23 +164,23 @@ class ScalePlan:
 
     Attributes:
         spec_replicas: Value that the workload's ``spec.replicas`` should have now.
-        begin: Pods that start to drain: their serving label and drain time are to be written.
+        start_drain: Pods that start to drain: their serving label and drain time are to be written.
         restore: Draining pods to put back into service: their serving label is to be set, drain time and deletion cost
             removed.
         deletion_costs: New deletion cost (by which Kubernetes chooses the pod to delete) by pod, for pods whose cost
             has to change; 0 for a pod in service.
         draining: Pods that are or will be marked as draining.
-        leaving: Draining pods that can be deleted now.
-        held: Reason why the number of replicas is not changed although it differs from the desired one; else empty.
+        removable: Draining pods that can be deleted now.
+        hold_reason: Reason why the number of replicas is not changed although it differs from the desired one; else empty.
     """
 
     spec_replicas: int
-    begin: tuple[str, ...] = ()
+    start_drain: tuple[str, ...] = ()
     restore: tuple[str, ...] = ()
     deletion_costs: Mapping[str, int] = field(default_factory=dict)
     draining: tuple[str, ...] = ()
-    leaving: tuple[str, ...] = ()
-    held: str = ""
+    removable: tuple[str, ...] = ()
+    hold_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +209,7 @@ class ServicePool:
     known_replicas: int = 0
 
 
-def pods_to_ask(pool: ServicePool) -> list[PodView]:
+def pods_to_query(pool: ServicePool) -> list[PodView]:
     """Return the pods whose load the caller has to read before `plan_scale`; none if the service has no surplus pods.
 
     These are the draining pods or, if more pods must be chosen for removal, all that can have requests.
@@ -233,7 +237,7 @@ def plan_scale(pool: ServicePool, *, loads: Mapping[str, PodLoad | None], now_s:
         return ScalePlan(
             spec_replicas=pool.spec_replicas,
             draining=tuple(pod.name for pod in alive if pod.draining),
-            held="a rollout is under way; replicas are reduced after it",
+            hold_reason="a rollout is under way; replicas are reduced after it",
         )
     in_groups = any(pod.group_index is not None for pod in alive)
     if in_groups:
@@ -244,22 +248,22 @@ def plan_scale(pool: ServicePool, *, loads: Mapping[str, PodLoad | None], now_s:
             by_cost = [pod for pod in by_cost if pod.draining]
         victims = by_cost[: max(0, len(alive) - desired)]
     marked = {pod.name for pod in victims}
-    leaving = {pod.name for pod in victims if _may_go(pod, pool, loads.get(pod.name), now_s)}
+    removable = {pod.name for pod in victims if _is_removable(pod, pool, loads.get(pod.name), now_s)}
     if in_groups:
-        needed = _groups_needed(victims, leaving, unseen=max(0, pool.known_replicas - len(alive)))
+        needed = _groups_needed(victims, removable, unseen=max(0, pool.known_replicas - len(alive)))
     else:
-        needed = max(len(alive), pool.known_replicas) - _deleted_first(alive, leaving)
+        needed = max(len(alive), pool.known_replicas) - _deleted_first(alive, removable)
     return ScalePlan(
         spec_replicas=max(desired, min(pool.spec_replicas, needed)),
-        begin=tuple(pod.name for pod in alive if pod.name in marked and not pod.draining),
+        start_drain=tuple(pod.name for pod in alive if pod.name in marked and not pod.draining),
         restore=tuple(pod.name for pod in alive if pod.name not in marked and _is_marked(pod)),
-        deletion_costs={} if in_groups else _costs(alive, marked, leaving),
+        deletion_costs={} if in_groups else _costs(alive, marked, removable),
         draining=tuple(sorted(marked)),
-        leaving=tuple(sorted(leaving)),
+        removable=tuple(sorted(removable)),
     )
 
 
-def _may_go(pod: PodView, pool: ServicePool, load: PodLoad | None, now_s: float) -> bool:
+def _is_removable(pod: PodView, pool: ServicePool, load: PodLoad | None, now_s: float) -> bool:
     """Return whether a draining pod can be deleted now."""
     if pod.serving != DRAINING or pod.drain_since_s is None:
         return False
@@ -274,9 +278,9 @@ def _is_marked(pod: PodView) -> bool:
     return pod.drain_since_s is not None or not pod.takes_requests
 
 
-def _costs(alive: Sequence[PodView], marked: Collection[str], leaving: Collection[str]) -> dict[str, int]:
-    wanted = {pod.name: 0 for pod in alive if pod.deletion_cost in {LEAVING_COST, DRAINING_COST}}
-    wanted |= {name: LEAVING_COST if name in leaving else DRAINING_COST for name in marked}
+def _costs(alive: Sequence[PodView], marked: Collection[str], removable: Collection[str]) -> dict[str, int]:
+    wanted = {pod.name: 0 for pod in alive if pod.deletion_cost in {REMOVABLE_COST, DRAINING_COST}}
+    wanted |= {name: REMOVABLE_COST if name in removable else DRAINING_COST for name in marked}
     return {
         pod.name: wanted[pod.name]
         for pod in alive
@@ -284,11 +288,11 @@ def _costs(alive: Sequence[PodView], marked: Collection[str], leaving: Collectio
     }
 
 
-def _groups_needed(victims: Sequence[PodView], leaving: Collection[str], *, unseen: int) -> int:
+def _groups_needed(victims: Sequence[PodView], removable: Collection[str], *, unseen: int) -> int:
     """Return the minimum number of replicas that keeps every group that must remain; a huge number if groups are unseen."""
     if unseen:
         return 2**31
-    return max([(pod.group_index or 0) + 1 for pod in victims if pod.name not in leaving], default=0)
+    return max([(pod.group_index or 0) + 1 for pod in victims if pod.name not in removable], default=0)
 
 
 def _replica_set_order(pod: PodView) -> tuple[bool, int, bool]:
@@ -302,11 +306,11 @@ def _victim_order(pod: PodView, load: PodLoad | None) -> tuple[bool | float | st
         requests, kv = math.inf, math.inf
     else:
         requests, kv = float(load.requests), load.kv_usage_fraction or 0.0
-    eager = (not pod.draining, not pod.gated, not pod.node_is_cordoned)
-    return (*_replica_set_order(pod), *eager, requests, kv, -pod.created_s, pod.name)
+    preferred = (not pod.draining, not pod.gated, not pod.node_is_cordoned)
+    return (*_replica_set_order(pod), *preferred, requests, kv, -pod.created_s, pod.name)
 
 
-def _deleted_first(alive: Sequence[PodView], leaving: Collection[str]) -> int:
+def _deleted_first(alive: Sequence[PodView], removable: Collection[str]) -> int:
     """Return the number of pods that the ReplicaSet would delete, one after another, before one that must remain.
 
     Deletion costs count as the watch shows them. Among pods that are equal in this order the ReplicaSet compares
@@ -319,7 +323,7 @@ def _deleted_first(alive: Sequence[PodView], leaving: Collection[str]) -> int:
     count = 0
     for _, equals in groupby(sorted(alive, key=order), key=order):
         run = list(equals)
-        if not all(pod.name in leaving and pod.deletion_cost == LEAVING_COST for pod in run):
+        if not all(pod.name in removable and pod.deletion_cost == REMOVABLE_COST for pod in run):
             break
         count += len(run)
     return count

@@ -95,17 +95,17 @@ class FieldDifference:
 
     Attributes:
         path: Path of the field, such as ``spec.template.spec.containers[name=worker].image``.
-        want: The desired value.
+        desired: The desired value.
         found: The value in the cluster; None if it is absent.
     """
 
     path: str
-    want: Any
+    desired: Any
     found: Any
 
     def __str__(self) -> str:
-        found = "it is absent" if self.found is None else f"found {_short(self.found)}"
-        return f"{self.path}: want {_short(self.want)}, {found}"
+        found = "absent" if self.found is None else f"found {_short(self.found)}"
+        return f"{self.path}: expected {_short(self.desired)}, {found}"
 
 
 def stamped(desired: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,12 +126,12 @@ def differences(desired: Mapping[str, Any], live: Mapping[str, Any]) -> Iterator
 
 
 def _map_differences(
-    path: str, want: Mapping[str, Any], found: Mapping[str, Any]
+    path: str, desired: Mapping[str, Any], found: Mapping[str, Any]
 ) -> Iterator[FieldDifference]:
     quantities = path.rpartition(".")[2] in QUANTITY_MAPS
-    for key in sorted(want):
+    for key in sorted(desired):
         below = f"{path}.{_escaped(key)}" if path else key
-        value, other = want[key], found.get(key)
+        value, other = desired[key], found.get(key)
         if value is None or (below in LEFT_OUT_OF_LISTS and other is None):
             continue
         if quantities or key in QUANTITY_FIELDS:
@@ -140,41 +140,41 @@ def _map_differences(
             yield from _differences(below, key, value, other)
 
 
-def _differences(path: str, key: str, want: Any, found: Any) -> Iterator[FieldDifference]:
+def _differences(path: str, key: str, desired: Any, found: Any) -> Iterator[FieldDifference]:
     if found is None:
-        if not _absence_is_fine(key, want):
-            yield FieldDifference(path, want, None)
-    elif want == found and not isinstance(want, bool | int):
+        if not _absence_is_fine(key, desired):
+            yield FieldDifference(path, desired, None)
+    elif desired == found and not isinstance(desired, bool | int):
         return  # fast path for most values; the API's types exclude a nested true that equals 1
-    elif isinstance(want, Mapping):
-        if not isinstance(found, Mapping) or (key in ATOMIC_MAPS and found.keys() - want.keys()):
-            yield FieldDifference(path, want, found)
+    elif isinstance(desired, Mapping):
+        if not isinstance(found, Mapping) or (key in ATOMIC_MAPS and found.keys() - desired.keys()):
+            yield FieldDifference(path, desired, found)
         else:
-            yield from _map_differences(path, want, found)
-    elif _is_list(want):
+            yield from _map_differences(path, desired, found)
+    elif _is_list(desired):
         if not _is_list(found):
-            yield FieldDifference(path, want, found)
-        elif want or key not in MERGE_KEYS:  # ignore elements that other writers added to a list-map
-            yield from _list_differences(path, key, want, found)
-    elif not _same_scalar(want, found) and not (key in DEFAULTED_WHEN_ZERO and want == 0):
-        yield FieldDifference(path, want, found)
+            yield FieldDifference(path, desired, found)
+        elif desired or key not in MERGE_KEYS:  # ignore elements that other writers added to a list-map
+            yield from _list_differences(path, key, desired, found)
+    elif not _same_scalar(desired, found) and not (key in DEFAULTED_WHEN_ZERO and desired == 0):
+        yield FieldDifference(path, desired, found)
 
 
-def _absence_is_fine(key: str, want: Any) -> bool:
-    if isinstance(want, Mapping):
-        return not want and key not in MEANINGFUL_WHEN_EMPTY
-    if want is None or want == "" or _is_list(want):
-        return not want
-    return not want and key in ABSENT_WHEN_ZERO | DEFAULTED_WHEN_ZERO
+def _absence_is_fine(key: str, desired: Any) -> bool:
+    if isinstance(desired, Mapping):
+        return not desired and key not in MEANINGFUL_WHEN_EMPTY
+    if desired is None or desired == "" or _is_list(desired):
+        return not desired
+    return not desired and key in ABSENT_WHEN_ZERO | DEFAULTED_WHEN_ZERO
 
 
 def _list_differences(
-    path: str, key: str, want: Sequence[Any], found: Sequence[Any]
+    path: str, key: str, desired: Sequence[Any], found: Sequence[Any]
 ) -> Iterator[FieldDifference]:
-    names = None if path.startswith(ATOMIC_PATHS) else _merge_key(key, want)
+    names = None if path.startswith(ATOMIC_PATHS) else _merge_key(key, desired)
     if names is not None:
         held = {_identity(names, each): each for each in found if isinstance(each, Mapping)}
-        for element in sorted(want, key=lambda each: _identity(names, each)):
+        for element in sorted(desired, key=lambda each: _identity(names, each)):
             identity = _identity(names, element)
             below = f"{path}[{','.join(f'{n}={v}' for n, v in zip(names, identity, strict=True))}]"
             other = held.get(identity)
@@ -182,10 +182,10 @@ def _list_differences(
                 yield FieldDifference(below, element, None)
             else:
                 yield from _map_differences(below, element, other)
-    elif len(want) != len(found):
-        yield FieldDifference(path, want, found)
+    elif len(desired) != len(found):
+        yield FieldDifference(path, desired, found)
     else:
-        for index, (element, other) in enumerate(zip(want, found, strict=True)):
+        for index, (element, other) in enumerate(zip(desired, found, strict=True)):
             yield from _differences(f"{path}[{index}]", "", element, other)
 
 
@@ -200,20 +200,20 @@ def _identity(names: tuple[str, ...], element: Mapping[str, Any]) -> tuple[str, 
     return tuple(str(element.get(name) or DEFAULTS.get(name, "")) for name in names)
 
 
-def _quantity_differences(path: str, want: Any, found: Any) -> Iterator[FieldDifference]:
-    exact = quantity(want)
+def _quantity_differences(path: str, desired: Any, found: Any) -> Iterator[FieldDifference]:
+    exact = quantity(desired)
     if exact is None:
-        yield from _differences(path, "", want, found)
+        yield from _differences(path, "", desired, found)
     elif exact != quantity(found):
-        yield FieldDifference(path, want, found)
+        yield FieldDifference(path, desired, found)
 
 
-def _same_scalar(want: Any, found: Any) -> bool:
-    if isinstance(want, bool) or isinstance(found, bool):
-        return want is found
-    if isinstance(want, str) != isinstance(found, str):
-        return str(want) == str(found)  # int-or-string
-    return bool(want == found)
+def _same_scalar(desired: Any, found: Any) -> bool:
+    if isinstance(desired, bool) or isinstance(found, bool):
+        return desired is found
+    if isinstance(desired, str) != isinstance(found, str):
+        return str(desired) == str(found)  # int-or-string
+    return bool(desired == found)
 
 
 def _is_list(value: Any) -> bool:

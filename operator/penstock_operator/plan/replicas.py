@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from penstock.api import ServiceSpec
 from penstock_operator.plan.diagnose import Diagnosis
-from penstock_operator.plan.drain import Bounded, ScalePlan
+from penstock_operator.plan.drain import LimitedReplicas, ScalePlan
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.replacement import Replacement
 from penstock_operator.plan.rollout import RolloutView, unavailable
@@ -27,18 +27,18 @@ class ServiceState:
         rollout: State of its rollout; None if there is no workload.
         refused: Problem that says why the API server rejects its pods; None if it rejects none.
         plan: Its next scaling step; None for routers, which are scaled without draining.
-        held: Reason why its new pod template is not written yet; empty if it does not have to wait.
+        hold_reason: Reason why its new pod template is not written yet; empty if it does not have to wait.
         replacement: Replacement that starts, or has no room, because its replicas are on cordoned nodes; None if it
             needs none.
     """
 
     spec: ServiceSpec
-    bounds: Bounded
+    bounds: LimitedReplicas
     running: int
     rollout: RolloutView | None = None
     refused: Diagnosis | None = None
     plan: ScalePlan | None = None
-    held: str = ""
+    hold_reason: str = ""
     replacement: Replacement | None = None
 
     @property
@@ -53,12 +53,12 @@ class RoleSwitch:
 
     Attributes:
         worker: The drained worker.
-        place: Pod of the other role that waits at its scheduling gate. The worker takes over this pod's labels, so that
+        replaced: Pod of the other role that waits at its scheduling gate. The worker takes over this pod's labels, so that
             the workload of the other role adopts the worker and deletes this pod as surplus.
     """
 
     worker: PodView
-    place: PodView
+    replaced: PodView
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class ReplicasPlan:
     def is_draining(self) -> bool:
         """Whether workers of any service are finishing their requests before the service shrinks."""
         plans = (each.plan for each in self.services.values())
-        return any(each is not None and each.draining and not each.held for each in plans)
+        return any(each is not None and each.draining and not each.hold_reason for each in plans)
 
     def unavailable(self, budget: int | None) -> dict[str, int]:
         """Return, by service, how many replicas a rollout can take away at the same time (maxUnavailable); with 0, a new one starts first.

@@ -16,7 +16,7 @@ from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.replicas import ServiceState
 
 
-def kept_replicas(
+def replicas_to_keep(
     role: str,
     old: Sequence[PodView],
     services: Mapping[str, ServiceState],

@@ -17,9 +17,9 @@ from penstock.api import Role
 from penstock.api.enums import GraphPhase
 from penstock.kube.objects.names import REPLICA_FAILURE
 from penstock.kube.objects.served import ServedSpec
-from penstock_operator.plan.budget import WAITING
+from penstock_operator.plan.budget import WAITING_FOR_BUDGET
 from penstock_operator.plan.diagnose import worst
-from penstock_operator.plan.drain import Bounded
+from penstock_operator.plan.drain import LimitedReplicas
 from penstock_operator.plan.status_input import ServiceStatusInput, StatusInput
 
 READY = "Ready"
@@ -143,8 +143,8 @@ def _progressing(graph: StatusInput) -> ConditionResult:
 def _step(service: ServiceStatusInput) -> str:
     replicas = service.replicas
     parts = []
-    if service.held:
-        parts.append(service.held)
+    if service.hold_reason:
+        parts.append(service.hold_reason)
     if service.rolling:
         parts.append("rolls out")
     if replicas.draining:
@@ -231,7 +231,7 @@ def _reconciling(graph: StatusInput, ready: ConditionResult, stalled: ConditionR
 def _is_changing(service: ServiceStatusInput) -> bool:
     """Return whether a service does not match the specification yet; a number within its bounds is the planner's choice and matches."""
     lowest, highest = service.bounds
-    return service.rolling or bool(service.held) or (lowest == highest and service.missing > 0)
+    return service.rolling or bool(service.hold_reason) or (lowest == highest and service.missing > 0)
 
 
 def _budget(graph: StatusInput) -> ConditionResult:
@@ -252,7 +252,7 @@ def _schedulable(graph: StatusInput) -> ConditionResult:
         return ConditionResult(SCHEDULABLE, False, first.category.value, f"{first}{more}")
     if graph.waiting:
         text = sorted({f"{each.service}: {each.reason}" for each in graph.waiting})
-        cause = next((each.cause for each in graph.waiting if each.cause_is_refusal), WAITING)
+        cause = next((each.cause for each in graph.waiting if each.cause_is_refusal), WAITING_FOR_BUDGET)
         return ConditionResult(SCHEDULABLE, False, cause, "; ".join(text))
     lacking = {
         name: each.replicas.unplaced + max(0, each.target - each.replicas.existing)
@@ -326,7 +326,7 @@ def graph_status(graph: StatusInput, *, old: Mapping[str, Any] | None, now: str)
     }
 
 
-def phase(graph: StatusInput, held: Mapping[str, bool]) -> GraphPhase:
+def phase(graph: StatusInput, values: Mapping[str, bool]) -> GraphPhase:
     """Return a graph's phase, which summarises its conditions.
 
     Failed means that the specification cannot be applied and nothing is served. Degraded means that something is
@@ -334,21 +334,23 @@ def phase(graph: StatusInput, held: Mapping[str, bool]) -> GraphPhase:
 
     Args:
         graph: Facts about the graph.
-        held: Whether each of the operator's conditions is True, by type.
+        values: Whether each of the operator's conditions is True, by type.
     """
-    if graph.failure is not None and not held[READY]:
+    if graph.failure is not None and not values[READY]:
         return GraphPhase.FAILED
-    if held[DEGRADED]:
+    if values[DEGRADED]:
         return GraphPhase.DEGRADED
-    if held[READY] and not held[PROGRESSING]:
+    if values[READY] and not values[PROGRESSING]:
         return GraphPhase.READY
     started = any(each.replicas.existing for each in graph.services.values())
-    return GraphPhase.PROGRESSING if graph.deleting or (started and held[PROGRESSING]) else GraphPhase.PENDING
+    return (
+        GraphPhase.PROGRESSING if graph.deleting or (started and values[PROGRESSING]) else GraphPhase.PENDING
+    )
 
 
 def adapter_status(
     service: ServiceStatusInput,
-    bounded: Bounded,
+    replicas: LimitedReplicas,
     *,
     generation: int,
     old: Mapping[str, Any] | None,
@@ -358,7 +360,7 @@ def adapter_status(
 
     Args:
         service: Facts about the service.
-        bounded: Its desired replicas, limited to the allowed range.
+        replicas: Its desired replicas, limited to the allowed range.
         generation: ``metadata.generation`` of the adapter.
         old: Current status of the adapter; None if there is none.
         now: RFC 3339 time; used only for conditions whose status changes and for ``lastScaleTime``.
@@ -366,9 +368,9 @@ def adapter_status(
     was = old or {}
     limited = ConditionResult(
         SCALING_LIMITED,
-        status=bool(bounded.reason),
-        reason=bounded.reason or "WithinBounds",
-        message=bounded.message or "the number asked for is within the bounds",
+        status=bool(replicas.reason),
+        reason=replicas.reason or "WithinBounds",
+        message=replicas.message or "the requested number is within the bounds",
     )
     refused = ConditionResult(
         REPLICA_FAILURE,

@@ -12,7 +12,7 @@ from penstock.core.ports import WORKER_PORT
 from penstock.kube.kinds import Kind
 from penstock.kube.objects.names import DRAINING, GRAPH_LABEL, SERVICE_LABEL, child_name
 from penstock.kube.objects.served import ServedSpec
-from penstock_operator.plan.budget import Waiting
+from penstock_operator.plan.budget import WaitingPod
 from penstock_operator.plan.diagnose import Diagnosis, diagnose
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.replicas import ServiceState
@@ -71,7 +71,7 @@ class ServiceStatusInput:
         updated: Number of replicas of the newest revision.
         selector: Label selector of its pods.
         rolling: Whether a rollout is in progress.
-        held: Reason why a necessary step waits, for example for another rollout; empty if no step waits. A desired
+        hold_reason: Reason why a necessary step waits, for example for another rollout; empty if no step waits. A desired
             number outside the bounds is not such a step; the ScalingAdapter reports it.
         refused: Problem that says why the API server rejects its pods; None if it rejects none.
         bounds: Minimum and maximum replicas that the graph allows.
@@ -84,7 +84,7 @@ class ServiceStatusInput:
     updated: int
     selector: str
     rolling: bool = False
-    held: str = ""
+    hold_reason: str = ""
     refused: Diagnosis | None = None
     bounds: tuple[int, int] = (0, 0)
 
@@ -117,7 +117,7 @@ class StatusInput:
     generation: int
     services: Mapping[str, ServiceStatusInput]
     budget: int | None = None
-    waiting: Sequence[Waiting] = ()
+    waiting: Sequence[WaitingPod] = ()
     diagnoses: Sequence[Diagnosis] = ()
     failure: Failure | None = None
     deleting: str = ""
@@ -163,7 +163,7 @@ def status_input(
     services: Mapping[str, ServiceState],
     *,
     budget: int | None,
-    waiting: Sequence[Waiting] = (),
+    waiting: Sequence[WaitingPod] = (),
     now_s: float,
 ) -> StatusInput:
     """Return the facts for the status of a valid graph.
@@ -273,7 +273,7 @@ def _service(
         updated=0 if rollout is None else rollout.updated,
         selector=",".join(f"{key}={value}" for key, value in sorted(selector(graph, name).items())),
         rolling=rollout is not None and rollout.rolling,
-        held=state.held or (plan.held if plan is not None else ""),
+        hold_reason=state.hold_reason or (plan.hold_reason if plan is not None else ""),
         refused=state.refused,
         bounds=state.spec.replica_bounds,
     )

@@ -31,24 +31,24 @@ def plan_switches(
         now_s: Current Unix time in seconds.
     """
     found: list[RoleSwitch] = []
-    for giver, taker in _ways(spec, services):
+    for giver, taker in _switch_pairs(spec, services):
         plan, grace_s = services[giver].plan, services[giver].spec.termination_grace_period_seconds
-        leaving = () if plan is None else plan.leaving
+        removable = () if plan is None else plan.removable
         # A worker whose grace period is over may still stream, so it cannot switch.
         workers = [
             each
             for each in pods
-            if each.name in leaving
+            if each.name in removable
             and each.ready
             and each.drain_since_s is not None
             and now_s - each.drain_since_s < grace_s
         ]
-        places = _places(services[taker], taker, pods)
-        found += [RoleSwitch(*pair) for pair in zip(workers, places, strict=False)]
+        waiting = _waiting_pods(services[taker], taker, pods)
+        found += [RoleSwitch(*pair) for pair in zip(workers, waiting, strict=False)]
     return tuple(found)
 
 
-def kept_places(
+def pods_kept_for_switch(
     spec: GraphSpec, services: Mapping[str, ServiceState], pods: Sequence[PodView]
 ) -> frozenset[str]:
     """Return the UIDs of pods whose scheduling gate must stay, because a worker that is still draining will take the pod's place.
@@ -61,14 +61,14 @@ def kept_places(
         pods: All worker pods of the graph.
     """
     kept: set[str] = set()
-    for giver, taker in _ways(spec, services):
+    for giver, taker in _switch_pairs(spec, services):
         draining = [each for each in pods if each.service == giver and each.draining and each.ready]
-        places = _places(services[taker], taker, pods)
-        kept |= {place.uid for _, place in zip(draining, places, strict=False)}
+        waiting = _waiting_pods(services[taker], taker, pods)
+        kept |= {pod.uid for _, pod in zip(draining, waiting, strict=False)}
     return frozenset(kept)
 
 
-def without_switching(
+def keeping_switched_workers(
     services: Mapping[str, ServiceState], switches: Sequence[RoleSwitch]
 ) -> dict[str, ServiceState]:
     """Return the state of each service, changed so that Kubernetes deletes none of the workers that switch their role.
@@ -86,13 +86,13 @@ def without_switching(
             costs = {
                 name: cost for name, cost in state.plan.deletion_costs.items() if name != each.worker.name
             }
-            leaving = tuple(name for name in state.plan.leaving if name != each.worker.name)
-            plan = replace(state.plan, spec_replicas=state.running, leaving=leaving, deletion_costs=costs)
+            removable = tuple(name for name in state.plan.removable if name != each.worker.name)
+            plan = replace(state.plan, spec_replicas=state.running, removable=removable, deletion_costs=costs)
             found[each.worker.service] = replace(state, plan=plan)
     return found
 
 
-def _ways(spec: GraphSpec, services: Mapping[str, ServiceState]) -> Iterator[tuple[str, str]]:
+def _switch_pairs(spec: GraphSpec, services: Mapping[str, ServiceState]) -> Iterator[tuple[str, str]]:
     """Yield the pairs of services (giving, taking) between which workers can switch; none during a rollout."""
     prefill, decode = spec.service(Role.PREFILL), spec.service(Role.DECODE)
     if not spec.engine.switchable or prefill is None or decode is None:
@@ -105,7 +105,7 @@ def _ways(spec: GraphSpec, services: Mapping[str, ServiceState]) -> Iterator[tup
     yield pair[::-1]
 
 
-def _places(state: ServiceState, service: str, pods: Sequence[PodView]) -> list[PodView]:
+def _waiting_pods(state: ServiceState, service: str, pods: Sequence[PodView]) -> list[PodView]:
     """Return the gated pods of a service that a switching worker can replace, the newest first."""
     draining = () if state.plan is None else state.plan.draining
     gated = [

@@ -14,7 +14,7 @@ from typing import Any
 from penstock.api import GraphDeployment, Role
 from penstock.core.stamps import seconds
 from penstock.gpu_pool.bid import WANTS_VALID_S, RoleBid, replicas_within
-from penstock_operator.plan.drain import Bounded, bounded
+from penstock_operator.plan.drain import LimitedReplicas, limited_replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def effective_budget(graph: GraphDeployment, grant: PoolGrant | None) -> Effecti
     return EffectiveBudget(ceiling, grant.gpus if ceiling is None else min(ceiling, grant.gpus))
 
 
-def bids_of(graph: GraphDeployment, wanted: Mapping[str, Bounded]) -> dict[str, RoleBid]:
+def bids_of(graph: GraphDeployment, wanted: Mapping[str, LimitedReplicas]) -> dict[str, RoleBid]:
     """Return what each worker service requests from the pool (its bid): desired replicas, minimum, and GPUs per replica.
 
     Args:
@@ -123,11 +123,11 @@ def is_silent(planner: Mapping[str, Any], now_s: float) -> bool:
 
 def with_wants(
     graph: GraphDeployment,
-    wanted: Mapping[str, Bounded],
+    wanted: Mapping[str, LimitedReplicas],
     wants: Mapping[str, int],
     *,
     max_gpu_budget: int | None,
-) -> dict[str, Bounded]:
+) -> dict[str, LimitedReplicas]:
     """Return the replicas for which each service requests GPUs of its pool: its ScalingAdapter's number or, if larger, the planner's.
 
     Args:
@@ -141,14 +141,14 @@ def with_wants(
     found = dict(wanted)
     for name, service in graph.spec.workers.items():
         if service.role in wants:
-            asked = bounded(wants[service.role], service, max_gpu_budget=max_gpu_budget)
+            asked = limited_replicas(wants[service.role], service, max_gpu_budget=max_gpu_budget)
             found[name] = max(wanted[name], asked, key=lambda each: each.replicas)
     return found
 
 
 def within_grant(
-    wanted: Mapping[str, Bounded], bids: Mapping[str, RoleBid], *, gpus: int, pool: str
-) -> dict[str, Bounded]:
+    wanted: Mapping[str, LimitedReplicas], bids: Mapping[str, RoleBid], *, gpus: int, pool: str
+) -> dict[str, LimitedReplicas]:
     """Return the replicas of each service that fit into the GPUs that the pool grants, but never less than the service's minimum.
 
     A minimum that does not fit remains desired: its pods wait at their scheduling gates, and no serving pod is removed.
@@ -165,6 +165,6 @@ def within_grant(
     for name, bid in bids.items():
         number = max(fits[name], bid.floor)
         if number < bid.replicas:
-            text = f"{bid.replicas} replicas are wanted; {pool} grants the graph {gpus} GPUs, so {number} are kept"
+            text = f"{bid.replicas} replicas are requested; {pool} grants the graph {gpus} GPUs, so the service gets {number}"
             found[name] = replace(wanted[name], replicas=number, reason="OverGrant", message=text)
     return found

@@ -99,9 +99,9 @@ def children(
     problems: list[ManifestProblem] = []
     for name in workers_first:
         number = replicas.get(name, graph.spec.services[name].first_replicas)
-        away = unavailable.get(name, 0)
+        max_unavailable = unavailable.get(name, 0)
         try:
-            found += _workload(graph, specs[name], context, replicas=number, unavailable=away)
+            found += _workload(graph, specs[name], context, replicas=number, unavailable=max_unavailable)
         except InvalidSpecError as exc:
             problems += exc.problems
     if problems:

@@ -9,9 +9,9 @@ from penstock_operator.plan.drain import ScalePlan
 @pytest.mark.parametrize(
     ("plan", "text"),
     [
-        (ScalePlan(2, begin=("d-1",)), "decode: d-1 finishes its requests before decode shrinks to 2"),
+        (ScalePlan(2, start_drain=("d-1",)), "decode: d-1 finishes its requests before decode shrinks to 2"),
         (
-            ScalePlan(2, begin=("d-1", "d-2")),
+            ScalePlan(2, start_drain=("d-1", "d-2")),
             "decode: d-1, d-2 finish their requests before decode shrinks to 2",
         ),
         (ScalePlan(2, restore=("d-1",)), "decode: d-1 serves again; desired replicas: 2"),

@@ -312,7 +312,9 @@ async def test_a_template_that_is_put_right_rolls_out_for_a_restarted_operator_t
         roll_out(api, "g-decode")
         await look(api, made)
         notes = [each["message"] for (kind, _, _), each in api.objects.items() if kind == "Event"]
-        assert any("[name=main].image: want" in each and 'found "another"' in each for each in notes), notes
+        assert any("[name=main].image: expected" in each and 'found "another"' in each for each in notes), (
+            notes
+        )
     async with operator(api) as made:
         await look(api, made)
         assert rolls_out(api)

@@ -48,14 +48,14 @@ class RefusalKind(StrEnum):
     GONE = "Gone"
 
     @property
-    def is_lasting(self) -> bool:
+    def is_permanent(self) -> bool:
         """Whether a person has to act; False for a conflict, which passes, and for GONE, which needs no write any more."""
         return self not in {RefusalKind.CONFLICT, RefusalKind.GONE}
 
 
 _SEVERITY: Final = {kind: rank for rank, kind in enumerate(RefusalKind)}
 
-_WORDS: Final = (
+_PATTERNS: Final = (
     (
         r"exceeded quota: ([^,]+)",
         RefusalKind.QUOTA,
@@ -113,18 +113,18 @@ class WriteRefusal:
         kind: Kind of the refusal.
         write: Object or part that was to be written, such as ``Service g-decode``.
         step: Step of the operator, one word, used as an Event's action.
-        words: The API server's message.
+        message: The API server's message.
         remedy: Action that a user can take; empty if the message already names it.
     """
 
     kind: RefusalKind
     write: str
     step: str
-    words: str
+    message: str
     remedy: str = ""
 
     def __str__(self) -> str:
-        return f"{self.write}: {self.words}{'; ' if self.remedy else ''}{self.remedy}"
+        return f"{self.write}: {self.message}{'; ' if self.remedy else ''}{self.remedy}"
 
 
 def refusal_of(error: ClusterError, write: str, step: str) -> WriteRefusal | None:
@@ -141,7 +141,7 @@ def refusal_of(error: ClusterError, write: str, step: str) -> WriteRefusal | Non
     text = str(error)
     if isinstance(error, UnavailableError) and _NO_ANSWER in text:
         return None
-    kind, remedy = kind_of_words(text)
+    kind, remedy = kind_of_message(text)
     if isinstance(error, ConflictError):
         kind = RefusalKind.GONE if _STALE.search(text) else RefusalKind.CONFLICT
     elif (isinstance(error, InvalidObjectError) and _STALE.search(text)) or (
@@ -157,10 +157,10 @@ def refusal_of(error: ClusterError, write: str, step: str) -> WriteRefusal | Non
     return WriteRefusal(kind, write, step, text, remedy)
 
 
-def kind_of_words(words: str) -> tuple[RefusalKind | None, str]:
+def kind_of_message(message: str) -> tuple[RefusalKind | None, str]:
     """Return the kind of refusal that a message names, with its remedy; ``(None, "")`` if it names none."""
-    for pattern, kind, remedy in _WORDS:
-        match = re.search(pattern, words)
+    for pattern, kind, remedy in _PATTERNS:
+        match = re.search(pattern, message)
         if match is not None:
             return kind, match.expand(remedy)
     return None, ""
@@ -172,11 +172,11 @@ class Attempt:
 
     Attributes:
         refusal: The refusal; None if the write was not refused.
-        may_have_happened: Whether the server failed in a way that leaves open whether the write was executed.
+        may_have_succeeded: Whether the server failed in a way that leaves open whether the write was executed.
     """
 
     refusal: WriteRefusal | None = None
-    may_have_happened: bool = False
+    may_have_succeeded: bool = False
 
 
 @dataclass(slots=True)
@@ -207,14 +207,14 @@ class Refusals:
             attempt.refusal = refusal = refusal_of(exc, write, step)
             if refusal is None:
                 raise
-            attempt.may_have_happened = (
+            attempt.may_have_succeeded = (
                 isinstance(exc, UnavailableError) and refusal.kind is RefusalKind.REJECTED
             )
             if refusal.kind is not RefusalKind.GONE:
                 self.found.append(refusal)
 
     @property
-    def lasting(self) -> Sequence[WriteRefusal]:
+    def permanent(self) -> Sequence[WriteRefusal]:
         """Refusals that a person has to act on, the most serious kind first."""
-        kept = [each for each in self.found if each.kind.is_lasting]
-        return sorted(kept, key=lambda each: (_SEVERITY[each.kind], each.write))
+        found = [each for each in self.found if each.kind.is_permanent]
+        return sorted(found, key=lambda each: (_SEVERITY[each.kind], each.write))

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from penstock.kube.objects.names import BUDGET_GATE
 from penstock_operator.plan.budget import (
-    KEEP_S,
     OVERDUE_S,
-    Holding,
-    Releases,
+    RESERVATION_S,
+    ServiceReservation,
+    UngatePlan,
     blocked,
     blocked_on_budget,
-    holdings,
-    lost,
-    released,
-    releases,
+    missing_replicas,
+    plan_ungating,
+    reservations,
+    with_gates_removed,
 )
 from penstock_operator.plan.pods import PodView
 
@@ -36,15 +36,19 @@ def running(name, **more):
 
 
 def allowed(*pods, budget=8, priorities=None, held=None, lifted=(), now_s=0.0):
-    """Call `releases` with defaults; gates of pods with the ``lifted`` uids are lifted."""
-    return releases(
-        released(pods, lifted), budget=budget, priorities=priorities or {}, held=held or {}, now_s=now_s
+    """Call `plan_ungating` with defaults; gates of pods with the ``lifted`` uids are lifted."""
+    return plan_ungating(
+        with_gates_removed(pods, lifted),
+        budget=budget,
+        priorities=priorities or {},
+        held=held or {},
+        now_s=now_s,
     )
 
 
 def test_without_a_ceiling_all_start():
     """No budget, no waiting; the used GPUs are counted all the same."""
-    assert allowed(running("a", gpus=4), worker("b", gpus=99), budget=None) == Releases(("b",), (), 4)
+    assert allowed(running("a", gpus=4), worker("b", gpus=99), budget=None) == UngatePlan(("b",), (), 4)
 
 
 @pytest.mark.parametrize(
@@ -85,13 +89,13 @@ def test_a_service_gets_back_the_gpus_of_a_replica_that_it_lost():
         worker("d1", created_s=3),
         worker("d2", created_s=4),
     ]
-    assert allowed(*pods, budget=3).release == ("p1",)
-    held = {"decode": Holding(2, 1), "prefill": Holding(1, 1)}
-    assert allowed(*pods, budget=3, held=held, priorities={"prefill": 1}).release == ("d1",)
-    assert allowed(*pods, budget=4, held=held).release == ("d1", "p1")
-    assert allowed(pods[0], *pods[2:], budget=2, held={"decode": Holding(2, 1)}).release == ("p1",)
+    assert allowed(*pods, budget=3).ungate == ("p1",)
+    held = {"decode": ServiceReservation(2, 1), "prefill": ServiceReservation(1, 1)}
+    assert allowed(*pods, budget=3, held=held, priorities={"prefill": 1}).ungate == ("d1",)
+    assert allowed(*pods, budget=4, held=held).ungate == ("d1", "p1")
+    assert allowed(pods[0], *pods[2:], budget=2, held={"decode": ServiceReservation(2, 1)}).ungate == ("p1",)
     leaving = running("d9", terminating=True)
-    assert allowed(*pods, leaving, budget=4, held=held).release == ("p1",)
+    assert allowed(*pods, leaving, budget=4, held=held).ungate == ("p1",)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +110,7 @@ def test_a_service_gets_back_the_gpus_of_a_replica_that_it_lost():
 def test_a_pod_counts_from_release_to_its_end(pod, counts):
     """Terminating pods still hold their GPUs; finished ones and those never released hold none."""
     found = allowed(pod, worker("b"))
-    assert found.release == (() if counts else ("b",))
+    assert found.ungate == (() if counts else ("b",))
     assert found.gpus == (8 if counts else 0)
 
 
@@ -118,8 +122,8 @@ def test_an_empty_role_goes_before_any_priority():
         worker("d1"),
         worker("d2"),
     ]
-    assert allowed(*pods, budget=3, priorities={"prefill": 5}).release == ("p1", "d1", "p2")
-    assert allowed(running("d0"), *pods, budget=3, priorities={"decode": 5}).release == ("p1", "d1")
+    assert allowed(*pods, budget=3, priorities={"prefill": 5}).ungate == ("p1", "d1", "p2")
+    assert allowed(running("d0"), *pods, budget=3, priorities={"decode": 5}).ungate == ("p1", "d1")
 
 
 def test_room_that_comes_free_is_kept_for_the_first_in_line():
@@ -132,7 +136,7 @@ def test_room_that_comes_free_is_kept_for_the_first_in_line():
         worker("small", created_s=2),
     ]
     found = allowed(*pods, now_s=50.0)
-    assert found.release == ()
+    assert found.ungate == ()
     assert {each.uid: each.reason for each in found.waiting} == {
         "big": "needs 4 of 8 GPUs and 2 are free; 2 more are being freed",
         "small": "needs 1 of 8 GPUs and 2 are free; decode is next in line",
@@ -148,7 +152,7 @@ def test_nobody_waits_for_a_stuck_pod(deleted_s):
         worker("big", gpus=4, created_s=1),
         worker("small", created_s=2),
     ]
-    assert allowed(*pods, now_s=100.0).release == ("small",)
+    assert allowed(*pods, now_s=100.0).ungate == ("small",)
 
 
 def group(name, index, **more):
@@ -158,18 +162,18 @@ def group(name, index, **more):
 
 def test_a_group_starts_as_a_whole():
     """Leader first, and only if the whole group fits, also the pods that do not exist yet."""
-    assert allowed(group("g", 1), group("g", 0)).release == ("g-0", "g-1")
-    assert allowed(group("g", 0), running("a")).release == ()
-    assert allowed(group("g", 0)).release == ("g-0",)
+    assert allowed(group("g", 1), group("g", 0)).ungate == ("g-0", "g-1")
+    assert allowed(group("g", 0), running("a")).ungate == ()
+    assert allowed(group("g", 0)).ungate == ("g-0",)
 
 
 def test_a_started_groups_rest_has_its_room():
     """Nobody takes the GPUs that a group's missing pods will need."""
     leader = group("g", 0, gates=())
     found = allowed(leader, worker("other"))
-    assert (found.release, found.gpus) == ((), 8)
-    assert allowed(leader, group("g", 1)).release == ("g-1",)
-    assert allowed(leader, group("g", 1), lifted={"g-1"}).release == ()
+    assert (found.ungate, found.gpus) == ((), 8)
+    assert allowed(leader, group("g", 1)).ungate == ("g-1",)
+    assert allowed(leader, group("g", 1), lifted={"g-1"}).ungate == ()
 
 
 def test_a_groups_replacement_waits_for_what_it_replaces():
@@ -180,7 +184,7 @@ def test_a_groups_replacement_waits_for_what_it_replaces():
         group("g", 1),
     )
     found = allowed(*pods)
-    assert (found.release, found.gpus) == ((), 12)
+    assert (found.ungate, found.gpus) == ((), 12)
     assert found.waiting[0].reason == "12 GPUs are in use and the budget is 8"
 
 
@@ -206,14 +210,14 @@ def test_releases_fit_and_leave_no_usable_room(pods, budget, priorities):
     """What starts fits; what waits either does not fit or gives way to one whose room is coming."""
     found = allowed(*pods, budget=budget, priorities=priorities)
     by_uid = {pod.uid: pod for pod in pods}
-    started = sum(by_uid[uid].gpus for uid in found.release)
-    if any(by_uid[uid].gpus for uid in found.release):
+    started = sum(by_uid[uid].gpus for uid in found.ungate)
+    if any(by_uid[uid].gpus for uid in found.ungate):
         assert found.gpus + started <= budget
     room = budget - found.gpus - started
     for each in found.waiting:
         assert by_uid[each.uid].gpus > room or "next in line" in each.reason
     alive_gated = {pod.uid for pod in pods if pod.gated and pod.alive}
-    assert alive_gated == {*found.release, *(each.uid for each in found.waiting)}
+    assert alive_gated == {*found.ungate, *(each.uid for each in found.waiting)}
     if any("next in line" in each.reason for each in found.waiting):
         assert any("being freed" in each.reason for each in found.waiting)
 
@@ -268,8 +272,8 @@ class World:
         view = self.history[self.seen]
         self.released = {uid for uid in self.released if uid in view and view[uid].gated}
         found = allowed(*view.values(), budget=self.budget, lifted=self.released)
-        self.released |= set(found.release)
-        self.in_flight += found.release
+        self.released |= set(found.ungate)
+        self.in_flight += found.ungate
         return found
 
     def land(self, pick):
@@ -328,7 +332,7 @@ def test_no_order_of_events_exceeds_the_budget(budget, steps):
             world.record()
         world.watch(len(world.history))
         found = world.operate()
-        for _ in found.release:
+        for _ in found.ungate:
             world.land(0)
     waiting = {each.uid for each in found.waiting}
     assert not any("next in line" in each.reason or "being freed" in each.reason for each in found.waiting)
@@ -337,15 +341,15 @@ def test_no_order_of_events_exceeds_the_budget(budget, steps):
 
 def test_gpus_are_kept_for_a_replacement_that_does_not_exist_yet():
     """Of those behind it; an empty role goes first all the same."""
-    held = {"decode": Holding(2, 1)}
+    held = {"decode": ServiceReservation(2, 1)}
     pods = [running("d0"), running("p0", role="prefill"), worker("p1", role="prefill")]
     found = allowed(*pods, budget=3, held=held)
-    assert found.release == ()
+    assert found.ungate == ()
     assert [each.reason for each in found.waiting] == [
         "needs 1 of 3 GPUs and 0 are free; 1 more are being freed"
     ]
-    assert allowed(*pods, budget=4, held=held).release == ("p1",)
-    assert allowed(pods[0], pods[2], budget=2, held=held).release == ("p1",)
+    assert allowed(*pods, budget=4, held=held).ungate == ("p1",)
+    assert allowed(pods[0], pods[2], budget=2, held=held).ungate == ("p1",)
 
 
 def pod(name, *, gated=False, **more):
@@ -355,32 +359,32 @@ def pod(name, *, gated=False, **more):
 
 
 def held(*pods, before=None, wanted=2, now_s=100.0):
-    """Call `holdings` with defaults."""
-    return holdings(pods, before or {}, replicas={"decode": wanted}, now_s=now_s)
+    """Call `reservations` with defaults."""
+    return reservations(pods, before or {}, replicas={"decode": wanted}, now_s=now_s)
 
 
 def test_what_runs_starts_or_leaves_is_held():
     """A lifted gate counts before it is seen; a gated or finished pod holds nothing."""
     pods = (pod("a"), pod("b", gated=True), pod("c", phase="Failed"), pod("d", terminating=True))
-    assert held(*pods) == {"decode": Holding(2, 2)}
-    assert held(*released(pods, {"b"}), wanted=3) == {"decode": Holding(3, 2)}
+    assert held(*pods) == {"decode": ServiceReservation(2, 2)}
+    assert held(*with_gates_removed(pods, {"b"}), wanted=3) == {"decode": ServiceReservation(3, 2)}
 
 
 def test_a_lost_replica_is_kept_for_a_while():
-    """From the moment that it was missed, until it is back or `KEEP_S` have passed."""
+    """From the moment that it was missed, until it is back or `RESERVATION_S` have passed."""
     both = held(pod("a"), pod("b"))
     missed = held(pod("a"), before=both)
-    assert missed == {"decode": Holding(2, 2, 100.0)}
-    assert lost(missed, [pod("a")]) == {"decode": 1}
-    assert held(pod("a"), before=missed, now_s=100.0 + KEEP_S - 0.1) == missed
-    assert held(pod("a"), before=missed, now_s=100.0 + KEEP_S) == {"decode": Holding(1, 2)}
+    assert missed == {"decode": ServiceReservation(2, 2, 100.0)}
+    assert missing_replicas(missed, [pod("a")]) == {"decode": 1}
+    assert held(pod("a"), before=missed, now_s=100.0 + RESERVATION_S - 0.1) == missed
+    assert held(pod("a"), before=missed, now_s=100.0 + RESERVATION_S) == {"decode": ServiceReservation(1, 2)}
     assert held(pod("a"), pod("b"), before=missed, now_s=101.0) == both
-    assert held(before=both) == {"decode": Holding(2, 2, 100.0)}
+    assert held(before=both) == {"decode": ServiceReservation(2, 2, 100.0)}
 
 
 def test_what_is_no_longer_wanted_is_given_up_at_once():
     """A scale-down, and a service that the graph no longer has."""
     both = held(pod("a"), pod("b"))
-    assert held(pod("a"), before=both, wanted=1) == {"decode": Holding(1, 2)}
-    assert lost(held(pod("a"), pod("b"), wanted=1), [pod("a")]) == {}
-    assert holdings([], both, replicas={}, now_s=0.0) == {}
+    assert held(pod("a"), before=both, wanted=1) == {"decode": ServiceReservation(1, 2)}
+    assert missing_replicas(held(pod("a"), pod("b"), wanted=1), [pod("a")]) == {}
+    assert reservations([], both, replicas={}, now_s=0.0) == {}

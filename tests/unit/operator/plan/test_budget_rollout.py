@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from penstock.api import Role
 from penstock.kube.objects.names import BUDGET_GATE
-from penstock_operator.plan.budget import blocked, holdings, releases
+from penstock_operator.plan.budget import blocked, plan_ungating, reservations
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.rollout import unavailable
 
@@ -61,7 +61,7 @@ class Rollout:
     def operate(self):
         """The operator lifts gates and says how many replicas a rollout may take away."""
         pods = list(self.pods.values())
-        found = releases(pods, budget=self.budget, priorities={}, held=self.held, now_s=0.0)
+        found = plan_ungating(pods, budget=self.budget, priorities={}, held=self.held, now_s=0.0)
         counts = blocked(found, pods)
         for service in self.wanted:
             self.away[service] = unavailable(
@@ -71,9 +71,9 @@ class Rollout:
                 budget=self.budget,
                 blocked=counts[service],
             )
-        for uid in found.release:
+        for uid in found.ungate:
             self.pods[uid] = replace(self.pods[uid], gates=())
-        self.held = holdings(self.pods.values(), self.held, replicas=self.wanted, now_s=0.0)
+        self.held = reservations(self.pods.values(), self.held, replicas=self.wanted, now_s=0.0)
         assert sum(not pod.gated for pod in self.pods.values()) <= self.budget
 
     def run(self, service):

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from penstock.api import GraphDeployment
 from penstock.kube.objects.names import BUDGET_GATE, DRAINING, SERVING
-from penstock_operator.plan.budget import Waiting
-from penstock_operator.plan.drain import Bounded
+from penstock_operator.plan.budget import WaitingPod
+from penstock_operator.plan.drain import LimitedReplicas
 from penstock_operator.plan.pods import ContainerView, PodCondition, PodView
 from penstock_operator.plan.replicas import ServiceState
 from penstock_operator.plan.status import condition_results, graph_status
@@ -84,10 +84,10 @@ def facts_of(states, targets, *, late_for_s):
     """Return what is known of the graph whose services have been short of replicas for a time, if they are."""
     pods = views(states)
     services = {
-        name: ServiceState(GRAPH.spec.services[name], Bounded(number), running=number)
+        name: ServiceState(GRAPH.spec.services[name], LimitedReplicas(number), running=number)
         for name, number in targets.items()
     }
-    waiting = [Waiting(each.uid, each.name, each.service, "needs 1") for each in pods if each.gated]
+    waiting = [WaitingPod(each.uid, each.name, each.service, "needs 1") for each in pods if each.gated]
     facts = status_input(
         GRAPH, 1, pods, services, budget=GRAPH.spec.planner.max_gpu_budget, waiting=waiting, now_s=NOW_S
     )

@@ -165,7 +165,7 @@ def test_the_schedulers_words_are_passed_on(reason, remedy):
 
 
 def test_the_budgets_reason_is_told():
-    """What `releases` says appears in the diagnosis, and is not a fault."""
+    """What `plan_ungating` says appears in the diagnosis, and is not a fault."""
     found = diagnose(pod(spec=BUDGET), now_s=NOW, budget_reason="needs 2")
     assert found is not None
     assert found.message == "waits for GPUs of the budget: needs 2"

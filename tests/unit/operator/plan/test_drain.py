@@ -11,12 +11,12 @@ from penstock.api import ServiceSpec
 from penstock.kube.objects.names import BUDGET_GATE, DRAINING, SERVING
 from penstock_operator.plan.drain import (
     DRAINING_COST,
-    LEAVING_COST,
-    Bounded,
+    REMOVABLE_COST,
+    LimitedReplicas,
     PodLoad,
     ScalePlan,
     ServicePool,
-    bounded,
+    limited_replicas,
     plan_scale,
 )
 from penstock_operator.plan.pods import ContainerView, PodView
@@ -24,51 +24,51 @@ from penstock_operator.plan.pods import ContainerView, PodView
 SCALED = ServiceSpec.model_validate(
     {"role": "decode", "replicas": 2, "gpusPerReplica": 2, "scaling": {"minReplicas": 1, "maxReplicas": 6}}
 )
-TOO_MANY = Bounded(6, "TooManyReplicas", "9 replicas were asked for; scaling.maxReplicas is 6")
+TOO_MANY = LimitedReplicas(6, "TooManyReplicas", "9 replicas were requested; scaling.maxReplicas is 6")
 FIXED = ServiceSpec.model_validate({"role": "router", "replicas": 2, "gpusPerReplica": 1})
 
 
 @pytest.mark.parametrize(
     ("desired", "budget", "expected"),
     [
-        (None, None, Bounded(2)),
-        (1, 8, Bounded(1)),
-        (4, 8, Bounded(4)),
-        (6, None, Bounded(6)),
-        (0, 8, Bounded(1, "TooFewReplicas", "0 replicas were asked for; scaling.minReplicas is 1")),
+        (None, None, LimitedReplicas(2)),
+        (1, 8, LimitedReplicas(1)),
+        (4, 8, LimitedReplicas(4)),
+        (6, None, LimitedReplicas(6)),
+        (0, 8, LimitedReplicas(1, "TooFewReplicas", "0 replicas were requested; scaling.minReplicas is 1")),
         (9, None, TOO_MANY),
         (9, 12, TOO_MANY),
         (
             5,
             8,
-            Bounded(
+            LimitedReplicas(
                 4,
                 "OverBudget",
-                "5 replicas of 2 GPUs exceed the 8 of planner.maxGpuBudget or its pool; 4 are kept",
+                "5 replicas of 2 GPUs exceed the 8 of planner.maxGpuBudget or its pool; the service gets 4",
             ),
         ),
         (
             9,
             1,
-            Bounded(
+            LimitedReplicas(
                 1,
                 "OverBudget",
-                "9 replicas of 2 GPUs exceed the 1 of planner.maxGpuBudget or its pool; 1 are kept",
+                "9 replicas of 2 GPUs exceed the 1 of planner.maxGpuBudget or its pool; the service gets 1",
             ),
         ),
     ],
 )
 def test_a_desired_number_is_kept_within_the_bounds(desired, budget, expected):
     """minReplicas, maxReplicas and what the complete budget can hold; each says so."""
-    assert bounded(desired, SCALED, max_gpu_budget=budget) == expected
+    assert limited_replicas(desired, SCALED, max_gpu_budget=budget) == expected
 
 
 def test_a_service_without_scaling_keeps_its_number():
     """A desired number from outside is refused in words."""
-    assert bounded(None, FIXED, max_gpu_budget=1) == Bounded(2)
-    assert bounded(2, FIXED, max_gpu_budget=1) == Bounded(2)
-    assert bounded(5, FIXED, max_gpu_budget=1) == Bounded(
-        2, "NotScalable", "5 replicas were asked for; the service has no scaling, so it keeps 2"
+    assert limited_replicas(None, FIXED, max_gpu_budget=1) == LimitedReplicas(2)
+    assert limited_replicas(2, FIXED, max_gpu_budget=1) == LimitedReplicas(2)
+    assert limited_replicas(5, FIXED, max_gpu_budget=1) == LimitedReplicas(
+        2, "NotScalable", "5 replicas were requested; the service has no scaling, so it keeps 2"
     )
 
 
@@ -130,9 +130,9 @@ def test_up_is_at_once_and_restores():
 def test_a_marked_pod_goes_when_idle_or_overdue(since_s, load, may_go):
     """Its cost falls first; the spec follows when that is seen on the pod."""
     found = plan(pod("a"), marked("b", since_s), desired=1, loads={"b": load})
-    assert (found.draining, found.leaving) == (("b",), ("b",) if may_go else ())
-    assert (found.spec_replicas, found.deletion_costs) == (2, {"b": LEAVING_COST} if may_go else {})
-    seen = plan(pod("a"), marked("b", since_s, LEAVING_COST), desired=1, loads={"b": load})
+    assert (found.draining, found.removable) == (("b",), ("b",) if may_go else ())
+    assert (found.spec_replicas, found.deletion_costs) == (2, {"b": REMOVABLE_COST} if may_go else {})
+    seen = plan(pod("a"), marked("b", since_s, REMOVABLE_COST), desired=1, loads={"b": load})
     assert (seen.spec_replicas, seen.deletion_costs) == ((1, {}) if may_go else (2, {"b": DRAINING_COST}))
 
 
@@ -145,7 +145,7 @@ def test_a_marked_pod_goes_when_idle_or_overdue(since_s, load, may_go):
 )
 def test_who_never_served_goes_without_waiting(never_served):
     """A pod whose process never started, or ended, holds no request."""
-    found = plan(pod("a"), marked("b", NOW, LEAVING_COST, **never_served), desired=1)
+    found = plan(pod("a"), marked("b", NOW, REMOVABLE_COST, **never_served), desired=1)
     assert found.spec_replicas == 1
 
 
@@ -172,17 +172,21 @@ def test_victims_are_the_cheapest():
     }
     for count in range(len(pods) + 1):
         found = plan(*reversed(pods.values()), desired=len(pods) - count, loads=loads)
-        assert found.begin == tuple(sorted(list(pods)[:count]))
+        assert found.start_drain == tuple(sorted(list(pods)[:count]))
 
 
 def test_a_broken_pod_takes_the_place_of_a_draining_one():
     """The ReplicaSet deletes not ready pods first, whatever the costs; so the broken one is the victim."""
     found = plan(
-        pod("broken", ready=False), pod("well"), marked("b", cost=LEAVING_COST), desired=2, loads={"b": IDLE}
+        pod("broken", ready=False),
+        pod("well"),
+        marked("b", cost=REMOVABLE_COST),
+        desired=2,
+        loads={"b": IDLE},
     )
     assert found == ScalePlan(
         3,
-        begin=("broken",),
+        start_drain=("broken",),
         restore=("b",),
         deletion_costs={"b": 0, "broken": DRAINING_COST},
         draining=("broken",),
@@ -191,16 +195,16 @@ def test_a_broken_pod_takes_the_place_of_a_draining_one():
 
 def test_the_spec_falls_only_as_far_as_the_right_pods_go():
     """A pod whose low cost was not yet taken away would be deleted too: wait until that is seen."""
-    pods = (pod("a"), pod("b", deletion_cost=LEAVING_COST), marked("c", cost=LEAVING_COST))
+    pods = (pod("a"), pod("b", deletion_cost=REMOVABLE_COST), marked("c", cost=REMOVABLE_COST))
     found = plan(*pods, desired=2, loads={"c": IDLE})
     assert (found.spec_replicas, found.deletion_costs) == (3, {"b": 0})
 
 
 def test_a_busy_pod_that_is_not_ready_holds_back_an_idle_ready_one():
     """The ReplicaSet would take the one that is not ready first, and it still has requests."""
-    pods = (pod("a"), marked("b", cost=LEAVING_COST), marked("c", ready=False))
+    pods = (pod("a"), marked("b", cost=REMOVABLE_COST), marked("c", ready=False))
     found = plan(*pods, desired=1, loads={"b": IDLE, "c": PodLoad(1, 0, 0.5)})
-    assert (found.spec_replicas, found.leaving) == (3, ("b",))
+    assert (found.spec_replicas, found.removable) == (3, ("b",))
 
 
 def test_pods_that_are_not_seen_are_in_service():
@@ -214,14 +218,14 @@ def test_half_a_mark_is_completed_or_removed():
     time_only = pod("b", drain_since_s=NOW)
     stripped = pod("c", serving="")
     assert plan(label_only, time_only, stripped, desired=3).restore == ("a", "b", "c")
-    assert plan(label_only, desired=0).begin == ("a",)
+    assert plan(label_only, desired=0).start_drain == ("a",)
 
 
 def test_a_rollout_is_not_shrunk():
     """A Deployment with two ReplicaSets chooses for itself; marked pods stay as they are."""
     found = plan(pod("a"), marked("b"), pod("surge"), desired=1, spec=2, rolling=True)
     assert found == ScalePlan(
-        2, draining=("b",), held="a rollout is under way; replicas are reduced after it"
+        2, draining=("b",), hold_reason="a rollout is under way; replicas are reduced after it"
     )
     assert plan(pod("a"), pod("surge"), desired=1, spec=1, rolling=True) == ScalePlan(1)
     assert plan(pod("a"), marked("b"), desired=3, spec=2, rolling=True).restore == ("b",)
@@ -229,7 +233,7 @@ def test_a_rollout_is_not_shrunk():
 
 def test_an_ordered_deletion_is_not_taken_back_before_it_is_seen():
     """A workload whose new number its controller has not read yet looks like one that rolls."""
-    pods = (pod("a"), pod("c"), marked("b", cost=LEAVING_COST))
+    pods = (pod("a"), pod("c"), marked("b", cost=REMOVABLE_COST))
     found = plan(*pods, desired=2, spec=2, loads={"b": IDLE}, rolling=True)
     assert (found.spec_replicas, found.restore, found.deletion_costs) == (2, (), {})
 
@@ -248,7 +252,7 @@ def test_groups_go_from_the_highest_index():
     """A LeaderWorkerSet takes the last group, so that one drains; costs mean nothing to it."""
     pods = [leader(0), follower(0), leader(1), follower(1), leader(2), follower(2)]
     found = plan(*pods, desired=1, spec=3)
-    assert (found.spec_replicas, found.begin, found.deletion_costs) == (3, ("g-1", "g-2"), {})
+    assert (found.spec_replicas, found.start_drain, found.deletion_costs) == (3, ("g-1", "g-2"), {})
 
 
 def test_a_busy_lower_group_keeps_only_itself():
@@ -297,7 +301,7 @@ def make(name, state, mark, since, age):
         more |= {"ready": False}
     if mark == "serving":
         return pod(name, **more)
-    return marked(name, NOW - since, LEAVING_COST if mark == "leaving" else DRAINING_COST, **more)
+    return marked(name, NOW - since, REMOVABLE_COST if mark == "leaving" else DRAINING_COST, **more)
 
 
 @st.composite
@@ -314,8 +318,8 @@ def test_never_marks_more_than_needed(service, desired, spec):
     found = plan(*pods, desired=desired, spec=spec, loads=loads)
     assert len(found.draining) == max(0, len(pods) - desired)
     assert min(desired, spec) <= found.spec_replicas <= max(desired, spec)
-    assert not set(found.begin) & set(found.restore)
-    assert set(found.leaving) <= set(found.draining)
+    assert not set(found.start_drain) & set(found.restore)
+    assert set(found.removable) <= set(found.draining)
 
 
 def carry_out(pods, found, now_s=NOW):
@@ -323,7 +327,7 @@ def carry_out(pods, found, now_s=NOW):
     done = []
     for each in pods:
         view = each
-        if each.name in found.begin:
+        if each.name in found.start_drain:
             view = replace(view, serving=DRAINING, drain_since_s=now_s)
         if each.name in found.restore:
             view = replace(view, serving=SERVING, drain_since_s=None)
@@ -339,7 +343,7 @@ def test_carried_out_it_asks_for_nothing_twice(service, desired):
     pods, loads = service
     first = plan(*pods, desired=desired, loads=loads)
     second = plan(*carry_out(pods, first), desired=desired, loads=loads)
-    assert (second.begin, second.restore) == ((), ())
+    assert (second.start_drain, second.restore) == ((), ())
     third = plan(*carry_out(carry_out(pods, first), second), desired=desired, loads=loads)
     assert third.deletion_costs == {}
 
@@ -432,7 +436,7 @@ class Cluster:
             rolling=self.behind,
         )
         one_by_one = [
-            *(ScalePlan(0, begin=(name,)) for name in found.begin),
+            *(ScalePlan(0, start_drain=(name,)) for name in found.start_drain),
             *(ScalePlan(0, restore=(name,)) for name in found.restore),
             *(ScalePlan(0, deletion_costs={name: cost}) for name, cost in found.deletion_costs.items()),
         ]

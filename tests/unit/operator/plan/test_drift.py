@@ -120,39 +120,44 @@ TEXT = "spec.template.spec.containers[name=worker]"
 TOKEN = "spec.template.spec.automountServiceAccountToken"
 VOLUMES = "spec.template.spec.volumes"
 TOLERATIONS = "spec.template.spec.tolerations"
-NO_PORT = (
-    f"{TEXT}.ports[containerPort=8000,protocol=TCP]: "
-    'want {"containerPort": 8000, "name": "http"}, it is absent'
-)
+NO_PORT = f'{TEXT}.ports[containerPort=8000,protocol=TCP]: expected {{"containerPort": 8000, "name": "http"}}, absent'
 
 
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
-        (("spec", "replicas"), 3, "spec.replicas: want 2, found 3"),
-        (("spec", "replicas"), ..., "spec.replicas: want 2, it is absent"),
-        (("metadata", "labels"), {}, 'metadata.labels.[penstock.dev/graph]: want "llama", it is absent'),
-        ((*WORKER, "image"), "vllm:2", f'{TEXT}.image: want "vllm:1", found "vllm:2"'),
-        ((*WORKER, "args", 2), "9", f'{TEXT}.args[2]: want "8000", found "9"'),
-        ((*WORKER, "args"), ["serve"], f'{TEXT}.args: want ["serve", "--port", "8000"], found ["serve"]'),
-        ((*WORKER, "args"), "serve", f'{TEXT}.args: want ["serve", "--port", "8000"], found "serve"'),
-        ((*WORKER, "env", 1, "value"), "2", f'{TEXT}.env[name=A].value: want "1", found "2"'),
-        ((*WORKER, "env", 0, "value"), "x", f'{TEXT}.env[name=B].value: want "", found "x"'),
-        ((*WORKER, "env", 1), "A=1", f'{TEXT}.env[name=A]: want {{"name": "A", "value": "1"}}, it is absent'),
+        (("spec", "replicas"), 3, "spec.replicas: expected 2, found 3"),
+        (("spec", "replicas"), ..., "spec.replicas: expected 2, absent"),
+        (("metadata", "labels"), {}, 'metadata.labels.[penstock.dev/graph]: expected "llama", absent'),
+        ((*WORKER, "image"), "vllm:2", f'{TEXT}.image: expected "vllm:1", found "vllm:2"'),
+        ((*WORKER, "args", 2), "9", f'{TEXT}.args[2]: expected "8000", found "9"'),
+        ((*WORKER, "args"), ["serve"], f'{TEXT}.args: expected ["serve", "--port", "8000"], found ["serve"]'),
+        ((*WORKER, "args"), "serve", f'{TEXT}.args: expected ["serve", "--port", "8000"], found "serve"'),
+        ((*WORKER, "env", 1, "value"), "2", f'{TEXT}.env[name=A].value: expected "1", found "2"'),
+        ((*WORKER, "env", 0, "value"), "x", f'{TEXT}.env[name=B].value: expected "", found "x"'),
+        ((*WORKER, "env", 1), "A=1", f'{TEXT}.env[name=A]: expected {{"name": "A", "value": "1"}}, absent'),
         ((*WORKER, "ports", 0, "protocol"), "UDP", NO_PORT),
-        (CPU, "501m", f'{TEXT}.resources.limits.cpu: want "0.5", found "501m"'),
-        (CPU, ..., f'{TEXT}.resources.limits.cpu: want "0.5", it is absent'),
-        ((*PROBE, "initialDelaySeconds"), 5, f"{TEXT}.readinessProbe.initialDelaySeconds: want 0, found 5"),
-        ((*POD, "hostNetwork"), True, "spec.template.spec.hostNetwork: want false, found true"),
-        ((*POD, "automountServiceAccountToken"), ..., f"{TOKEN}: want false, it is absent"),
-        ((*POD, "automountServiceAccountToken"), 0, f"{TOKEN}: want false, found 0"),
-        ((*POD, "volumes", 0), ON_HOST, f"{VOLUMES}[name=tmp].emptyDir: want {{}}, it is absent"),
-        ((*POD, "tolerations"), [{"key": "k"}], f'{TOLERATIONS}: want [], found [{{"key": "k"}}]'),
-        ((*POD, "nodeSelector"), {"a": "b"}, 'spec.template.spec.nodeSelector: want {}, found {"a": "b"}'),
+        (CPU, "501m", f'{TEXT}.resources.limits.cpu: expected "0.5", found "501m"'),
+        (CPU, ..., f'{TEXT}.resources.limits.cpu: expected "0.5", absent'),
+        (
+            (*PROBE, "initialDelaySeconds"),
+            5,
+            f"{TEXT}.readinessProbe.initialDelaySeconds: expected 0, found 5",
+        ),
+        ((*POD, "hostNetwork"), True, "spec.template.spec.hostNetwork: expected false, found true"),
+        ((*POD, "automountServiceAccountToken"), ..., f"{TOKEN}: expected false, absent"),
+        ((*POD, "automountServiceAccountToken"), 0, f"{TOKEN}: expected false, found 0"),
+        ((*POD, "volumes", 0), ON_HOST, f"{VOLUMES}[name=tmp].emptyDir: expected {{}}, absent"),
+        ((*POD, "tolerations"), [{"key": "k"}], f'{TOLERATIONS}: expected [], found [{{"key": "k"}}]'),
+        (
+            (*POD, "nodeSelector"),
+            {"a": "b"},
+            'spec.template.spec.nodeSelector: expected {}, found {"a": "b"}',
+        ),
         (
             MATCH,
             {"a": "b", "c": "d"},
-            'spec.selector.matchLabels: want {"a": "b"}, found {"a": "b", "c": "d"}',
+            'spec.selector.matchLabels: expected {"a": "b"}, found {"a": "b", "c": "d"}',
         ),
         (("spec", "template"), "none", None),
     ],

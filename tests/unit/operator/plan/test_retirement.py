@@ -6,17 +6,17 @@ import pytest
 
 from penstock.api import Role, ServiceSpec
 from penstock.kube.objects.names import BUDGET_GATE, SERVING
-from penstock_operator.plan.drain import Bounded
+from penstock_operator.plan.drain import LimitedReplicas
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.replicas import ServiceState
-from penstock_operator.plan.retirement import kept_replicas
+from penstock_operator.plan.retirement import replicas_to_keep
 from penstock_operator.plan.rollout import RolloutView
 
 
 def state(role, wanted, ready=None):
     """Return a service of one role; ``ready`` is None while it has no workload."""
     view = None if ready is None else RolloutView("new", role, ready=ready)
-    return ServiceState(ServiceSpec(role=role), Bounded(wanted), running=wanted, rollout=view)
+    return ServiceState(ServiceSpec(role=role), LimitedReplicas(wanted), running=wanted, rollout=view)
 
 
 def pods(service, number, **more):
@@ -74,4 +74,4 @@ CASES = {
 def test_old_replicas_stay_until_new_ones_serve(case):
     """By role, readiness and room."""
     role, old, services, new, routers_behind, kept = CASES[case]
-    assert kept_replicas(role, old, services, [*old, *new], routers_behind=routers_behind) == kept
+    assert replicas_to_keep(role, old, services, [*old, *new], routers_behind=routers_behind) == kept

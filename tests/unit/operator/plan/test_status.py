@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from penstock.api import Role
 from penstock.api.status import AdapterStatus, GraphStatus
-from penstock_operator.plan.budget import Waiting
+from penstock_operator.plan.budget import WaitingPod
 from penstock_operator.plan.diagnose import Category, Diagnosis
-from penstock_operator.plan.drain import Bounded
+from penstock_operator.plan.drain import LimitedReplicas
 from penstock_operator.plan.status import (
     BUDGET_RESPECTED,
     DEGRADED,
@@ -129,7 +129,7 @@ def leaving(number):
     ("changes", "reason", "message"),
     [
         ({"rolling": True}, "RollingOut", "decode: rolls out"),
-        ({"held": "waits for prefill"}, "Scaling", "decode: waits for prefill"),
+        ({"hold_reason": "waits for prefill"}, "Scaling", "decode: waits for prefill"),
         (leaving(1), "Draining", "decode: 1 of its replicas is leaving"),
         (leaving(2), "Draining", "decode: 2 of its replicas are leaving"),
         ({"target": 3}, "Scaling", "decode: 2 of 3 replicas are ready"),
@@ -167,7 +167,7 @@ def test_the_budget_is_judged_by_what_exists():
 
 def test_schedulable_tells_the_schedulers_or_the_budgets_reason():
     """A node that is missing comes before a budget that is used up."""
-    waiting = [Waiting("u", "p", "decode", "needs 1"), Waiting("v", "q", "decode", "needs 1")]
+    waiting = [WaitingPod("u", "p", "decode", "needs 1"), WaitingPod("v", "q", "decode", "needs 1")]
     facts = replace(REST, waiting=waiting)
     assert results(facts)[SCHEDULABLE] == (False, "WaitingForBudget", "decode: needs 1")
     one = replace(facts, diagnoses=[trouble(Category.UNSCHEDULABLE)])
@@ -267,7 +267,7 @@ FACTS = st.builds(
             updated=st.integers(0, 3),
             selector=st.just("s"),
             rolling=st.booleans(),
-            held=st.sampled_from(["", "held"]),
+            hold_reason=st.sampled_from(["", "held"]),
         ),
     ),
     budget=st.none() | st.integers(0, 5),
@@ -325,15 +325,19 @@ def test_what_differs_is_written(change):
 
 def test_an_adapters_status():
     """Numbers for /scale, and whether the desired number was cut."""
-    found = adapter_status(replace(DECODE, bounds=(1, 8)), Bounded(2), generation=4, old=None, now="now")
+    found = adapter_status(
+        replace(DECODE, bounds=(1, 8)), LimitedReplicas(2), generation=4, old=None, now="now"
+    )
     numbers = {"replicas": 2, "ready": 2, "minReplicas": 1, "maxReplicas": 8, "selector": "s"}
     same = {"status": "False", "lastTransitionTime": "now", "observedGeneration": 4}
-    within = {"reason": "WithinBounds", "message": "the number asked for is within the bounds"}
+    within = {"reason": "WithinBounds", "message": "the requested number is within the bounds"}
     limited = {"type": "ScalingLimited", **within, **same}
     refused = {"type": "ReplicaFailure", "reason": "PodsCreated", "message": "no pod is refused", **same}
     assert found == {**numbers, "conditions": [limited, refused]}
     AdapterStatus.model_validate(found)
-    limited = adapter_status(DECODE, Bounded(2, "TooManyReplicas", "m"), generation=5, old=found, now="later")
+    limited = adapter_status(
+        DECODE, LimitedReplicas(2, "TooManyReplicas", "m"), generation=5, old=found, now="later"
+    )
     assert [(each["status"], each["reason"], each["message"]) for each in limited["conditions"]] == [
         ("True", "TooManyReplicas", "m"),
         ("False", "PodsCreated", "no pod is refused"),

@@ -8,11 +8,11 @@ import pytest
 
 from penstock.api import GraphSpec, Role
 from penstock.kube.objects.names import BUDGET_GATE, DRAINING, SERVING
-from penstock_operator.plan.drain import Bounded, PodLoad, ServicePool, plan_scale
+from penstock_operator.plan.drain import LimitedReplicas, PodLoad, ServicePool, plan_scale
 from penstock_operator.plan.pods import ContainerView, PodView
 from penstock_operator.plan.replicas import RoleSwitch, ServiceState
 from penstock_operator.plan.rollout import RolloutView
-from penstock_operator.plan.switch import kept_places, plan_switches, without_switching
+from penstock_operator.plan.switch import keeping_switched_workers, plan_switches, pods_kept_for_switch
 
 NOW_S = 1000.0
 BUSY, IDLE = PodLoad(1, 0, 0.2), PodLoad(0, 0, 0.0, idle_s=60.0)
@@ -54,7 +54,7 @@ def states(graph, pods, *, loads, p=1, d=2, rolling=False):
         plan = plan_scale(ServicePool(own, desired, len(own), grace_s), loads=loads, now_s=NOW_S)
         rollout = RolloutView(name, Role.PREFILL, rolling=rolling)
         found[name] = ServiceState(
-            graph.services[name], Bounded(desired), running=len(own), rollout=rollout, plan=plan
+            graph.services[name], LimitedReplicas(desired), running=len(own), rollout=rollout, plan=plan
         )
     return found
 
@@ -66,14 +66,14 @@ def test_an_idle_worker_takes_the_place_that_waits_and_its_workload_shrinks_late
     """A smaller number would have it deleted, and so would its deletion cost."""
     graph = spec(switchable=True)
     services = states(graph, PODS, loads={"p1": IDLE, "p0": IDLE})
-    assert (services["p"].number, services["p"].plan.leaving) == (2, ("p1",))
+    assert (services["p"].number, services["p"].plan.removable) == (2, ("p1",))
     assert "p1" in services["p"].plan.deletion_costs
     switches = plan_switches(graph, services, PODS, now_s=NOW_S)
     assert switches == (RoleSwitch(PODS[1], PODS[3]),)
-    assert kept_places(graph, services, PODS) == {"uid-d1"}
-    after = without_switching(services, switches)
+    assert pods_kept_for_switch(graph, services, PODS) == {"uid-d1"}
+    after = keeping_switched_workers(services, switches)
     plan = after["p"].plan
-    assert (plan.spec_replicas, plan.leaving, "p1" in plan.deletion_costs) == (2, (), False)
+    assert (plan.spec_replicas, plan.removable, "p1" in plan.deletion_costs) == (2, (), False)
     assert after["d"] == services["d"]
 
 
@@ -82,7 +82,7 @@ def test_a_busy_worker_keeps_its_role_and_the_place_waits_for_it():
     graph = spec(switchable=True)
     services = states(graph, PODS, loads={"p1": BUSY, "p0": BUSY})
     assert plan_switches(graph, services, PODS, now_s=NOW_S) == ()
-    assert kept_places(graph, services, PODS) == {"uid-d1"}
+    assert pods_kept_for_switch(graph, services, PODS) == {"uid-d1"}
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_graph_of_one_role_and_a_workload_that_is_yet_to_be_made_switch_nothin
     no_workload = {**services, "d": replace(services["d"], rollout=None)}
     assert plan_switches(graph, no_workload, PODS, now_s=NOW_S) == ()
     alone = graph.model_copy(update={"services": {"p": graph.services["p"]}})
-    assert kept_places(alone, services, PODS) == frozenset()
+    assert pods_kept_for_switch(alone, services, PODS) == frozenset()
     no_plan = {name: replace(each, plan=None) for name, each in services.items()}
     assert plan_switches(graph, no_plan, PODS, now_s=NOW_S) == ()
-    assert without_switching(no_plan, (RoleSwitch(PODS[1], PODS[3]),)) == no_plan
+    assert keeping_switched_workers(no_plan, (RoleSwitch(PODS[1], PODS[3]),)) == no_plan

@@ -11,7 +11,7 @@ from penstock.core.stamps import stamp
 from penstock.gpu_pool.allocator import Share
 from penstock.gpu_pool.bid import RoleBid, sizes
 from penstock.gpu_pool.waiting import DrainTimes
-from penstock_operator.plan.drain import Bounded
+from penstock_operator.plan.drain import LimitedReplicas
 from penstock_operator.plan.pods import PodView
 from penstock_operator.pools.capacity import PoolNodes
 from penstock_operator.pools.grant import (
@@ -320,13 +320,13 @@ def test_only_released_workers_that_leave_are_leaving():
 def test_a_grant_is_for_the_replicas_needed_most_and_floors_stay(gpus, expected):
     """In the ratio that is wanted."""
     graph = made("a")
-    wanted = {"r": Bounded(1), "p": Bounded(2), "d": Bounded(4)}
+    wanted = {"r": LimitedReplicas(1), "p": LimitedReplicas(2), "d": LimitedReplicas(4)}
     bids = bids_of(graph, wanted)
     assert bids["p"] == RoleBid(2, 1, 1, is_prefill=True)
     assert sizes(bids) == (1,) * 6
     found = within_grant(wanted, bids, gpus=gpus, pool="GpuPool shared")
     assert {name: found[name].replicas for name in expected} == expected
-    assert found["r"] == Bounded(1)
+    assert found["r"] == LimitedReplicas(1)
 
 
 @pytest.mark.parametrize(
@@ -354,10 +354,10 @@ def test_a_planner_that_has_not_spoken_for_three_minutes_is_silent(planner, expe
 )
 def test_a_bid_is_for_what_adapters_ask_for_or_the_planner_wants_if_that_is_more(wants, ceiling, expected):
     """A planner may be dead for long: its word shrinks nothing, and counts within today's bounds."""
-    wanted = {"r": Bounded(1), "p": Bounded(2), "d": Bounded(4)}
+    wanted = {"r": LimitedReplicas(1), "p": LimitedReplicas(2), "d": LimitedReplicas(4)}
     found = with_wants(made("a"), wanted, wants, max_gpu_budget=ceiling)
     assert {name: found[name].replicas for name in expected} == expected
-    assert found["r"] == Bounded(1)
+    assert found["r"] == LimitedReplicas(1)
 
 
 @pytest.mark.parametrize(
