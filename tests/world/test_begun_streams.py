@@ -58,7 +58,7 @@ class Case:
 
     @property
     def is_continued(self) -> bool:
-        """Whether another worker can continue its streams; see `penstock.router.proxy.not_continued`."""
+        """Whether another worker can continue its streams; see `penstock.router.proxy.not_resumable`."""
         return self.api != "messages"
 
     @property

@@ -9,15 +9,15 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_not_continued import CHAT, COMPLETION
-from test_not_continued import asked as request_of
+from test_not_resumable import CHAT, COMPLETION
+from test_not_resumable import asked as request_of
 from test_stream_continuation import APIS, PATIENT, Speakers, answer_to, asked, read
 
 from penstock.core.http.sse import EventSplitter, payload
 from penstock.core.simulated_tokens import token_ids
 from penstock.router.proxy.continuation import EmittedPrefix, continuation_request
 from penstock.router.proxy.hidden_ids import without_ids
-from penstock.router.proxy.not_continued import BY_TEXT, OF_REQUEST, takes_tokens
+from penstock.router.proxy.not_resumable import BY_TEXT, OF_REQUEST, takes_tokens
 
 COMPLETIONS, CHATS = APIS
 BY_TOKENS = {**PATIENT, "retries": {"minPerSecond": 1000, "continueBy": "tokens"}}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.core.http.sse import EventSplitter, payload
 from penstock.router.proxy.completion import parse_completion
-from penstock.router.proxy.continuation import Seam, continuation_request, emitted_prefix, ending
+from penstock.router.proxy.continuation import CompletionSplicer, continuation_request, emitted_prefix, ending
 from penstock.router.proxy.stream_record import RecordedBytes, StreamRecord
 
 PROMPT = "Say: "
@@ -131,14 +131,14 @@ def read(events):
 def broken(worker, request, breaks):
     """Return the events that a client gets of a stream that breaks off this many events after each first text."""
     kept = StreamRecord(request, RecordedBytes(), tokens_per_event=worker.interval)
-    said, seam, body, got = None, None, request.body, []
+    said, splicer, body, got = None, None, request.body, []
     for serial, until in enumerate((*breaks, None)):
         events = worker.events(body, serial)
         first = next((n for n, each in enumerate(events) if _has_text(each)), len(events))
         spoken = events if until is None else events[: first + 1 + until]
         for event in spoken:
             kept.append(event)
-            got.append(event if seam is None else seam.join(event))
+            got.append(event if splicer is None else splicer.splice(event))
         if spoken[-1] == b"data: [DONE]\n\n":
             return got
         said = emitted_prefix(kept, said)
@@ -147,7 +147,7 @@ def broken(worker, request, breaks):
         if rest is None:
             return [*got, ending(request, said, PROMPT_TOKENS)]
         kept.drop()
-        seam, body = Seam(said, request), rest.body
+        splicer, body = CompletionSplicer(said, request), rest.body
     return got
 
 

@@ -10,14 +10,14 @@ from test_stream_continuation import PATIENT, answer_to, asked, text_of
 
 from penstock.api import Role
 from penstock.api.router_workers import RetriesConfig
-from penstock.router.core.moves import MAX_LOOKUPS, MOST_AT_ONCE
+from penstock.router.core.moves import MAX_CONCURRENT_MOVES, MAX_LOOKUPS
 from penstock.router.core.speeds import SpeedCounts
 from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy.completion import parse_completion
 from penstock.router.proxy.continuation import BegunStream
 from penstock.router.proxy.moves import StreamMoves
 from penstock.router.proxy.query_of_death import QueriesOfDeath
-from penstock.router.proxy.rest import StreamContinuations
+from penstock.router.proxy.stream_continuations import StreamContinuations
 from penstock.router.proxy.stream_record import RecordedBytes, StreamRecord
 
 STREAMS, PROMPT, SAID = 256, 2000, 1950
@@ -106,10 +106,10 @@ def test_streams_that_move_are_read_as_many_as_may_move_at_once(reads):
     drain = Drain(limit=100_000)
     for _ in range(10):
         drain.moves.tick()
-    assert (drain.left, len(reads), drain.lookups) == (MOST_AT_ONCE, MOST_AT_ONCE, 0)
+    assert (drain.left, len(reads), drain.lookups) == (MAX_CONCURRENT_MOVES, MAX_CONCURRENT_MOVES, 0)
 
 
-@pytest.mark.parametrize(("cached", "moved"), [(1900, MOST_AT_ONCE), (100, 0)])
+@pytest.mark.parametrize(("cached", "moved"), [(1900, MAX_CONCURRENT_MOVES), (100, 0)])
 def test_prompts_are_looked_up_where_what_is_cached_decides_and_few_at_a_time(cached, moved):
     """110 tokens left take 2.2 s: less than 3.95 s for prompt and answer, more than 2.05 s without the cached 1,900."""
     drain = Drain(limit=SAID + 110, cached=cached)

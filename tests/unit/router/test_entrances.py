@@ -17,7 +17,7 @@ from penstock.api import Role, RouterConfig
 from penstock.core.http.intake import Intake
 from penstock.core.http.server import HttpServer, ServerLimits
 from penstock.router.core.worker import WorkerSpec
-from penstock.router.gateway.exchange import GatewayStream
+from penstock.router.gateway.ext_proc_stream import GatewayStream
 from penstock.router.gateway.server import GatewayPicker
 from penstock.router.settings import RouterSettings
 

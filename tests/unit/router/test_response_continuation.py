@@ -13,7 +13,7 @@ from penstock.engine.serve.answers import Finished, ResponseFormat
 from penstock.engine.serve.protocol import Api, parse
 from penstock.router.proxy.completion import parse_completion
 from penstock.router.proxy.continuation import continuation_request, emitted_prefix
-from penstock.router.proxy.response_seam import ResponseSeam
+from penstock.router.proxy.response_splicer import ResponseSplicer
 from penstock.router.proxy.stream_record import RecordedBytes, StreamRecord
 
 ASKED = {"model": "llama", "stream": True, "temperature": 0, "max_output_tokens": 24}
@@ -85,26 +85,26 @@ def test_a_response_goes_on_again_and_again(breaks, limit, has_stop):
         body["stop"] = [words[105:112]]
     request = parse_completion("/v1/responses", b"application/json", orjson.dumps(body), model="llama")
     kept = StreamRecord(request, RecordedBytes())
-    said, seam, asked_for, got = None, None, request, b""
+    said, splicer, asked_for, got = None, None, request, b""
     for serial, tokens in enumerate((*breaks, None)):
         whole = answer_to("", asked_for.raw, serial)
         events = EventSplitter().feed(whole)
         first = next(n for n, each in enumerate(events) if each.startswith(b"event: response.output_text"))
         for event in events if tokens is None else events[: first + tokens]:
             kept.append(event)
-            got += event if seam is None else seam.join(event)
+            got += event if splicer is None else splicer.splice(event)
         if tokens is not None:
             said = emitted_prefix(kept, said)
             assert not said.refusal
             asked_for = continuation_request(request, said)
             kept.drop()
-            seam = ResponseSeam(said, seam)
+            splicer = ResponseSplicer(said, splicer)
     expected = read(answer_to("", request.raw, 0))
     answer = read(got)
     assert [each["sequence_number"] for each in answer] == list(range(len(answer)))
     assert _ends(answer) == _ends(expected)
     assert _text(answer) == _text(expected)
-    assert seam.usage == expected[-1]["response"]["usage"]
+    assert splicer.usage == expected[-1]["response"]["usage"]
 
 
 def _ends(events):

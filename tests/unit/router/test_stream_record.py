@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.router.proxy.completion import parse_completion
 from penstock.router.proxy.continuation import continuation_request, emitted_prefix, refusal_of_stream
-from penstock.router.proxy.not_continued import NOT_KEPT, UNKNOWN
+from penstock.router.proxy.not_resumable import NOT_KEPT, UNKNOWN
 from penstock.router.proxy.stream_record import RecordedBytes, StreamRecord
 
 PATHS = ("completions", "chat/completions", "responses")

@@ -15,9 +15,9 @@ from test_stream_record import asked as asked_for
 
 from penstock.core.errors import StreamBroken, UpstreamError
 from penstock.router.metrics import RouterMetrics
-from penstock.router.proxy.continuation import EmittedPrefix, Seam, emitted_prefix
+from penstock.router.proxy.continuation import CompletionSplicer, EmittedPrefix, emitted_prefix
 from penstock.router.proxy.kv_transfer import PrefillAnswer, read_usage, with_cached_tokens
-from penstock.router.proxy.response_seam import ResponseSeam
+from penstock.router.proxy.response_splicer import ResponseSplicer
 from penstock.router.proxy.stream import RelayMeter
 from penstock.router.proxy.stream_record import RecordedBytes, StreamRecord
 from penstock.router.server import TickJobs
@@ -191,11 +191,11 @@ def test_the_seam_of_a_response_passes_unknown_forms(chunk):
     said = EmittedPrefix(
         text="The", shown="The", tokens=1, head={"id": "r", "item_id": "i", "sequence_number": 4}
     )
-    seam = ResponseSeam(said, None)
+    splicer = ResponseSplicer(said, None)
     event = b"event: response.x\ndata: " + orjson.dumps(chunk) + b"\n\n"
-    assert seam.join(event) == event
+    assert splicer.splice(event) == event
     known = {"type": "response.output_text.delta", "delta": " sea", "item_id": "other", "sequence_number": 9}
-    joined = seam.join(b"event: response.x\ndata: " + orjson.dumps(known) + b"\n\n")
+    joined = splicer.splice(b"event: response.x\ndata: " + orjson.dumps(known) + b"\n\n")
     assert orjson.loads(joined.split(b"data: ")[1]) == known | {"item_id": "i", "sequence_number": 5}
 
 
@@ -290,12 +290,12 @@ def test_no_event_of_any_form_fails_the_relay_its_record_or_its_seam(events, pat
     metrics, assignment = RouterMetrics(), Assigned()
     meter = RelayMeter(metrics, assignment, lambda: None, 0.0, 0.0, 1.0, prefilled, record, may_go_on=True)
     said = EmittedPrefix("a", "ab", 1, 2, {"id": "r", "item_id": "i", "sequence_number": 4})
-    seams = [ResponseSeam(said, None), Seam(said, request)]
+    splicers = [ResponseSplicer(said, None), CompletionSplicer(said, request)]
     for name, content in events:
         event = name + b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
         with contextlib.suppress(UpstreamError):
             meter.observe(event)
-        for seam in seams:
-            seam.join(event)
+        for splicer in splicers:
+            splicer.splice(event)
     read_usage(meter.usage)
     emitted_prefix(record)

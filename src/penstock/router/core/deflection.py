@@ -21,7 +21,7 @@ from penstock.router.policy.busy import DrainRate
 
 T = TypeVar("T")
 
-_LEAST_TOKENS: Final = 50
+_MIN_TOKENS: Final = 50
 """Minimum number of output tokens for a new estimate of a worker's ITL. Chosen: as in `speeds`."""
 
 _STEP_MARGIN: Final = 1.25
@@ -178,7 +178,7 @@ class PrefillDeflection:
         if tokens < 0:
             gaps = self._gaps[worker.name] = _Gaps()
             tokens = speed.output_tokens
-        if tokens >= _LEAST_TOKENS:
+        if tokens >= _MIN_TOKENS:
             itl_s = (speed.decode_s - gaps.decode_s) / tokens
             self._gaps[worker.name] = gaps = _Gaps(speed.output_tokens, speed.decode_s, itl_s)
         return 0.0 if not worker.inflight_requests else gaps.itl_s

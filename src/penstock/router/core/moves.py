@@ -11,7 +11,7 @@ from penstock.router.core.worker import Worker, WorkerPool
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.routing_policy import WorkerQueue
 
-MOST_AT_ONCE: Final = 8
+MAX_CONCURRENT_MOVES: Final = 8
 """Maximum number of a router's streams that have left a worker and have no token from the next one yet. Chosen: their prompts are
 computed alongside those of new requests, which then wait for only a few of them."""
 

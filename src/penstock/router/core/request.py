@@ -62,7 +62,7 @@ from penstock.router.core.request_steps import (
     StreamLost,
 )
 from penstock.router.core.retries import (
-    MOST_PAUSES,
+    MAX_PAUSES,
     TRUSTED_FRACTION,
     Assignment,
     FailedTry,
@@ -75,10 +75,10 @@ from penstock.router.core.retries import (
 from penstock.router.core.suspects import DeathRecord, is_trial
 from penstock.router.core.worker import Worker
 
-SUDDENLY_S: Final = 1.0
+SAME_DEATH_WINDOW_S: Final = 1.0
 """Maximum time between the first and the last broken request of a worker that dies, in simulated seconds. Chosen."""
 
-AT_ONCE_S: Final = 0.05
+DEAD_ON_DISPATCH_S: Final = 0.05
 """Time since dispatch within which a broken continuation shows that its worker was already dead, as after the loss of a node; in
 simulated seconds. Chosen: less than it takes to compute the prompt."""
 
@@ -511,7 +511,7 @@ class RequestMachine:
 
     def _paused(self, pauses: int) -> int:
         """Return the number of pauses before the next try; a suspect pauses until deaths at the same moment are known."""
-        return MOST_PAUSES if self.alone_at else pauses
+        return MAX_PAUSES if self.alone_at else pauses
 
     def _died_with(self, failure: FailedTry) -> Worker | None:
         """Return the worker that died while this request ran there; None if it was dead before, or has never been shown to work.
@@ -520,13 +520,17 @@ class RequestMachine:
         """
         now_s, before_s, self._died_s = self._now_s(), self._died_s, -inf
         is_continued = self._has_begun and not self._is_streaming
-        if is_continued and now_s - self._sent_s <= AT_ONCE_S and now_s - before_s <= SUDDENLY_S:
+        if (
+            is_continued
+            and now_s - self._sent_s <= DEAD_ON_DISPATCH_S
+            and now_s - before_s <= SAME_DEATH_WINDOW_S
+        ):
             return None
         worker = failure.workers[0] if failure.workers else None
         if worker is None or not (
             self.rules.has_worked(worker.spec.role)
             if worker.last_failure_after_success_s is None
-            else now_s - worker.last_failure_after_success_s <= SUDDENLY_S
+            else now_s - worker.last_failure_after_success_s <= SAME_DEATH_WINDOW_S
         ):
             return None
         self._died_s = now_s

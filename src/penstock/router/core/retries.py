@@ -384,7 +384,7 @@ class RetryBudget:
         return False
 
 
-MOST_PAUSES: Final = 20
+MAX_PAUSES: Final = 20
 """Maximum number of back-off pauses before a try. Chosen: a stream that is to be resumed then asks an unavailable worker once a
 second, without a limit on the number of times."""
 
@@ -465,7 +465,7 @@ class RetryRules:
 
         A back-off pause is a unit of waiting; the driver (the code that does the I/O for a request) knows its length. The
         number is 0 if another worker can take the request, else the number of retries including the next one, at most 20
-        (`MOST_PAUSES`). ``tries`` is updated.
+        (`MAX_PAUSES`). ``tries`` is updated.
 
         Args:
             tries: Failures and retries of the request so far.
@@ -495,7 +495,7 @@ class RetryRules:
         tries.retries += 1
         tries.avoid = avoid
         waits = not has_others and (begun or bool(failure.workers))
-        return min(tries.retries, MOST_PAUSES) if waits else 0
+        return min(tries.retries, MAX_PAUSES) if waits else 0
 
     def served(self, tries: RequestTries, worker: Worker, now_s: float) -> None:
         """Record that ``worker`` has served a request: its failures on other workers of the role were those workers' fault.

@@ -14,8 +14,8 @@ differ by a factor of two."""
 _WINDOW_S: Final = 60.0
 _STEP_S: Final = 5.0
 """Chosen: the window is as long as the live page's minute, and snapshots are as frequent as the page's."""
-_LEAST_TOKENS: Final = 50
-_LEAST_PREFILLS: Final = 5
+_MIN_TOKENS: Final = 50
+_MIN_PREFILLS: Final = 5
 """Chosen: fewer say little; a single long gap would name a worker."""
 
 
@@ -114,7 +114,7 @@ def _speed(role: str, then: SpeedCounts, now: SpeedCounts, period_s: float) -> W
         then = SpeedCounts()
     output, prefills = now.output_tokens - then.output_tokens, now.prefills - then.prefills
     prefill_s = now.prefill_s - then.prefill_s
-    streams, prompts = output >= _LEAST_TOKENS and period_s > 0, prefills >= _LEAST_PREFILLS and prefill_s > 0
+    streams, prompts = output >= _MIN_TOKENS and period_s > 0, prefills >= _MIN_PREFILLS and prefill_s > 0
     return WorkerSpeed(
         role,
         (now.prompt_tokens - then.prompt_tokens) / prefill_s if prompts else None,

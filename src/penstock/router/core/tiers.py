@@ -64,7 +64,7 @@ WINDOW_S: Final = 2.0
 """Window in simulated seconds. Chosen: at a decode worker, no more requests of a tier wait for their first token than have got
 theirs within this window; the window's length is then about the wait of the next request. It is longer than most KV transfers
 take."""
-_LEAST: Final = 4
+_MIN_REQUESTS: Final = 4
 """Chosen: at least this many requests of a tier may wait for their first token at a worker, so that a burst into idle workers is
 dispatched at once."""
 
@@ -133,7 +133,7 @@ class AwaitingFirstToken(KeyedAmounts[tuple[str, int]]):
     def _full_rank(self, worker: str, now_s: float) -> int:
         for rank in range(1, len(_TIERS)):
             place = worker, rank
-            if self.sums[place] >= max(_LEAST, len(self._recent_s(place, now_s))):
+            if self.sums[place] >= max(_MIN_REQUESTS, len(self._recent_s(place, now_s))):
                 return rank
         return len(_TIERS)
 

@@ -26,14 +26,14 @@ from penstock.router.core.request_steps import Problem
 from penstock.router.core.retries import FailedTry, RefusalReason, RetryScope
 from penstock.router.core.worker import Worker
 from penstock.router.gateway import messages
-from penstock.router.gateway.exchange import SUBSET, GatewayResponder, GatewayStream
+from penstock.router.gateway.ext_proc_stream import SUBSET, GatewayResponder, GatewayStream
 from penstock.router.gateway.ignored_keys import ignored_keys
 from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.completion import not_served
-from penstock.router.proxy.exchange import WorkerCalls
 from penstock.router.proxy.failures import ErrorReply, failed_try
 from penstock.router.proxy.handler import CompletionHandler
+from penstock.router.proxy.worker_calls import WorkerCalls
 from penstock.router.server import RouterServer
 from penstock.router.settings import RouterSettings
 

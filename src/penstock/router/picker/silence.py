@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-MOST_TICKS: Final = 50
+MAX_TICKS: Final = 50
 """Maximum of the limit, in ticks of 0.1 s. Chosen: five seconds, for which requests then wait when a node is lost; a process
 without CPU for longer is of no use."""
 CALM_TICKS: Final = 600
@@ -42,9 +42,9 @@ class SilencePatience:
 
     def was_wrong(self) -> None:
         """Double the limit (at most 50 ticks), because a router that was taken for gone has come back: it was only slow."""
-        self._calm, self._base = 0, min(MOST_TICKS, 2 * self._base)
+        self._calm, self._base = 0, min(MAX_TICKS, 2 * self._base)
         self._spread()
 
     def _spread(self) -> None:
         extra = 0 if self._base == self._least else self._base * _JITTER * self._jitter()
-        self.ticks = min(MOST_TICKS, self._base + round(extra))
+        self.ticks = min(MAX_TICKS, self._base + round(extra))

@@ -97,7 +97,7 @@ WINDOW = 200
 _SEEN_PER_INSTANCE = 16
 """Chosen: a fraction of 1/n must be at least 16 requests to rule out chance, so the window grows with the number n of workers; with
 200 requests and n > 400 a single request would make a prefix hot."""
-_LEAST_PART = 4
+_MIN_PART = 4
 """Chosen: before a quarter of the window is filled, fractions are of that quarter, so that the first few requests do not make every
 prefix hot."""
 MAX_DEPTH = 64
@@ -159,7 +159,7 @@ class HotnessTree:
             self._forget(self._seen.popleft())
         seen = _Seen(tuple(chain[:MAX_DEPTH]))
         self._seen.append(seen)
-        total = max(len(self._seen), window // _LEAST_PART)
+        total = max(len(self._seen), window // _MIN_PART)
         hot = total * (2 / workers if self.hot_share is None else self.hot_share)
         cold = total * (1 / workers if self.cold_share is None else self.cold_share)
         depth = min(self.start_depth, len(seen.keys))

@@ -82,19 +82,19 @@ class EndedRequest(NamedTuple):
 _ATTAINMENT: Final = SloConfig().attainment
 """Attainment of a tier whose section has not been completed by `TiersConfig.under`."""
 
-MOST_VALUES = 8192
+MAX_VALUES = 8192
 """Maximum number of values in a window; above it, the newest are kept. Chosen: 270 requests/s of one tier in 30 s."""
 
 
 class SlidingWindow:
     """Values with the times at which they were measured; values older than ``length_s`` simulated seconds are deleted.
 
-    At most 8,192 values (`MOST_VALUES`) are kept, the newest ones.
+    At most 8,192 values (`MAX_VALUES`) are kept, the newest ones.
     """
 
     def __init__(self, length_s: float) -> None:
         self.length_s = length_s
-        self._values: deque[tuple[float, float]] = deque(maxlen=MOST_VALUES)
+        self._values: deque[tuple[float, float]] = deque(maxlen=MAX_VALUES)
 
     def add(self, value: float, now_s: float) -> None:
         """Add a value measured at ``now_s``, which must not decrease from call to call."""

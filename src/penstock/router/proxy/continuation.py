@@ -1,4 +1,4 @@
-"""Resumes a stream on another worker when its worker is gone: the text sent so far, the next request, and the joint. Pure.
+"""Resumes a stream on another worker when its worker is gone: the text sent so far, the next request, and the splicing of the two. Pure.
 
 The remaining part is requested by a prompt that ends with the response so far, in one of two ways. By text, it is the prompt followed by
 the text; for a chat, the text is an unfinished assistant message. By tokens, if the stream contains token ids, it is a completion
@@ -22,7 +22,7 @@ import orjson
 from penstock.core.http.sse import DONE, EventSplitter, encode_event, payload
 from penstock.router.proxy.completion import CompletionRequest, encoded
 from penstock.router.proxy.messages import chat_of
-from penstock.router.proxy.not_continued import (
+from penstock.router.proxy.not_resumable import (
     CHAT_LIMITS,
     NO_IDS,
     NOT_KEPT,
@@ -76,7 +76,7 @@ class EmittedPrefix:
 _NOTHING: Final = EmittedPrefix()
 
 
-class Repeated:
+class OverlapFilter:
     """Removes, from the text of the worker that resumes a stream, the part that the client has already.
 
     The worker generates this part again, because a prompt can only end at certain points of a text.
@@ -104,7 +104,7 @@ class Repeated:
         return text[same:]
 
 
-class StreamSeam(ABC):
+class StreamSplicer(ABC):
     """Joins the remaining part of an interrupted stream to its first part, so that the client sees one stream.
 
     Attributes:
@@ -116,31 +116,31 @@ class StreamSeam(ABC):
     def __init__(self, said: EmittedPrefix) -> None:
         self.tokens = said.tokens
         self.usage: dict[str, Any] | None = None
-        self._repeated = Repeated(said)
+        self._overlap = OverlapFilter(said)
         self._splitter = EventSplitter()
 
-    def join(self, data: bytes) -> bytes:
+    def splice(self, data: bytes) -> bytes:
         """Return the complete events in ``data``, changed so that they continue the part of the stream that the client has.
 
         ``data`` is the next part of the stream of the worker that resumes it; an incomplete event at its end is kept for
         the next call. Events that the client has already are left out, so that the result can be empty.
         """
-        return b"".join(self._joined(event) for event in self._splitter.feed(data))
+        return b"".join(self._spliced(event) for event in self._splitter.feed(data))
 
-    def _joined(self, event: bytes) -> bytes:
+    def _spliced(self, event: bytes) -> bytes:
         data = payload(event)
         if data is None or not data.startswith(b"{"):
             return event
         try:
-            joined = self._joined_chunk(orjson.loads(data))
+            spliced = self._spliced_chunk(orjson.loads(data))
         except (AttributeError, LookupError, TypeError, ValueError):
             # An event of an unknown form is sent unchanged, as in a stream of one worker; the stream's record then refuses a
             # continuation.
             return event
-        return event if joined is None else joined
+        return event if spliced is None else spliced
 
     @abstractmethod
-    def _joined_chunk(self, chunk: dict[str, Any]) -> bytes | None:
+    def _spliced_chunk(self, chunk: dict[str, Any]) -> bytes | None:
         """Return the event for a chunk of the rest; empty if the client has it already, None to send the event unchanged."""
 
     def _whole(self, usage: dict[str, Any], prompt_key: str, output_key: str) -> dict[str, Any]:
@@ -171,7 +171,7 @@ class BegunStream:
         said: Part of the stream that the client had before, and that the present worker continues; None if the present
             worker is the first one.
         last_real_s: ``time.monotonic()`` when the last token was relayed; 0 before it.
-        seam: Joins the present worker's events to the part before; None if the present worker is the first one.
+        splicer: Joins the present worker's events to the part before; None if the present worker is the first one.
     """
 
     kept: StreamRecord
@@ -179,7 +179,7 @@ class BegunStream:
     hides_ids: bool = False
     said: EmittedPrefix | None = None
     last_real_s: float = 0.0
-    seam: StreamSeam | None = None
+    splicer: StreamSplicer | None = None
 
 
 def emitted_prefix(record: StreamRecord, before: EmittedPrefix | None = None) -> EmittedPrefix:
@@ -424,11 +424,11 @@ def _text_of(message: dict[str, Any]) -> str:
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
-class Seam(StreamSeam):
+class CompletionSplicer(StreamSplicer):
     """Joins the parts of an interrupted stream of the completions or chat API, so that the client sees one stream."""
 
     def __init__(self, said: EmittedPrefix, request: CompletionRequest) -> None:
-        """Create the joint for the client's ``request``, of whose response the client has ``said``.
+        """Create the splicer for the client's ``request``, of whose response the client has ``said``.
 
         If a chat is resumed by tokens, the remaining part comes as a completion, and is converted to a chat's events.
         """
@@ -438,7 +438,7 @@ class Seam(StreamSeam):
         self._again_tokens = self._again_ids = said.reported - said.tokens
         self._characters = len(said.text)
 
-    def _joined_chunk(self, chunk: dict[str, Any]) -> bytes | None:
+    def _spliced_chunk(self, chunk: dict[str, Any]) -> bytes | None:
         if "choices" not in chunk:
             return None
         choices = list(self._choices(chunk["choices"]))
@@ -463,7 +463,7 @@ class Seam(StreamSeam):
                 if not any(delta.values()) and not choice.get("finish_reason"):
                     continue
             if delta.get(key):
-                delta[key] = self._repeated.new(delta[key])
+                delta[key] = self._overlap.new(delta[key])
             if isinstance(logprobs := choice.get("logprobs"), dict):
                 choice["logprobs"] = self._new_logprobs(logprobs)
             if isinstance(choice.get("token_ids"), list):

@@ -57,8 +57,7 @@ from penstock.router.core.retries import FailedTry, RefusalReason, RetryRules, R
 from penstock.router.core.suspects import CLEARED_TOKENS
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.completion import CompletionRequest, RequestRefused
-from penstock.router.proxy.decode_alone import decode_alone
-from penstock.router.proxy.exchange import WorkerCalls, check_present
+from penstock.router.proxy.decode_only import decode_only_reason
 from penstock.router.proxy.failures import (
     AT_CAPACITY,
     ErrorResponse,
@@ -74,9 +73,10 @@ from penstock.router.proxy.kv_transfer import (
 )
 from penstock.router.proxy.moves import StreamMoves
 from penstock.router.proxy.query_of_death import QueriesOfDeath
-from penstock.router.proxy.rest import StreamContinuations
 from penstock.router.proxy.stream import RelayMeter
+from penstock.router.proxy.stream_continuations import StreamContinuations
 from penstock.router.proxy.wait_comments import WaitComments
+from penstock.router.proxy.worker_calls import WorkerCalls, check_present
 
 log = get_logger(__name__)
 
@@ -237,7 +237,7 @@ class CompletionHandler:
     def _is_carried(self, request: CompletionRequest) -> bool:
         """Whether the KV of a request's prompt can be transferred."""
         is_on_path = self._carries is None or request.path in self._carries
-        return is_on_path and decode_alone(request) is None
+        return is_on_path and decode_only_reason(request) is None
 
     def _answer_failure(self, call: CompletionCall, end: End) -> None:
         """Send the response to a request that was not served."""

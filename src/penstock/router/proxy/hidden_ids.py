@@ -6,7 +6,7 @@ from typing import Final
 
 from penstock.core.http.streaming import Observe
 from penstock.router.proxy.completion import CompletionRequest, changed_body
-from penstock.router.proxy.not_continued import WITH_IDS
+from penstock.router.proxy.not_resumable import WITH_IDS
 
 _KEY: Final = b'token_ids":['
 """Before the ids of a token, and of the prompt, as vLLM writes them. In a text the quote would be escaped."""

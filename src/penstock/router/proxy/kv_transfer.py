@@ -32,7 +32,7 @@ from penstock.router.core.worker import Worker
 from penstock.router.discovery.watch import read_page
 from penstock.router.proxy import messages
 from penstock.router.proxy.completion import CompletionRequest, changed_body, encoded
-from penstock.router.proxy.not_continued import WITH_IDS
+from penstock.router.proxy.not_resumable import WITH_IDS
 from penstock.runtimes.kv_transfer import KvSource, KvTransferProtocol
 
 log = get_logger(__name__)

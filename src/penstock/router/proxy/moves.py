@@ -16,8 +16,8 @@ from penstock.core.errors import StreamMoved
 from penstock.core.logs import get_logger
 from penstock.router.context import RouterContext
 from penstock.router.core.moves import (
+    MAX_CONCURRENT_MOVES,
     MAX_LOOKUPS,
-    MOST_AT_ONCE,
     cached_tokens,
     is_draining,
     is_worth_moving,
@@ -25,8 +25,8 @@ from penstock.router.core.moves import (
 )
 from penstock.router.core.worker import Worker
 from penstock.router.proxy.call import CompletionCall
-from penstock.router.proxy.rest import StreamContinuations
 from penstock.router.proxy.stream import RelayMeter
+from penstock.router.proxy.stream_continuations import StreamContinuations
 
 log = get_logger(__name__)
 
@@ -94,7 +94,7 @@ class StreamMoves:
         prefill = [each for each in self._core.pool.routable(self._core.entry, now_s) if each is not worker]
         token_s = prefill_token_s(each.speed for each in prefill)
         for call, meter in list(streams.items()):
-            if len(self._moving) >= MOST_AT_ONCE:
+            if len(self._moving) >= MAX_CONCURRENT_MOVES:
                 return
             if (
                 not call.machine.may_move

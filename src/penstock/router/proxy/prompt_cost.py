@@ -48,7 +48,7 @@ _PIXELS_PER_TOKEN: Final = 784
 """Pixels per image token: 28 x 28, as for Qwen2-VL (arXiv 2409.12191); other models' are learned."""
 _IMAGE_TOKENS: Final = 576
 """Tokens of an image of unknown size: those of LLaVA-1.5 (arXiv 2310.03744)."""
-_MOST_IMAGE_TOKENS: Final = 16_384
+_MAX_IMAGE_TOKENS: Final = 16_384
 """Maximum number of tokens of one image in Qwen2-VL."""
 
 
@@ -72,7 +72,7 @@ def _start(kind: str) -> _Rate:
         # A class contains the images whose pixels are between half its power of two and that power.
         pixels = 0.75 * 2.0 ** int(form) if form != UNKNOWN else _IMAGE_TOKENS * _PIXELS_PER_TOKEN
         tokens = min(max(pixels / _PIXELS_PER_TOKEN, 64.0), 4096.0)
-        return _Rate(tokens, tokens**2, 0.0, _MOST_IMAGE_TOKENS)
+        return _Rate(tokens, tokens**2, 0.0, _MAX_IMAGE_TOKENS)
     if family == VIDEO:
         return _Rate(2048.0, 2048.0**2, 0.0, 1e6)
     if family == AUDIO:

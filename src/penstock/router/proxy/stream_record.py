@@ -20,12 +20,12 @@ import orjson
 
 from penstock.core.http.sse import EventSplitter, payload
 from penstock.router.proxy.completion import CompletionRequest
-from penstock.router.proxy.not_continued import (
+from penstock.router.proxy.not_resumable import (
     BEGUN,
     ENDING,
     NOT_KEPT,
     UNKNOWN,
-    NotContinued,
+    NotResumable,
 )
 from penstock.router.proxy.routes import ApiEndpoint
 
@@ -149,7 +149,7 @@ class StreamRecord:
         self._held = max((len(stop) - 1 for stop in stops_of(request)), default=0)
         self.unread: list[bytes] = []
         self._recorded_bytes = 0
-        self._problem: NotContinued | None = None
+        self._problem: NotResumable | None = None
         self.append: Callable[[bytes], object] = self.unread.append
         self._clear()
 
@@ -174,7 +174,7 @@ class StreamRecord:
         self._recorded_bytes = 0
         self._clear()
 
-    def _give_up(self, problem: NotContinued) -> None:
+    def _give_up(self, problem: NotResumable) -> None:
         self.drop()
         self._problem = problem
         self.append = _forget
@@ -188,12 +188,12 @@ class StreamRecord:
         try:
             if not self._read_run(data):
                 self._read_events(EventSplitter(max_event_bytes=len(data)).feed(data))
-        except _NotContinued as found:
+        except _NotResumable as found:
             self._give_up(found.why)
             return
         self._end_batch()
 
-    def problem(self) -> NotContinued | None:
+    def problem(self) -> NotResumable | None:
         """Return what the present worker has sent that prevents another worker from resuming the stream; None if nothing does."""
         self.read()
         return self._problem
@@ -306,7 +306,7 @@ class StreamRecord:
         try:
             chunk: Any = orjson.loads(data)
         except orjson.JSONDecodeError:
-            raise _NotContinued(UNKNOWN) from None
+            raise _NotResumable(UNKNOWN) from None
         _check(isinstance(chunk, dict))
         if self.request.endpoint is ApiEndpoint.RESPONSES:
             self._read_response_event(chunk)
@@ -333,7 +333,7 @@ class StreamRecord:
         ids = choice.get("token_ids")
         _check(isinstance(text, _OPTIONAL_STR) and isinstance(ids, _OPTIONAL_LIST))
         if any(value and key not in _SAID_KEYS for key, value in delta.items()):
-            raise _NotContinued(BEGUN)
+            raise _NotResumable(BEGUN)
         self._read_prompt(choice.get(PROMPT_IDS))
         self.finish_reason = reason or self.finish_reason
         if ids:
@@ -360,16 +360,16 @@ class StreamRecord:
             item = chunk.get("item")
             _check(isinstance(item, dict))
             if "item_id" in head or item.get("type") != "message":
-                raise _NotContinued(BEGUN)
+                raise _NotResumable(BEGUN)
             head["item_id"] = item.get("id")
         elif kind == "response.output_text.delta":
             text = chunk.get("delta")
             _check(isinstance(text, _OPTIONAL_STR))
             self._add([text or ""], 0)
         elif kind.endswith(".delta"):
-            raise _NotContinued(BEGUN)
+            raise _NotResumable(BEGUN)
         elif kind not in {"response.in_progress", "response.content_part.added"}:
-            raise _NotContinued(ENDING)
+            raise _NotResumable(ENDING)
         head["sequence_number"] = number
 
     def _read_message_event(self, chunk: Any) -> None:
@@ -379,15 +379,15 @@ class StreamRecord:
             block = chunk.get("content_block")
             _check(isinstance(block, dict))
             if block.get("type") != "text" or chunk.get("index") != 0:
-                raise _NotContinued(BEGUN)
+                raise _NotResumable(BEGUN)
         elif kind == "content_block_delta":
             delta = chunk.get("delta")
             _check(isinstance(delta, dict) and isinstance(delta.get("text", ""), str))
             if delta.get("type") != "text_delta":
-                raise _NotContinued(BEGUN)
+                raise _NotResumable(BEGUN)
             self._add([delta.get("text", "")], 0)
         elif kind not in {"message_start", "ping"}:
-            raise _NotContinued(ENDING)
+            raise _NotResumable(ENDING)
 
     # ------------------------------------------------------------------ text
 
@@ -442,17 +442,17 @@ class StreamRecord:
         return False
 
 
-class _NotContinued(Exception):  # noqa: N818 - no fault of the router's
+class _NotResumable(Exception):  # noqa: N818 - no fault of the router's
     """The stream cannot be resumed."""
 
-    def __init__(self, why: NotContinued) -> None:
+    def __init__(self, why: NotResumable) -> None:
         super().__init__(str(why))
         self.why = why
 
 
 def _check(is_known: bool) -> None:  # noqa: FBT001 - the one thing it takes
     if not is_known:
-        raise _NotContinued(UNKNOWN)
+        raise _NotResumable(UNKNOWN)
 
 
 def _checked_ids(ids: list[Any]) -> list[int]:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import orjson
 
-from penstock.router.proxy.continuation import EmittedPrefix, StreamSeam
+from penstock.router.proxy.continuation import EmittedPrefix, StreamSplicer
 
 _OPENING: Final = frozenset(
     {
@@ -18,17 +18,17 @@ _OPENING: Final = frozenset(
 )
 
 
-class ResponseSeam(StreamSeam):
+class ResponseSplicer(StreamSplicer):
     """Joins the parts of an interrupted stream of the Responses API, whose events are numbered.
 
-    ``before`` is the `ResponseSeam` that has joined the previous part of the same stream, if the stream was interrupted
+    ``before`` is the `ResponseSplicer` that has joined the previous part of the same stream, if the stream was interrupted
     before, so that the numbers continue; None at the first interruption.
 
     Attributes:
         number: Number of the last event that the client has.
     """
 
-    def __init__(self, said: EmittedPrefix, before: ResponseSeam | None) -> None:
+    def __init__(self, said: EmittedPrefix, before: ResponseSplicer | None) -> None:
         super().__init__(said)
         self._said = said.text
         self._head = dict(said.head)
@@ -36,12 +36,12 @@ class ResponseSeam(StreamSeam):
         self.number: int = number if before is None else before.number
         self._item_id = self._head.pop("item_id")
 
-    def _joined_chunk(self, chunk: dict[str, Any]) -> bytes:
+    def _spliced_chunk(self, chunk: dict[str, Any]) -> bytes:
         kind = str(chunk.get("type"))
         if kind in _OPENING:
             return b""
         if kind == "response.output_text.delta":
-            chunk["delta"] = self._repeated.new(chunk["delta"])
+            chunk["delta"] = self._overlap.new(chunk["delta"])
             if not chunk["delta"]:
                 return b""
         elif kind == "response.output_text.done":

@@ -7,14 +7,14 @@ from typing import Any, Final
 import orjson
 
 from penstock.core.http.sse import payload
-from penstock.router.proxy.continuation import EmittedPrefix, StreamSeam
+from penstock.router.proxy.continuation import EmittedPrefix, StreamSplicer
 
 _DONE: Final = b"[DONE]"
 _REASONS: Final = {"length": "max_tokens"}
-"""Stop reason by finish reason, where it is not ``end_turn``; messages with tools or stop sequences have no seam."""
+"""Stop reason by finish reason, where it is not ``end_turn``; streams of messages with tools or stop sequences are not resumed."""
 
 
-class MessageSeam(StreamSeam):
+class MessageSplicer(StreamSplicer):
     """Joins the parts of an interrupted stream of Anthropic's Messages API, so that the client sees one stream.
 
     The stream consists of one text block, whose start the client has: the events that start it are not sent again.
@@ -24,17 +24,17 @@ class MessageSeam(StreamSeam):
         super().__init__(said)
         self._stop_reason = "end_turn"
 
-    def _joined(self, event: bytes) -> bytes:
+    def _spliced(self, event: bytes) -> bytes:
         return self._ending() if payload(event) == _DONE else super()._joined(event)
 
-    def _joined_chunk(self, chunk: dict[str, Any]) -> bytes | None:
+    def _spliced_chunk(self, chunk: dict[str, Any]) -> bytes | None:
         if "choices" not in chunk:
             return None
         if isinstance(usage := chunk.get("usage"), dict):
             self._whole(usage, "prompt_tokens", "completion_tokens")
         events = b""
         for choice in chunk["choices"]:
-            text = self._repeated.new(choice["delta"].get("content") or "")
+            text = self._overlap.new(choice["delta"].get("content") or "")
             if text:
                 delta = {"type": "text_delta", "text": text}
                 events += _event("content_block_delta", index=0, delta=delta)

@@ -19,19 +19,19 @@ from penstock.router.proxy.completion import CompletionRequest
 from penstock.router.proxy.continuation import (
     LIMITS,
     BegunStream,
+    CompletionSplicer,
     EmittedPrefix,
-    Seam,
-    StreamSeam,
+    StreamSplicer,
     continuation_request,
     emitted_prefix,
     ending,
     refusal_of_stream,
 )
 from penstock.router.proxy.hidden_ids import observe_without_ids
-from penstock.router.proxy.message_seam import MessageSeam
-from penstock.router.proxy.not_continued import ENDING, WITH_IDS, refusal_of, takes_tokens
+from penstock.router.proxy.message_splicer import MessageSplicer
+from penstock.router.proxy.not_resumable import ENDING, WITH_IDS, refusal_of, takes_tokens
 from penstock.router.proxy.query_of_death import REFUSED_S, QueriesOfDeath
-from penstock.router.proxy.response_seam import ResponseSeam
+from penstock.router.proxy.response_splicer import ResponseSplicer
 from penstock.router.proxy.routes import ApiEndpoint
 from penstock.router.proxy.stream import RelayMeter
 from penstock.router.proxy.stream_record import RecordedBytes, StreamRecord
@@ -97,9 +97,9 @@ class StreamContinuations:
         """
         meter.kept = begun.kept
         observe: Observe = meter.observe
-        if begun.seam is not None:
+        if begun.splicer is not None:
             meter.ttft_s, meter.last_real_s = ttft_s, begun.last_real_s
-            observe = partial(_observe_rest, meter, begun.seam)
+            observe = partial(_observe_rest, meter, begun.splicer)
         return partial(observe_without_ids, observe) if begun.hides_ids else observe
 
     def said(self, begun: BegunStream, meter: RelayMeter) -> tuple[dict[str, Any] | None, int]:
@@ -109,9 +109,9 @@ class StreamContinuations:
         """
         if meter.tokens:
             begun.last_real_s = meter.last_real_s
-        if begun.seam is None:
+        if begun.splicer is None:
             return meter.usage, meter.tokens
-        return begun.seam.usage, begun.seam.tokens + meter.tokens
+        return begun.splicer.usage, begun.splicer.tokens + meter.tokens
 
     def read(self, call: CompletionCall) -> Rest:
         """Change a call's request to the request for the remaining part of its interrupted stream.
@@ -136,7 +136,7 @@ class StreamContinuations:
             return Rest.NOTHING
         call.request, call.transfer = rest, None
         begun.kept.drop()
-        begun.said, begun.seam = said, _seam(begun, said)
+        begun.said, begun.splicer = said, _splicer_of(begun, said)
         return Rest.READY
 
     def _request_of(self, begun: BegunStream, said: EmittedPrefix) -> CompletionRequest | None:
@@ -145,7 +145,7 @@ class StreamContinuations:
     def left(self, call: CompletionCall, meter: RelayMeter) -> StreamLeft:
         """Return how many tokens of a stream the client has, and the maximum of the stream, without parsing its events."""
         begun = _begun(call)
-        before = 0 if begun.seam is None else begun.seam.tokens
+        before = 0 if begun.splicer is None else begun.splicer.tokens
         limits = (begun.request.body.get(key) for key in LIMITS)
         limit = next((each for each in limits if isinstance(each, int)), None)
         return StreamLeft(call.prompt_tokens, before + meter.tokens * self._tokens_per_event, limit)
@@ -160,10 +160,10 @@ class StreamContinuations:
 
     def go_on(self, call: CompletionCall, reason: str) -> None:
         """Count and log a stream that is resumed on another worker because of ``reason``."""
-        seam = _begun(call).seam
-        assert seam is not None  # noqa: S101 - its rest was read
+        splicer = _begun(call).splicer
+        assert splicer is not None  # noqa: S101 - its rest was read
         self._metrics.continuations[reason] += 1
-        log.info("stream continues elsewhere", reason=reason, left=call.worker, tokens=seam.tokens)
+        log.info("stream continues elsewhere", reason=reason, left=call.worker, tokens=splicer.tokens)
 
     def lose(self, call: CompletionCall, step: StreamLost) -> None:
         """Count and log an interrupted stream that cannot be resumed; ``step`` says why, and which failure broke it off."""
@@ -199,14 +199,14 @@ class StreamContinuations:
         )
 
 
-def _seam(begun: BegunStream, said: EmittedPrefix) -> StreamSeam:
+def _splicer_of(begun: BegunStream, said: EmittedPrefix) -> StreamSplicer:
     """Return what joins the next worker's events to those that the client has."""
     endpoint = begun.request.endpoint
     if endpoint is ApiEndpoint.MESSAGES:
-        return MessageSeam(said)
+        return MessageSplicer(said)
     if endpoint is ApiEndpoint.RESPONSES:
-        return ResponseSeam(said, begun.seam if isinstance(begun.seam, ResponseSeam) else None)
-    return Seam(said, begun.request)
+        return ResponseSplicer(said, begun.splicer if isinstance(begun.splicer, ResponseSplicer) else None)
+    return CompletionSplicer(said, begun.request)
 
 
 def _begun(call: CompletionCall) -> BegunStream:
@@ -214,6 +214,6 @@ def _begun(call: CompletionCall) -> BegunStream:
     return call.begun
 
 
-def _observe_rest(meter: RelayMeter, seam: StreamSeam, data: bytes, at: int = 0) -> bytes:
+def _observe_rest(meter: RelayMeter, splicer: StreamSplicer, data: bytes, at: int = 0) -> bytes:
     """Process one read of a resumed stream, and return the bytes for the client; the arguments are those of `RelayMeter.observe`."""
-    return seam.join(meter.observe(data[at:-2] if at else data))
+    return splicer.splice(meter.observe(data[at:-2] if at else data))

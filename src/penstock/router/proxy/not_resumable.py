@@ -13,7 +13,7 @@ from penstock.router.proxy.routes import ApiEndpoint
 
 MAX_PROMPT_IDS: Final = 262_144
 """Chosen: their ids take at most 2 MiB, half of the largest event that the router reads."""
-_LEAST_BYTES_PER_TOKEN: Final = 2
+_MIN_BYTES_PER_TOKEN: Final = 2
 """Chosen: Chinese text has about three; code and digits two at least on average."""
 
 CHAT_LIMITS: Final = ("max_completion_tokens", "max_tokens")
@@ -23,7 +23,7 @@ WITH_IDS: Final = "return_token_ids"
 
 
 @dataclass(frozen=True, slots=True)
-class NotContinued:
+class NotResumable:
     """One reason for which another worker cannot resume a stream.
 
     A stream is resumed by text (the next worker's prompt ends with the text so far) or by tokens (it ends with their ids).
@@ -98,75 +98,75 @@ _GRAMMAR: Final = "its grammar begins with the answer"
 _UNSEEN: Final = "they count only what a worker said itself"
 
 OF_REQUEST: Final = (
-    NotContinued(
+    NotResumable(
         "`/v1/responses` with tools, `text.format`, `top_logprobs` or an earlier response",
         "its last events repeat all of it",
         lambda request: request.endpoint is ApiEndpoint.RESPONSES and _is_more_than_text(request.body),
     ),
-    NotContinued(
+    NotResumable(
         "`/v1/messages` with tools, `thinking`, `output_config`, `stop_sequences` or more than text",
         "its rest is a chat, which only text makes exactly; tokens whose text is held back have no events",
         lambda request: request.endpoint is ApiEndpoint.MESSAGES and not _is_plain_chat(request.body),
     ),
-    NotContinued(
+    NotResumable(
         "`n`, `best_of`, several prompts",
         "one stream mixes several answers",
         lambda request: not request.is_single,
     ),
-    NotContinued("`use_beam_search`", "it searches several answers at once", _has("use_beam_search")),
-    NotContinued("`response_format`", _GRAMMAR, _is_shaped),
-    NotContinued(
+    NotResumable("`use_beam_search`", "it searches several answers at once", _has("use_beam_search")),
+    NotResumable("`response_format`", _GRAMMAR, _is_shaped),
+    NotResumable(
         "`structured_outputs`, `guided_json`, `guided_regex`, `guided_choice`, `guided_grammar`",
         _GRAMMAR,
         _has("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     ),
-    NotContinued("`tool_choice` that requires a call", _GRAMMAR, _must_call),
-    NotContinued(
+    NotResumable("`tool_choice` that requires a call", _GRAMMAR, _must_call),
+    NotResumable(
         "`presence_penalty`, `frequency_penalty`, `bad_words`",
         _UNSEEN,
         _has("presence_penalty", "frequency_penalty", "bad_words"),
     ),
-    NotContinued("`echo`", "it would repeat the prompt in the middle", _has("echo")),
-    NotContinued("`suffix`", "it follows the text, not what was said", _has("suffix")),
-    NotContinued("`prompt_logprobs`", "they came with the beginning", _has("prompt_logprobs")),
-    NotContinued(
+    NotResumable("`echo`", "it would repeat the prompt in the middle", _has("echo")),
+    NotResumable("`suffix`", "it follows the text, not what was said", _has("suffix")),
+    NotResumable("`prompt_logprobs`", "they came with the beginning", _has("prompt_logprobs")),
+    NotResumable(
         "`truncate_prompt_tokens`",
         "the cut would fall elsewhere",
         _has("truncate_prompt_tokens"),
         binds_tokens=False,
     ),
-    NotContinued(
+    NotResumable(
         "`stop` with `include_stop_str_in_output`",
         "half a stop string may have been said",
         lambda request: bool(request.body.get("stop") and request.body.get("include_stop_str_in_output")),
         binds_tokens=False,
     ),
-    NotContinued(
+    NotResumable(
         f"`stop` with `{WITH_IDS}`",
         "text that is held back would be lost",
         lambda request: bool(request.body.get("stop") and request.body.get(WITH_IDS)),
         binds_tokens=False,
     ),
-    NotContinued(
+    NotResumable(
         f"a chat's `{WITH_IDS}`",
         "its rest is asked for as text, whose ids may differ",
         lambda request: request.endpoint is ApiEndpoint.CHAT and bool(request.body.get(WITH_IDS)),
         binds_tokens=False,
     ),
-    NotContinued("`prompt_embeds`", "text cannot follow them", lambda request: not _is_plain(request)),
-    NotContinued(
+    NotResumable("`prompt_embeds`", "text cannot follow them", lambda request: not _is_plain(request)),
+    NotResumable(
         f"a prompt of token ids without `{WITH_IDS}`",
         "what was said is text",
         lambda request: request.prompt_ids > 0 and not request.body.get(WITH_IDS),
         binds_tokens=False,
     ),
-    NotContinued(
+    NotResumable(
         "`add_generation_prompt: false`",
         "the answer has no message that could be left open",
         _is_open,
         binds_tokens=False,
     ),
-    NotContinued(
+    NotResumable(
         "`include_reasoning: false`",
         "the thoughts are not shown",
         lambda request: request.body.get("include_reasoning") is False,
@@ -175,45 +175,43 @@ OF_REQUEST: Final = (
 """Reasons that depend on the request; the first one that applies counts."""
 
 BY_TEXT: Final = (
-    NotContinued(
+    NotResumable(
         "`/v1/responses` and `/v1/messages`",
         "their events carry no ids",
         lambda request: request.endpoint in {ApiEndpoint.RESPONSES, ApiEndpoint.MESSAGES},
     ),
-    NotContinued(
+    NotResumable(
         "a chat with `tools`, unless `tool_choice` is `none`",
         "only the engine's chat layer finds the calls in an answer",
         lambda request: bool(request.body.get("tools")) and request.body.get("tool_choice") != "none",
     ),
-    NotContinued("images, audio, video and files", "their ids alone do not stand for them", _shows_media),
-    NotContinued(
+    NotResumable("images, audio, video and files", "their ids alone do not stand for them", _shows_media),
+    NotResumable(
         "a chat's `logprobs`",
         "those of a completion have another form",
         lambda request: request.endpoint is ApiEndpoint.CHAT and bool(request.body.get("logprobs")),
     ),
-    NotContinued(
+    NotResumable(
         "`stop` at a temperature other than 0",
         "what the worker held back would be drawn again",
         lambda request: bool(request.body.get("stop")) and request.body.get("temperature") != 0,
     ),
-    NotContinued(
+    NotResumable(
         f"a prompt of more than {MAX_PROMPT_IDS:,} tokens",
         "its ids make too large an event",
-        lambda request: (
-            (request.prompt_bytes // _LEAST_BYTES_PER_TOKEN or request.prompt_ids) > MAX_PROMPT_IDS
-        ),
+        lambda request: (request.prompt_bytes // _MIN_BYTES_PER_TOKEN or request.prompt_ids) > MAX_PROMPT_IDS,
     ),
 )
 """Reasons for which a stream is resumed by text even if the router resumes streams by tokens."""
 
-BEGUN: Final = NotContinued("a tool call or reasoning that has begun", "no API takes up half of it")
-NO_IDS: Final = NotContinued(f"`{WITH_IDS}` without ids in the stream", "the worker gives none")
-ENDING: Final = NotContinued(
+BEGUN: Final = NotResumable("a tool call or reasoning that has begun", "no API takes up half of it")
+NO_IDS: Final = NotResumable(f"`{WITH_IDS}` without ids in the stream", "the worker gives none")
+ENDING: Final = NotResumable(
     "a response whose last events have begun", "the worker alone has the rest of them"
 )
-NOT_KEPT: Final = NotContinued("a stream beyond the 64 MiB kept of all", "what was said is forgotten")
+NOT_KEPT: Final = NotResumable("a stream beyond the 64 MiB kept of all", "what was said is forgotten")
 
-UNKNOWN: Final = NotContinued(
+UNKNOWN: Final = NotResumable(
     "an event of a form that the router does not know", "what it says cannot be continued"
 )
 

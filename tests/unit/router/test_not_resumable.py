@@ -8,7 +8,7 @@ import pytest
 
 from penstock.router.proxy.completion import parse_completion
 from penstock.router.proxy.continuation import emitted_prefix
-from penstock.router.proxy.not_continued import (
+from penstock.router.proxy.not_resumable import (
     BEGUN,
     ENDING,
     NO_IDS,

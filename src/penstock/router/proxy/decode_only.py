@@ -15,7 +15,7 @@ from penstock.router.proxy.routes import ApiEndpoint
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeAlone:
+class DecodeOnly:
     """One reason for which the decode worker computes a prompt itself, without a prefill worker.
 
     Attributes:
@@ -54,15 +54,15 @@ def _searches_beams(request: CompletionRequest) -> bool:
 _IN_PROMPT: Final = "the log probabilities of the prompt's tokens come from computing it, not from its KV"
 
 REASONS: Final = (
-    DecodeAlone("`/v1/responses`", "the API has no key for a KV transfer", _is_response),
-    DecodeAlone(
+    DecodeOnly("`/v1/responses`", "the API has no key for a KV transfer", _is_response),
+    DecodeOnly(
         "`n` or `best_of` above 1, several prompts",
         "a transfer carries one prompt for one answer",
         _has_several,
     ),
-    DecodeAlone("`prompt_logprobs`", _IN_PROMPT, _wants_prompt_logprobs),
-    DecodeAlone("`echo` with `logprobs`", _IN_PROMPT, _echoes_logprobs),
-    DecodeAlone("`use_beam_search`", "each beam is a request of its own in the engine", _searches_beams),
+    DecodeOnly("`prompt_logprobs`", _IN_PROMPT, _wants_prompt_logprobs),
+    DecodeOnly("`echo` with `logprobs`", _IN_PROMPT, _echoes_logprobs),
+    DecodeOnly("`use_beam_search`", "each beam is a request of its own in the engine", _searches_beams),
 )
 """All reasons; the first one that applies counts. Sources: vLLM's issue 50792 and its scheduler, which drops the transfer of a
 request for prompt log probabilities; its `BeamSearchParams`, which have no `kv_transfer_params`."""
@@ -70,7 +70,7 @@ request for prompt log probabilities; its `BeamSearchParams`, which have no `kv_
 _KEYS: Final = frozenset({"prompt_logprobs", "echo", "use_beam_search"})
 
 
-def decode_alone(request: CompletionRequest) -> DecodeAlone | None:
+def decode_only_reason(request: CompletionRequest) -> DecodeOnly | None:
     """Return the first reason for which the decode worker has to compute a request's prompt itself, without a prefill worker.
 
     Returns None if a prefill worker can compute it. All reasons are in `REASONS`.

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from penstock.router.proxy.completion import parse_completion
-from penstock.router.proxy.decode_alone import REASONS, decode_alone
+from penstock.router.proxy.decode_only import REASONS, decode_only_reason
 
 ROOT = Path(__file__).parents[3]
 COMPLETION = {"prompt": "The quick brown fox"}
@@ -50,7 +50,7 @@ CASES = [
 @pytest.mark.parametrize(("what", "requests"), CASES, ids=[what for what, _ in CASES])
 def test_a_request_that_prefill_cannot_help_says_why(what, requests):
     """Each way to ask for it is found."""
-    assert {decode_alone(asked(*each)).what for each in requests} == {what}
+    assert {decode_only_reason(asked(*each)).what for each in requests} == {what}
 
 
 def test_every_reason_has_a_case_and_a_row_of_the_docs():
@@ -75,4 +75,4 @@ def test_every_reason_has_a_case_and_a_row_of_the_docs():
 )
 def test_other_requests_are_prefilled(path, fields):
     """Log probabilities of the answer alone, or an echo without them, come from decode as they are."""
-    assert decode_alone(asked(path, fields)) is None
+    assert decode_only_reason(asked(path, fields)) is None
