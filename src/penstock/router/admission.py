@@ -74,11 +74,11 @@ class Picker(Protocol):
     """
 
     def ask(
-        self, waiter: asyncio.Future[LiveAssignment], role: Role, arrival: Arrival, *, again: bool
+        self, waiter: asyncio.Future[LiveAssignment], role: Role, arrival: Arrival, *, is_retry: bool
     ) -> None:
         """Queue a request for a worker of ``role``; the future ``waiter`` later receives its assignment or an `AdmissionError`.
 
-        ``again`` says that the request was admitted before (a retry), so that no limit on the length of the queue applies.
+        ``is_retry`` says that the request was admitted before (a retry), so that no limit on the length of the queue applies.
         """
 
     def cancel(self, waiter: asyncio.Future[LiveAssignment], role: Role) -> None:
@@ -128,14 +128,14 @@ class OwnPicker:
         self.now_s = now_s
 
     def ask(
-        self, waiter: asyncio.Future[LiveAssignment], role: Role, arrival: Arrival, *, again: bool
+        self, waiter: asyncio.Future[LiveAssignment], role: Role, arrival: Arrival, *, is_retry: bool
     ) -> None:
         """Queue a request for a worker of ``role`` in this router's own core.
 
-        The future ``waiter`` later receives its assignment or an `AdmissionError`. ``again`` says that the request was
+        The future ``waiter`` later receives its assignment or an `AdmissionError`. ``is_retry`` says that the request was
         admitted before (a retry).
         """
-        self.apply(self.core.acquire(waiter, role, arrival, self.now_s(), again=again))
+        self.apply(self.core.acquire(waiter, role, arrival, self.now_s(), is_retry=is_retry))
 
     def cancel(self, waiter: asyncio.Future[LiveAssignment], role: Role) -> None:
         """Remove a request that waits for a worker from the queue; does nothing if it does not wait.
@@ -225,10 +225,10 @@ class Admission:
         self._picker: Picker = picker or self._own
         self._listeners: list[Callable[[], None]] = []
 
-    async def wait(self, role: Role, arrival: Arrival, *, again: bool = False) -> LiveAssignment:
+    async def wait(self, role: Role, arrival: Arrival, *, is_retry: bool = False) -> LiveAssignment:
         """Wait for a worker of a role and return the assignment, which the caller must release.
 
-        ``again`` says that the request was admitted before (a retry): no limit on the queue's length applies, and it is put
+        ``is_retry`` says that the request was admitted before (a retry): no limit on the queue's length applies, and it is put
         before all others.
 
         Raises:
@@ -236,7 +236,7 @@ class Admission:
         """
         waiter: asyncio.Future[LiveAssignment] = asyncio.get_running_loop().create_future()
         try:
-            self._picker.ask(waiter, role, arrival, again=again)
+            self._picker.ask(waiter, role, arrival, is_retry=is_retry)
             assignment = waiter.result() if waiter.done() else await waiter
             self._picker.dispatched(assignment, role, arrival)
         except BaseException:

@@ -14,25 +14,26 @@ from penstock.engine.core.request_slots import SlotState
 from penstock.router.core.limits import worker_wait_s
 from penstock.router.core.request import BROKEN, RequestMachine, RequestPlan
 from penstock.router.core.request_steps import (
-    Answer,
-    Asked,
+    CLIENT_DISCONNECTED,
+    AcquireWorker,
     AwaitOutage,
-    Began,
-    Choose,
-    Computed,
-    Confirm,
+    BuildContinuation,
+    ConfirmLease,
+    Continuation,
     End,
     EndKind,
     Notification,
+    PrefillFinished,
     Problem,
     PromptComputed,
-    ReadRest,
     RefusedAtCapacity,
-    Release,
     ReleaseKv,
-    Rest,
+    ReleaseWorker,
+    ResponseStarted,
     Retry,
-    Send,
+    SendRequest,
+    Step,
+    StepResult,
 )
 from penstock.router.core.retries import Assignment, Effects, FailedTry, RefusalReason, RetryScope
 from penstock.simulator.fleet import SimulatedWorker
@@ -49,7 +50,7 @@ PATIENCE_S = 3600.0
 
 _DROPPED: Final = "dropped"
 """Failure reason of a request that its engine can never serve."""
-_BEGAN: Final = Began(is_stream=True, can_resume=True)
+_BEGAN: Final = ResponseStarted(is_stream=True, can_resume=True)
 
 
 class RequestPath:
@@ -140,7 +141,7 @@ class RequestPath:
 
     # -- the machine's steps --------------------------------------------------------------------------
 
-    def _go_on(self, job: Job, answer: Answer, reached: set[str] | None = None) -> None:
+    def _go_on(self, job: Job, answer: StepResult, reached: set[str] | None = None) -> None:
         """Feed an answer to the job's machine, and carry out the steps that follow.
 
         ``reached`` are the names of workers that have received a job in the same call of `apply`.
@@ -148,23 +149,23 @@ class RequestPath:
         machine = job.machine
         assert machine is not None  # noqa: S101 - it has begun, and has not ended
         effects: Effects[Job] = []
-        step: Asked | End | None = None
+        step: Step | End | None = None
         while step is None:
-            step = machine.answer(answer)
+            step = machine.advance(answer)
             if job.is_orphan and self._needs_client(step):
-                step = machine.leave()
+                step = machine.advance(CLIENT_DISCONNECTED)
             # After a failed try, waiting jobs are dispatched with the next event.
             effects += self._carry_out(job, machine.steps, is_quiet=isinstance(answer, FailedTry | Problem))
             match step:
-                case Choose():
-                    self._choose(job, step)
-                case Send() if not self._send(job, reached):
+                case AcquireWorker():
+                    self._acquire(job, step)
+                case SendRequest() if not self._send_request(job, reached):
                     step, answer = None, Problem.AT_CAPACITY
-                case Confirm():
+                case ConfirmLease():
                     step, answer = None, True
                 case AwaitOutage():
                     step, answer = None, None
-                case ReadRest():
+                case BuildContinuation():
                     step, answer = None, self._rest(job)
                 case Retry():
                     job.continuations += step.is_rest
@@ -174,20 +175,20 @@ class RequestPath:
                     self._ended(job, step, answer)
         self.apply(effects)
 
-    def _needs_client(self, step: Asked | End) -> bool:
+    def _needs_client(self, step: Step | End) -> bool:
         """Return whether a step is skipped if the client is gone with its router."""
-        if isinstance(step, Choose):
+        if isinstance(step, AcquireWorker):
             return step.role is not self._plan.entry
-        return isinstance(step, Retry | ReadRest)
+        return isinstance(step, Retry | BuildContinuation)
 
     def _carry_out(self, job: Job, steps: list[Notification], *, is_quiet: bool) -> Effects[Job]:
         effects: Effects[Job] = []
         router, now_s = self._router_of(job), self._now_s()
         for step in steps:
             match step:
-                case Computed():
+                case PrefillFinished():
                     effects += router.prefilled(job, now_s)
-                case Release():
+                case ReleaseWorker():
                     effects += router.release(job, now_s, is_quiet=is_quiet)
                 case RefusedAtCapacity():
                     router.core.refused_at_capacity(step.worker, now_s)
@@ -196,16 +197,16 @@ class RequestPath:
         steps.clear()
         return effects
 
-    def _choose(self, job: Job, step: Choose) -> None:
+    def _acquire(self, job: Job, step: AcquireWorker) -> None:
         now_s, is_entry = self._now_s(), step.role is self._plan.entry
         if is_entry:
             job.picker_index = len(self._routers) - 1
         router = self._router_of(job)
-        if not is_entry or (router.core.deflection is not None and not step.again):
+        if not is_entry or (router.core.deflection is not None and not step.is_retry):
             self._scrapes.count_decode(router)
         if is_entry:
-            effects = router.acquire(job, now_s, again=step.again)
-            if not step.again:
+            effects = router.acquire(job, now_s, is_retry=step.is_retry)
+            if not step.is_retry:
                 self._frontend.arrived(job, router.uncached_tokens(job))
             self._frontend.queued(job)
         else:
@@ -219,7 +220,7 @@ class RequestPath:
     def _expire(self) -> None:
         self.apply(self._routers[-1].expire(self._now_s()))
 
-    def _send(self, job: Job, reached: set[str] | None) -> bool:
+    def _send_request(self, job: Job, reached: set[str] | None) -> bool:
         """Send a job to its assigned worker; return False if the worker has no capacity for it."""
         assignment = job.assignment
         assert assignment is not None  # noqa: S101 - it was just chosen
@@ -265,14 +266,14 @@ class RequestPath:
         job.worker = job.decoder = ""
         job.dispatched_s = job.prefilled_s = None
 
-    def _rest(self, job: Job) -> Rest:
+    def _rest(self, job: Job) -> Continuation:
         """Prepare the continuation of a broken stream: its prompt includes the tokens generated so far."""
         if job.emitted_tokens >= job.request.output_tokens:
-            return Rest.NOTHING
+            return Continuation.COMPLETE
         self._chains.extend(job)
-        return Rest.READY
+        return Continuation.READY
 
-    def _ended(self, job: Job, end: End, answer: Answer) -> None:
+    def _ended(self, job: Job, end: End, answer: StepResult) -> None:
         router, now_s = self._router_of(job), self._now_s()
         if end.kind is EndKind.SERVED:
             self.end(job, JobOutcome.OK)
@@ -284,7 +285,7 @@ class RequestPath:
             router.core.rejections[end.role].add(now_s)
             self._frontend.rejected(job, RefusalReason.ALL_BUSY)
             self.end(job, JobOutcome.REJECTED)
-        elif isinstance(answer, RefusalReason) and end.kind is not EndKind.LEFT:
+        elif isinstance(answer, RefusalReason) and end.kind is not EndKind.CLIENT_DISCONNECTED:
             self._frontend.rejected(job, answer)
             router.rejected(job, answer)
             self.end(job, JobOutcome.REJECTED)

@@ -134,20 +134,20 @@ class VirtualRouter:
                 return role
         return None
 
-    def acquire(self, job: Job, now_s: float, *, again: bool = False) -> Effects[Job]:
+    def acquire(self, job: Job, now_s: float, *, is_retry: bool = False) -> Effects[Job]:
         """Request a prefill (or aggregated) worker for a request.
 
         Args:
             job: The request.
             now_s: Current simulated time, seconds.
-            again: Whether an earlier attempt has failed. The request then precedes new ones, and is not refused because of overload.
+            is_retry: Whether an earlier attempt has failed. The request then precedes new ones, and is not refused because of overload.
 
         Returns:
             The assignments to workers and the refusals that the caller has to carry out; empty if the request only waits.
         """
-        if not again:
+        if not is_retry:
             self.retries.budget.request_arrived()
-        return self._at(now_s).acquire(job, self.core.entry, self._arrival(job), now_s, again=again)
+        return self._at(now_s).acquire(job, self.core.entry, self._arrival(job), now_s, is_retry=is_retry)
 
     def acquire_decode(self, job: Job, now_s: float) -> Effects[Job]:
         """Request a decode worker for a request (``job``) at the simulated time ``now_s``.

@@ -6,25 +6,27 @@ from penstock.api import Role, RouterConfig
 from penstock.router.core.build import SPLIT, TOGETHER, build_router
 from penstock.router.core.request import BROKEN, CONNECT, MOVED, RequestMachine, RequestPlan
 from penstock.router.core.request_steps import (
-    COMPLETE,
+    CLIENT_DISCONNECTED,
+    RESPONSE_COMPLETE,
+    AcquireWorker,
     AwaitOutage,
     AwaitPrefill,
-    Began,
-    Choose,
-    Computed,
+    ConcurrentPrefillEnded,
+    ConcurrentPrefillFinished,
+    Continuation,
     End,
     EndKind,
-    LeavePrefill,
-    PrefillComputed,
     PrefillFailed,
+    PrefillFinished,
     Problem,
     PromptComputed,
     RefusedAtCapacity,
-    Release,
     ReleaseKv,
-    Rest,
+    ReleasePrefillWorker,
+    ReleaseWorker,
+    ResponseStarted,
     Retry,
-    Send,
+    SendRequest,
 )
 from penstock.router.core.retries import (
     Assignment,
@@ -38,7 +40,7 @@ from penstock.router.core.worker import WorkerSpec
 from penstock.router.policy.arrival import Arrival
 
 KV = PromptComputed(0, has_kv=True)
-STREAM = Began(is_stream=True, can_resume=True)
+STREAM = ResponseStarted(is_stream=True, can_resume=True)
 DONE = None
 CRASH = "crash"
 """The worker breaks off."""
@@ -81,9 +83,9 @@ class Driver:
         """Of each assignment, in the order of the assignments."""
         self.item = "request"
 
-    def _choose(self, step):
+    def _acquire(self, step):
         arrival = Arrival((), 100, self.machine.tries.avoid, alone_at=self.machine.alone_at)
-        (effect,) = self.core.acquire(self.item, step.role, arrival, self.now_s, again=step.again)
+        (effect,) = self.core.acquire(self.item, step.role, arrival, self.now_s, is_retry=step.is_retry)
         if not isinstance(effect, Assignment):
             return effect.reason
         self.assignments.append(effect)
@@ -102,13 +104,13 @@ class Driver:
     def _do_notifications(self):
         for step in self.machine.steps:
             self.steps.append(step)
-            if isinstance(step, Release):
+            if isinstance(step, ReleaseWorker):
                 self.core.release(self.assignments[-1], self.now_s)
-            elif isinstance(step, Computed):
+            elif isinstance(step, PrefillFinished):
                 self.core.prefilled(self.assignments[-1], self.now_s, cached_tokens=step.cached_tokens)
-            elif isinstance(step, PrefillComputed):
+            elif isinstance(step, ConcurrentPrefillFinished):
                 self.core.prefilled(self.prefill, self.now_s, cached_tokens=step.cached_tokens)
-            elif isinstance(step, LeavePrefill):
+            elif isinstance(step, ReleasePrefillWorker):
                 self.core.release(self.prefill, self.now_s)
             elif isinstance(step, RefusedAtCapacity):
                 self.core.refused_at_capacity(step.worker, 0.0)
@@ -117,13 +119,13 @@ class Driver:
     def run(self, script, leave_at=None):
         """Return the end; the client leaves instead of the ``leave_at``-th answer."""
         left = {name: iter(answers) for name, answers in script.items()}
-        step = self._do(self.machine.answer(None))
+        step = self._do(self.machine.advance(None))
         for number in count():
             if isinstance(step, End):
                 return step
             if number == leave_at:
-                return self._do(self.machine.leave())
-            step = self._do(self.machine.answer(self._answer(step, left)))
+                return self._do(self.machine.advance(CLIENT_DISCONNECTED))
+            step = self._do(self.machine.advance(self._answer(step, left)))
         raise AssertionError
 
     def run_again(self, script):
@@ -135,19 +137,24 @@ class Driver:
         name = type(step).__name__
         if isinstance(step, AwaitOutage):
             self.now_s += 5.0
-        if isinstance(step, Choose):
+        if isinstance(step, AcquireWorker):
             given = next(left.get(name, iter(())), None)
-            return self._choose(step) if given is None else given
-        if isinstance(step, Send) and step.role is Role.PREFILL:
+            return self._acquire(step) if given is None else given
+        if isinstance(step, SendRequest) and step.role is Role.PREFILL:
             name = "Prefill"
             if self.is_concurrent:
                 self.is_prefilling = True
                 return None
-        if isinstance(step, Send | AwaitPrefill) and self.is_prefilling:
+        if isinstance(step, SendRequest | AwaitPrefill) and self.is_prefilling:
             failed = self._end_prefill(left)
             if isinstance(step, AwaitPrefill) or failed is not None:
                 return failed
-        defaults = {"Prefill": KV, "Send": STREAM, "Confirm": True, "ReadRest": Rest.READY}
+        defaults = {
+            "Prefill": KV,
+            "SendRequest": STREAM,
+            "ConfirmLease": True,
+            "BuildContinuation": Continuation.READY,
+        }
         given = next(left.get(name, iter(())), defaults.get(name))
         return self._failed(given) if given in (MOVED, UNPROVEN, CRASH, KILLED, UNREACHED) else given
 
@@ -173,7 +180,7 @@ class Driver:
         if came == CRASH:
             self.prefill.failed(self.now_s, came)
             came = FailedTry(BROKEN, RetryScope.ANYWHERE, (self.prefill.worker,))
-        self.machine.prefill_ended(came)
+        self.machine.advance(ConcurrentPrefillEnded(came))
         self._do_notifications()
         return None if isinstance(came, PromptComputed) else PrefillFailed(came)
 
@@ -183,59 +190,65 @@ class Driver:
 
     def check_nothing_is_held(self):
         """Every share is given back once, and no prompt's KV is kept for a decode that never comes."""
-        assert len(self.of(Release, LeavePrefill)) == len(self.assignments)
+        assert len(self.of(ReleaseWorker, ReleasePrefillWorker)) == len(self.assignments)
         assert not any(each.is_open for each in self.assignments)
         for worker in self.core.pool:
             assert (worker.inflight_requests, worker.inflight_tokens) == (0, 0), worker.name
         assert not any(queue.waiting for queue in self.core.queues.values())
-        kept = [each for each in self.of(Send) if each.role is Role.DECODE and each.reads_kv]
+        kept = [each for each in self.of(SendRequest) if each.role is Role.DECODE and each.reads_kv]
         assert self.machine._is_kept is False
         assert self.machine._source is None
-        assert len(self.of(ReleaseKv)) <= len(self.of(Send)) - len(kept) + len(
+        assert len(self.of(ReleaseKv)) <= len(self.of(SendRequest)) - len(kept) + len(
             self.of(RefusedAtCapacity, Retry)
         )
 
 
 SCRIPTS = {
     "served": ({}, EndKind.SERVED),
-    "complete": ({"Send": [COMPLETE]}, EndKind.SERVED),
-    "crashed before the first token": ({"Send": [CRASH]}, EndKind.SERVED),
-    "crashed until retries are exhausted": ({"Send": [CRASH] * 9}, EndKind.FAILED),
-    "the client's fault": ({"Send": [FailedTry("upstream_4xx", RetryScope.NOWHERE)]}, EndKind.FAILED),
-    "at capacity once": ({"Send": [Problem.AT_CAPACITY]}, EndKind.SERVED),
-    "at capacity everywhere": ({"Send": [Problem.AT_CAPACITY] * 9}, EndKind.REFUSED),
-    "no connection left": ({"Send": [Problem.SATURATED]}, EndKind.SATURATED),
-    "no worker": ({"Choose": [RefusalReason.NO_WORKER]}, EndKind.REFUSED),
-    "continued": ({"Relay": [CRASH]}, EndKind.SERVED),
-    "at two deaths": ({"Relay": [CRASH, CRASH]}, EndKind.SERVED),
-    "killed alone": ({"Relay": [CRASH, CRASH, KILLED]}, EndKind.FAILED),
-    "broken off alone": ({"Relay": [CRASH, CRASH, CRASH]}, EndKind.SERVED),
-    "left a draining worker": ({"Relay": [MOVED]}, EndKind.SERVED),
-    "an error, and another serves": ({"Send": [UNPROVEN]}, EndKind.SERVED),
-    "an error of each": ({"Send": [UNPROVEN] * 9}, EndKind.FAILED),
-    "an error of one": ({"Send": [UNPROVEN, FailedTry("upstream_4xx", RetryScope.NOWHERE)]}, EndKind.FAILED),
-    "too late twice": (
-        {"Send": [FailedTry("timeout", RetryScope.ANYWHERE, is_timeout=True)] * 2},
+    "complete": ({"SendRequest": [RESPONSE_COMPLETE]}, EndKind.SERVED),
+    "crashed before the first token": ({"SendRequest": [CRASH]}, EndKind.SERVED),
+    "crashed until retries are exhausted": ({"SendRequest": [CRASH] * 9}, EndKind.FAILED),
+    "the client's fault": ({"SendRequest": [FailedTry("upstream_4xx", RetryScope.NOWHERE)]}, EndKind.FAILED),
+    "at capacity once": ({"SendRequest": [Problem.AT_CAPACITY]}, EndKind.SERVED),
+    "at capacity everywhere": ({"SendRequest": [Problem.AT_CAPACITY] * 9}, EndKind.REFUSED),
+    "no connection left": ({"SendRequest": [Problem.SATURATED]}, EndKind.SATURATED),
+    "no worker": ({"AcquireWorker": [RefusalReason.NO_WORKER]}, EndKind.REFUSED),
+    "continued": ({"RelayStream": [CRASH]}, EndKind.SERVED),
+    "at two deaths": ({"RelayStream": [CRASH, CRASH]}, EndKind.SERVED),
+    "killed alone": ({"RelayStream": [CRASH, CRASH, KILLED]}, EndKind.FAILED),
+    "broken off alone": ({"RelayStream": [CRASH, CRASH, CRASH]}, EndKind.SERVED),
+    "left a draining worker": ({"RelayStream": [MOVED]}, EndKind.SERVED),
+    "an error, and another serves": ({"SendRequest": [UNPROVEN]}, EndKind.SERVED),
+    "an error of each": ({"SendRequest": [UNPROVEN] * 9}, EndKind.FAILED),
+    "an error of one": (
+        {"SendRequest": [UNPROVEN, FailedTry("upstream_4xx", RetryScope.NOWHERE)]},
         EndKind.FAILED,
     ),
-    "all said": ({"Relay": [CRASH], "ReadRest": [Rest.NOTHING]}, EndKind.SERVED),
-    "said what cannot continue": ({"Relay": [CRASH], "ReadRest": [Rest.UNKNOWN]}, EndKind.FAILED),
+    "too late twice": (
+        {"SendRequest": [FailedTry("timeout", RetryScope.ANYWHERE, is_timeout=True)] * 2},
+        EndKind.FAILED,
+    ),
+    "all said": ({"RelayStream": [CRASH], "BuildContinuation": [Continuation.COMPLETE]}, EndKind.SERVED),
+    "said what cannot continue": (
+        {"RelayStream": [CRASH], "BuildContinuation": [Continuation.IMPOSSIBLE]},
+        EndKind.FAILED,
+    ),
 }
 SPLIT_SCRIPTS = SCRIPTS | {
     "prefill crashed": ({"Prefill": [CRASH]}, EndKind.SERVED),
     "prefill crashed for good": ({"Prefill": [CRASH] * 9}, EndKind.FAILED),
     "prefill's error, and another serves": ({"Prefill": [UNPROVEN]}, EndKind.SERVED),
     "errors of a prefill and a decode": (
-        {"Prefill": [UNPROVEN], "Send": [UNPROVEN, FailedTry("upstream_4xx", RetryScope.NOWHERE)]},
+        {"Prefill": [UNPROVEN], "SendRequest": [UNPROVEN, FailedTry("upstream_4xx", RetryScope.NOWHERE)]},
         EndKind.FAILED,
     ),
     "prefill without KV": ({"Prefill": [PromptComputed(None, has_kv=False)]}, EndKind.SERVED),
     "prefill at capacity": ({"Prefill": [Problem.AT_CAPACITY]}, EndKind.SERVED),
-    "decode not reached": ({"Send": [UNREACHED]}, EndKind.SERVED),
-    "KV lost": ({"Send": [Problem.KV_LOST]}, EndKind.SERVED),
-    "KV distrusted": ({"Confirm": [False]}, EndKind.SERVED),
-    "no decode worker": ({"Choose": [None, RefusalReason.ALL_BUSY]}, EndKind.REFUSED),
-    "no decode worker in time": ({"Choose": [None, RefusalReason.QUEUE_TIMEOUT]}, EndKind.SERVED),
+    "decode not reached": ({"SendRequest": [UNREACHED]}, EndKind.SERVED),
+    "KV lost": ({"SendRequest": [Problem.KV_LOST]}, EndKind.SERVED),
+    "KV distrusted": ({"ConfirmLease": [False]}, EndKind.SERVED),
+    "no decode worker": ({"AcquireWorker": [None, RefusalReason.ALL_BUSY]}, EndKind.REFUSED),
+    "no decode worker in time": ({"AcquireWorker": [None, RefusalReason.QUEUE_TIMEOUT]}, EndKind.SERVED),
 }
 MEETING_SCRIPTS = SCRIPTS | {
     "prefill crashed": ({"Prefill": [CRASH]}, EndKind.SERVED),
@@ -244,7 +257,7 @@ MEETING_SCRIPTS = SCRIPTS | {
     "prefill at capacity everywhere": ({"Prefill": [Problem.AT_CAPACITY] * 9}, EndKind.REFUSED),
     "prefill answers behind decode": ({"Prefill": [LATER]}, EndKind.SERVED),
     "prefill never answers": ({"Prefill": [LATER] * 9}, EndKind.SERVED),
-    "KV lost": ({"Send": [Problem.KV_LOST]}, EndKind.SERVED),
-    "no decode worker": ({"Choose": [None, RefusalReason.ALL_BUSY]}, EndKind.REFUSED),
-    "no decode worker in time": ({"Choose": [None, RefusalReason.QUEUE_TIMEOUT]}, EndKind.SERVED),
+    "KV lost": ({"SendRequest": [Problem.KV_LOST]}, EndKind.SERVED),
+    "no decode worker": ({"AcquireWorker": [None, RefusalReason.ALL_BUSY]}, EndKind.REFUSED),
+    "no decode worker in time": ({"AcquireWorker": [None, RefusalReason.QUEUE_TIMEOUT]}, EndKind.SERVED),
 }

@@ -5,7 +5,15 @@ import pytest
 from penstock.api import Role, RouterConfig
 from penstock.router.core.build import build_router
 from penstock.router.core.request import RequestMachine, RequestPlan
-from penstock.router.core.request_steps import COMPLETE, Choose, Deliver, End, EndKind, Release, Send
+from penstock.router.core.request_steps import (
+    RESPONSE_COMPLETE,
+    AcquireWorker,
+    End,
+    EndKind,
+    ReleaseWorker,
+    SendRequest,
+    SendResponse,
+)
 from penstock.router.core.retries import Assignment, RequestTries, RetryRules, RunningAt
 from penstock.router.core.worker import WorkerSize, WorkerSpec
 from penstock.router.policy.arrival import Arrival
@@ -135,7 +143,7 @@ def test_a_request_that_failed_on_a_decode_worker_waits_for_prefill():
     core = core_of(decode=1)
     fill(core)
     core.release(ask(core, "a"), NOW_S)
-    assert core.acquire("a", Role.PREFILL, Arrival((), 1000), NOW_S, again=True) == []
+    assert core.acquire("a", Role.PREFILL, Arrival((), 1000), NOW_S, is_retry=True) == []
 
 
 def test_another_router_takes_a_deflected_request_over():
@@ -154,10 +162,10 @@ def test_the_request_machine_has_the_decode_worker_answer_at_once():
     rules = RetryRules(core.pool, RouterConfig().retries, 0.0)
     machine = RequestMachine(RequestPlan(Role.PREFILL, is_split=True), rules, RequestTries(), lambda: 0.0)
 
-    assert machine.answer(None) == Choose(Role.PREFILL)
-    assert machine.answer(ask(core, "a")) == Send(Role.DECODE, reads_kv=False)
-    end = machine.answer(COMPLETE)
+    assert machine.advance(None) == AcquireWorker(Role.PREFILL)
+    assert machine.advance(ask(core, "a")) == SendRequest(Role.DECODE, reads_kv=False)
+    end = machine.advance(RESPONSE_COMPLETE)
 
     assert isinstance(end, End)
     assert end.kind is EndKind.SERVED
-    assert [type(each) for each in machine.steps] == [Deliver, Release]
+    assert [type(each) for each in machine.steps] == [SendResponse, ReleaseWorker]

@@ -86,7 +86,8 @@ def test_a_begun_stream_waits_without_a_worker_for_its_own_time(section, new, ti
     refused = core.acquire("new", Role.PREFILL, Arrival((), 10, tier=tier), 0.0)
     assert [each.reason.name.lower() for each in refused] == ["no_worker"] * (new == "no_worker")
     assert (
-        core.acquire("begun", Role.PREFILL, Arrival((), 10, tier=tier, is_rest=True), 0.0, again=True) == []
+        core.acquire("begun", Role.PREFILL, Arrival((), 10, tier=tier, is_rest=True), 0.0, is_retry=True)
+        == []
     )
     assert not [each for each in core.expire(299.0) if each.item == "begun"]
     effects = [*_serve(core, 299.0), *core.tick(299.0)]
@@ -96,7 +97,7 @@ def test_a_begun_stream_waits_without_a_worker_for_its_own_time(section, new, ti
 def test_a_begun_stream_that_gets_no_worker_in_its_time_ends():
     """The wait that is configured bounds it."""
     core = _core({})
-    core.acquire("begun", Role.PREFILL, Arrival((), 10, is_rest=True), 0.0, again=True)
+    core.acquire("begun", Role.PREFILL, Arrival((), 10, is_rest=True), 0.0, is_retry=True)
     (refused,) = core.expire(300.0)
     assert isinstance(refused, Refuse)
 
@@ -110,7 +111,7 @@ def test_begun_streams_and_new_requests_take_turns_the_oldest_of_each_first(sect
     for number in range(3):
         core.acquire(f"new {number}", Role.PREFILL, Arrival((), 100), 1.0)
         begun = Arrival((), 100, is_rest=True)
-        core.acquire(f"begun {number}", Role.PREFILL, begun, 1.0, again=True)
+        core.acquire(f"begun {number}", Role.PREFILL, begun, 1.0, is_retry=True)
     given, effects = [], core.tick(1.0)
     (running,) = [each for each in core.pool if each.inflight_requests]
     assignment = next(iter(core.entry_queue._requests.values()))

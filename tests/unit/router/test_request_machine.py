@@ -18,24 +18,24 @@ from penstock.api import Role
 from penstock.core.kv_transfers import TransferResult
 from penstock.router.core.request import BROKEN, MOVED, RequestPlan
 from penstock.router.core.request_steps import (
-    COMPLETE,
+    RESPONSE_COMPLETE,
+    AcquireWorker,
     AwaitPrefill,
-    Began,
-    Choose,
-    Confirm,
+    BuildContinuation,
+    ConfirmLease,
     CountTransfer,
-    Deliver,
     End,
     EndKind,
     Problem,
     QueryOfDeath,
-    ReadRest,
     RefusedAtCapacity,
-    Relay,
-    Release,
+    RelayStream,
     ReleaseKv,
+    ReleaseWorker,
+    ResponseStarted,
     Retry,
-    Send,
+    SendRequest,
+    SendResponse,
     StreamLost,
 )
 from penstock.router.core.retries import (
@@ -66,22 +66,28 @@ def test_a_client_that_leaves_at_any_step_leaves_nothing_behind(is_split, name):
     script, _ = SPLIT_SCRIPTS[name]
     driver = Driver(is_split=is_split)
     driver.run(script)
-    asked = len(driver.of(Choose, Send, Confirm, Relay, ReadRest, Retry))
+    asked = len(driver.of(AcquireWorker, SendRequest, ConfirmLease, RelayStream, BuildContinuation, Retry))
     assert asked
 
     for leave_at in range(asked):
         driver = Driver(is_split=is_split)
         end = driver.run(script, leave_at)
-        assert end.kind is EndKind.LEFT, (name, leave_at)
+        assert end.kind is EndKind.CLIENT_DISCONNECTED, (name, leave_at)
         driver.check_nothing_is_held()
 
 
 def test_a_complete_answer_is_delivered_once_and_before_its_worker_is_left():
     """The worker's share is given back even where the client could not be written to."""
     driver = Driver(is_split=False)
-    driver.run({"Send": [COMPLETE]})
+    driver.run({"SendRequest": [RESPONSE_COMPLETE]})
 
-    assert [type(each) for each in driver.steps] == [Choose, Send, Deliver, Release, End]
+    assert [type(each) for each in driver.steps] == [
+        AcquireWorker,
+        SendRequest,
+        SendResponse,
+        ReleaseWorker,
+        End,
+    ]
 
 
 @pytest.mark.parametrize("name", MEETING_SCRIPTS)
@@ -93,9 +99,11 @@ def test_two_that_meet_hold_nothing_at_any_end(name):
     assert driver.run(script).kind is kind
     driver.check_nothing_is_held()
 
-    for leave_at in range(len(driver.of(Choose, Send, Relay, AwaitPrefill, ReadRest, Retry))):
+    for leave_at in range(
+        len(driver.of(AcquireWorker, SendRequest, RelayStream, AwaitPrefill, BuildContinuation, Retry))
+    ):
         driver = Driver(is_split=True, is_concurrent=True)
-        assert driver.run(script, leave_at).kind is EndKind.LEFT, (name, leave_at)
+        assert driver.run(script, leave_at).kind is EndKind.CLIENT_DISCONNECTED, (name, leave_at)
         driver.check_nothing_is_held()
 
 
@@ -103,10 +111,10 @@ def test_kv_is_given_back_where_no_decode_worker_was_asked_for_it():
     """Between prefill and decode, after a decode that was not reached, and never once a worker fetches it."""
     given = {}
     for name, script in {
-        "no decode": {"Choose": [None, RefusalReason.NO_WORKER]},
-        "saturated": {"Send": [Problem.SATURATED]},
+        "no decode": {"AcquireWorker": [None, RefusalReason.NO_WORKER]},
+        "saturated": {"SendRequest": [Problem.SATURATED]},
         "served": {},
-        "crashed": {"Send": [FailedTry(BROKEN, RetryScope.NOWHERE)]},
+        "crashed": {"SendRequest": [FailedTry(BROKEN, RetryScope.NOWHERE)]},
     }.items():
         driver = Driver(is_split=True)
         driver.run(script)
@@ -116,13 +124,13 @@ def test_kv_is_given_back_where_no_decode_worker_was_asked_for_it():
 
     driver = Driver(is_split=True)
     driver.run({}, leave_at=2)  # the third question: choose a decode worker
-    assert [type(each) for each in driver.steps[-3:]] == [Choose, ReleaseKv, End]
+    assert [type(each) for each in driver.steps[-3:]] == [AcquireWorker, ReleaseKv, End]
 
 
 def test_a_lost_transfer_tries_another_decode_worker_and_counts_both_ends():
     """The prompt is computed once more; the first decode worker is passed over."""
     driver = Driver(is_split=True)
-    driver.run({"Send": [Problem.KV_LOST]})
+    driver.run({"SendRequest": [Problem.KV_LOST]})
 
     decodes = [each.worker for each in driver.assignments if each.role is Role.DECODE]
     assert decodes[0] is not decodes[1]
@@ -133,7 +141,7 @@ def test_a_lost_transfer_tries_another_decode_worker_and_counts_both_ends():
 def test_a_refusal_for_lack_of_room_costs_no_retry_and_asks_each_worker_once():
     """Then no worker has room."""
     driver = Driver(is_split=False, workers=3)
-    end = driver.run({"Send": [Problem.AT_CAPACITY] * 9})
+    end = driver.run({"SendRequest": [Problem.AT_CAPACITY] * 9})
 
     assert end.kind is EndKind.REFUSED
     assert len({each.worker.name for each in driver.of(RefusedAtCapacity)}) == 3
@@ -143,7 +151,7 @@ def test_a_refusal_for_lack_of_room_costs_no_retry_and_asks_each_worker_once():
 def test_a_stream_goes_on_elsewhere_with_retries_of_its_own():
     """Retries before the first token do not count against the rest."""
     driver = Driver(is_split=False, workers=4, retries=1)
-    end = driver.run({"Send": [CRASH], "Relay": [CRASH]})
+    end = driver.run({"SendRequest": [CRASH], "RelayStream": [CRASH]})
     assert end.kind is EndKind.SERVED
     assert [each.is_rest for each in driver.of(Retry)] == [False, True]
     assert driver.machine.continuations == 1
@@ -152,18 +160,18 @@ def test_a_stream_goes_on_elsewhere_with_retries_of_its_own():
 @pytest.mark.parametrize(
     ("is_split", "script", "is_deadly"),
     [
-        (False, {"Send": [CRASH, CRASH, KILLED]}, True),
-        (False, {"Relay": [CRASH, CRASH, KILLED]}, True),
+        (False, {"SendRequest": [CRASH, CRASH, KILLED]}, True),
+        (False, {"RelayStream": [CRASH, CRASH, KILLED]}, True),
         (True, {"Prefill": [CRASH, CRASH, KILLED]}, True),
-        (True, {"Relay": [CRASH, CRASH, KILLED]}, True),
-        (True, {"Prefill": [CRASH], "Send": [CRASH, KILLED]}, True),
+        (True, {"RelayStream": [CRASH, CRASH, KILLED]}, True),
+        (True, {"Prefill": [CRASH], "SendRequest": [CRASH, KILLED]}, True),
         # Its stream alone was broken off.
-        (False, {"Send": [CRASH, CRASH, CRASH]}, False),
-        (False, {"Relay": [CRASH, CRASH, CRASH]}, False),
+        (False, {"SendRequest": [CRASH, CRASH, CRASH]}, False),
+        (False, {"RelayStream": [CRASH, CRASH, CRASH]}, False),
         # It was at two deaths, and not alone at either.
-        (False, {"Send": [CRASH, KILLED]}, False),
-        (True, {"Prefill": [CRASH], "Relay": [KILLED]}, False),
-        (False, {"Send": [CRASH, UNREACHED, MOVED]}, False),
+        (False, {"SendRequest": [CRASH, KILLED]}, False),
+        (True, {"Prefill": [CRASH], "RelayStream": [KILLED]}, False),
+        (False, {"SendRequest": [CRASH, UNREACHED, MOVED]}, False),
     ],
 )
 def test_only_what_kills_alone_is_convicted(is_split, script, is_deadly):
@@ -175,7 +183,9 @@ def test_only_what_kills_alone_is_convicted(is_split, script, is_deadly):
     assert (end.kind is EndKind.FAILED) is is_deadly
     convicted = driver.of(QueryOfDeath)
     assert [len(each.before) for each in convicted] == [2] * is_deadly
-    assert [each.why for each in driver.of(StreamLost)] == ["conviction"] * (is_deadly and "Relay" in script)
+    assert [each.why for each in driver.of(StreamLost)] == ["conviction"] * (
+        is_deadly and "RelayStream" in script
+    )
     driver.check_nothing_is_held()
 
 
@@ -185,7 +195,7 @@ def test_a_worker_that_breaks_everything_off_says_nothing_of_a_request(answered,
     driver = Driver(is_split=False, workers=4)
     for worker in driver.core.pool:
         worker.has_ever_answered, worker.last_failure_after_success_s = answered, last_failure_s
-    assert driver.run({"Send": [KILLED] * 3}).kind is EndKind.SERVED
+    assert driver.run({"SendRequest": [KILLED] * 3}).kind is EndKind.SERVED
     assert driver.machine.alone_at == ()
 
 
@@ -195,12 +205,12 @@ def test_a_suspect_that_is_cleared_is_as_any_other():
     relay = driver._answer
 
     def clear_third(step, left):
-        if len(driver.of(Relay)) == 3:
+        if len(driver.of(RelayStream)) == 3:
             driver.machine.clear()
         return relay(step, left)
 
     driver._answer = clear_third
-    assert driver.run({"Relay": [CRASH, CRASH, KILLED]}).kind is EndKind.SERVED
+    assert driver.run({"RelayStream": [CRASH, CRASH, KILLED]}).kind is EndKind.SERVED
     assert driver.of(QueryOfDeath) == []
     assert driver.verdicts[2] == ["proved", "cleared", "failed"]
 
@@ -208,7 +218,7 @@ def test_a_suspect_that_is_cleared_is_as_any_other():
 def test_a_new_process_has_answered_nothing():
     """What its predecessor did is forgotten."""
     driver = Driver(is_split=False, workers=1)
-    driver.run({"Send": [COMPLETE]})
+    driver.run({"SendRequest": [RESPONSE_COMPLETE]})
     (worker,) = driver.core.pool
     assert worker.has_answered_since_failure
     driver.core.set_workers([replace(worker.spec, incarnation="next")], 0.0)
@@ -219,7 +229,7 @@ def test_a_stream_that_leaves_a_draining_worker_takes_no_retry_and_counts_no_dea
     """It continues elsewhere though no retry is allowed, and is charged to no worker; two deaths may still follow."""
     driver = Driver(is_split=False, workers=4, retries=0)
     assert not driver.machine.may_move
-    end = driver.run({"Relay": [MOVED]})
+    end = driver.run({"RelayStream": [MOVED]})
     assert end.kind is EndKind.SERVED
     assert driver.of(Retry) == [Retry(MOVED, 0, is_rest=True)]
     first, second = (each.worker for each in driver.assignments)
@@ -233,7 +243,7 @@ def test_a_stream_that_leaves_a_draining_worker_takes_no_retry_and_counts_no_dea
 @pytest.mark.parametrize(
     ("most", "began", "failures", "why"),
     [
-        (0, Began(is_stream=True), [CRASH], "request"),
+        (0, ResponseStarted(is_stream=True), [CRASH], "request"),
         (1, STREAM, [FailedTry("upstream_timeout_idle", RetryScope.ANYWHERE)] * 2, "continuations"),
         (3, STREAM, [FailedTry("upstream_timeout_total", RetryScope.NOWHERE)], "request_time"),
         (3, STREAM, [FailedTry("upstream_4xx", RetryScope.NOWHERE)], "worker_refusal"),
@@ -248,7 +258,7 @@ def test_a_stream_that_leaves_a_draining_worker_takes_no_retry_and_counts_no_dea
 def test_a_stream_that_cannot_go_on_says_why(most, began, failures, why):
     """Each under its own word: of what cannot be continued, or of the limit that ended it."""
     driver = Driver(is_split=False, most=most)
-    end = driver.run({"Send": [began] * 3, "Relay": failures})
+    end = driver.run({"SendRequest": [began] * 3, "RelayStream": failures})
 
     assert end.kind is EndKind.FAILED
     assert [each.why for each in driver.of(StreamLost)] == [why]
@@ -258,22 +268,22 @@ def test_after_its_deadline_nothing_is_tried_again():
     """The deadline may be moved while the request is under way."""
     driver = Driver(is_split=False)
     driver.machine.deadline_s = 0.0
-    assert driver.run({"Send": [CRASH]}).kind is EndKind.FAILED
+    assert driver.run({"SendRequest": [CRASH]}).kind is EndKind.FAILED
     assert not driver.of(Retry)
 
 
 def test_a_prompt_waited_for_longer_than_its_lease_is_computed_again():
     """Its blocks may be gone; they are given back, and no decode worker reads them."""
     driver = Driver(is_split=True)
-    choose = driver._choose
+    choose = driver._acquire
 
     def slow(step):
         got = choose(step)
-        if step.role is Role.DECODE and len(driver.of(Choose)) == 2:
+        if step.role is Role.DECODE and len(driver.of(AcquireWorker)) == 2:
             got.queued_s = 29.0
         return got
 
-    driver._choose = slow
+    driver._acquire = slow
     assert driver.run({}).kind is EndKind.SERVED
     assert [each.reason for each in driver.of(Retry)] == ["lease_expired"]
     assert len(driver.of(ReleaseKv)) == 1
@@ -282,11 +292,11 @@ def test_a_prompt_waited_for_longer_than_its_lease_is_computed_again():
 @pytest.mark.parametrize(
     ("options", "step", "role"),
     [
-        ({"is_split": False}, "Send", Role.AGGREGATED),
+        ({"is_split": False}, "SendRequest", Role.AGGREGATED),
         ({"is_split": True}, "Prefill", Role.PREFILL),
-        ({"is_split": True}, "Send", Role.DECODE),
+        ({"is_split": True}, "SendRequest", Role.DECODE),
         ({"is_split": True, "is_concurrent": True}, "Prefill", Role.PREFILL),
-        ({"is_split": True, "is_concurrent": True}, "Send", Role.DECODE),
+        ({"is_split": True, "is_concurrent": True}, "SendRequest", Role.DECODE),
     ],
 )
 def test_a_worker_that_is_chosen_again_without_room_ends_the_request(options, step, role):
@@ -306,7 +316,7 @@ def test_decode_of_another_version_computes_the_prompt_itself():
         worker.version = worker.name
 
     assert driver.run({}).kind is EndKind.SERVED
-    assert [(each.role, each.reads_kv) for each in driver.of(Send)] == [
+    assert [(each.role, each.reads_kv) for each in driver.of(SendRequest)] == [
         (Role.PREFILL, False),
         (Role.DECODE, False),
     ]
@@ -316,9 +326,9 @@ def test_decode_of_another_version_computes_the_prompt_itself():
 
 
 REFUSED = {
-    "its wait in a queue is over": ({"Choose": [None, RefusalReason.QUEUE_TIMEOUT]}, EndKind.REFUSED),
-    "all are busy": ({"Choose": [None, RefusalReason.ALL_BUSY]}, EndKind.REFUSED),
-    "no connection is left": ({"Send": [STREAM, Problem.SATURATED]}, EndKind.SATURATED),
+    "its wait in a queue is over": ({"AcquireWorker": [None, RefusalReason.QUEUE_TIMEOUT]}, EndKind.REFUSED),
+    "all are busy": ({"AcquireWorker": [None, RefusalReason.ALL_BUSY]}, EndKind.REFUSED),
+    "no connection is left": ({"SendRequest": [STREAM, Problem.SATURATED]}, EndKind.SATURATED),
 }
 
 
@@ -328,7 +338,7 @@ def test_what_refuses_a_new_request_makes_a_begun_stream_wait(case, broken):
     """It asks again; the same answers end a request of which the client has nothing."""
     answers, kind = REFUSED[case]
     driver = Driver(is_split=False)
-    assert driver.run({"Relay": [broken], **answers}).kind is EndKind.SERVED
+    assert driver.run({"RelayStream": [broken], **answers}).kind is EndKind.SERVED
     assert driver.of(StreamLost) == []
     assert driver.machine.continuations == (broken == CRASH)
     driver.check_nothing_is_held()
@@ -342,8 +352,8 @@ def test_a_begun_stream_is_retried_outside_of_the_budget():
     driver = Driver(is_split=False, workers=4, retries=0)
     while driver.rules.budget.take(0.0):
         pass
-    assert driver.run({"Relay": [CRASH]}).kind is EndKind.SERVED
-    assert driver.run_again({"Send": [CRASH]}).kind is EndKind.FAILED
+    assert driver.run({"RelayStream": [CRASH]}).kind is EndKind.SERVED
+    assert driver.run_again({"SendRequest": [CRASH]}).kind is EndKind.FAILED
 
 
 @pytest.mark.parametrize(("waits_s", "why"), [(59.0, []), (60.0, ["worker_wait"])])
@@ -352,7 +362,7 @@ def test_a_begun_stream_waits_for_a_worker_for_its_own_time_alone(waits_s, why):
     driver = Driver(is_split=False, wait_s=60.0)
     times = iter([0.0, 0.0])
     driver.machine._now_s = lambda: next(times, waits_s)
-    end = driver.run({"Relay": [CRASH], "Send": [STREAM, *[UNREACHED] * 7]})
+    end = driver.run({"RelayStream": [CRASH], "SendRequest": [STREAM, *[UNREACHED] * 7]})
 
     assert end.kind is (EndKind.FAILED if why else EndKind.SERVED)
     assert [each.why for each in driver.of(StreamLost)] == why
@@ -374,28 +384,30 @@ def test_the_rest_of_a_stream_waits_for_room_as_long_as_its_time_lasts(options, 
 
     full = [Problem.AT_CAPACITY] * 6
     driver = made()
-    assert driver.run({"Relay": [broken], "Send": [STREAM, *full]}).kind is EndKind.SERVED
+    assert driver.run({"RelayStream": [broken], "SendRequest": [STREAM, *full]}).kind is EndKind.SERVED
     assert len(driver.of(RefusedAtCapacity)) == 6
     assert driver.of(StreamLost) == []
     driver.check_nothing_is_held()
 
-    assert made().run({"Send": full}).kind is EndKind.ALL_BUSY
+    assert made().run({"SendRequest": full}).kind is EndKind.ALL_BUSY
     driver = made()
     driver.machine.deadline_s = 1.0
     now_s = iter([0.0] * 9)
     driver.machine._now_s = lambda: next(now_s, 1.0)
-    driver.run({"Relay": [MOVED], "Send": [STREAM, *full * 2]})
+    driver.run({"RelayStream": [MOVED], "SendRequest": [STREAM, *full * 2]})
     assert [each.why for each in driver.of(StreamLost)] == ["request_time"]
     driver.check_nothing_is_held()
 
 
-@pytest.mark.parametrize("script", [{"Relay": [CRASH]}, {"Relay": [MOVED]}, {"Send": [CRASH]}])
+@pytest.mark.parametrize(
+    "script", [{"RelayStream": [CRASH]}, {"RelayStream": [MOVED]}, {"SendRequest": [CRASH]}]
+)
 def test_what_decode_alone_answers_is_admitted_once(script):
     """Neither a retry nor the rest of a stream is a new arrival, which thresholds or its tier may turn away."""
     driver = Driver(is_split=True)
     driver.machine._plan = RequestPlan(Role.PREFILL, is_split=False, max_continuations=3)
     assert driver.run(script).kind is EndKind.SERVED
-    assert [each.is_admission for each in driver.of(Choose)] == [True, False]
+    assert [each.is_admission for each in driver.of(AcquireWorker)] == [True, False]
 
 
 def test_what_is_left_of_the_time_is_told_by_the_clock():
@@ -403,12 +415,12 @@ def test_what_is_left_of_the_time_is_told_by_the_clock():
     driver = Driver(is_split=False)
     driver.machine.deadline_s = 5.0
     driver.machine._now_s = lambda: 5.0
-    assert driver.run({"Send": [CRASH]}).kind is EndKind.FAILED
+    assert driver.run({"SendRequest": [CRASH]}).kind is EndKind.FAILED
 
     driver = Driver(is_split=False)
     driver.machine.deadline_s = 5.0
     driver.machine._now_s = lambda: 4.0
-    assert driver.run({"Send": [CRASH], "Relay": [MOVED]}).kind is EndKind.SERVED
+    assert driver.run({"SendRequest": [CRASH], "RelayStream": [MOVED]}).kind is EndKind.SERVED
     assert driver.machine.may_move
     driver.machine._now_s = lambda: 5.0
     assert not driver.machine.may_move

@@ -16,18 +16,18 @@ from penstock.api import Role, RouterConfig
 from penstock.router.core.build import TOGETHER, build_router
 from penstock.router.core.request import BROKEN, CONNECT, RequestMachine, RequestPlan
 from penstock.router.core.request_steps import (
+    AcquireWorker,
     AwaitOutage,
-    Began,
-    Choose,
+    BuildContinuation,
+    Continuation,
     End,
     EndKind,
     QueryOfDeath,
-    ReadRest,
-    Relay,
-    Release,
-    Rest,
+    RelayStream,
+    ReleaseWorker,
+    ResponseStarted,
     Retry,
-    Send,
+    SendRequest,
 )
 from penstock.router.core.retries import Assignment, FailedTry, RequestTries, RetryRules, RetryScope
 from penstock.router.core.suspects import CLEARED_TOKENS, DeathRecord, IsolatedRequests, is_trial
@@ -198,7 +198,7 @@ class Fleet:
             self.die(each.assignment.worker.name, tick)
             return
         if each.state == "sent":
-            self.go_on(each, Began(is_stream=True, can_resume=True))
+            self.go_on(each, ResponseStarted(is_stream=True, can_resume=True))
         each.said, each.here = each.said + 1, each.here + 1
         if each.machine.alone_at and each.here >= CLEARED_TOKENS:
             each.machine.clear()
@@ -221,23 +221,23 @@ class Fleet:
     def go_on(self, each, answer):  # noqa: C901 - one branch for each kind of step
         """Answer a request's last step, and carry out what follows."""
         while True:
-            step = each.machine.answer(answer)
+            step = each.machine.advance(answer)
             effects = []
             for done in each.machine.steps:
-                if isinstance(done, Release):
+                if isinstance(done, ReleaseWorker):
                     effects += self.core.release(each.assignment, self.now_s)
                 elif isinstance(done, QueryOfDeath):
                     each.convicted = True
             each.machine.steps.clear()
             match step:
-                case Choose():
+                case AcquireWorker():
                     each.state, each.here = "waits", 0
                     machine = each.machine
                     arrival = Arrival(
                         (), 100, machine.tries.avoid, is_rest=each.has_begun, alone_at=machine.alone_at
                     )
-                    effects += self.core.acquire(each, step.role, arrival, self.now_s, again=step.again)
-                case Send():
+                    effects += self.core.acquire(each, step.role, arrival, self.now_s, is_retry=step.is_retry)
+                case SendRequest():
                     each.state = "sent"
                     worker = each.assignment.worker
                     if worker.name in self.away:
@@ -247,10 +247,10 @@ class Fleet:
                         answer = FailedTry(reason, RetryScope.ANYWHERE, (worker,))
                         self.apply(effects)
                         continue
-                case Relay():
+                case RelayStream():
                     each.state, each.has_begun = "speaks", True
-                case ReadRest():
-                    answer = Rest.READY
+                case BuildContinuation():
+                    answer = Continuation.READY
                     self.apply(effects)
                     continue
                 case Retry() | AwaitOutage():

@@ -108,7 +108,7 @@ class Script:
                 item = running.pop(number % len(running))
                 queue.release(item, now_s)
                 own = {"tier": tier} if has_tiers else {}
-                queue.submit(item, arrival(1, avoid=frozenset({worker}), **own), now_s, again=True)
+                queue.submit(item, arrival(1, avoid=frozenset({worker}), **own), now_s, is_retry=True)
                 self.waiting.add(item)
             case ("withdraw", number) if self.waiting:
                 item = sorted(self.waiting)[number % len(self.waiting)]
@@ -176,13 +176,13 @@ class Stage:
         worker.scraped_uncomputed_tokens = self.core.uncomputed_tokens(worker, self.now_s)
         self.note(self.core.load_read(worker, self.now_s))
 
-    def ask(self, tokens=100, *, again=False, tier=Tier.STANDARD, role=None, is_rest=False):
+    def ask(self, tokens=100, *, is_retry=False, tier=Tier.STANDARD, role=None, is_rest=False):
         """A request arrives; returns its worker's name, "waits", or its refusal."""
         self.count += 1
         item = self.count
         self.tokens[item] = tokens
         arrival = Arrival((item,), tokens, tier=tier, is_rest=is_rest)
-        effects = self.core.acquire(item, role or self.core.entry, arrival, self.now_s, again=again)
+        effects = self.core.acquire(item, role or self.core.entry, arrival, self.now_s, is_retry=is_retry)
         self.note(effects)
         refused = [each for each in effects if isinstance(each, Refuse) and each.item == item]
         return refused[0] if refused else self.held[item].worker.name if item in self.held else "waits"

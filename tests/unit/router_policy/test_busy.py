@@ -335,9 +335,9 @@ def test_requests_that_were_admitted_are_not_rejected():
     """A retry has paid already; only workers that refuse it themselves can end it."""
     stage = Stage("a")
     stage.read("a", 1.0)
-    assert stage.ask(again=True) == "a"
+    assert stage.ask(is_retry=True) == "a"
     stage.core.refused_at_capacity(stage.worker("a"), 0.0)
-    assert stage.ask(again=True).reason is RefusalReason.ALL_BUSY
+    assert stage.ask(is_retry=True).reason is RefusalReason.ALL_BUSY
 
 
 def test_a_worker_that_refused_is_skipped_until_it_is_heard_of():
@@ -369,7 +369,7 @@ def test_retry_after_is_what_workers_can_not_what_came(gap_s):
         stage.computed(stage.count, stage.now_s)
         stage.now_s += gap_s - 1.0
     for _ in range(16):
-        stage.ask(100, again=True)
+        stage.ask(100, is_retry=True)
     assert stage.ask(100).retry_after_s == pytest.approx(6, rel=0.06)
 
 
@@ -382,7 +382,7 @@ def test_retry_after_of_kv_blocks_is_how_long_answers_stay():
     stage.leave(1)
     stage.now_s = 60.0
     for _ in range(10):
-        stage.ask(1000, again=True)
+        stage.ask(1000, is_retry=True)
         stage.computed(stage.count, 60.0)
     stage.read("a", 1.0, total_blocks=625)
     assert stage.ask(100).retry_after_s == pytest.approx(0.5)
@@ -415,7 +415,7 @@ def test_no_request_is_rejected_while_an_eligible_worker_is_not_busy(  # noqa: C
         if kind in {"ask", "again"}:
             routable = core.pool.routable(Role.AGGREGATED, stage.now_s)
             expected = bool(routable) and not any(is_free(stage, each) for each in routable)
-            outcome = stage.ask(100 + number * 100, again=kind == "again")
+            outcome = stage.ask(100 + number * 100, is_retry=kind == "again")
             if isinstance(outcome, Refuse) and outcome.reason is RefusalReason.ALL_BUSY:
                 assert expected
         elif kind in {"leave", "prefilled"} and held:

@@ -116,7 +116,7 @@ def test_bounds_refuse_and_expire():
     assert queues.submit("x", arrival(1), 0.0)
     assert queues.submit("y", arrival(1), 5.0)
     assert not queues.submit("z", arrival(1), 5.0)
-    assert queues.submit("again", arrival(1), 6.0, again=True)
+    assert queues.submit("again", arrival(1), 6.0, is_retry=True)
     assert [each.item for each in queues.take_expired(10.0)] == ["x"]
     assert queues.waiting == 2
 
@@ -141,8 +141,8 @@ def test_a_retry_waits_before_all_others_and_avoids_its_worker():
     ran = {handed.item: handed.worker for handed in list(queues.dispatch(0.0))}
     failed, worker = next(iter(ran.items()))
     queues.release(failed, 1.0)
-    again = Arrival((failed,), 512, frozenset({worker}))
-    queues.submit(failed, again, 1.0, again=True)
+    retried = Arrival((failed,), 512, frozenset({worker}))
+    queues.submit(failed, retried, 1.0, is_retry=True)
     other = next(item for item in ran if item != failed)
     queues.prefilled(other, 2.0)
 

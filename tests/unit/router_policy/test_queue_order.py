@@ -14,10 +14,10 @@ def queue_of(*names, policy=LeastLoaded, **settings):
     return placement(policy(), names, **settings)
 
 
-def submit(queue, *tokens, now_s=0.0, again=False):
+def submit(queue, *tokens, now_s=0.0, is_retry=False):
     """Queue requests named by their tokens; return what goes to a worker at once."""
     for each in tokens:
-        assert queue.submit(each, Arrival((), each), now_s, again=again)
+        assert queue.submit(each, Arrival((), each), now_s, is_retry=is_retry)
     return dispatched(queue, now_s)
 
 
@@ -91,7 +91,7 @@ def test_a_request_that_failed_on_its_worker_goes_to_the_front():
     assert not queue.submit(3, Arrival((), 3), 0.0)
     queue.release(1, 1.0)
 
-    assert submit(queue, 1, again=True, now_s=1.0) == [(1, "a")]
+    assert submit(queue, 1, is_retry=True, now_s=1.0) == [(1, "a")]
     assert len(queue) == 1
 
 

@@ -215,7 +215,7 @@ def test_the_core_sheds_new_requests_and_none_that_it_has_admitted():
     stage.now_s = 11.0
     refused = stage.ask(tier=Tier.BACKGROUND)
     assert (refused.reason, refused.retry_after_s) == (RefusalReason.SHED, 40)
-    assert [stage.ask(), stage.ask(tier=Tier.BACKGROUND, again=True)] == ["a", "waits"]
+    assert [stage.ask(), stage.ask(tier=Tier.BACKGROUND, is_retry=True)] == ["a", "waits"]
     counts = stage.core.tiers.counts[Tier.BACKGROUND]
     assert (counts.arrivals, counts.shed, counts.rejected) == (1, 1, 0)
 

@@ -35,7 +35,7 @@ class Server:
 class Script:
     """What both drivers share: requests, workers, and a log of what became of whom after each event.
 
-    A driver has ``acquire(index, role, again)``, ``set_workers()``, ``prefilled(index)``, ``finished(index)``,
+    A driver has ``acquire(index, role, is_retry)``, ``set_workers()``, ``prefilled(index)``, ``finished(index)``,
     ``lost(index)``, ``may_retry(index)`` and ``tick()``; it calls `note` for every effect.
     """
 
@@ -63,12 +63,12 @@ class Script:
                 self.change(driver)
             case ("arrive", chain, tokens):
                 self.arrivals.append((tuple(chain), tokens))
-                driver.acquire(len(self.arrivals) - 1, Role.PREFILL, again=False)
+                driver.acquire(len(self.arrivals) - 1, Role.PREFILL, is_retry=False)
             case ("work", number) if self.held:
                 index = sorted(self.held)[number % len(self.held)]
                 if self.held.pop(index).startswith("p"):
                     driver.prefilled(index)
-                    driver.acquire(index, Role.DECODE, again=False)
+                    driver.acquire(index, Role.DECODE, is_retry=False)
                 else:
                     driver.finished(index)
             case ("tick", after_s):
@@ -85,7 +85,7 @@ class Script:
             driver.lost(index)
         for index in failed:
             if driver.may_retry(index):
-                driver.acquire(index, Role.PREFILL, again=True)
+                driver.acquire(index, Role.PREFILL, is_retry=True)
 
 
 def section(policy):
@@ -116,7 +116,7 @@ class Virtual:
         """Say who serves."""
         self.apply(self.router.set_workers(self.script.servers, self.script.now_s))
 
-    def acquire(self, index, role, *, again):
+    def acquire(self, index, role, *, is_retry):
         """Ask for a worker."""
         chain, tokens = self.script.arrivals[index]
         job = self.jobs.setdefault(index, Job(index, TraceRequest(0.0, tokens, 1, None, 1), chain))
@@ -125,7 +125,7 @@ class Virtual:
         self.apply(
             self.router.acquire_decode(job, now_s)
             if decodes
-            else self.router.acquire(job, now_s, again=again)
+            else self.router.acquire(job, now_s, is_retry=is_retry)
         )
 
     def prefilled(self, index):
@@ -189,15 +189,15 @@ class Live:
             for each in self.script.servers
         )
 
-    def acquire(self, index, role, *, again):
+    def acquire(self, index, role, *, is_retry):
         """Ask for a worker."""
-        if role is Role.PREFILL and not again:
+        if role is Role.PREFILL and not is_retry:
             self.rules.budget.request_arrived()
         chain, tokens = self.script.arrivals[index]
         tries = self.tries.setdefault(index, RequestTries())
         reads = self.reads_prompts and role is Role.PREFILL
         arrival = Arrival(chain if reads else (), tokens, tries.avoid)
-        self.waiting[index] = asyncio.ensure_future(self.admission.wait(role, arrival, again=again))
+        self.waiting[index] = asyncio.ensure_future(self.admission.wait(role, arrival, is_retry=is_retry))
 
     def prefilled(self, index):
         """End a prefill."""

@@ -171,7 +171,7 @@ class DispatchQueue(Generic[T]):
         arrival: Arrival,
         now_s: float,
         *,
-        again: bool = False,
+        is_retry: bool = False,
         waited_s: float | None = None,
         busy: frozenset[str] = frozenset(),
     ) -> bool:
@@ -184,23 +184,23 @@ class DispatchQueue(Generic[T]):
             item: The request.
             arrival: The request as the policy sees it.
             now_s: Current time in simulated seconds.
-            again: Whether the request was admitted before (a retry). It is always admitted and put before the other waiting
+            is_retry: Whether the request was admitted before (a retry). It is always admitted and put before the other waiting
                 requests.
             waited_s: Simulated seconds since another router admitted the request; it is then always admitted. None for a
                 request that no router has admitted yet.
             busy: Names of workers that get the request only if there is no other worker, for example because they are above a
                 threshold.
         """
-        is_new = not again and waited_s is None
+        is_new = not is_retry and waited_s is None
         if is_new and not self._may_wait(arrival):
             return False
         since_s = now_s - (waited_s or 0.0)
-        queued = QueuedRequest(item, arrival, since_s, uncached=arrival.tokens, is_retry=again)
+        queued = QueuedRequest(item, arrival, since_s, uncached=arrival.tokens, is_retry=is_retry)
         decision = None
         if arrival.alone_at:
             self.isolated[item] = self._requests[item] = queued
         else:
-            decision = self._assign(queued, now_s, is_first=again, busy=busy)
+            decision = self._assign(queued, now_s, is_first=is_retry, busy=busy)
         queued.weight = max(1, queued.uncached)
         self.waiting += 1
         if self.settings.tiers is not None:

@@ -11,7 +11,6 @@ restarted.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from math import inf
@@ -31,34 +30,36 @@ from penstock.router.core.limits import (
     WORKER_WAIT,
 )
 from penstock.router.core.request_steps import (
-    Answer,
-    Asked,
+    CLIENT_DISCONNECTED,
+    AcquireWorker,
     AwaitOutage,
     AwaitPrefill,
-    Began,
-    Choose,
-    Computed,
-    Confirm,
+    BuildContinuation,
+    ConcurrentPrefillEnded,
+    ConcurrentPrefillFinished,
+    ConfirmLease,
+    Continuation,
     CountTransfer,
-    Deliver,
     End,
     EndKind,
-    LeavePrefill,
+    Event,
     Notification,
-    PrefillComputed,
-    PrefillEnd,
     PrefillFailed,
+    PrefillFinished,
+    PrefillOutcome,
     Problem,
     PromptComputed,
     QueryOfDeath,
-    ReadRest,
     RefusedAtCapacity,
-    Relay,
-    Release,
+    RelayStream,
     ReleaseKv,
-    Rest,
+    ReleasePrefillWorker,
+    ReleaseWorker,
+    ResponseStarted,
     Retry,
-    Send,
+    SendRequest,
+    SendResponse,
+    Step,
     StreamLost,
 )
 from penstock.router.core.retries import (
@@ -96,7 +97,7 @@ TOTAL_TIMEOUT: Final = "upstream_timeout_total"
 """Failure reason: the worker was still answering when the request's total timeout passed."""
 
 
-class ClientLeft(Exception):  # noqa: N818 - thrown into the generator, which ends
+class ClientGone(Exception):  # noqa: N818 - thrown into the generator, which ends
     """The client has disconnected; raised inside the generator that yields the steps of one request, which then ends."""
 
 
@@ -131,29 +132,29 @@ class RequestPlan:
 
 _Result: TypeAlias = PromptComputed | PrefillFailed | FailedTry | RefusalReason | Problem | End | None
 _Refused: TypeAlias = RefusalReason | Problem | End
-_Way: TypeAlias = Generator[Asked, Any, _Result]
+_StageSteps: TypeAlias = Generator[Step, Any, _Result]
 
 
 # Steps that are the same for every request are created once.
-_choose, _send = cache(Choose), cache(Send)
-_CONFIRM: Final = Confirm()
-_RELAY: Final = Relay()
-_COMPUTED: Final = Computed(None)
-_DELIVER: Final = Deliver()
-_RELEASE: Final = Release()
-_LEAVE_PREFILL: Final = LeavePrefill()
+_acquire, _send_request = cache(AcquireWorker), cache(SendRequest)
+_CONFIRM_LEASE: Final = ConfirmLease()
+_RELAY_STREAM: Final = RelayStream()
+_PREFILL_FINISHED: Final = PrefillFinished(None)
+_SEND_RESPONSE: Final = SendResponse()
+_RELEASE_WORKER: Final = ReleaseWorker()
+_RELEASE_PREFILL_WORKER: Final = ReleasePrefillWorker()
 _SERVED: Final = End(EndKind.SERVED)
 
 
 class RequestMachine:
     """The state machine of one request, from its admission to its end.
 
-    The driver (the code that does the I/O for a request, `penstock.router.proxy.handler`) calls `answer` with the result of
-    the last step, carries out `steps`, then the returned step, and so on until an `End`. All times are in simulated
+    The driver (the code that does the I/O for a request, `penstock.router.proxy.handler`) calls `advance` with the result
+    of the last step, carries out `steps`, then the returned step, and so on until an `End`. All times are in simulated
     seconds.
 
     Attributes:
-        steps: Notifications (steps without a result, such as `Release`) that precede the newest returned step; the driver
+        steps: Notifications (steps without a result, such as `ReleaseWorker`) that precede the newest returned step; the driver
             removes and carries them out in order.
         rules: Rules that decide about retries; if another router becomes responsible for the request, the driver replaces
             the rules by those of that router.
@@ -175,12 +176,13 @@ class RequestMachine:
         "_is_streaming",
         "_now_s",
         "_plan",
+        "_run_steps",
         "_sent_s",
         "_source",
+        "_step",
         "_trials",
         "_waits_since_s",
         "_was_trial",
-        "_way",
         "alone_at",
         "continuations",
         "deadline_s",
@@ -222,28 +224,34 @@ class RequestMachine:
         self._has_begun = self._is_streaming = False
         self._sent_s = self._died_s = self._waits_since_s = -inf
         self._can_resume = False
-        self._way = self._run()
+        self._step: Step | End = _SERVED
+        self._run_steps = self._run()
 
-    def answer(self, answer: Answer) -> Asked | End:
-        """Return the next step that the driver (the code that does the I/O for the request) has to carry out.
+    def advance(self, event: Event) -> Step | End:
+        """Take in the next ``event`` of the request, and return the step that the driver has to carry out now.
 
-        ``answer`` is the result of the last step; None for the first one. The driver must carry out `steps`
-        (notifications without a result) before the returned step. An `End` is the last step.
+        The driver is the code that does the I/O for the request. It must carry out `steps` (notifications without a result)
+        before the returned step. An `End` is the last step.
+
+        Args:
+            event: The result of the last step, None to start the request. Two other events can come while any step is under
+                way: `CLIENT_DISCONNECTED` ends the request, and `steps` then release everything that it occupies;
+                `ConcurrentPrefillEnded` leaves the step under way as it is, and returns it again.
         """
+        if isinstance(event, ConcurrentPrefillEnded):
+            self._end_concurrent_prefill(event.outcome)
+            return self._step
         try:
-            return self._way.send(answer)
+            self._step = (
+                self._run_steps.throw(ClientGone)
+                if event is CLIENT_DISCONNECTED
+                else self._run_steps.send(event)
+            )
         except StopIteration as end:
-            return self._ended(end.value)
-
-    def leave(self) -> End:
-        """End the request because its client has disconnected, whatever step is under way; return its end.
-
-        The driver (the code that does the I/O for the request) must then carry out `steps`, which release everything that
-        the request occupies.
-        """
-        with suppress(ClientLeft):
-            self._way.throw(ClientLeft)
-        return self._ended(End(EndKind.LEFT))
+            self._step = self._ended(end.value)
+        except ClientGone:
+            self._step = self._ended(End(EndKind.CLIENT_DISCONNECTED))
+        return self._step
 
     def _ended(self, end: End) -> End:
         failed_on = self.rules.settle(self.tries, self._now_s()) if self.tries.unproven else ()
@@ -267,7 +275,7 @@ class RequestMachine:
 
     # -- tries ----------------------------------------------------------------------------------------
 
-    def _run(self) -> Generator[Asked, Any, End]:
+    def _run(self) -> Generator[Step, Any, End]:
         plan = self._plan
         answering = plan.answering
         is_admission = answering is not plan.entry
@@ -297,7 +305,7 @@ class RequestMachine:
             limit = CONNECTIONS
         return limit.binds(begun=self._has_begun)
 
-    def _prefill_and_decode(self) -> _Way:
+    def _prefill_and_decode(self) -> _StageSteps:
         computed = yield from self._stage(self._plan.entry, self._prefilled)
         if not isinstance(computed, PromptComputed):
             return computed
@@ -313,38 +321,34 @@ class RequestMachine:
             return FailedTry(QUEUE_TIMEOUT, RetryScope.ANYWHERE)
         return result
 
-    def prefill_ended(self, result: PrefillEnd) -> None:
-        """Record the ``result`` of a prefill that runs concurrently with decode; can be called while any step is under way.
-
-        The driver (the code that does the I/O for the request) must then carry out `steps`. Does nothing if no such
-        prefill is under way.
-        """
+    def _end_concurrent_prefill(self, result: PrefillOutcome) -> None:
+        """Record the ``result`` of a prefill that ran concurrently with decode; does nothing if no such prefill is under way."""
         assignment, self._concurrent_prefill = self._concurrent_prefill, None
         if assignment is None:
             return
         if isinstance(result, PromptComputed):
             assignment.succeeded()
-            self.steps.append(PrefillComputed(result.cached_tokens))
+            self.steps.append(ConcurrentPrefillFinished(result.cached_tokens))
             self.rules.served(self.tries, assignment.worker, self._now_s())
-        self.steps.append(_LEAVE_PREFILL)
+        self.steps.append(_RELEASE_PREFILL_WORKER)
 
-    def _prefill_concurrently(self) -> _Way:
+    def _prefill_concurrently(self) -> _StageSteps:
         """Run a prefill and a decode worker concurrently; try other prefill workers while they refuse for lack of capacity."""
         tries = self.tries
         while True:
-            got = yield _choose(Role.PREFILL, self._is_again, is_admission=False)
+            got = yield _acquire(Role.PREFILL, self._is_retry, is_admission=False)
             if isinstance(got, RefusalReason):
                 return got
             self._concurrent_prefill, worker = got, got.worker
             self._note_sent(got)
             try:
-                yield _send(Role.PREFILL, reads_kv=False)
+                yield _send_request(Role.PREFILL, reads_kv=False)
                 result = yield from self._stage(Role.DECODE, self._answered)
                 if result is None and self._concurrent_prefill is not None:
                     yield AwaitPrefill()
             finally:
                 if self._concurrent_prefill is not None:
-                    self.steps.append(_LEAVE_PREFILL)
+                    self.steps.append(_RELEASE_PREFILL_WORKER)
                     self._concurrent_prefill = None
             if result is RefusalReason.QUEUE_TIMEOUT:
                 # The prefill worker does not keep the KV any longer than this either.
@@ -359,8 +363,8 @@ class RequestMachine:
             tries.avoid |= {worker.name}
 
     def _stage(
-        self, role: Role, serve: Callable[[Assignment[Any]], _Way], *, is_admission: bool = False
-    ) -> _Way:
+        self, role: Role, serve: Callable[[Assignment[Any]], _StageSteps], *, is_admission: bool = False
+    ) -> _StageSteps:
         """Have a worker of a role serve the request; try another one while workers refuse it for lack of capacity.
 
         Such a refusal is not a failure: it costs no retry budget, and does not count against the worker. A stream that is
@@ -368,14 +372,14 @@ class RequestMachine:
         """
         tries, is_entry = self.tries, role is self._plan.entry
         while True:
-            got = yield _choose(role, is_entry and self._is_again, is_admission)
+            got = yield _acquire(role, is_entry and self._is_retry, is_admission)
             if isinstance(got, RefusalReason):
                 return got
             self._note_sent(got)
             try:
                 result = yield from serve(got)
             finally:
-                self.steps.append(_RELEASE)
+                self.steps.append(_RELEASE_WORKER)
             if result is not Problem.AT_CAPACITY:
                 return result
             is_admission, name = False, got.worker.name
@@ -385,7 +389,7 @@ class RequestMachine:
             tries.avoid |= {name}
 
     @property
-    def _is_again(self) -> bool:
+    def _is_retry(self) -> bool:
         """Whether the request was admitted before."""
         return self._has_begun or bool(self.tries.retries or self.tries.avoid)
 
@@ -393,14 +397,14 @@ class RequestMachine:
         """Return whether workers that refused for lack of capacity are tried again: only for an interrupted stream, within its limit."""
         return not CAPACITY.binds(begun=self._has_begun) and self._now_s() < self.waits_until_s
 
-    def _prefilled(self, assignment: Assignment[Any]) -> _Way:
+    def _prefilled(self, assignment: Assignment[Any]) -> _StageSteps:
         if assignment.role is Role.DECODE:
             # Prefill deflection: the decode worker computes the prompt itself.
             return (yield from self._answered(assignment))
-        result: _Result = yield _send(assignment.role, reads_kv=False)
+        result: _Result = yield _send_request(assignment.role, reads_kv=False)
         if isinstance(result, PromptComputed):
             assignment.succeeded()
-            self.steps.append(Computed(result.cached_tokens))
+            self.steps.append(PrefillFinished(result.cached_tokens))
             self.rules.served(self.tries, assignment.worker, self._now_s())
             if result.has_kv:
                 self._source, self._is_kept = assignment.worker, True
@@ -408,16 +412,16 @@ class RequestMachine:
                 self.steps.append(CountTransfer(TransferResult.NONE))
         return result
 
-    def _answered(self, assignment: Assignment[Any]) -> _Way:
+    def _answered(self, assignment: Assignment[Any]) -> _StageSteps:
         reads_kv = self._source is not None and self._reads_kv(assignment, self._source)
         if reads_kv is None:
             return FailedTry(LEASE_EXPIRED, RetryScope.ANYWHERE)
         is_concurrent = self._plan.is_concurrent and self._plan.is_split
-        result = yield _send(assignment.role, reads_kv=reads_kv or is_concurrent)
-        if not isinstance(result, Began):
+        result = yield _send_request(assignment.role, reads_kv=reads_kv or is_concurrent)
+        if not isinstance(result, ResponseStarted):
             return self._unanswered(assignment, result, reads_kv=reads_kv)
         assignment.first_part_ok()
-        if reads_kv and not (yield _CONFIRM):
+        if reads_kv and not (yield _CONFIRM_LEASE):
             return FailedTry(LEASE_EXPIRED, RetryScope.ANYWHERE)
         if reads_kv and self._source is not None:
             transfer = KvTransfer(self._source, assignment.worker)
@@ -428,12 +432,12 @@ class RequestMachine:
             self.rules.served(self.tries, assignment.worker, self._now_s())
         if not result.is_stream:
             assignment.succeeded()
-            self.steps.append(_DELIVER)
+            self.steps.append(_SEND_RESPONSE)
         else:
-            self.steps.append(_COMPUTED)
+            self.steps.append(_PREFILL_FINISHED)
             self._has_begun, self._can_resume = True, result.can_resume
             self._is_streaming = True
-            failure: FailedTry | None = yield _RELAY
+            failure: FailedTry | None = yield _RELAY_STREAM
             if failure is not None:
                 return failure
             assignment.succeeded()
@@ -469,7 +473,7 @@ class RequestMachine:
 
     # -- after a failure ------------------------------------------------------------------------------
 
-    def _after(self, failure: FailedTry) -> Generator[Asked, Any, End | None]:
+    def _after(self, failure: FailedTry) -> Generator[Step, Any, End | None]:
         """Decide the next step after a failed try: return None if the request may be retried or its stream resumed, else its end."""
         self._was_trial = False
         died = self._died_with(failure) if failure.reason == BROKEN else None
@@ -536,7 +540,7 @@ class RequestMachine:
         self._died_s = now_s
         return worker
 
-    def _is_convicted(self, worker: Worker) -> Generator[Asked, Any, bool]:
+    def _is_convicted(self, worker: Worker) -> Generator[Step, Any, bool]:
         """Return whether the request has killed a worker on which it ran alone; waits until it is known whether the worker died."""
         trial, outages = self._trials.pop(worker.spec.role, (None, 0))
         if trial is None or trial.worker is not worker or self._death_record is None:
@@ -553,9 +557,7 @@ class RequestMachine:
 
     # -- after the first token ------------------------------------------------------------------------
 
-    def _after_beginning(
-        self, failure: FailedTry, *, is_convicted: bool
-    ) -> Generator[Asked, Any, End | None]:
+    def _after_beginning(self, failure: FailedTry, *, is_convicted: bool) -> Generator[Step, Any, End | None]:
         """Decide the next step after the failure of a stream that has begun: return None if it may be resumed, else its end.
 
         If no worker was available, the stream has not been continued: it waits for a worker until `waits_until_s`.
@@ -571,10 +573,10 @@ class RequestMachine:
         why = CONVICTION.name if is_convicted else ""
         why = why or self._lost_by(failure, now_s, counts=counts and not is_moved)
         if has_spoken and not why:
-            rest = yield ReadRest()
-            if rest is Rest.NOTHING:
+            rest = yield BuildContinuation()
+            if rest is Continuation.COMPLETE:
                 return _SERVED
-            why = "" if rest is Rest.READY else "said"
+            why = "" if rest is Continuation.READY else "said"
         if why:
             self.steps.append(StreamLost(why, failure.reason))
             return End(EndKind.FAILED, failure)

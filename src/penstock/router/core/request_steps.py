@@ -13,30 +13,30 @@ from penstock.router.core.worker import Worker
 # -- steps that ask for an answer ---------------------------------------------------------------------
 
 
-class Choose(NamedTuple):
+class AcquireWorker(NamedTuple):
     """Step: the state machine of a request asks the driver (the code that does the I/O for a request) to acquire a worker for it.
 
     The driver sends back the request's `Assignment`, or a `RefusalReason` if the router has no worker for the request.
 
     Attributes:
         role: Role of the worker.
-        again: Whether the request was admitted before (a retry), so that no limit on new requests applies.
+        is_retry: Whether the request was admitted before (a retry), so that no limit on new requests applies.
         is_admission: Whether the limits on new requests have to be checked here, because the request is sent to a decode
             worker without a prefill worker before it.
     """
 
     role: Role
-    again: bool = False
+    is_retry: bool = False
     is_admission: bool = False
 
 
-class Send(NamedTuple):
+class SendRequest(NamedTuple):
     """Step: the state machine of a request asks the driver to send the request to its assigned worker.
 
-    The driver is the code that does the I/O for a request. It sends back `PromptComputed` for a prefill, else `Began` (the
+    The driver is the code that does the I/O for a request. It sends back `PromptComputed` for a prefill, else `ResponseStarted` (the
     response has started); or a `Problem`, or a `FailedTry`, which the driver also reports to the worker's circuit breaker.
     If prefill and decode run concurrently, a prefill is only started and the driver sends back None: the outcome of the
-    prefill is passed to `RequestMachine.prefill_ended`, and if the prefill fails before decode's first token, the driver
+    prefill comes as the event `ConcurrentPrefillEnded`, and if the prefill fails before decode's first token, the driver
     answers the step of decode with `PrefillFailed`.
 
     Attributes:
@@ -48,7 +48,7 @@ class Send(NamedTuple):
     reads_kv: bool
 
 
-class Confirm(NamedTuple):
+class ConfirmLease(NamedTuple):
     """Step: the state machine asks the driver whether the prefill worker held the prompt's KV blocks until decode had read them.
 
     The driver is the code that does the I/O for a request. It sends back True, or False if the blocks may have been freed
@@ -56,7 +56,7 @@ class Confirm(NamedTuple):
     """
 
 
-class Relay(NamedTuple):
+class RelayStream(NamedTuple):
     """Step: the state machine of a request asks the driver to relay the started stream to the client.
 
     The driver is the code that does the I/O for a request. It sends back None at the stream's end, or a `FailedTry` if the
@@ -82,10 +82,10 @@ class AwaitOutage(NamedTuple):
     worker: Worker
 
 
-class ReadRest(NamedTuple):
+class BuildContinuation(NamedTuple):
     """Step: the state machine asks the driver to build the request for the remaining part of a broken stream.
 
-    The driver is the code that does the I/O for a request. It sends back a `Rest`: whether there is a remaining part, and
+    The driver is the code that does the I/O for a request. It sends back a `Continuation`: whether there is a remaining part, and
     whether that part can be requested from another worker.
     """
 
@@ -109,7 +109,7 @@ class Retry(NamedTuple):
 # -- steps without an answer --------------------------------------------------------------------------
 
 
-class Computed(NamedTuple):
+class PrefillFinished(NamedTuple):
     """Notification from the state machine of a request to the driver: the assigned worker has computed the prompt.
 
     The driver (the code that does the I/O for a request) then reports this to the router core, which counts the prompt as
@@ -122,14 +122,14 @@ class Computed(NamedTuple):
     cached_tokens: int | None
 
 
-class Deliver(NamedTuple):
+class SendResponse(NamedTuple):
     """Notification from the state machine of a request to the driver: the complete response has arrived.
 
     The driver (the code that does the I/O for a request) then sends the response to the client.
     """
 
 
-class Release(NamedTuple):
+class ReleaseWorker(NamedTuple):
     """Notification from the state machine of a request to the driver: the request has left its assigned worker.
 
     The driver (the code that does the I/O for a request) then ends the assignment, so that the router core can send other
@@ -137,7 +137,7 @@ class Release(NamedTuple):
     """
 
 
-class PrefillComputed(NamedTuple):
+class ConcurrentPrefillFinished(NamedTuple):
     """Notification from the state machine to the driver: the prefill worker that runs concurrently with decode has computed the prompt.
 
     The driver (the code that does the I/O for a request) then reports this to the router core.
@@ -149,7 +149,7 @@ class PrefillComputed(NamedTuple):
     cached_tokens: int | None
 
 
-class LeavePrefill(NamedTuple):
+class ReleasePrefillWorker(NamedTuple):
     """Notification from the state machine of a request to the driver: the concurrent prefill is over, or is no longer needed.
 
     The driver (the code that does the I/O for a request) then aborts the prefill, if that still runs, and ends the
@@ -227,17 +227,17 @@ class EndKind(Enum):
             driver (the code that does the I/O for a request) has got the `RefusalReason` from the router core.
         ALL_BUSY: Every worker to which the request was sent refused it for lack of capacity.
         SATURATED: The router has as many connections to workers open as it may have.
-        LEFT: The client has disconnected.
+        CLIENT_DISCONNECTED: The client has disconnected.
     """
 
     SERVED = auto()
     FAILED = auto()
     REFUSED = auto()
-    """The router had no worker for the request; the newest `Choose` returned the `RefusalReason`."""
+    """The router had no worker for the request; the newest `AcquireWorker` returned the `RefusalReason`."""
     ALL_BUSY = auto()
     """Every worker that was tried refused for lack of capacity."""
     SATURATED = auto()
-    LEFT = auto()
+    CLIENT_DISCONNECTED = auto()
 
 
 class End(NamedTuple):
@@ -257,13 +257,22 @@ class End(NamedTuple):
     failed_on: tuple[str, ...] = ()
 
 
-Asked: TypeAlias = Choose | Send | Confirm | Relay | AwaitPrefill | AwaitOutage | ReadRest | Retry
+Step: TypeAlias = (
+    AcquireWorker
+    | SendRequest
+    | ConfirmLease
+    | RelayStream
+    | AwaitPrefill
+    | AwaitOutage
+    | BuildContinuation
+    | Retry
+)
 Notification: TypeAlias = (
-    Computed
-    | Deliver
-    | Release
-    | PrefillComputed
-    | LeavePrefill
+    PrefillFinished
+    | SendResponse
+    | ReleaseWorker
+    | ConcurrentPrefillFinished
+    | ReleasePrefillWorker
     | RefusedAtCapacity
     | CountTransfer
     | ReleaseKv
@@ -289,8 +298,8 @@ class PromptComputed(NamedTuple):
     has_kv: bool
 
 
-class Began(NamedTuple):
-    """Answer of the driver to the state machine: the first token of a stream has arrived, or a complete response (`COMPLETE`).
+class ResponseStarted(NamedTuple):
+    """Answer of the driver to the state machine: the first token of a stream has arrived, or a complete response (`RESPONSE_COMPLETE`).
 
     The driver (the code that does the I/O for a request) has sent the request to the worker that generates the response.
 
@@ -303,8 +312,8 @@ class Began(NamedTuple):
     can_resume: bool = False
 
 
-COMPLETE: Final = Began(is_stream=False)
-"""Result of `Send` for a non-streaming response that has arrived completely."""
+RESPONSE_COMPLETE: Final = ResponseStarted(is_stream=False)
+"""Result of `SendRequest` for a non-streaming response that has arrived completely."""
 
 
 class Problem(Enum):
@@ -322,7 +331,7 @@ class Problem(Enum):
     """The router has as many connections to workers open as it may have."""
 
 
-PrefillEnd: TypeAlias = "PromptComputed | FailedTry | Problem"
+PrefillOutcome: TypeAlias = "PromptComputed | FailedTry | Problem"
 """Outcome of a prefill that runs concurrently with decode."""
 
 
@@ -338,23 +347,46 @@ class PrefillFailed(NamedTuple):
     failure: FailedTry | Problem
 
 
-class Rest(Enum):
+class Continuation(Enum):
     """Answer of the driver to the state machine: whether the remaining part of a broken stream can be requested.
 
     The driver is the code that does the I/O for a request.
 
     Attributes:
         READY: The next try requests the remaining part.
-        NOTHING: Nothing remains; the client has the complete response.
-        UNKNOWN: The part that was sent cannot be continued.
+        COMPLETE: Nothing remains; the client has the complete response.
+        IMPOSSIBLE: The part that was sent cannot be continued.
     """
 
     READY = auto()
     """The next try requests the remaining part."""
-    NOTHING = auto()
+    COMPLETE = auto()
     """Nothing remains; the client has the complete response."""
-    UNKNOWN = auto()
+    IMPOSSIBLE = auto()
     """The part that was sent cannot be continued."""
 
 
-Answer: TypeAlias = "Assignment[Any] | RefusalReason | PromptComputed | PrefillFailed | Began | Problem | FailedTry | Rest | bool | None"
+StepResult: TypeAlias = "Assignment[Any] | RefusalReason | PromptComputed | PrefillFailed | ResponseStarted | Problem | FailedTry | Continuation | bool | None"
+
+
+class ClientDisconnection(Enum):
+    """Event: the client has disconnected, whatever step is under way."""
+
+    CLIENT_DISCONNECTED = auto()
+
+
+CLIENT_DISCONNECTED: Final = ClientDisconnection.CLIENT_DISCONNECTED
+
+
+class ConcurrentPrefillEnded(NamedTuple):
+    """Event: a prefill that runs concurrently with decode has ended, whatever step is under way.
+
+    Attributes:
+        outcome: How the prefill ended.
+    """
+
+    outcome: PrefillOutcome
+
+
+Event: TypeAlias = "StepResult | ClientDisconnection | ConcurrentPrefillEnded"
+"""What `RequestMachine.advance` takes in."""

@@ -100,7 +100,7 @@ class RouterCore(Generic[T]):
         arrival: Arrival,
         now_s: float,
         *,
-        again: bool = False,
+        is_retry: bool = False,
         waited_s: float | None = None,
     ) -> Effects[T]:
         """Queue a request for a worker of a role, and return the assignments and rejections that follow at once.
@@ -115,12 +115,12 @@ class RouterCore(Generic[T]):
             role: Role of the workers of which one is needed.
             arrival: The request as the routing policy sees it.
             now_s: Current time in simulated seconds.
-            again: Whether the request was admitted before (a retry). No limit on new requests applies to it, and it is
+            is_retry: Whether the request was admitted before (a retry). No limit on new requests applies to it, and it is
                 put before all waiting requests.
             waited_s: Simulated seconds since another router admitted the request; no limit on new requests applies then.
                 None if no router has admitted it yet.
         """
-        is_new = role is self.entry and not again and waited_s is None
+        is_new = role is self.entry and not is_retry and waited_s is None
         refused = self._refusal(item, role, arrival, now_s, is_new=is_new)
         if refused is not None:
             return [self._refuse(refused, now_s)]
@@ -139,7 +139,7 @@ class RouterCore(Generic[T]):
         if self._suspects:
             passed_over |= self._closed(role)
         moved = queue.moved
-        if not queue.submit(item, arrival, now_s, again=again, waited_s=waited_s, busy=passed_over):
+        if not queue.submit(item, arrival, now_s, is_retry=is_retry, waited_s=waited_s, busy=passed_over):
             self._suspects.discard((role, item))
             message = f"{len(queue)} requests wait for {role} already; retry later"
             full = Refuse(item, role, RefusalReason.QUEUE_FULL, message, self._wake_left_s(now_s))

@@ -60,11 +60,11 @@ class SubsetPicker:
         self.record_tier_event = picker.record_tier_event
 
     def ask(
-        self, waiter: asyncio.Future[LiveAssignment], role: Role, arrival: Arrival, *, again: bool
+        self, waiter: asyncio.Future[LiveAssignment], role: Role, arrival: Arrival, *, is_retry: bool
     ) -> None:
         """Queue a request for a worker of the subset.
 
-        The future ``waiter`` later receives the assignment to a worker of ``role``, or an `AdmissionError`. ``again`` says
+        The future ``waiter`` later receives the assignment to a worker of ``role``, or an `AdmissionError`. ``is_retry`` says
         that the request was admitted before (a retry).
 
         Raises:
@@ -77,7 +77,7 @@ class SubsetPicker:
             if len(outside) == len(workers):
                 raise _no_worker(subset)
             arrival = arrival.avoiding(outside)
-        self._picker.ask(waiter, role, arrival, again=again)
+        self._picker.ask(waiter, role, arrival, is_retry=is_retry)
 
     def dispatched(self, assignment: LiveAssignment, role: Role, arrival: Arrival) -> None:
         """Record that a request is about to be sent to its worker.
@@ -116,12 +116,12 @@ class GatewayWorkerCalls(WorkerCalls):
     The worker that generates the response is called through Envoy, prefill workers are called directly.
     """
 
-    async def _send(
+    async def _send_request(
         self, call: CompletionCall, assignment: LiveAssignment, body: bytes, timeouts: Timeouts
     ) -> StreamingResponse:
         responder = call.responder
         if not isinstance(responder, GatewayResponder) or assignment.role is Role.PREFILL:
-            return await super()._send(call, assignment, body, timeouts)
+            return await super()._send_request(call, assignment, body, timeouts)
         # If the worker has no capacity, the response is then 503 with Retry-After, without a second try.
         call.tries.avoid |= {assignment.worker.name}
         endpoint = messages.endpoint_of(assignment.worker.spec.url)

@@ -184,14 +184,14 @@ class Ask(_Struct, tag=4):
         number: Number of the request, unique on the connection.
         role: Role of the worker.
         prompt: The request.
-        again: Whether the request was admitted before (a retry).
+        is_retry: Whether the request was admitted before (a retry).
         waited_s: Simulated seconds since another picker admitted the request; None if none has.
     """
 
     number: Count
     role: Role
     prompt: Prompt
-    again: bool = False
+    is_retry: bool = False
     waited_s: Seconds | None = None
 
 

@@ -45,7 +45,7 @@ class _Request:
         number: Number in messages, unique on the connection.
         role: Role of the requested worker.
         arrival: The request as policies see it.
-        again: Whether a worker has failed it before.
+        is_retry: Whether a worker has failed it before.
         since_s: Time at which it began to wait, in simulated seconds.
         is_sent: Whether the present picker has received it.
         was_admitted: Whether a picker has received it before.
@@ -56,7 +56,7 @@ class _Request:
     number: int
     role: Role
     arrival: Arrival
-    again: bool = False
+    is_retry: bool = False
     since_s: float = 0.0
     is_sent: bool = False
     was_admitted: bool = False
@@ -137,18 +137,18 @@ class RemotePicker:
         is_held = self._is_answered or self._lost_ticks < HOLD_TICKS
         return self._is_own or not is_held
 
-    def ask(self, waiter: _Future, role: Role, arrival: Arrival, *, again: bool) -> None:
+    def ask(self, waiter: _Future, role: Role, arrival: Arrival, *, is_retry: bool) -> None:
         """Queue a request at the picker (the router that chooses the workers for all), or in this router's own core if it picks.
 
         The future ``waiter`` later receives the assignment of the request to a worker of ``role``, or an `AdmissionError`.
-        ``again`` says that the request was admitted before (a retry). While there is no picker, the request is kept for the
+        ``is_retry`` says that the request was admitted before (a retry). While there is no picker, the request is kept for the
         next one.
         """
         if self.picks_here():
-            self.own.ask(waiter, role, arrival, again=again)
+            self.own.ask(waiter, role, arrival, is_retry=is_retry)
             return
         number = next(self._numbers)
-        asked = _Request(number, role, arrival, again, self._now_s())
+        asked = _Request(number, role, arrival, is_retry, self._now_s())
         self._asked[waiter] = asked
         self._waiters[number] = waiter
         if self._is_answered:
@@ -363,7 +363,7 @@ class RemotePicker:
         waited_s = max(0.0, self._now_s() - asked.since_s) if asked.was_admitted else None
         asked.is_sent = asked.was_admitted = True
         prompt = wire.prompt_of(asked.arrival)
-        self._send(wire.Ask(asked.number, asked.role, prompt, asked.again, waited_s))
+        self._send(wire.Ask(asked.number, asked.role, prompt, asked.is_retry, waited_s))
 
     def _ask_again(self, waiter: _Future) -> None:
         asked = self._asked.get(waiter)
@@ -419,6 +419,6 @@ class RemotePicker:
             now_s = self._now_s()
             waited_s = max(0.0, now_s - asked.since_s) if asked.was_admitted else None
             effects = self.core.acquire(
-                waiter, asked.role, asked.arrival, now_s, again=asked.again, waited_s=waited_s
+                waiter, asked.role, asked.arrival, now_s, is_retry=asked.is_retry, waited_s=waited_s
             )
             self.own.apply(effects)

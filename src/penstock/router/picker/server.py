@@ -158,7 +158,7 @@ class Session:
             request.role,
             request.arrival,
             self._now_s(),
-            again=message.again,
+            is_retry=message.is_retry,
             waited_s=message.waited_s,
         )
         self._own.apply(effects)

@@ -15,7 +15,7 @@ from penstock.core.http.streaming import StreamingResponse
 from penstock.core.tracing import TraceSpan, Tracing
 from penstock.router.admission import LiveAssignment
 from penstock.router.core.request import RequestMachine
-from penstock.router.core.request_steps import PrefillEnd
+from penstock.router.core.request_steps import PrefillOutcome
 from penstock.router.core.retries import RequestTries
 from penstock.router.metrics import RouterMetrics
 from penstock.router.policy.arrival import Arrival
@@ -40,7 +40,7 @@ class PrefillBeside:
     """
 
     assignment: LiveAssignment
-    task: asyncio.Task[PrefillEnd]
+    task: asyncio.Task[PrefillOutcome]
     response: StreamingResponse | None = None
 
     def leave(self) -> None:

@@ -28,29 +28,31 @@ from penstock.router.admission import AdmissionError, LiveAssignment
 from penstock.router.context import RouterContext
 from penstock.router.core.request import BROKEN, MOVED, RequestMachine, RequestPlan
 from penstock.router.core.request_steps import (
-    Answer,
-    Asked,
+    CLIENT_DISCONNECTED,
+    AcquireWorker,
     AwaitOutage,
     AwaitPrefill,
-    Choose,
-    Computed,
-    Confirm,
+    BuildContinuation,
+    ConcurrentPrefillEnded,
+    ConcurrentPrefillFinished,
+    ConfirmLease,
     CountTransfer,
-    Deliver,
     End,
     EndKind,
-    LeavePrefill,
     Notification,
-    PrefillComputed,
-    PrefillEnd,
+    PrefillFinished,
+    PrefillOutcome,
     QueryOfDeath,
-    ReadRest,
     RefusedAtCapacity,
-    Relay,
-    Release,
+    RelayStream,
     ReleaseKv,
+    ReleasePrefillWorker,
+    ReleaseWorker,
     Retry,
-    Send,
+    SendRequest,
+    SendResponse,
+    Step,
+    StepResult,
     StreamLost,
 )
 from penstock.router.core.retries import FailedTry, RefusalReason, RetryRules, RetryScope
@@ -142,22 +144,22 @@ class CompletionHandler:
             on_prefill_end=self._prefill_ended,
         )
         # Each raises ClientDisconnected if the client has disconnected.
-        self._ask: Mapping[type[Asked], Callable[[CompletionCall, Any], Awaitable[Answer]]] = {
-            Choose: self._choose,
-            Send: self._exchanges.send,
-            Confirm: self._confirm,
-            Relay: self._stream,
+        self._ask: Mapping[type[Step], Callable[[CompletionCall, Any], Awaitable[StepResult]]] = {
+            AcquireWorker: self._acquire,
+            SendRequest: self._exchanges.send,
+            ConfirmLease: self._confirm,
+            RelayStream: self._stream,
             AwaitPrefill: self._await_prefill,
             AwaitOutage: self._await_outage,
             Retry: self._retry,
-            ReadRest: self._read_rest,
+            BuildContinuation: self._read_rest,
         }
         self._do: Mapping[type[Notification], Callable[[CompletionCall, Any], None]] = {
-            Computed: self._computed,
-            Deliver: self._deliver,
-            Release: self._release,
-            PrefillComputed: self._prefill_computed,
-            LeavePrefill: self._leave_prefill,
+            PrefillFinished: self._computed,
+            SendResponse: self._deliver,
+            ReleaseWorker: self._release,
+            ConcurrentPrefillFinished: self._prefill_computed,
+            ReleasePrefillWorker: self._leave_prefill,
             RefusedAtCapacity: self._refused_at_capacity,
             CountTransfer: self._count_transfer,
             ReleaseKv: self._release_kv,
@@ -191,19 +193,16 @@ class CompletionHandler:
             self._wait_comments.arrive(call)
             call.asks_ids = self._rests.asks_ids(call.request)
         try:
-            step = machine.answer(None)
+            step = machine.advance(None)
             while not isinstance(step, End):
-                step = machine.answer(await self._ask[type(step)](call, step))
+                step = machine.advance(await self._ask[type(step)](call, step))
                 if machine.steps:
                     self._do_notifications(call)
             if step.kind is not EndKind.SERVED:
                 self._answer_failure(call, step)
         except BaseException as problem:
             # Release everything that the request occupies, whatever the problem was.
-            if call.is_delivered:
-                machine.answer(None)
-            else:
-                machine.leave()
+            machine.advance(None if call.is_delivered else CLIENT_DISCONNECTED)
             self._do_notifications(call)
             if isinstance(problem, Exception) and not isinstance(problem, ClientDisconnected):
                 self._fail_begun(call, problem)
@@ -286,7 +285,7 @@ class CompletionHandler:
             step = steps.pop(0)
             self._do[type(step)](call, step)
 
-    def _release(self, call: CompletionCall, _: Release) -> None:
+    def _release(self, call: CompletionCall, _: ReleaseWorker) -> None:
         response, call.response = call.response, None
         if response is not None:
             response.abort()
@@ -294,22 +293,22 @@ class CompletionHandler:
             call.trace.answered(sys.exception() or call.problem)
         self._admission.release(call.assignment)
 
-    def _computed(self, call: CompletionCall, step: Computed) -> None:
+    def _computed(self, call: CompletionCall, step: PrefillFinished) -> None:
         self._admission.prefilled(call.assignment, step.cached_tokens)
 
-    def _deliver(self, call: CompletionCall, _: Deliver) -> None:
+    def _deliver(self, call: CompletionCall, _: SendResponse) -> None:
         self._exchanges.note_usage(call, call.usage)
         call.responder.send(200, call.beginning, content_type=JSON, headers=call.headers)
 
-    def _prefill_ended(self, call: CompletionCall, came: PrefillEnd) -> None:
-        call.machine.prefill_ended(came)
+    def _prefill_ended(self, call: CompletionCall, came: PrefillOutcome) -> None:
+        call.machine.advance(ConcurrentPrefillEnded(came))
         self._do_notifications(call)
 
-    def _prefill_computed(self, call: CompletionCall, step: PrefillComputed) -> None:
+    def _prefill_computed(self, call: CompletionCall, step: ConcurrentPrefillFinished) -> None:
         if call.prefill is not None:
             self._admission.prefilled(call.prefill.assignment, step.cached_tokens)
 
-    def _leave_prefill(self, call: CompletionCall, _: LeavePrefill) -> None:
+    def _leave_prefill(self, call: CompletionCall, _: ReleasePrefillWorker) -> None:
         prefill, call.prefill = call.prefill, None
         if prefill is not None:
             prefill.leave()
@@ -353,7 +352,7 @@ class CompletionHandler:
         if step.pauses:
             await asyncio.sleep(_BACKOFF_REAL_S * step.pauses)
 
-    async def _read_rest(self, call: CompletionCall, _: ReadRest) -> Answer:
+    async def _read_rest(self, call: CompletionCall, _: BuildContinuation) -> StepResult:
         # A dead worker breaks many streams at once. One stream is read per turn of the event loop, so that other tasks do not
         # wait for all of them.
         async with self._reads_rest:
@@ -361,7 +360,7 @@ class CompletionHandler:
             await asyncio.sleep(0)
         return rest
 
-    async def _choose(self, call: CompletionCall, step: Choose) -> Answer:
+    async def _acquire(self, call: CompletionCall, step: AcquireWorker) -> StepResult:
         role, admission = step.role, self._admission
         if role is not self._entry:
             # A client that disconnects during the prefill is only noticed at its end.
@@ -374,7 +373,7 @@ class CompletionHandler:
                 admission.check_capacity(role)
             unpaired = self._transfers.unpaired(role, call.transfer)
             arrival = call.arrival(role, unpaired, self._prompt_costs.bytes_per_token)
-            waiting = admission.wait(role, arrival, again=step.again)
+            waiting = admission.wait(role, arrival, is_retry=step.is_retry)
             assignment = await (waiting if call.begun is None else self._wait_in_time(call, waiting))
         except AdmissionError as exc:
             call.refusal = refusal(exc)
@@ -409,7 +408,7 @@ class CompletionHandler:
 
     # ------------------------------------------------------------------ responses
 
-    async def _confirm(self, call: CompletionCall, _: Confirm) -> bool:
+    async def _confirm(self, call: CompletionCall, _: ConfirmLease) -> bool:
         """Return whether the first part of a response may be sent: its text may be wrong if its KV was read too late."""
         assert call.transfer is not None  # noqa: S101 - its decode worker was asked to fetch it
         is_intact = await self._transfers.confirm(call.transfer.lease)
@@ -417,7 +416,7 @@ class CompletionHandler:
             call.problem = StreamBroken("the KV may have been read after its lease")
         return is_intact
 
-    async def _stream(self, call: CompletionCall, _: Relay) -> FailedTry | None:
+    async def _stream(self, call: CompletionCall, _: RelayStream) -> FailedTry | None:
         """Relay a stream; return None at its end, which can be an error event of the worker, else the failure."""
         response, responder, begun = call.response, call.responder, call.begun
         assert response is not None  # noqa: S101 - it has begun

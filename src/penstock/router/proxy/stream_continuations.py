@@ -12,7 +12,7 @@ from penstock.core.http.streaming import Observe
 from penstock.core.logs import get_logger
 from penstock.router.core.limits import LIMITS as ROUTER_LIMITS
 from penstock.router.core.moves import StreamLeft
-from penstock.router.core.request_steps import QueryOfDeath, Rest, StreamLost
+from penstock.router.core.request_steps import Continuation, QueryOfDeath, StreamLost
 from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.completion import CompletionRequest
@@ -113,19 +113,19 @@ class StreamContinuations:
             return meter.usage, meter.tokens
         return begun.splicer.usage, begun.splicer.tokens + meter.tokens
 
-    def read(self, call: CompletionCall) -> Rest:
+    def read(self, call: CompletionCall) -> Continuation:
         """Change a call's request to the request for the remaining part of its interrupted stream.
 
-        Returns `Rest.READY` if that was possible, or `Rest.UNKNOWN` if the stream cannot be resumed. If only the end of
-        the stream is missing, that is sent to the client instead, and the result is `Rest.NOTHING`.
+        Returns `Continuation.READY` if that was possible, or `Continuation.IMPOSSIBLE` if the stream cannot be resumed. If only the end of
+        the stream is missing, that is sent to the client instead, and the result is `Continuation.COMPLETE`.
         """
         begun = _begun(call)
         said = emitted_prefix(begun.kept, begun.said)
         if said.refusal:
-            return Rest.UNKNOWN
+            return Continuation.IMPOSSIBLE
         rest = None if said.finish_reason else self._request_of(begun, said)
         if rest is None and begun.request.endpoint in _ENDS_UNKNOWN:
-            return Rest.UNKNOWN
+            return Continuation.IMPOSSIBLE
         if rest is None:
             counted = call.prompt_tokens if call.prompt_counted else None
             if said.token_ids:
@@ -133,11 +133,11 @@ class StreamContinuations:
             call.responder.write(ending(begun.request, said, counted))
             call.responder.end()
             call.is_delivered = True
-            return Rest.NOTHING
+            return Continuation.COMPLETE
         call.request, call.transfer = rest, None
         begun.kept.drop()
         begun.said, begun.splicer = said, _splicer_of(begun, said)
-        return Rest.READY
+        return Continuation.READY
 
     def _request_of(self, begun: BegunStream, said: EmittedPrefix) -> CompletionRequest | None:
         return continuation_request(begun.request, said, context_tokens=self._context_tokens)

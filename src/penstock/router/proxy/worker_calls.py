@@ -25,14 +25,14 @@ from penstock.core.logs import get_logger
 from penstock.router.admission import LiveAssignment
 from penstock.router.context import RouterContext
 from penstock.router.core.request_steps import (
-    COMPLETE,
-    Answer,
-    Began,
-    PrefillEnd,
+    RESPONSE_COMPLETE,
     PrefillFailed,
+    PrefillOutcome,
     Problem,
     PromptComputed,
-    Send,
+    ResponseStarted,
+    SendRequest,
+    StepResult,
 )
 from penstock.router.core.retries import FailedTry, KvLease, RetryScope
 from penstock.router.proxy.call import CompletionCall, PrefillBeside
@@ -64,7 +64,7 @@ nevertheless and its blocks would be held for a lease."""
 _SETTLE_REAL_S: Final = 5.0
 """Chosen: a prefill worker answers within one engine step of its decode's first token."""
 
-_Read = Callable[[CompletionCall, LiveAssignment, StreamingResponse], Awaitable[Answer]]
+_Read = Callable[[CompletionCall, LiveAssignment, StreamingResponse], Awaitable[StepResult]]
 
 
 class WorkerCalls:
@@ -79,7 +79,7 @@ class WorkerCalls:
         context: RouterContext,
         *,
         may_go_on: Callable[[CompletionCall], bool],
-        on_prefill_end: Callable[[CompletionCall, PrefillEnd], None],
+        on_prefill_end: Callable[[CompletionCall, PrefillOutcome], None],
     ) -> None:
         clock = context.clock
         limits = context.settings.config.limits
@@ -96,10 +96,10 @@ class WorkerCalls:
             clock.to_real_s(limits.idle_timeout_seconds),
         )
 
-    async def send(self, call: CompletionCall, step: Send) -> Answer:
+    async def send(self, call: CompletionCall, step: SendRequest) -> StepResult:
         """Send a request to its assigned worker, and read the first part of the response.
 
-        Returns that the prompt was computed (`PromptComputed`), that the response has begun (`Began`), or why neither is so
+        Returns that the prompt was computed (`PromptComputed`), that the response has begun (`ResponseStarted`), or why neither is so
         (`Problem`, `FailedTry`). If ``step`` is a prefill that runs concurrently with decode, it is only started, and None
         is returned.
 
@@ -124,7 +124,7 @@ class WorkerCalls:
 
     async def _prefill(
         self, call: CompletionCall, assignment: LiveAssignment, source: KvSource, body: bytes
-    ) -> Answer:
+    ) -> StepResult:
         call.responder.patience_s = _LAST_STEP_REAL_S
         try:
             came = await self._exchange(call, assignment, body, partial(self._read_prefilled, source))
@@ -142,13 +142,13 @@ class WorkerCalls:
         read: _Read,
         *,
         is_beside: bool = False,
-    ) -> Answer:
+    ) -> StepResult:
         try:
             left_real_s = self.request_real_s - call.age_real_s()
             timeouts = Timeouts(*self._phases_real_s, max(0.001, left_real_s))
             if call.trace is not None and not is_beside:
                 call.trace.sent(call)
-            response = await self._send(call, assignment, body, timeouts)
+            response = await self._send_request(call, assignment, body, timeouts)
             if not is_beside:
                 call.response = response
             elif call.prefill is not None:
@@ -163,7 +163,7 @@ class WorkerCalls:
             log.warning("request refused", problem=str(exc))
             return Problem.SATURATED
 
-    def _send(
+    def _send_request(
         self, call: CompletionCall, assignment: LiveAssignment, body: bytes, timeouts: Timeouts
     ) -> Awaitable[StreamingResponse]:
         url = assignment.worker.spec.url + call.request.path
@@ -215,7 +215,7 @@ class WorkerCalls:
 
     async def _prefill_beside(
         self, call: CompletionCall, assignment: LiveAssignment, body: bytes
-    ) -> PrefillEnd:
+    ) -> PrefillOutcome:
         came = await self._exchange(call, assignment, body, self._read_met, is_beside=True)
         assert isinstance(came, PromptComputed | FailedTry | Problem)  # noqa: S101 - what `_read_met` and failures give
         self._on_prefill_end(call, came)
@@ -234,8 +234,8 @@ class WorkerCalls:
         return PromptComputed(cached_tokens, has_kv=True)
 
     async def _joined(
-        self, prefill: asyncio.Task[PrefillEnd], decoding: Coroutine[Any, Any, Answer]
-    ) -> Answer:
+        self, prefill: asyncio.Task[PrefillOutcome], decoding: Coroutine[Any, Any, StepResult]
+    ) -> StepResult:
         """Return decode's result, or the failure of the prefill if that fails before decode's first token."""
         decode = asyncio.create_task(decoding, name="decode")
         try:
@@ -265,7 +265,7 @@ class WorkerCalls:
         call: CompletionCall,
         assignment: LiveAssignment,
         response: StreamingResponse,
-    ) -> Answer:
+    ) -> StepResult:
         worker = assignment.worker
         content = await response.read(limit_bytes=_MAX_ANSWER_BYTES)
         lease = KvLease(worker, self._clock.now_s(), worker.expired_leases)
@@ -279,17 +279,17 @@ class WorkerCalls:
 
     async def _begin_stream(
         self, call: CompletionCall, assignment: LiveAssignment, response: StreamingResponse
-    ) -> Answer:
+    ) -> StepResult:
         name, content_type = assignment.worker.name, _type_of(response)
         if not content_type.lower().startswith(EVENT_STREAM.encode()):
             shown = content_type.decode("latin-1") or "no content type"
             raise WrongAnswer(f"{name} answered a stream with {shown}")
         call.beginning = await read_preamble(response, name, call.request.endpoint)
-        return Began(is_stream=True, can_resume=self._may_go_on(call))
+        return ResponseStarted(is_stream=True, can_resume=self._may_go_on(call))
 
     async def _read_complete(
         self, call: CompletionCall, assignment: LiveAssignment, response: StreamingResponse
-    ) -> Answer:
+    ) -> StepResult:
         content = await response.read(limit_bytes=_MAX_ANSWER_BYTES)
         assignment.is_computed = True
         answer = read_completion(content, _type_of(response), assignment.worker.name, call.request.endpoint)
@@ -299,7 +299,7 @@ class WorkerCalls:
             with_cached_tokens(usage, call.transfer.cached_tokens)
             content = encoded_again(answer)
         call.beginning, call.usage = content, usage
-        return COMPLETE
+        return RESPONSE_COMPLETE
 
     # ------------------------------------------------------------------ counting
 
