@@ -56,7 +56,7 @@ PARTS = {
         ("src/penstock/router/core/request.py", "src/penstock/router/core/request_steps.py"),
         (
             "tests/unit/router/test_request_machine.py",
-            "tests/unit/router/test_request_ways.py",
+            "tests/unit/router/test_request_scripts.py",
             "tests/unit/router/test_deflection.py",
             "tests/unit/simulator/test_two_drivers.py",
         ),

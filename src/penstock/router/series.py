@@ -117,8 +117,8 @@ SERIES: Final[Mapping[str, RouterSeries]] = {
         "Broken streams that continued on another worker, by the reason of the failure before.", "reason"
     ),
     names.ROUTER_LOST_STREAMS: _counter(
-        "Broken streams that ended in an error, by why: request or said, not continued; worker_refusal; or the limit, "
-        "continuations, worker_wait, request_time or conviction.",
+        "Broken streams that ended in an error, by why: request or response, which cannot be continued; worker_refusal; or the limit, "
+        "continuations, worker_wait, request_time or query_of_death.",
         "why",
     ),
     names.ROUTER_FAILED_JOBS: _counter(

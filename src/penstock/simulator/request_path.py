@@ -168,7 +168,7 @@ class RequestPath:
                 case BuildContinuation():
                     step, answer = None, self._rest(job)
                 case Retry():
-                    job.continuations += step.is_rest
+                    job.continuations += step.is_continuation
                     self._start_over(job)
                     step, answer = None, None
                 case End():

@@ -226,7 +226,7 @@ class VirtualRouter:
             role: Role of the worker that it waits for.
         """
         settings = self.core.queues[role].settings
-        own_s = settings.longest_wait_s(job.tier, begun=job.is_continuation)
+        own_s = settings.longest_wait_s(job.tier, is_interrupted=job.is_continuation)
         startup_s = self.core.max_startup_wait_s
         return (own_s,) if startup_s == inf else (own_s, startup_s, startup_s + own_s)
 
@@ -321,7 +321,7 @@ class VirtualRouter:
                 job.prompt_tokens,
                 job.tries.avoid,
                 tier=job.tier,
-                is_rest=job.is_continuation,
+                is_continuation=job.is_continuation,
                 alone_at=_alone_at(job),
             )
         return self._arrival(job)
@@ -335,7 +335,7 @@ class VirtualRouter:
             avoid,
             sub_block_keys=parts,
             tier=job.tier,
-            is_rest=job.is_continuation,
+            is_continuation=job.is_continuation,
             alone_at=_alone_at(job),
         )
 

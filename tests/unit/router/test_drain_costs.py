@@ -14,7 +14,7 @@ from penstock.router.core.moves import MAX_CONCURRENT_MOVES, MAX_LOOKUPS
 from penstock.router.core.speeds import SpeedCounts
 from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy.completion import parse_completion
-from penstock.router.proxy.continuation import BegunStream
+from penstock.router.proxy.continuation import ResumableStream
 from penstock.router.proxy.moves import StreamMoves
 from penstock.router.proxy.query_of_death import QueriesOfDeath
 from penstock.router.proxy.stream_continuations import StreamContinuations
@@ -72,7 +72,7 @@ class Drain:
         for _ in range(3):
             record.append(b'data: {"id":"x","choices":[{"index":0,"text":" sea"}]}\n\n')
         return Record(
-            begun=BegunStream(record, request),
+            resumable=ResumableStream(record, request),
             assignment=Record(worker=worker),
             prompt_tokens=PROMPT,
             keyed=Record(),

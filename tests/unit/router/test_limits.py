@@ -23,12 +23,14 @@ def test_the_docs_have_the_table():
     shown = re.search(r"\| Limit \|.*\n\|---\|---\|---\|---\|\n((?:\|.*\n)+)", text)
     assert shown is not None
     assert shown[1].splitlines() == [
-        f"| `{each.name}` | {each.key} | {each.does if each.new else NOT} | {each.does if each.begun else NOT} |"
+        f"| `{each.name}` | {each.key} | {each.effect if each.for_new else NOT} | {each.effect if each.for_interrupted else NOT} |"
         for each in limits.LIMITS
     ]
 
 
-@pytest.mark.parametrize("limit", [each for each in limits.LIMITS if each.new and not each.begun])
+@pytest.mark.parametrize(
+    "limit", [each for each in limits.LIMITS if each.for_new and not each.for_interrupted]
+)
 def test_what_binds_new_requests_alone_is_asked_where_it_is_enforced(limit):
     """A limit that nothing asks is a line of documentation."""
     name = next(key for key, value in vars(limits).items() if value is limit)
@@ -43,9 +45,9 @@ def test_what_binds_new_requests_alone_is_asked_where_it_is_enforced(limit):
 
 def test_a_begun_stream_is_bound_by_its_continuations_its_wait_and_its_time():
     """Everything else that ends or refuses a request is for new ones."""
-    ending = {each.name for each in limits.LIMITS if each.begun and each.does == "ends"}
+    ending = {each.name for each in limits.LIMITS if each.for_interrupted and each.effect == "ends"}
     assert ending == {"continuations", "worker_wait", "request_time"}
-    harmless = {each.does for each in limits.LIMITS if each.begun and each.does != "ends"}
+    harmless = {each.effect for each in limits.LIMITS if each.for_interrupted and each.effect != "ends"}
     assert harmless == {"the prompt is computed again", "waits in the queue", "refused for ten minutes"}
 
 
@@ -86,7 +88,9 @@ def test_a_begun_stream_waits_without_a_worker_for_its_own_time(section, new, ti
     refused = core.acquire("new", Role.PREFILL, Arrival((), 10, tier=tier), 0.0)
     assert [each.reason.name.lower() for each in refused] == ["no_worker"] * (new == "no_worker")
     assert (
-        core.acquire("begun", Role.PREFILL, Arrival((), 10, tier=tier, is_rest=True), 0.0, is_retry=True)
+        core.acquire(
+            "begun", Role.PREFILL, Arrival((), 10, tier=tier, is_continuation=True), 0.0, is_retry=True
+        )
         == []
     )
     assert not [each for each in core.expire(299.0) if each.item == "begun"]
@@ -97,7 +101,7 @@ def test_a_begun_stream_waits_without_a_worker_for_its_own_time(section, new, ti
 def test_a_begun_stream_that_gets_no_worker_in_its_time_ends():
     """The wait that is configured bounds it."""
     core = _core({})
-    core.acquire("begun", Role.PREFILL, Arrival((), 10, is_rest=True), 0.0, is_retry=True)
+    core.acquire("begun", Role.PREFILL, Arrival((), 10, is_continuation=True), 0.0, is_retry=True)
     (refused,) = core.expire(300.0)
     assert isinstance(refused, Refuse)
 
@@ -110,7 +114,7 @@ def test_begun_streams_and_new_requests_take_turns_the_oldest_of_each_first(sect
     core.acquire("first", Role.PREFILL, Arrival((), 100), 0.0)
     for number in range(3):
         core.acquire(f"new {number}", Role.PREFILL, Arrival((), 100), 1.0)
-        begun = Arrival((), 100, is_rest=True)
+        begun = Arrival((), 100, is_continuation=True)
         core.acquire(f"begun {number}", Role.PREFILL, begun, 1.0, is_retry=True)
     given, effects = [], core.tick(1.0)
     (running,) = [each for each in core.pool if each.inflight_requests]
@@ -134,4 +138,4 @@ def test_a_full_queue_takes_begun_streams():
             waiting = [core.acquire(number, role, Arrival((), 10), 0.0) for number in range(10)]
             assert waiting[0] == []
             assert isinstance(waiting[-1][0], Refuse)
-            assert core.acquire(f"{role} begun", role, Arrival((), 10, is_rest=True), 0.0) == []
+            assert core.acquire(f"{role} begun", role, Arrival((), 10, is_continuation=True), 0.0) == []

@@ -8,7 +8,7 @@ import pytest
 from test_stream_continuation import ASKED, STREAMED, answer_to, asked, read
 
 from penstock.api import BreakerConfig, Role
-from penstock.router.core.moves import StreamLeft, is_draining, is_worth_moving, prefill_token_s
+from penstock.router.core.moves import StreamProgress, is_draining, is_worth_moving, prefill_token_s
 from penstock.router.core.speeds import SpeedCounts
 from penstock.router.core.worker import WorkerPool, WorkerSpec
 
@@ -21,17 +21,22 @@ PREFILL = SpeedCounts(prompt_tokens=10_000, prefill_s=1.0, prefills=10)
 @pytest.mark.parametrize(
     ("left", "decode", "prefill", "expected"),
     [
-        (StreamLeft(1000, 0, 100), DECODE, [PREFILL], True),
-        (StreamLeft(9900, 100, 151), DECODE, [PREFILL], True),
-        (StreamLeft(9900, 100, 150), DECODE, [PREFILL], False),
-        (StreamLeft(9900, 100, 150, cached_tokens=200), DECODE, [PREFILL], True),
-        (StreamLeft(9900, 100, 103, cached_tokens=9900), DECODE, [PREFILL], True),
-        (StreamLeft(9900, 4000, 4010, cached_tokens=9900), DECODE, [PREFILL], False),
-        (StreamLeft(9900, 100, 151), DECODE, [PREFILL, SpeedCounts(prompt_tokens=1, prefill_s=3.0)], False),
-        (StreamLeft(9900, 100, None), DECODE, [PREFILL], True),
-        (StreamLeft(9900, 100, 101), SpeedCounts(), [PREFILL], True),
-        (StreamLeft(9900, 100, 101), DECODE, [], True),
-        (StreamLeft(9900, 100, 101), DECODE, [SpeedCounts()], True),
+        (StreamProgress(1000, 0, 100), DECODE, [PREFILL], True),
+        (StreamProgress(9900, 100, 151), DECODE, [PREFILL], True),
+        (StreamProgress(9900, 100, 150), DECODE, [PREFILL], False),
+        (StreamProgress(9900, 100, 150, cached_tokens=200), DECODE, [PREFILL], True),
+        (StreamProgress(9900, 100, 103, cached_tokens=9900), DECODE, [PREFILL], True),
+        (StreamProgress(9900, 4000, 4010, cached_tokens=9900), DECODE, [PREFILL], False),
+        (
+            StreamProgress(9900, 100, 151),
+            DECODE,
+            [PREFILL, SpeedCounts(prompt_tokens=1, prefill_s=3.0)],
+            False,
+        ),
+        (StreamProgress(9900, 100, None), DECODE, [PREFILL], True),
+        (StreamProgress(9900, 100, 101), SpeedCounts(), [PREFILL], True),
+        (StreamProgress(9900, 100, 101), DECODE, [], True),
+        (StreamProgress(9900, 100, 101), DECODE, [SpeedCounts()], True),
     ],
 )
 def test_a_stream_moves_where_what_is_left_takes_longer_than_its_prompt(left, decode, prefill, expected):

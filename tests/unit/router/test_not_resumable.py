@@ -9,12 +9,12 @@ import pytest
 from penstock.router.proxy.completion import parse_completion
 from penstock.router.proxy.continuation import emitted_prefix
 from penstock.router.proxy.not_resumable import (
-    BEGUN,
     ENDING,
     NO_IDS,
     NOT_KEPT,
     OF_REQUEST,
     OF_STREAM,
+    STARTED_PART,
     refusal_of,
 )
 from penstock.router.proxy.stream_record import RecordedBytes, StreamRecord
@@ -167,14 +167,14 @@ def kept_of(request, *choices, bound_bytes=1 << 20):
 def test_a_tool_call_or_a_thought_that_has_begun_is_not_taken_up(delta):
     """Also where text follows: the next worker's template would leave the thought out."""
     kept = kept_of(asked("chat/completions", **CHAT), {"delta": delta}, {"delta": {"content": "So"}})
-    assert emitted_prefix(kept).refusal == str(BEGUN)
+    assert emitted_prefix(kept).refusal == str(STARTED_PART)
 
 
 @pytest.mark.parametrize(
     ("kind", "more", "reason"),
     [
-        ("response.reasoning_text.delta", {"delta": "Hm"}, BEGUN),
-        ("response.output_item.added", {"item": {"type": "function_call", "id": "f"}}, BEGUN),
+        ("response.reasoning_text.delta", {"delta": "Hm"}, STARTED_PART),
+        ("response.output_item.added", {"item": {"type": "function_call", "id": "f"}}, STARTED_PART),
         ("response.output_text.done", {"text": "The"}, ENDING),
     ],
 )

@@ -135,7 +135,7 @@ def test_a_lost_transfer_tries_another_decode_worker_and_counts_both_ends():
     decodes = [each.worker for each in driver.assignments if each.role is Role.DECODE]
     assert decodes[0] is not decodes[1]
     assert [each.result for each in driver.of(CountTransfer)] == [TransferResult.LOST]
-    assert driver.of(Retry) == [Retry("kv_lost", 0, is_rest=False)]
+    assert driver.of(Retry) == [Retry("kv_lost", 0, is_continuation=False)]
 
 
 def test_a_refusal_for_lack_of_room_costs_no_retry_and_asks_each_worker_once():
@@ -153,7 +153,7 @@ def test_a_stream_goes_on_elsewhere_with_retries_of_its_own():
     driver = Driver(is_split=False, workers=4, retries=1)
     end = driver.run({"SendRequest": [CRASH], "RelayStream": [CRASH]})
     assert end.kind is EndKind.SERVED
-    assert [each.is_rest for each in driver.of(Retry)] == [False, True]
+    assert [each.is_continuation for each in driver.of(Retry)] == [False, True]
     assert driver.machine.continuations == 1
 
 
@@ -183,7 +183,7 @@ def test_only_what_kills_alone_is_convicted(is_split, script, is_deadly):
     assert (end.kind is EndKind.FAILED) is is_deadly
     convicted = driver.of(QueryOfDeath)
     assert [len(each.before) for each in convicted] == [2] * is_deadly
-    assert [each.why for each in driver.of(StreamLost)] == ["conviction"] * (
+    assert [each.why for each in driver.of(StreamLost)] == ["query_of_death"] * (
         is_deadly and "RelayStream" in script
     )
     driver.check_nothing_is_held()
@@ -231,7 +231,7 @@ def test_a_stream_that_leaves_a_draining_worker_takes_no_retry_and_counts_no_dea
     assert not driver.machine.may_move
     end = driver.run({"RelayStream": [MOVED]})
     assert end.kind is EndKind.SERVED
-    assert driver.of(Retry) == [Retry(MOVED, 0, is_rest=True)]
+    assert driver.of(Retry) == [Retry(MOVED, 0, is_continuation=True)]
     first, second = (each.worker for each in driver.assignments)
     assert first is not second
     machine = driver.machine

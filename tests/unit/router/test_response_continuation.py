@@ -125,4 +125,4 @@ async def test_a_response_that_ends_is_not_taken_up(served):
         speakers.breaks = [(whole.index(place.encode()), b"")]
         with pytest.raises(StreamBroken):
             await asked(router, input=INPUTS[0])
-    assert await router.metric("penstock_router_lost_streams_total", why="said") == 2
+    assert await router.metric("penstock_router_lost_streams_total", why="response") == 2

@@ -214,7 +214,7 @@ async def test_what_kills_a_worker_alone_ends_and_is_refused_for_a_while(served,
     with pytest.raises(StreamBroken):
         await asked(router, "/v1/completions")
     assert len(speakers.seen) == 3
-    assert router.server.metrics.lost_streams == {"conviction": 1}
+    assert router.server.metrics.lost_streams == {"query_of_death": 1}
     answer = await router.post(raw=orjson.dumps(STREAMED | ASKED["/v1/completions"]))
     assert (answer.status, orjson.loads(answer.body)["error"]["code"]) == (422, "query_of_death")
     assert "then alone on" in orjson.loads(answer.body)["error"]["message"]
@@ -280,7 +280,7 @@ async def test_a_tool_call_that_has_begun_is_not_taken_up(served):
     speakers.breaks = [(0, b"data: " + orjson.dumps(chunk) + b"\n\n")]
     with pytest.raises(StreamBroken):
         await asked(router, "/v1/chat/completions")
-    assert await router.metric("penstock_router_lost_streams_total", why="said") == 1
+    assert await router.metric("penstock_router_lost_streams_total", why="response") == 1
 
 
 def with_ids(path: str, body: bytes, serial: int) -> bytes:
@@ -347,7 +347,7 @@ async def test_a_stream_whose_worker_gives_no_ids_is_not_taken_up_by_text(harnes
     speakers.breaks = [(1500, b"")]
     with pytest.raises(StreamBroken):
         await asked(router, "/v1/completions", return_token_ids=True)
-    assert await router.metric("penstock_router_lost_streams_total", why="said") == 1
+    assert await router.metric("penstock_router_lost_streams_total", why="response") == 1
 
 
 async def test_zero_continuations_end_a_stream_in_an_error(harness):

@@ -56,7 +56,7 @@ class Played:
     machine: RequestMachine | None = None
     said: int = 0
     here: int = 0
-    has_begun: bool = False
+    has_first_token: bool = False
     assignment: Assignment | None = None
     state: str = ""
     end: End | None = None
@@ -234,7 +234,11 @@ class Fleet:
                     each.state, each.here = "waits", 0
                     machine = each.machine
                     arrival = Arrival(
-                        (), 100, machine.tries.avoid, is_rest=each.has_begun, alone_at=machine.alone_at
+                        (),
+                        100,
+                        machine.tries.avoid,
+                        is_continuation=each.has_first_token,
+                        alone_at=machine.alone_at,
                     )
                     effects += self.core.acquire(each, step.role, arrival, self.now_s, is_retry=step.is_retry)
                 case SendRequest():
@@ -248,7 +252,7 @@ class Fleet:
                         self.apply(effects)
                         continue
                 case RelayStream():
-                    each.state, each.has_begun = "speaks", True
+                    each.state, each.has_first_token = "speaks", True
                 case BuildContinuation():
                     answer = Continuation.READY
                     self.apply(effects)

@@ -288,7 +288,7 @@ def test_no_event_of_any_form_fails_the_relay_its_record_or_its_seam(events, pat
     record = StreamRecord(request, RecordedBytes())
     prefilled = PrefillAnswer(None, 3, 2, None) if has_prefill else None
     metrics, assignment = RouterMetrics(), Assigned()
-    meter = RelayMeter(metrics, assignment, lambda: None, 0.0, 0.0, 1.0, prefilled, record, may_go_on=True)
+    meter = RelayMeter(metrics, assignment, lambda: None, 0.0, 0.0, 1.0, prefilled, record, can_resume=True)
     said = EmittedPrefix("a", "ab", 1, 2, {"id": "r", "item_id": "i", "sequence_number": 4})
     splicers = [ResponseSplicer(said, None), CompletionSplicer(said, request)]
     for name, content in events:

@@ -176,12 +176,12 @@ class Stage:
         worker.scraped_uncomputed_tokens = self.core.uncomputed_tokens(worker, self.now_s)
         self.note(self.core.load_read(worker, self.now_s))
 
-    def ask(self, tokens=100, *, is_retry=False, tier=Tier.STANDARD, role=None, is_rest=False):
+    def ask(self, tokens=100, *, is_retry=False, tier=Tier.STANDARD, role=None, is_continuation=False):
         """A request arrives; returns its worker's name, "waits", or its refusal."""
         self.count += 1
         item = self.count
         self.tokens[item] = tokens
-        arrival = Arrival((item,), tokens, tier=tier, is_rest=is_rest)
+        arrival = Arrival((item,), tokens, tier=tier, is_continuation=is_continuation)
         effects = self.core.acquire(item, role or self.core.entry, arrival, self.now_s, is_retry=is_retry)
         self.note(effects)
         refused = [each for each in effects if isinstance(each, Refuse) and each.item == item]

@@ -235,10 +235,10 @@ def test_a_begun_stream_of_any_tier_goes_on_above_the_threshold_of_kv_blocks(pol
     """No threshold binds it; the worker's slot does, as for all of its tier."""
     stage = Stage("a", policy=policy, tiers={}, slot_tokens=150)
     stage.read("a", 0.95)
-    assert stage.ask(100, tier=Tier.STANDARD, is_rest=True) == "a"
-    assert stage.ask(100, tier=Tier.BACKGROUND, is_rest=True) == "a"
+    assert stage.ask(100, tier=Tier.STANDARD, is_continuation=True) == "a"
+    assert stage.ask(100, tier=Tier.BACKGROUND, is_continuation=True) == "a"
     assert stage.ask(100, tier=Tier.STANDARD) == "waits"
-    assert stage.ask(100, tier=Tier.BACKGROUND, is_rest=True) == "waits"
+    assert stage.ask(100, tier=Tier.BACKGROUND, is_continuation=True) == "waits"
     stage.computed(1, 0.0)
     assert list(stage.held) == [1, 2, 4]
 

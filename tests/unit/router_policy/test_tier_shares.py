@@ -40,7 +40,7 @@ def test_as_many_wait_for_a_first_token_as_have_begun_of_late(begun, most):
     awaiting = AwaitingFirstToken()
     for number in range(begun):
         awaiting.enter(number, ("w", 2))
-        awaiting.begun(number, 10.0)
+        awaiting.got_first_token(number, 10.0)
     for number in range(100, 100 + most - 1):
         awaiting.enter(number, ("w", 2))
     assert awaiting.held(["w"], 10.0) == frozenset()

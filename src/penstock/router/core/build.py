@@ -62,7 +62,7 @@ def build_router(
     entry = next(iter(sizes))
     tiers = config.tiers.under(slo) if config.tiers.enabled else None
     settings = _entry_settings(config, policy, sizes[entry], tiers, is_disaggregated=Role.DECODE in sizes)
-    settings = replace(settings, slo_s=slo.ttft_seconds, begun_wait_s=worker_wait_s)
+    settings = replace(settings, slo_s=slo.ttft_seconds, resume_wait_s=worker_wait_s)
     queues: dict[Role, DispatchQueue[T]] = {entry: DispatchQueue(policy, settings)}
     if Role.DECODE in sizes:
         bounds = _decode_settings(config, sizes[Role.DECODE], tiers, lease_s)

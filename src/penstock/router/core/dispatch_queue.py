@@ -208,7 +208,7 @@ class DispatchQueue(Generic[T]):
         self.tokens += arrival.tokens
         self.workers.density.learn(len(arrival.chain), arrival.tokens)
         self.prompt_tokens.waiting += queued.weight
-        if is_new and not arrival.is_rest:
+        if is_new and not arrival.is_continuation:
             self.prompt_tokens.routed += queued.tokens
             self.prompt_tokens.admitted += queued.weight
         self._relieve(decision, now_s)
@@ -346,7 +346,7 @@ class DispatchQueue(Generic[T]):
             return self.settings.deadline_s(
                 each.arrival.tier,
                 each.since_s,
-                begun=each.arrival.is_rest,
+                is_interrupted=each.arrival.is_continuation,
                 served_s=served_s,
                 max_startup_wait_s=max_startup_wait_s,
             )
@@ -522,7 +522,9 @@ class DispatchQueue(Generic[T]):
         while (queued := self._central.next_up(now_s)) is not None:
             free = self._free_for(queued, Headroom.ANY, limit)
             if not free and self.settings.tiers is not None:
-                queued = self._central.next_up(now_s, urgent=True, begun=not THRESHOLDS.binds(begun=True))
+                queued = self._central.next_up(
+                    now_s, urgent=True, allow_resuming=not THRESHOLDS.applies(is_interrupted=True)
+                )
                 free = {} if queued is None else self._free_for(queued, Headroom.URGENT, limit)
             if queued is None or not free:
                 return
@@ -564,9 +566,12 @@ class DispatchQueue(Generic[T]):
                     self._dirty[name] = None
                 if most is Headroom.NONE:
                     break
-                begun = headroom is Headroom.ANY and not THRESHOLDS.binds(begun=True)
+                allow_resuming = headroom is Headroom.ANY and not THRESHOLDS.applies(is_interrupted=True)
                 queued = self._next_up(
-                    worker, now_s, urgent=min(most, headroom) is Headroom.URGENT, begun=begun
+                    worker,
+                    now_s,
+                    urgent=min(most, headroom) is Headroom.URGENT,
+                    allow_resuming=allow_resuming,
                 )
                 if queued is None:
                     break
@@ -574,15 +579,17 @@ class DispatchQueue(Generic[T]):
                 yield queued
 
     def _next_up(
-        self, worker: WorkerQueue[T], now_s: float, *, urgent: bool, begun: bool
+        self, worker: WorkerQueue[T], now_s: float, *, urgent: bool, allow_resuming: bool
     ) -> QueuedRequest[T] | None:
         order, line = self.settings.order, worker.line
-        if isinstance(line, Lane) and len(line.queue) == 1 and not (line.late or line.begun):
+        if isinstance(line, Lane) and len(line.queue) == 1 and not (line.late or line.resuming):
             # A request that waits alone is next, whether it can still meet its target or not.
             return next(iter(line.queue.values()))
         token_s = self._estimates.seconds(worker, 1) if order is QueueOrder.IN_TIME_FIRST else None
         if token_s is None:
-            return line.next_up(now_s, hit_first=order is QueueOrder.HIT_FIRST, urgent=urgent, begun=begun)
+            return line.next_up(
+                now_s, hit_first=order is QueueOrder.HIT_FIRST, urgent=urgent, allow_resuming=allow_resuming
+            )
         self._estimates.now_s = now_s
         ahead = worker.running_tokens - self._estimates.computed_tokens(worker) + worker.peer_tokens
 
@@ -590,7 +597,7 @@ class DispatchQueue(Generic[T]):
             slo_s = self.settings.ttft_slo_s(queued.arrival.tier)
             return slo_s is not None and now_s - queued.since_s + (ahead + queued.uncached) * token_s > slo_s
 
-        return line.next_up(now_s, is_late=is_late, urgent=urgent, begun=begun)
+        return line.next_up(now_s, is_late=is_late, urgent=urgent, allow_resuming=allow_resuming)
 
     def _start(self, worker: WorkerQueue[T], queued: QueuedRequest[T], now_s: float) -> None:
         worker.start(queued, now_s)
@@ -611,12 +618,14 @@ class DispatchQueue(Generic[T]):
         self._dirty[target.name] = None
 
     def _may_wait(self, arrival: Arrival) -> bool:
-        most, tiers, begun = self.settings.max_requests, self.settings.tiers, arrival.is_rest
+        most, tiers, is_interrupted = self.settings.max_requests, self.settings.tiers, arrival.is_continuation
         if most is None:
             return True
         if tiers is None:
-            return self.waiting < most or not QUEUE_LENGTH.binds(begun=begun)
-        return not TENANT_SHARE.binds(begun=begun) or self.occupancy.admits(arrival, tiers, most)
+            return self.waiting < most or not QUEUE_LENGTH.applies(is_interrupted=is_interrupted)
+        return not TENANT_SHARE.applies(is_interrupted=is_interrupted) or self.occupancy.admits(
+            arrival, tiers, most
+        )
 
     def _headroom(self, worker: WorkerQueue[T]) -> Headroom:
         running, tokens = len(worker.running), worker.running_tokens

@@ -1,6 +1,6 @@
 """Every limit of the router, and whether it applies to new requests, to interrupted streams, or to both. Pure.
 
-An interrupted stream ("begun" in the code) is one whose client has received the first part of the response and whose worker
+An interrupted stream is one whose client has received the first part of the response and whose worker
 has died or is draining: the router has admitted it and delivered part of it, and resumes it on another worker. Limits that
 protect the router from new work do not apply to it. All code that enforces a limit asks the `Limit` object here, so that it
 is enforced in the same way everywhere; docs/router.md shows the table.
@@ -22,92 +22,106 @@ class Limit:
     Attributes:
         name: Unique identifier in metrics and logs.
         key: Configuration key, below ``spec`` of a graph; a sentence if the limit is not configurable.
-        does: What happens to a request that reaches the limit.
-        new: Whether the limit applies to requests whose client has not received anything yet.
-        begun: Whether the limit applies to interrupted streams, which are to be resumed on another worker.
+        effect: What happens to a request that reaches the limit.
+        for_new: Whether the limit applies to requests whose client has not received anything yet.
+        for_interrupted: Whether the limit applies to interrupted streams, which are to be resumed on another worker.
     """
 
     name: str
     key: str
-    does: str
-    new: bool
-    begun: bool
+    effect: str
+    for_new: bool
+    for_interrupted: bool
 
-    def binds(self, *, begun: bool) -> bool:
-        """Return whether the limit applies to an interrupted stream (``begun=True``) or to a new request (``begun=False``)."""
-        return self.begun if begun else self.new
+    def applies(self, *, is_interrupted: bool) -> bool:
+        """Return whether the limit applies to an interrupted stream (``is_interrupted=True``) or to a new request (``is_interrupted=False``)."""
+        return self.for_interrupted if is_interrupted else self.for_new
 
 
-SHEDDING: Final = Limit("shedding", "router.tiers.shedding", "refused", new=True, begun=False)
+SHEDDING: Final = Limit("shedding", "router.tiers.shedding", "refused", for_new=True, for_interrupted=False)
 NO_WORKER: Final = Limit(
-    "no_worker", "no worker serves and none is expected", "refused", new=True, begun=False
+    "no_worker", "no worker serves and none is expected", "refused", for_new=True, for_interrupted=False
 )
 THRESHOLDS: Final = Limit(
     "thresholds",
     "router.admission thresholds at every worker",
     "refused, or waits its tier's turn",
-    new=True,
-    begun=False,
+    for_new=True,
+    for_interrupted=False,
 )
 CAPACITY: Final = Limit(
-    "capacity", "every worker answers `worker at capacity`", "refused", new=True, begun=False
+    "capacity", "every worker answers `worker at capacity`", "refused", for_new=True, for_interrupted=False
 )
 QUEUE_LENGTH: Final = Limit(
-    "queue_length", "router.prefillQueue.maxRequests", "refused", new=True, begun=False
+    "queue_length", "router.prefillQueue.maxRequests", "refused", for_new=True, for_interrupted=False
 )
 TENANT_SHARE: Final = Limit(
-    "tenant_share", "router.tiers.shares, router.tiers.maxTenantShare", "refused", new=True, begun=False
+    "tenant_share",
+    "router.tiers.shares, router.tiers.maxTenantShare",
+    "refused",
+    for_new=True,
+    for_interrupted=False,
 )
 QUEUE_WAIT: Final = Limit(
     "queue_wait",
     "router.prefillQueue.maxWaitSeconds, router.prefillQueue.maxWakeSeconds",
     "refused",
-    new=True,
-    begun=False,
+    for_new=True,
+    for_interrupted=False,
 )
 TIER_TARGET: Final = Limit(
-    "tier_target", "router.tiers.slo end-to-end targets", "waits no longer", new=True, begun=False
+    "tier_target",
+    "router.tiers.slo end-to-end targets",
+    "waits no longer",
+    for_new=True,
+    for_interrupted=False,
 )
-RETRIES: Final = Limit("retries", "router.retries.maxPerRequest", "fails", new=True, begun=False)
+RETRIES: Final = Limit(
+    "retries", "router.retries.maxPerRequest", "fails", for_new=True, for_interrupted=False
+)
 RETRY_BUDGET: Final = Limit(
     "retry_budget",
     "router.retries.budgetFraction, router.retries.minPerSecond",
     "fails",
-    new=True,
-    begun=False,
+    for_new=True,
+    for_interrupted=False,
 )
 CONNECTIONS: Final = Limit(
-    "connections", "the router has no connection left for a worker", "refused", new=True, begun=False
+    "connections",
+    "the router has no connection left for a worker",
+    "refused",
+    for_new=True,
+    for_interrupted=False,
 )
 CONTINUATIONS: Final = Limit(
-    "continuations", "router.retries.maxContinuations", "ends", new=False, begun=True
+    "continuations", "router.retries.maxContinuations", "ends", for_new=False, for_interrupted=True
 )
 WORKER_WAIT: Final = Limit(
-    "worker_wait", "router.retries.continuationWaitSeconds", "ends", new=False, begun=True
+    "worker_wait", "router.retries.continuationWaitSeconds", "ends", for_new=False, for_interrupted=True
 )
 REQUEST_TIME: Final = Limit(
-    "request_time", "router.limits.requestTimeoutSeconds", "ends", new=True, begun=True
+    "request_time", "router.limits.requestTimeoutSeconds", "ends", for_new=True, for_interrupted=True
 )
 LEASE_WAIT: Final = Limit(
     "lease_wait",
     "router.decodeQueue.maxWaitSeconds, or 0.8 of the prompt's lease",
     "the prompt is computed again",
-    new=True,
-    begun=True,
+    for_new=True,
+    for_interrupted=True,
 )
-CONVICTION: Final = Limit(
-    "conviction",
+QUERY_OF_DEATH_LIMIT: Final = Limit(
+    "query_of_death",
     "it ran alone on a worker that died, after it was on two others that died",
     "refused for ten minutes",
-    new=True,
-    begun=True,
+    for_new=True,
+    for_interrupted=True,
 )
 WORKER_ROOM: Final = Limit(
     "worker_room",
     "router.prefillQueue.workerTokens, a worker's requests",
     "waits in the queue",
-    new=True,
-    begun=True,
+    for_new=True,
+    for_interrupted=True,
 )
 
 LIMITS: Final = (
@@ -125,7 +139,7 @@ LIMITS: Final = (
     CONTINUATIONS,
     WORKER_WAIT,
     REQUEST_TIME,
-    CONVICTION,
+    QUERY_OF_DEATH_LIMIT,
     LEASE_WAIT,
     WORKER_ROOM,
 )

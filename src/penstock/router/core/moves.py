@@ -20,19 +20,19 @@ MAX_LOOKUPS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class StreamLeft:
+class StreamProgress:
     """Progress and limits of a stream: the tokens generated so far, and the maximum.
 
     Attributes:
         prompt_tokens: Number of tokens of the prompt.
-        said_tokens: Number of response tokens that the client has received.
+        emitted_tokens: Number of response tokens that the client has received.
         limit_tokens: Maximum number of response tokens; None if only the model's context limits them.
         cached_tokens: Number of prompt tokens expected in the cache of the worker that would compute the prompt again, 0 to
             ``prompt_tokens``.
     """
 
     prompt_tokens: int
-    said_tokens: int
+    emitted_tokens: int
     limit_tokens: int | None
     cached_tokens: int = 0
 
@@ -56,7 +56,7 @@ def prefill_token_s(prefill: Iterable[SpeedCounts]) -> float | None:
     return sum(each.prefill_s for each in counts) / tokens if tokens else None
 
 
-def is_worth_moving(left: StreamLeft, decode: SpeedCounts, token_s: float | None) -> bool:
+def is_worth_moving(left: StreamProgress, decode: SpeedCounts, token_s: float | None) -> bool:
     """Return whether moving a stream to another worker is faster than waiting until its response is complete.
 
     It is if generating the remaining response takes longer than computing the prompt and the response so far on another
@@ -70,8 +70,8 @@ def is_worth_moving(left: StreamLeft, decode: SpeedCounts, token_s: float | None
     """
     if left.limit_tokens is None or not decode.output_tokens or token_s is None:
         return True
-    left_s = (left.limit_tokens - left.said_tokens) * decode.decode_s / decode.output_tokens
-    return left_s > (left.prompt_tokens - left.cached_tokens + left.said_tokens) * token_s
+    left_s = (left.limit_tokens - left.emitted_tokens) * decode.decode_s / decode.output_tokens
+    return left_s > (left.prompt_tokens - left.cached_tokens + left.emitted_tokens) * token_s
 
 
 def cached_tokens(arrival: Arrival, others: Iterable[WorkerQueue[Any]]) -> int:

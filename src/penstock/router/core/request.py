@@ -4,7 +4,7 @@ It covers prefill, KV transfer, decode, refusals for lack of capacity, retries, 
 another worker. `penstock.router.proxy.handler` drives it. It is a generator, so whatever a step occupies (capacity of a
 worker, the KV blocks of a prompt) is released by the ``finally`` next to it, also if the client disconnects.
 
-A stream has "begun" when its first token has arrived from a worker; from then on the request can only be continued, not
+Once the first token of a stream has arrived from a worker, the request can only be continued, not
 restarted.
 """
 
@@ -23,8 +23,8 @@ from penstock.router.core.limits import (
     CAPACITY,
     CONNECTIONS,
     CONTINUATIONS,
-    CONVICTION,
     MAX_WORKER_WAIT_S,
+    QUERY_OF_DEATH_LIMIT,
     QUEUE_WAIT,
     REQUEST_TIME,
     WORKER_WAIT,
@@ -171,7 +171,7 @@ class RequestMachine:
         "_concurrent_prefill",
         "_death_record",
         "_died_s",
-        "_has_begun",
+        "_has_first_token",
         "_is_kept",
         "_is_streaming",
         "_now_s",
@@ -221,7 +221,7 @@ class RequestMachine:
         self._is_kept = False
         # The assignment to the prefill worker that computes concurrently with decode, until that worker has answered.
         self._concurrent_prefill: Assignment[Any] | None = None
-        self._has_begun = self._is_streaming = False
+        self._has_first_token = self._is_streaming = False
         self._sent_s = self._died_s = self._waits_since_s = -inf
         self._can_resume = False
         self._step: Step | End = _SERVED
@@ -269,7 +269,7 @@ class RequestMachine:
 
         inf if no token has arrived yet: the wait limits of the router's queues apply then.
         """
-        if not self._has_begun:
+        if not self._has_first_token:
             return inf
         return min(self.deadline_s, self._waits_since_s + self._plan.worker_wait_s)
 
@@ -303,7 +303,7 @@ class RequestMachine:
         limit = QUEUE_WAIT if isinstance(result, RefusalReason) else CAPACITY
         if result is Problem.SATURATED:
             limit = CONNECTIONS
-        return limit.binds(begun=self._has_begun)
+        return limit.applies(is_interrupted=self._has_first_token)
 
     def _prefill_and_decode(self) -> _StageSteps:
         computed = yield from self._stage(self._plan.entry, self._prefilled)
@@ -391,11 +391,13 @@ class RequestMachine:
     @property
     def _is_retry(self) -> bool:
         """Whether the request was admitted before."""
-        return self._has_begun or bool(self.tries.retries or self.tries.avoid)
+        return self._has_first_token or bool(self.tries.retries or self.tries.avoid)
 
     def _waits_for_room(self) -> bool:
         """Return whether workers that refused for lack of capacity are tried again: only for an interrupted stream, within its limit."""
-        return not CAPACITY.binds(begun=self._has_begun) and self._now_s() < self.waits_until_s
+        return (
+            not CAPACITY.applies(is_interrupted=self._has_first_token) and self._now_s() < self.waits_until_s
+        )
 
     def _prefilled(self, assignment: Assignment[Any]) -> _StageSteps:
         if assignment.role is Role.DECODE:
@@ -435,7 +437,7 @@ class RequestMachine:
             self.steps.append(_SEND_RESPONSE)
         else:
             self.steps.append(_PREFILL_FINISHED)
-            self._has_begun, self._can_resume = True, result.can_resume
+            self._has_first_token, self._can_resume = True, result.can_resume
             self._is_streaming = True
             failure: FailedTry | None = yield _RELAY_STREAM
             if failure is not None:
@@ -482,7 +484,7 @@ class RequestMachine:
             self._death_record = self._death_record or DeathRecord()
             self._death_record.was_at(died)
             self.alone_at = self._death_record.alone_at
-        if self._has_begun:
+        if self._has_first_token:
             return (yield from self._after_beginning(failure, is_convicted=is_convicted))
         if is_convicted:
             return End(EndKind.FAILED, failure)
@@ -490,7 +492,7 @@ class RequestMachine:
         pauses = self.rules.retry(self.tries, failure, now_s, left_s=self.deadline_s - now_s)
         if pauses is None:
             return End(EndKind.FAILED, failure)
-        yield Retry(failure.reason, self._paused(pauses), is_rest=False)
+        yield Retry(failure.reason, self._paused(pauses), is_continuation=False)
         return None
 
     # -- what it has killed ---------------------------------------------------------------------------
@@ -523,7 +525,7 @@ class RequestMachine:
         If two workers die at once, a stream can be sent to the second one, which is already dead, right after the first.
         """
         now_s, before_s, self._died_s = self._now_s(), self._died_s, -inf
-        is_continued = self._has_begun and not self._is_streaming
+        is_continued = self._has_first_token and not self._is_streaming
         if (
             is_continued
             and now_s - self._sent_s <= DEAD_ON_DISPATCH_S
@@ -562,25 +564,27 @@ class RequestMachine:
 
         If no worker was available, the stream has not been continued: it waits for a worker until `waits_until_s`.
         """
-        has_spoken, self._is_streaming = self._is_streaming, False
+        has_sent_tokens, self._is_streaming = self._is_streaming, False
         is_moved = failure.reason == MOVED
         # A suspect's stream that breaks while it runs alone may have killed its worker unnoticed, so it counts: it must not
         # try for ever.
-        counts = has_spoken or self._was_trial or failure.scope is RetryScope.ELSEWHERE or failure.is_timeout
+        counts = (
+            has_sent_tokens or self._was_trial or failure.scope is RetryScope.ELSEWHERE or failure.is_timeout
+        )
         now_s = self._now_s()
-        if has_spoken:
+        if has_sent_tokens:
             self._waits_since_s = now_s
-        why = CONVICTION.name if is_convicted else ""
+        why = QUERY_OF_DEATH_LIMIT.name if is_convicted else ""
         why = why or self._lost_by(failure, now_s, counts=counts and not is_moved)
-        if has_spoken and not why:
+        if has_sent_tokens and not why:
             rest = yield BuildContinuation()
             if rest is Continuation.COMPLETE:
                 return _SERVED
-            why = "" if rest is Continuation.READY else "said"
+            why = "" if rest is Continuation.READY else "response"
         if why:
             self.steps.append(StreamLost(why, failure.reason))
             return End(EndKind.FAILED, failure)
-        if has_spoken:
+        if has_sent_tokens:
             # Retries before the first token, or before this break, are no evidence about the workers that it can be sent to
             # now.
             self.tries.retries = 0
@@ -588,13 +592,13 @@ class RequestMachine:
             # A move is not a retry, because nothing has failed.
             self.tries.avoid |= {each.name for each in failure.workers}
             self.moves += 1
-            yield Retry(MOVED, 0, is_rest=True)
+            yield Retry(MOVED, 0, is_continuation=True)
             return None
         left_s = self.waits_until_s - now_s
-        pauses = self.rules.retry(self.tries, failure, now_s, left_s=left_s, begun=True)
+        pauses = self.rules.retry(self.tries, failure, now_s, left_s=left_s, is_interrupted=True)
         assert pauses is not None  # noqa: S101 - its own limits were asked before
         self.continuations += counts
-        yield Retry(failure.reason, self._paused(pauses), is_rest=has_spoken)
+        yield Retry(failure.reason, self._paused(pauses), is_continuation=has_sent_tokens)
         return None
 
     def _lost_by(self, failure: FailedTry, now_s: float, *, counts: bool) -> str:

@@ -98,12 +98,12 @@ class Retry(NamedTuple):
     Attributes:
         reason: Reason of the failure, for metrics.
         pauses: Length of the pause, as a number of back-off pauses; 0 does not pause.
-        is_rest: Whether the client has received the first part of the response, so that the stream is resumed.
+        is_continuation: Whether the client has received the first part of the response, so that the stream is resumed.
     """
 
     reason: str
     pauses: int
-    is_rest: bool
+    is_continuation: bool
 
 
 # -- steps without an answer --------------------------------------------------------------------------

@@ -459,7 +459,13 @@ class RetryRules:
         self.budget = RetryBudget(config, now_s)
 
     def retry(
-        self, tries: RequestTries, failure: FailedTry, now_s: float, *, left_s: float, begun: bool = False
+        self,
+        tries: RequestTries,
+        failure: FailedTry,
+        now_s: float,
+        *,
+        left_s: float,
+        is_interrupted: bool = False,
     ) -> int | None:
         """Return the number of back-off pauses before a failed request is retried; None if it is not retried.
 
@@ -472,7 +478,7 @@ class RetryRules:
             failure: Failure of the last try, before or after the first token.
             now_s: Current time in simulated seconds.
             left_s: Simulated seconds until the request's deadline; it is not retried if this is <= 0.
-            begun: Whether the client has received the first part of the response. The limits on retries and the retry
+            is_interrupted: Whether the client has received the first part of the response. The limits on retries and the retry
                 budget do not apply then.
         """
         tries.timeouts += failure.is_timeout
@@ -482,19 +488,19 @@ class RetryRules:
         has_others = any(self._others(each, avoid, now_s) for each in failure.workers)
         if failure.scope is RetryScope.NOWHERE or left_s <= 0:
             return None
-        if RETRIES.binds(begun=begun) and (
+        if RETRIES.applies(is_interrupted=is_interrupted) and (
             (failure.scope is RetryScope.ELSEWHERE and not has_others)
             or tries.retries >= self._max_per_request
             or (failure.is_timeout and tries.timeouts > 1)
         ):
             return None
-        if RETRY_BUDGET.binds(begun=begun) and not (
+        if RETRY_BUDGET.applies(is_interrupted=is_interrupted) and not (
             self._leaves_the_failing(failure, avoid, now_s) or self.budget.take(now_s)
         ):
             return None
         tries.retries += 1
         tries.avoid = avoid
-        waits = not has_others and (begun or bool(failure.workers))
+        waits = not has_others and (is_interrupted or bool(failure.workers))
         return min(tries.retries, MAX_PAUSES) if waits else 0
 
     def served(self, tries: RequestTries, worker: Worker, now_s: float) -> None:

@@ -444,20 +444,20 @@ class RouterCore(Generic[T]):
     def _refusal(
         self, item: T, role: Role, arrival: Arrival, now_s: float, *, is_new: bool
     ) -> Refuse[T] | None:
-        begun = arrival.is_rest
-        if self.tiers is not None and is_new and SHEDDING.binds(begun=begun):
+        is_interrupted = arrival.is_continuation
+        if self.tiers is not None and is_new and SHEDDING.applies(is_interrupted=is_interrupted):
             tokens = self.entry_queue.prompt_tokens.expected(arrival.tokens)
             self.tiers.count_requested(arrival.tier, tokens, self._first_stage(now_s), now_s)
             shed = self.tiers.arrived(arrival.tier)
             if shed is not None:
                 recover_s = self.tiers.monitor.tiers.shedding.recover_seconds
                 return Refuse(item, role, RefusalReason.SHED, shed, recover_s)
-        if NO_WORKER.binds(begun=begun):
+        if NO_WORKER.applies(is_interrupted=is_interrupted):
             unserved = self._unserved(item, role, arrival, now_s, is_new=is_new)
             if unserved is not None:
                 return unserved
         full = self.full_stage(role, now_s, is_new=is_new)
-        if full is None or not THRESHOLDS.binds(begun=begun):
+        if full is None or not THRESHOLDS.applies(is_interrupted=is_interrupted):
             return None
         if self.tiers and (not is_new or self._waits_its_turn(self.tiers, arrival, full, now_s)):
             return None

@@ -112,9 +112,9 @@ class AwaitingFirstToken(KeyedAmounts[tuple[str, int]]):
     def __init__(self) -> None:
         super().__init__()
         # When the latest answers began.
-        self._begun_s: defaultdict[tuple[str, int], deque[float]] = defaultdict(deque)
+        self._first_token_s: defaultdict[tuple[str, int], deque[float]] = defaultdict(deque)
 
-    def begun(self, item: Any, now_s: float) -> None:
+    def got_first_token(self, item: Any, now_s: float) -> None:
         """Record that the first token of the request ``item`` has arrived at ``now_s``; does nothing if the request was not added."""
         found = self.leave(item)
         if found is not None:
@@ -138,10 +138,10 @@ class AwaitingFirstToken(KeyedAmounts[tuple[str, int]]):
         return len(_TIERS)
 
     def _recent_s(self, place: tuple[str, int], now_s: float) -> deque[float]:
-        begun_s = self._begun_s[place]
-        while begun_s and now_s - begun_s[0] > WINDOW_S:
-            begun_s.popleft()
-        return begun_s
+        first_token_s = self._first_token_s[place]
+        while first_token_s and now_s - first_token_s[0] > WINDOW_S:
+            first_token_s.popleft()
+        return first_token_s
 
 
 class ShareExcess:
@@ -282,7 +282,7 @@ class TierControl:
         found = self._uncomputed.leave(item)
         if found is not None:
             self._computed[found[0]].add(found[1], now_s)
-        self._awaiting_first.begun(item, now_s)
+        self._awaiting_first.got_first_token(item, now_s)
 
     def share_deviation(self, tier: Tier, now_s: float) -> float | None:
         """Return a tier's fraction of the prompt tokens computed in the last simulated minute, minus its configured share.

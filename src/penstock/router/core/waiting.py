@@ -48,9 +48,9 @@ class QueueSettings:
             scale to zero. The wait is never limited to less than `max_wait_s`, which counts from the time at which all
             stages have a worker. The limit is shortened when the startup times of workers are known (`WakeTimes`). None
             applies `max_wait_s` alone, whether there are workers or not.
-        wait_limit: Limit that `max_wait_s` and `max_wake_s` configure; its field `begun` determines whether the two apply
+        wait_limit: Limit that `max_wait_s` and `max_wake_s` configure; its field `for_interrupted` determines whether the two apply
             to interrupted streams.
-        begun_wait_s: Maximum wait of an interrupted stream to which `wait_limit` does not apply, in simulated seconds.
+        resume_wait_s: Maximum wait of an interrupted stream to which `wait_limit` does not apply, in simulated seconds.
         order: Order of the requests in a worker's own queue; the central queue is first in, first out.
         slo_s: TTFT target, in simulated seconds. Rebalancing moves requests that would miss it, and the deadline-aware
             order puts them last.
@@ -64,7 +64,7 @@ class QueueSettings:
     max_wait_s: float | None = None
     max_wake_s: float | None = None
     wait_limit: Limit = QUEUE_WAIT
-    begun_wait_s: float = MAX_WORKER_WAIT_S
+    resume_wait_s: float = MAX_WORKER_WAIT_S
     order: QueueOrder = QueueOrder.ARRIVAL
     slo_s: float = 5.0
     tiers: TiersConfig | None = None
@@ -90,22 +90,22 @@ class QueueSettings:
         """Return a tier's TTFT target by which the deadline-aware order sorts, in simulated seconds; None if the tier has no target."""
         return self.slo_s if self.tiers is None else slo_of(self.tiers, tier).ttft_seconds
 
-    def longest_wait_s(self, tier: Tier, *, begun: bool = False) -> float:
+    def longest_wait_s(self, tier: Tier, *, is_interrupted: bool = False) -> float:
         """Return the maximum wait while workers serve, in simulated seconds; inf if nothing limits it.
 
-        The limit is that of an interrupted stream that is to be resumed (``begun=True``) or of a new request. A new request
+        The limit is that of an interrupted stream that is to be resumed (``is_interrupted=True``) or of a new request. A new request
         does not wait longer than its tier's end-to-end target, because its response would be too late anyway.
         """
-        if not self.wait_limit.binds(begun=begun):
-            return self.begun_wait_s
-        return min(self._most_s, self._useful_s(tier, begun=begun))
+        if not self.wait_limit.applies(is_interrupted=is_interrupted):
+            return self.resume_wait_s
+        return min(self._most_s, self._useful_s(tier, is_interrupted=is_interrupted))
 
     def deadline_s(
         self,
         tier: Tier,
         since_s: float,
         *,
-        begun: bool = False,
+        is_interrupted: bool = False,
         served_s: float = -inf,
         max_startup_wait_s: float = inf,
     ) -> float:
@@ -114,28 +114,28 @@ class QueueSettings:
         Args:
             tier: Tier of the request.
             since_s: Time at which the request began to wait.
-            begun: Whether the request resumes an interrupted stream.
+            is_interrupted: Whether the request resumes an interrupted stream.
             served_s: Time since which every stage has had a worker that can be routed to; inf if a stage has none now, so
                 that the limit for starting workers applies.
             max_startup_wait_s: Maximum wait for workers that are starting, in simulated seconds, derived from measured
                 startup times; inf applies the configured `max_wake_s`.
         """
-        if not self.wait_limit.binds(begun=begun):
-            return since_s + self.begun_wait_s
+        if not self.wait_limit.applies(is_interrupted=is_interrupted):
+            return since_s + self.resume_wait_s
         if self.max_wake_s is None:
             own_s = since_s + self._most_s
         elif served_s == inf:
             own_s = since_s + max(min(max_startup_wait_s, self.max_wake_s), self._most_s)
         else:
             own_s = max(since_s, served_s) + self._most_s
-        return min(own_s, since_s + self._useful_s(tier, begun=begun))
+        return min(own_s, since_s + self._useful_s(tier, is_interrupted=is_interrupted))
 
     @property
     def _most_s(self) -> float:
         return inf if self.max_wait_s is None else self.max_wait_s
 
-    def _useful_s(self, tier: Tier, *, begun: bool) -> float:
-        if not TIER_TARGET.binds(begun=begun):
+    def _useful_s(self, tier: Tier, *, is_interrupted: bool) -> float:
+        if not TIER_TARGET.applies(is_interrupted=is_interrupted):
             return inf
         e2e_s = None if self.tiers is None else slo_of(self.tiers, tier).end_to_end_seconds
         return inf if e2e_s is None else e2e_s
@@ -192,7 +192,7 @@ class WakeTimes:
     def __init__(self, max_s: float) -> None:
         self._max_s = max_s
         self._took_s: deque[float] = deque(maxlen=MAX_WAKE_SAMPLES)
-        self._begun_s: float | None = None
+        self._wake_started_s: float | None = None
         self._was_served = False
 
     @property
@@ -219,15 +219,15 @@ class WakeTimes:
         Does nothing if a wake-up is already being measured, or if workers have not been available since the router
         started: they may then have started long ago, so that the duration would be too short.
         """
-        if self._begun_s is None and self._was_served:
-            self._begun_s = now_s
+        if self._wake_started_s is None and self._was_served:
+            self._wake_started_s = now_s
 
     def served(self, now_s: float) -> None:
         """Record that every stage has a worker; this ends the measurement of a startup (wake-up), if one is under way."""
         self._was_served = True
-        if self._begun_s is not None:
-            self._took_s.append(now_s - self._begun_s)
-            self._begun_s = None
+        if self._wake_started_s is not None:
+            self._took_s.append(now_s - self._wake_started_s)
+            self._wake_started_s = None
 
     def left_s(self, now_s: float) -> float | None:
         """Return the expected simulated seconds until workers are ready for waiting requests; None if no startup is under way.
@@ -235,9 +235,9 @@ class WakeTimes:
         If the startup (wake-up) under way already takes longer than the slowest of the last 8, or if fewer than 3 were
         observed, it is expected to take as long again as it has taken so far.
         """
-        if self._begun_s is None:
+        if self._wake_started_s is None:
             return None
-        past_s, slowest_s = now_s - self._begun_s, self.slowest_s
+        past_s, slowest_s = now_s - self._wake_started_s, self.slowest_s
         return slowest_s - past_s if slowest_s is not None and past_s < slowest_s else past_s
 
     def least_left_s(self, now_s: float) -> float:
@@ -246,6 +246,6 @@ class WakeTimes:
         The fastest startup is that of the last 8 observed. Returns 0 if no startup (wake-up) is under way, if fewer than 3
         were observed, or if the present startup already takes longer than the fastest one.
         """
-        if self._begun_s is None or len(self._took_s) < MIN_WAKE_SAMPLES:
+        if self._wake_started_s is None or len(self._took_s) < MIN_WAKE_SAMPLES:
             return 0.0
-        return max(0.0, min(self._took_s) - (now_s - self._begun_s))
+        return max(0.0, min(self._took_s) - (now_s - self._wake_started_s))

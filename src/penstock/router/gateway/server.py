@@ -174,11 +174,11 @@ class GatewayWorkerCalls(WorkerCalls):
 class GatewayHandler(CompletionHandler):
     """Serves the completion requests that Envoy relays from a gateway."""
 
-    exchanges_type = GatewayWorkerCalls
+    worker_calls_type = GatewayWorkerCalls
 
-    def may_go_on(self, call: CompletionCall) -> bool:
+    def can_resume(self, call: CompletionCall) -> bool:
         """Return whether another worker could resume the stream of ``call``; False if Envoy relays the stream."""
-        return not _is_forwarded(call) and super().may_go_on(call)
+        return not _is_forwarded(call) and super().can_resume(call)
 
     def writes_stream(self, call: CompletionCall) -> bool:
         """Return whether this router writes the client's stream itself; False if Envoy relays the worker's stream."""

@@ -61,7 +61,7 @@ class Prompt(_Struct):
     is_non_streaming: bool
     tier: Tier
     tenant: Name
-    is_rest: bool = False
+    is_continuation: bool = False
     alone_at: Annotated[tuple[Role, ...], msgspec.Meta(max_length=8)] = ()
 
 
@@ -77,7 +77,7 @@ def prompt_of(arrival: Arrival) -> Prompt:
         arrival.is_non_streaming,
         arrival.tier,
         arrival.tenant,
-        arrival.is_rest,
+        arrival.is_continuation,
         arrival.alone_at,
     )
 

@@ -31,7 +31,7 @@ class Arrival:
         is_non_streaming: Whether the response arrives in one piece, so that the end of the prefill cannot be observed.
         tier: Tier of the request.
         tenant: Identifier of the tenant to which the request belongs; empty if it belongs to none.
-        is_rest: Whether the request resumes a stream whose first part the client has received. It waits for capacity in cases
+        is_continuation: Whether the request resumes a stream whose first part the client has received. It waits for capacity in cases
             in which a new request is rejected.
         alone_at: Roles on whose workers the request must run alone, because it is suspected of crashing workers; usually
             empty.
@@ -49,7 +49,7 @@ class Arrival:
     is_non_streaming: bool = False
     tier: Tier = Tier.STANDARD
     tenant: str = ""
-    is_rest: bool = False
+    is_continuation: bool = False
     alone_at: tuple[Role, ...] = ()
     packed: InitVar[bytes | None] = None
     prefix: Prefix = field(init=False, repr=False, compare=False)
@@ -148,19 +148,19 @@ class Lane(Generic[T]):
     Attributes:
         queue: Waiting requests that are not streams to be resumed and not in `late`, by the caller's identifier
             (`QueuedRequest.item`), in order of arrival.
-        begun: Waiting streams that are to be resumed on another worker, by the same identifier.
+        resuming: Waiting streams that are to be resumed on another worker, by the same identifier.
         late: Waiting requests that were found to be unable to meet their TTFT target when it was their turn, by the same
             identifier; they are served after the others, except that every tenth turn is theirs.
         late_tokens: Number of uncached tokens of the requests in `late`.
     """
 
-    __slots__ = ("_late_turns", "_was_begun", "begun", "late", "late_tokens", "queue")
+    __slots__ = ("_last_was_resuming", "_late_turns", "late", "late_tokens", "queue", "resuming")
     has_tiers = False
 
     def __init__(self) -> None:
         self.queue: dict[T, QueuedRequest[T]] = {}
-        self.begun: dict[T, QueuedRequest[T]] = {}
-        self._was_begun = False
+        self.resuming: dict[T, QueuedRequest[T]] = {}
+        self._last_was_resuming = False
         self.late: dict[T, QueuedRequest[T]] = {}
         self.late_tokens = 0
         self._late_turns = 0
@@ -170,27 +170,29 @@ class Lane(Generic[T]):
         return 0
 
     def __bool__(self) -> bool:
-        return bool(self.queue or self.late or self.begun)
+        return bool(self.queue or self.late or self.resuming)
 
     def __iter__(self) -> Iterator[QueuedRequest[T]]:
-        yield from self.begun.values()
+        yield from self.resuming.values()
         yield from self.late.values()
         yield from self.queue.values()
 
     @property
     def oldest_s(self) -> float | None:
         """Time at which the request that has waited longest began to wait, in simulated seconds; None if no request waits."""
-        firsts = [next(iter(each.values())).since_s for each in (self.begun, self.late, self.queue) if each]
+        firsts = [
+            next(iter(each.values())).since_s for each in (self.resuming, self.late, self.queue) if each
+        ]
         return min(firsts, default=None)
 
     def put(self, queued: QueuedRequest[T], *, is_first: bool = False) -> None:
         """Add a request after the other waiting ones, or before them (``is_first``).
 
-        A stream that is to be resumed on another worker is put into a queue of its own (`begun`). These streams are
+        A stream that is to be resumed on another worker is put into a queue of its own (`resuming`). These streams are
         always served in the order in which they were added, whatever ``is_first`` is.
         """
-        if queued.arrival.is_rest:
-            self.begun[queued.item] = queued
+        if queued.arrival.is_continuation:
+            self.resuming[queued.item] = queued
         elif is_first:
             self.queue = {queued.item: queued, **self.queue}
         else:
@@ -202,15 +204,15 @@ class Lane(Generic[T]):
         Raises:
             KeyError: the request does not wait in this lane.
         """
-        if queued.arrival.is_rest:
-            del self.begun[queued.item]
+        if queued.arrival.is_continuation:
+            del self.resuming[queued.item]
         elif self.queue.pop(queued.item, None) is None:
             del self.late[queued.item]
             self.late_tokens -= queued.uncached
 
     def charge(self, queued: QueuedRequest[T]) -> None:
         """Record that ``queued`` was dispatched, so that streams to be resumed and new requests are served in turn."""
-        self._was_begun = queued.arrival.is_rest
+        self._last_was_resuming = queued.arrival.is_continuation
 
     def in_order(self, *, hit_first: bool) -> Iterator[QueuedRequest[T]]:
         """Iterate over the waiting requests in the order in which they are served.
@@ -229,7 +231,7 @@ class Lane(Generic[T]):
         hit_first: bool = False,
         is_late: IsLate[T] | None = None,
         urgent: bool = False,  # noqa: ARG002 - where there are no tiers a worker has room for all or for none
-        begun: bool = False,  # noqa: ARG002 - likewise
+        allow_resuming: bool = False,  # noqa: ARG002 - likewise
     ) -> QueuedRequest[T] | None:
         """Return the request to be served next, without removing it; None if no request waits.
 
@@ -240,10 +242,10 @@ class Lane(Generic[T]):
             is_late: Returns whether a request can no longer meet its TTFT target. Such late requests are served after all
                 others here, except that every tenth turn is theirs. None treats no request as late.
             urgent: Only used by `TierQueue.next_up`.
-            begun: Only used by `TierQueue.next_up`.
+            allow_resuming: Only used by `TierQueue.next_up`.
         """
-        if self.begun and not (self._was_begun and (self.queue or self.late)):
-            return next(iter(self.begun.values()))
+        if self.resuming and not (self._last_was_resuming and (self.queue or self.late)):
+            return next(iter(self.resuming.values()))
         while (queued := self._first(hit_first=hit_first)) is not None:
             if is_late is None or not is_late(queued):
                 break

@@ -175,7 +175,7 @@ class TierQueue(Generic[T]):
         hit_first: bool = False,
         is_late: IsLate[T] | None = None,
         urgent: bool = False,
-        begun: bool = False,
+        allow_resuming: bool = False,
     ) -> QueuedRequest[T] | None:
         """Return the waiting request to be served next, without removing it; None if no request may be served.
 
@@ -188,11 +188,11 @@ class TierQueue(Generic[T]):
             urgent: Whether only an urgent request may be returned: one of the system tier, or of the premium tier while
                 that tier was served at most 8 rounds (`BURST_ROUNDS`) more than its share. Beyond that, premium waits its
                 turn if a request of another tier waits as well.
-            begun: Whether a stream to be resumed, of any tier, may be returned if no request is urgent.
+            allow_resuming: Whether a stream to be resumed, of any tier, may be returned if no request is urgent.
         """
         tier = self._urgent_tier() if urgent else self._next_tier(now_s)
         if tier is None:
-            return self._oldest_begun() if begun else None
+            return self._oldest_resuming() if allow_resuming else None
         return self._tiers[tier].next_lane().next_up(now_s, hit_first=hit_first, is_late=is_late)
 
     def _count(self, rank: int, tokens: int) -> None:
@@ -210,9 +210,9 @@ class TierQueue(Generic[T]):
         least = (1 - BURST_ROUNDS) * quantum(self._settings, Tier.PREMIUM)
         return Tier.PREMIUM if self._credits[Tier.PREMIUM] > least else None
 
-    def _oldest_begun(self) -> QueuedRequest[T] | None:
+    def _oldest_resuming(self) -> QueuedRequest[T] | None:
         lanes = (lane for tier in self._tiers.values() for lane in tier.lanes.values())
-        firsts = [next(iter(lane.begun.values())) for lane in lanes if lane.begun]
+        firsts = [next(iter(lane.resuming.values())) for lane in lanes if lane.resuming]
         return min(firsts, key=lambda queued: queued.since_s, default=None)
 
     def _waiting(self) -> list[Tier]:

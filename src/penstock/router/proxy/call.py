@@ -21,7 +21,7 @@ from penstock.router.metrics import RouterMetrics
 from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.auth import TierIdentity
 from penstock.router.proxy.completion import CompletionRequest
-from penstock.router.proxy.continuation import BegunStream
+from penstock.router.proxy.continuation import ResumableStream
 from penstock.router.proxy.failures import ErrorResponse
 from penstock.router.proxy.kv_transfer import PrefillAnswer
 from penstock.router.proxy.prefix import Keyed
@@ -30,7 +30,7 @@ _NS: Final = 1e9
 
 
 @dataclass(slots=True, eq=False)
-class PrefillBeside:
+class ConcurrentPrefill:
     """A prefill that runs concurrently with the decode of the same request.
 
     Attributes:
@@ -89,7 +89,7 @@ class CompletionCall:
         failed_status: HTTP status that the error would have had, if the request failed after the head with status 200 but
             before any token; 0 otherwise.
         asks_ids: Whether workers are asked for token ids, so that another worker can resume the stream by them.
-        begun: State of a stream that another worker could resume; None if no token has arrived yet or no other worker could
+        resumable: State of a stream that another worker could resume; None if no token has arrived yet or no other worker could
             resume it.
         response: Response of the assigned worker; None if none has arrived.
         prefill: Prefill that runs concurrently with decode; None if there is none.
@@ -127,9 +127,9 @@ class CompletionCall:
     has_comments_alone: bool = False
     failed_status: int = 0
     asks_ids: bool = False
-    begun: BegunStream | None = None
+    resumable: ResumableStream | None = None
     response: StreamingResponse | None = None
-    prefill: PrefillBeside | None = None
+    prefill: ConcurrentPrefill | None = None
     beginning: bytes = b""
     usage: Any = None
     reads_kv: bool = False
@@ -168,17 +168,19 @@ class CompletionCall:
         }
 
     @property
-    def is_rest(self) -> bool:
+    def is_continuation(self) -> bool:
         """Whether the request to the worker is for the remaining part of an interrupted stream, instead of the entire response."""
-        return self.begun is not None and self.begun.said is not None
+        return self.resumable is not None and self.resumable.emitted is not None
 
     @property
-    def said_tokens(self) -> int:
+    def emitted_tokens(self) -> int:
         """Number of response tokens that the client has already, and that the worker gets with the prompt to resume the stream.
 
         0 unless an interrupted stream is resumed.
         """
-        return 0 if self.begun is None or self.begun.said is None else self.begun.said.tokens
+        return (
+            0 if self.resumable is None or self.resumable.emitted is None else self.resumable.emitted.tokens
+        )
 
     @property
     def tier(self) -> Tier:
@@ -195,7 +197,7 @@ class CompletionCall:
             bytes_per_token: Mean number of bytes per token, to convert between prefix keys and tokens.
         """
         keyed, is_complete, avoid = self.keyed, not self.request.stream, self.tries.avoid | unpaired
-        tokens = self.prompt_tokens + self.said_tokens
+        tokens = self.prompt_tokens + self.emitted_tokens
         tier, tenant = self.tier, "" if self.identity is None else self.identity.tenant
         if role is Role.DECODE or keyed is None:
             is_complete = is_complete and role is Role.DECODE
@@ -206,7 +208,7 @@ class CompletionCall:
                 is_non_streaming=is_complete,
                 tier=tier,
                 tenant=tenant,
-                is_rest=self.is_rest,
+                is_continuation=self.is_continuation,
                 alone_at=self.machine.alone_at,
             )
         return Arrival(
@@ -220,7 +222,7 @@ class CompletionCall:
             is_non_streaming=is_complete and role is not Role.PREFILL,
             tier=tier,
             tenant=tenant,
-            is_rest=self.is_rest,
+            is_continuation=self.is_continuation,
             alone_at=self.machine.alone_at,
         )
 
@@ -276,11 +278,11 @@ class RequestTrace:
         attributes: dict[str, str | int | float | bool] = {"penstock.worker": call.assignment.worker.name}
         if call.tries.retries:
             attributes["penstock.retries"] = call.tries.retries
-        is_rest = call.machine.continuations > 0
-        if is_rest:
+        is_continuation = call.machine.continuations > 0
+        if is_continuation:
             attributes["penstock.continuations"] = call.machine.continuations
         self._call = self._span.child(call.assignment.role.value, attributes, is_call=True)
-        if is_rest and self._broken is not None:
+        if is_continuation and self._broken is not None:
             self._call.link(self._broken, "continues")
         others = [each for each in call.upstream_headers if each[0] != b"traceparent"]
         call.upstream_headers = (*others, (b"traceparent", self._call.traceparent))

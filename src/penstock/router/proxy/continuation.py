@@ -82,8 +82,8 @@ class OverlapFilter:
     The worker generates this part again, because a prompt can only end at certain points of a text.
     """
 
-    def __init__(self, said: EmittedPrefix) -> None:
-        self._left = said.shown[len(said.text) :]
+    def __init__(self, emitted: EmittedPrefix) -> None:
+        self._left = emitted.shown[len(emitted.text) :]
 
     def new(self, text: Any) -> str:
         """Return the part of ``text`` that the client does not have yet.
@@ -113,10 +113,10 @@ class StreamSplicer(ABC):
             usage.
     """
 
-    def __init__(self, said: EmittedPrefix) -> None:
-        self.tokens = said.tokens
+    def __init__(self, emitted: EmittedPrefix) -> None:
+        self.tokens = emitted.tokens
         self.usage: dict[str, Any] | None = None
-        self._overlap = OverlapFilter(said)
+        self._overlap = OverlapFilter(emitted)
         self._splitter = EventSplitter()
 
     def splice(self, data: bytes) -> bytes:
@@ -159,25 +159,25 @@ class StreamSplicer(ABC):
 
 
 @dataclass(slots=True)
-class BegunStream:
+class ResumableStream:
     """The state of a stream whose client has its first part, and which another worker could resume.
 
     Attributes:
-        kept: Record of the part of the stream that the present worker sends, from which the request to another worker would
+        record: Record of the part of the stream that the present worker sends, from which the request to another worker would
             be made.
         request: Request of the client.
         hides_ids: Whether token ids are removed from the events for the client, because the router has requested them and
             the client has not.
-        said: Part of the stream that the client had before, and that the present worker continues; None if the present
+        emitted: Part of the stream that the client had before, and that the present worker continues; None if the present
             worker is the first one.
         last_real_s: ``time.monotonic()`` when the last token was relayed; 0 before it.
         splicer: Joins the present worker's events to the part before; None if the present worker is the first one.
     """
 
-    kept: StreamRecord
+    record: StreamRecord
     request: CompletionRequest
     hides_ids: bool = False
-    said: EmittedPrefix | None = None
+    emitted: EmittedPrefix | None = None
     last_real_s: float = 0.0
     splicer: StreamSplicer | None = None
 
@@ -335,26 +335,32 @@ _OF_CHAT: Final = frozenset(
 
 
 def continuation_request(
-    request: CompletionRequest, said: EmittedPrefix, *, context_tokens: int | None = None
+    request: CompletionRequest, emitted: EmittedPrefix, *, context_tokens: int | None = None
 ) -> CompletionRequest | None:
     """Return the request for the remaining part of an interrupted stream; None if its token limit is reached.
 
     Args:
         request: Request of the client.
-        said: Part of the stream that the client has.
+        emitted: Part of the stream that the client has.
         context_tokens: Context length of the model in tokens, which limits a chat without `max_tokens`; None if unknown.
     """
-    body = _body_by_ids(request, said, context_tokens) if said.token_ids else _body_by_text(request, said)
+    body = (
+        _body_by_ids(request, emitted, context_tokens)
+        if emitted.token_ids
+        else _body_by_text(request, emitted)
+    )
     for key in LIMITS:
         if isinstance(body.get(key), int):
-            body[key] -= said.tokens
+            body[key] -= emitted.tokens
             if body[key] < 1:
                 return None
     if isinstance(body.get("min_tokens"), int):
-        body["min_tokens"] = max(0, body["min_tokens"] - said.tokens)
-    size = 0 if said.token_ids else request.prompt_bytes + len(said.text.encode())
-    rest = request._replace(body=body, raw=encoded(body), prompt_bytes=size, prompt_ids=len(said.token_ids))
-    if said.token_ids:
+        body["min_tokens"] = max(0, body["min_tokens"] - emitted.tokens)
+    size = 0 if emitted.token_ids else request.prompt_bytes + len(emitted.text.encode())
+    rest = request._replace(
+        body=body, raw=encoded(body), prompt_bytes=size, prompt_ids=len(emitted.token_ids)
+    )
+    if emitted.token_ids:
         return rest._replace(endpoint=ApiEndpoint.COMPLETIONS, path=_COMPLETIONS)
     if request.endpoint is ApiEndpoint.MESSAGES:
         return rest._replace(endpoint=ApiEndpoint.CHAT, path=_CHATS)
@@ -362,13 +368,13 @@ def continuation_request(
 
 
 def _body_by_ids(
-    request: CompletionRequest, said: EmittedPrefix, context_tokens: int | None
+    request: CompletionRequest, emitted: EmittedPrefix, context_tokens: int | None
 ) -> dict[str, Any]:
     """Return the body of a completion that continues the exact token ids, and asks for ids itself."""
     is_chat = request.endpoint is ApiEndpoint.CHAT
     dropped = _OF_CHAT if is_chat else ()
     body = {key: value for key, value in request.body.items() if key not in dropped}
-    body |= {"prompt": list(said.token_ids), WITH_IDS: True}
+    body |= {"prompt": list(emitted.token_ids), WITH_IDS: True}
     body.pop("truncate_prompt_tokens", None)
     if not is_chat:
         body.setdefault("max_tokens", _DEFAULT_TOKENS)
@@ -377,28 +383,28 @@ def _body_by_ids(
     limit = next((each for each in given if isinstance(each, int)), None)
     if limit is None:
         assert context_tokens is not None  # noqa: S101 - see `takes_tokens`
-        limit = context_tokens - len(said.token_ids) + said.tokens
+        limit = context_tokens - len(emitted.token_ids) + emitted.tokens
     body["max_tokens"] = limit
     return body
 
 
-def _body_by_text(request: CompletionRequest, said: EmittedPrefix) -> dict[str, Any]:
+def _body_by_text(request: CompletionRequest, emitted: EmittedPrefix) -> dict[str, Any]:
     body = dict(request.body)
     if request.endpoint is ApiEndpoint.MESSAGES:
         body = _chat_body(body)
     if "messages" in body:
         messages = list(body["messages"])
         if body.get("continue_final_message"):
-            messages[-1] = {**messages[-1], "content": _text_of(messages[-1]) + said.text}
+            messages[-1] = {**messages[-1], "content": _text_of(messages[-1]) + emitted.text}
             body["messages"] = messages
-        elif said.text:
-            messages.append({"role": "assistant", "content": said.text})
+        elif emitted.text:
+            messages.append({"role": "assistant", "content": emitted.text})
             body |= {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
     elif request.endpoint is ApiEndpoint.RESPONSES:
-        body["input"] = _open_input(body["input"], said)
+        body["input"] = _open_input(body["input"], emitted)
     else:
         prompt = body["prompt"]
-        body["prompt"] = (prompt if isinstance(prompt, str) else prompt[0]) + said.text
+        body["prompt"] = (prompt if isinstance(prompt, str) else prompt[0]) + emitted.text
         body.setdefault("max_tokens", _DEFAULT_TOKENS)
     return body
 
@@ -409,13 +415,13 @@ def _chat_body(body: dict[str, Any]) -> dict[str, Any]:
     return {**chat, "messages": chat_of(body), "stream_options": {"include_usage": True}}
 
 
-def _open_input(given: Any, said: EmittedPrefix) -> Any:
+def _open_input(given: Any, emitted: EmittedPrefix) -> Any:
     """Return a response's input with the text so far as a message in progress, which vLLM 0.32 leaves open."""
-    if not said.text:
+    if not emitted.text:
         return given
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    content = [{"type": "output_text", "text": said.text, "annotations": []}]
-    message = {"type": "message", "role": "assistant", "id": said.head["item_id"], "content": content}
+    content = [{"type": "output_text", "text": emitted.text, "annotations": []}]
+    message = {"type": "message", "role": "assistant", "id": emitted.head["item_id"], "content": content}
     return [*items, message | {"status": "in_progress"}]
 
 
@@ -427,16 +433,16 @@ def _text_of(message: dict[str, Any]) -> str:
 class CompletionSplicer(StreamSplicer):
     """Joins the parts of an interrupted stream of the completions or chat API, so that the client sees one stream."""
 
-    def __init__(self, said: EmittedPrefix, request: CompletionRequest) -> None:
-        """Create the splicer for the client's ``request``, of whose response the client has ``said``.
+    def __init__(self, emitted: EmittedPrefix, request: CompletionRequest) -> None:
+        """Create the splicer for the client's ``request``, of whose response the client has ``emitted``.
 
         If a chat is resumed by tokens, the remaining part comes as a completion, and is converted to a chat's events.
         """
-        super().__init__(said)
-        self._head = said.head
+        super().__init__(emitted)
+        self._head = emitted.head
         self._is_chat = request.endpoint is ApiEndpoint.CHAT
-        self._again_tokens = self._again_ids = said.reported - said.tokens
-        self._characters = len(said.text)
+        self._again_tokens = self._again_ids = emitted.reported - emitted.tokens
+        self._characters = len(emitted.text)
 
     def _spliced_chunk(self, chunk: dict[str, Any]) -> bytes | None:
         if "choices" not in chunk:
@@ -490,28 +496,28 @@ def _make_delta(choice: dict[str, Any]) -> None:
         choice.pop("stop_reason", None)
 
 
-def ending(request: CompletionRequest, said: EmittedPrefix, prompt_tokens: int | None) -> bytes:
+def ending(request: CompletionRequest, emitted: EmittedPrefix, prompt_tokens: int | None) -> bytes:
     """Return the final events (finish reason, usage, ``[DONE]``) of a stream of which the client has the complete text.
 
     Args:
         request: Request of the client.
-        said: Part of the stream that the client has. If it has no finish reason, the reason is that the token limit is
+        emitted: Part of the stream that the client has. If it has no finish reason, the reason is that the token limit is
             reached.
         prompt_tokens: Number of prompt tokens as a worker has counted them; None if unknown, and no usage is then sent.
     """
     events = b""
-    if said.finish_reason is None:
+    if emitted.finish_reason is None:
         is_chat = request.endpoint is ApiEndpoint.CHAT
-        said_last: dict[str, Any] = {"delta": {}} if is_chat else {"text": ""}
-        choice = {"index": 0, **said_last, "finish_reason": "length"}
-        events += encode_event(orjson.dumps({**said.head, "choices": [choice]}))
+        last_delta: dict[str, Any] = {"delta": {}} if is_chat else {"text": ""}
+        choice = {"index": 0, **last_delta, "finish_reason": "length"}
+        events += encode_event(orjson.dumps({**emitted.head, "choices": [choice]}))
     options = request.body.get("stream_options")
     asks_usage = isinstance(options, dict) and options.get("include_usage")
-    if asks_usage and not said.has_usage and prompt_tokens is not None:
+    if asks_usage and not emitted.has_usage and prompt_tokens is not None:
         usage = {
             "prompt_tokens": prompt_tokens,
-            "completion_tokens": said.tokens,
-            "total_tokens": prompt_tokens + said.tokens,
+            "completion_tokens": emitted.tokens,
+            "total_tokens": prompt_tokens + emitted.tokens,
         }
-        events += encode_event(orjson.dumps({**said.head, "choices": [], "usage": usage}))
+        events += encode_event(orjson.dumps({**emitted.head, "choices": [], "usage": usage}))
     return events + DONE

@@ -100,14 +100,14 @@ class CompletionHandler:
     """Serves completion requests within the router's limits, and reports outcomes to the workers' circuit breakers.
 
     Attributes:
-        exchanges_type: Class that calls workers and reports the outcomes; a subclass of this class can set another one.
+        worker_calls_type: Class that calls workers and reports the outcomes; a subclass of this class can set another one.
         retry_after_s: Minimum value of the Retry-After header of rejections, in real seconds; can change while requests are
             in flight.
         queries_of_death: Requests that have crashed workers, repeats of which are rejected for 10 simulated minutes.
         moves: Moves streams from draining workers to other ones.
     """
 
-    exchanges_type: ClassVar[type[WorkerCalls]] = WorkerCalls
+    worker_calls_type: ClassVar[type[WorkerCalls]] = WorkerCalls
 
     def __init__(self, context: RouterContext, transfers: KvTransfers) -> None:
         settings, clock = context.settings, context.clock
@@ -130,31 +130,33 @@ class CompletionHandler:
             for is_single in (False, True)
         }
         self._needs_prefill = is_split and not kv_transfer.decodes_alone
-        self._carries = kv_transfer.paths
+        self._transfer_paths = kv_transfer.paths
         self._retries = RetryRules(context.admission.core.pool, retries, clock.now_s())
         self.queries_of_death = QueriesOfDeath(clock.now_s)
-        self._rests = StreamContinuations(retries, settings.graph, context.metrics, self.queries_of_death)
-        self._reads_rest = asyncio.Lock()
-        self.moves = StreamMoves(context, self._rests)
+        self._continuations = StreamContinuations(
+            retries, settings.graph, context.metrics, self.queries_of_death
+        )
+        self._builds_continuation = asyncio.Lock()
+        self.moves = StreamMoves(context, self._continuations)
         keep_alive_s = settings.config.keep_alive_seconds
         self._wait_comments = WaitComments(None if keep_alive_s is None else clock.to_real_s(keep_alive_s))
-        self._exchanges = self.exchanges_type(
+        self._worker_calls = self.worker_calls_type(
             context,
-            may_go_on=self.may_go_on,
+            can_resume=self.can_resume,
             on_prefill_end=self._prefill_ended,
         )
         # Each raises ClientDisconnected if the client has disconnected.
-        self._ask: Mapping[type[Step], Callable[[CompletionCall, Any], Awaitable[StepResult]]] = {
+        self._step_handlers: Mapping[type[Step], Callable[[CompletionCall, Any], Awaitable[StepResult]]] = {
             AcquireWorker: self._acquire,
-            SendRequest: self._exchanges.send,
+            SendRequest: self._worker_calls.send,
             ConfirmLease: self._confirm,
             RelayStream: self._stream,
             AwaitPrefill: self._await_prefill,
             AwaitOutage: self._await_outage,
             Retry: self._retry,
-            BuildContinuation: self._read_rest,
+            BuildContinuation: self._build_continuation,
         }
-        self._do: Mapping[type[Notification], Callable[[CompletionCall, Any], None]] = {
+        self._notification_handlers: Mapping[type[Notification], Callable[[CompletionCall, Any], None]] = {
             PrefillFinished: self._computed,
             SendResponse: self._deliver,
             ReleaseWorker: self._release,
@@ -163,8 +165,8 @@ class CompletionHandler:
             RefusedAtCapacity: self._refused_at_capacity,
             CountTransfer: self._count_transfer,
             ReleaseKv: self._release_kv,
-            StreamLost: self._rests.lose,
-            QueryOfDeath: self._rests.refuse,
+            StreamLost: self._continuations.lose,
+            QueryOfDeath: self._continuations.refuse,
         }
         self._prompt_costs = context.prompt_costs
         self._clock = clock
@@ -183,19 +185,19 @@ class CompletionHandler:
             self._metrics.arrived_tokens += call.prompt_tokens
         self._retries.budget.request_arrived()
         machine = call.machine = RequestMachine(
-            self._plans[self._is_carried(call.request)],
+            self._plans[self._can_transfer(call.request)],
             self._retries,
             call.tries,
             self._clock.now_s,
-            deadline_s=self._clock.to_simulated_s(call.arrived_real_s + self._exchanges.request_real_s),
+            deadline_s=self._clock.to_simulated_s(call.arrived_real_s + self._worker_calls.request_real_s),
         )
         if call.request.stream and self.writes_stream(call):
             self._wait_comments.arrive(call)
-            call.asks_ids = self._rests.asks_ids(call.request)
+            call.asks_ids = self._continuations.asks_ids(call.request)
         try:
             step = machine.advance(None)
             while not isinstance(step, End):
-                step = machine.advance(await self._ask[type(step)](call, step))
+                step = machine.advance(await self._step_handlers[type(step)](call, step))
                 if machine.steps:
                     self._do_notifications(call)
             if step.kind is not EndKind.SERVED:
@@ -205,20 +207,20 @@ class CompletionHandler:
             machine.advance(None if call.is_delivered else CLIENT_DISCONNECTED)
             self._do_notifications(call)
             if isinstance(problem, Exception) and not isinstance(problem, ClientDisconnected):
-                self._fail_begun(call, problem)
+                self._fail_started_stream(call, problem)
             raise
         finally:
             self._wait_comments.end(call)
-            if call.begun is not None:
-                call.begun.kept.drop()
+            if call.resumable is not None:
+                call.resumable.record.drop()
                 self.moves.end(call)
 
-    def may_go_on(self, call: CompletionCall) -> bool:
+    def can_resume(self, call: CompletionCall) -> bool:
         """Return whether another worker could resume the stream of ``call``, which starts now, if it breaks off.
 
         If so, the stream's events are recorded from now on.
         """
-        return self._rests.begin(call) is not None
+        return self._continuations.begin(call) is not None
 
     def writes_stream(self, call: CompletionCall) -> bool:  # noqa: ARG002 - gateways need it
         """Return True: this router writes the client's stream itself, so that it can start it before a worker has answered.
@@ -230,12 +232,12 @@ class CompletionHandler:
     def _check_kv_transfer(self, request: CompletionRequest) -> None:
         if not self._needs_prefill or request.endpoint.is_relayed:
             return
-        if not self._is_carried(request):
+        if not self._can_transfer(request):
             raise RequestRefused(400, _ONE_PROMPT, code="not_handed_over")
 
-    def _is_carried(self, request: CompletionRequest) -> bool:
+    def _can_transfer(self, request: CompletionRequest) -> bool:
         """Whether the KV of a request's prompt can be transferred."""
-        is_on_path = self._carries is None or request.path in self._carries
+        is_on_path = self._transfer_paths is None or request.path in self._transfer_paths
         return is_on_path and decode_only_reason(request) is None
 
     def _answer_failure(self, call: CompletionCall, end: End) -> None:
@@ -257,7 +259,7 @@ class CompletionHandler:
         else:
             self._refuse(call, response)
 
-    def _fail_begun(self, call: CompletionCall, problem: Exception) -> None:
+    def _fail_started_stream(self, call: CompletionCall, problem: Exception) -> None:
         """End a stream that has started with an error event, so that a fault of the router does not look like a complete response."""
         if call.responder.started and not call.responder.closed:
             response = internal_error()
@@ -272,7 +274,7 @@ class CompletionHandler:
         if call.has_comments_alone:
             call.failed_status = response.status
         # The rest of a stream may be requested by another API than the client's.
-        request = call.request if call.begun is None else call.begun.request
+        request = call.request if call.resumable is None else call.resumable.request
         call.responder.write(error_event_of(request.path, response))
         call.responder.break_off()
 
@@ -283,7 +285,7 @@ class CompletionHandler:
         steps = call.machine.steps
         while steps:
             step = steps.pop(0)
-            self._do[type(step)](call, step)
+            self._notification_handlers[type(step)](call, step)
 
     def _release(self, call: CompletionCall, _: ReleaseWorker) -> None:
         response, call.response = call.response, None
@@ -297,11 +299,11 @@ class CompletionHandler:
         self._admission.prefilled(call.assignment, step.cached_tokens)
 
     def _deliver(self, call: CompletionCall, _: SendResponse) -> None:
-        self._exchanges.note_usage(call, call.usage)
+        self._worker_calls.note_usage(call, call.usage)
         call.responder.send(200, call.beginning, content_type=JSON, headers=call.headers)
 
-    def _prefill_ended(self, call: CompletionCall, came: PrefillOutcome) -> None:
-        call.machine.advance(ConcurrentPrefillEnded(came))
+    def _prefill_ended(self, call: CompletionCall, outcome: PrefillOutcome) -> None:
+        call.machine.advance(ConcurrentPrefillEnded(outcome))
         self._do_notifications(call)
 
     def _prefill_computed(self, call: CompletionCall, step: ConcurrentPrefillFinished) -> None:
@@ -315,7 +317,7 @@ class CompletionHandler:
             self._admission.release(prefill.assignment)
 
     async def _await_prefill(self, call: CompletionCall, _: AwaitPrefill) -> None:
-        await self._exchanges.wait_for_prefill(call)
+        await self._worker_calls.wait_for_prefill(call)
 
     async def _await_outage(self, _call: CompletionCall, step: AwaitOutage) -> None:
         """Connect to the worker's port until it refuses, which shows that the process is gone, or for as long as health checks take."""
@@ -344,19 +346,19 @@ class CompletionHandler:
             self._transfers.release(call.transfer, call.upstream_headers)
 
     async def _retry(self, call: CompletionCall, step: Retry) -> None:
-        if step.is_rest:
-            self._rests.go_on(call, step.reason)
+        if step.is_continuation:
+            self._continuations.count_resumed(call, step.reason)
             self._wait_comments.begin(call)
         else:
             self._metrics.retries[step.reason] += 1
         if step.pauses:
             await asyncio.sleep(_BACKOFF_REAL_S * step.pauses)
 
-    async def _read_rest(self, call: CompletionCall, _: BuildContinuation) -> StepResult:
+    async def _build_continuation(self, call: CompletionCall, _: BuildContinuation) -> StepResult:
         # A dead worker breaks many streams at once. One stream is read per turn of the event loop, so that other tasks do not
         # wait for all of them.
-        async with self._reads_rest:
-            rest = self._rests.read(call)
+        async with self._builds_continuation:
+            rest = self._continuations.read(call)
             await asyncio.sleep(0)
         return rest
 
@@ -374,7 +376,7 @@ class CompletionHandler:
             unpaired = self._transfers.unpaired(role, call.transfer)
             arrival = call.arrival(role, unpaired, self._prompt_costs.bytes_per_token)
             waiting = admission.wait(role, arrival, is_retry=step.is_retry)
-            assignment = await (waiting if call.begun is None else self._wait_in_time(call, waiting))
+            assignment = await (waiting if call.resumable is None else self._wait_in_time(call, waiting))
         except AdmissionError as exc:
             call.refusal = refusal(exc)
             return exc.reason
@@ -418,7 +420,7 @@ class CompletionHandler:
 
     async def _stream(self, call: CompletionCall, _: RelayStream) -> FailedTry | None:
         """Relay a stream; return None at its end, which can be an error event of the worker, else the failure."""
-        response, responder, begun = call.response, call.responder, call.begun
+        response, responder, resumable = call.response, call.responder, call.resumable
         assert response is not None  # noqa: S101 - it has begun
         meter = RelayMeter(
             self._metrics,
@@ -428,9 +430,11 @@ class CompletionHandler:
             dispatched_real_s=call.dispatched_real_s,
             speed=self._clock.speed,
             prefilled=call.transfer if call.reads_kv else None,
-            may_go_on=begun is not None,
+            can_resume=resumable is not None,
         )
-        observe = meter.observe if begun is None else self._rests.follow(begun, meter, call.ttft_s)
+        observe = (
+            meter.observe if resumable is None else self._continuations.follow(resumable, meter, call.ttft_s)
+        )
         if call.machine.alone_at:
             observe = partial(_observe_suspect, call, meter, observe)
         self.moves.follow(call, meter)
@@ -453,21 +457,25 @@ class CompletionHandler:
             raise
         except UpstreamError as problem:
             if not meter.is_done:
-                if meter.is_mid_event and not call.reads_kv and begun is None:
+                if meter.is_mid_event and not call.reads_kv and resumable is None:
                     # The client has the first part of an event; the following data must not become part of it.
                     responder.write(b"\n\n")
                 if isinstance(problem, StreamMoved):
                     call.problem = problem
                     return FailedTry(MOVED, RetryScope.ANYWHERE, (call.assignment.worker,))
-                failed = self._exchanges.failed(call, call.assignment, problem)
+                failed = self._worker_calls.failed(call, call.assignment, problem)
                 assert isinstance(failed, FailedTry)  # noqa: S101 - it is not an error reply
                 return failed
             responder.end()
         finally:
             self.moves.leave(call)
             call.ttft_s = meter.ttft_s
-            usage, tokens = (meter.usage, meter.tokens) if begun is None else self._rests.said(begun, meter)
-            self._exchanges.note_usage(call, usage)
+            usage, tokens = (
+                (meter.usage, meter.tokens)
+                if resumable is None
+                else self._continuations.emitted(resumable, meter)
+            )
+            self._worker_calls.note_usage(call, usage)
             call.output_tokens = max(call.output_tokens, tokens)
         self._note_own_error(call, meter)
         return None

@@ -20,12 +20,12 @@ class MessageSplicer(StreamSplicer):
     The stream consists of one text block, whose start the client has: the events that start it are not sent again.
     """
 
-    def __init__(self, said: EmittedPrefix) -> None:
-        super().__init__(said)
+    def __init__(self, emitted: EmittedPrefix) -> None:
+        super().__init__(emitted)
         self._stop_reason = "end_turn"
 
     def _spliced(self, event: bytes) -> bytes:
-        return self._ending() if payload(event) == _DONE else super()._joined(event)
+        return self._ending() if payload(event) == _DONE else super()._spliced(event)
 
     def _spliced_chunk(self, chunk: dict[str, Any]) -> bytes | None:
         if "choices" not in chunk:

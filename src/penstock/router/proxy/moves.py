@@ -37,11 +37,11 @@ class StreamMoves:
     Only streams that another worker could resume are moved; they are recorded by their present worker.
     """
 
-    def __init__(self, context: RouterContext, rests: StreamContinuations) -> None:
+    def __init__(self, context: RouterContext, continuations: StreamContinuations) -> None:
         self._core = context.admission.core
         self._clock = context.clock
         self._prompt_costs = context.prompt_costs
-        self._rests = rests
+        self._continuations = continuations
         self._after_s = context.settings.config.drain.migrate_after_seconds
         self._streams: dict[Worker, dict[CompletionCall, RelayMeter]] = {}
         self._drains_since_s: dict[Worker, float] = {}
@@ -55,7 +55,7 @@ class StreamMoves:
         if it drains and another worker could resume the stream.
         """
         self._moving.discard(call)
-        if call.begun is not None and self._after_s is not None:
+        if call.resumable is not None and self._after_s is not None:
             self._streams.setdefault(call.assignment.worker, {})[call] = meter
 
     def leave(self, call: CompletionCall) -> None:
@@ -102,7 +102,7 @@ class StreamMoves:
                 or not self._gains(call, meter, worker, token_s)
             ):
                 continue
-            if not self._rests.can_continue(call):
+            if not self._continuations.can_continue(call):
                 del streams[call]
                 continue
             self._moving.add(call)
@@ -113,7 +113,7 @@ class StreamMoves:
 
     def _gains(self, call: CompletionCall, meter: RelayMeter, worker: Worker, token_s: float | None) -> bool:
         """Return whether moving a stream is worthwhile; its prompt is looked up only if the cached tokens are decisive."""
-        left = self._rests.left(call, meter)
+        left = self._continuations.left(call, meter)
         if is_worth_moving(left, worker.speed, token_s):
             return True
         if not is_worth_moving(replace(left, cached_tokens=left.prompt_tokens), worker.speed, token_s):

@@ -204,7 +204,7 @@ BY_TEXT: Final = (
 )
 """Reasons for which a stream is resumed by text even if the router resumes streams by tokens."""
 
-BEGUN: Final = NotResumable("a tool call or reasoning that has begun", "no API takes up half of it")
+STARTED_PART: Final = NotResumable("a tool call or reasoning that has begun", "no API takes up half of it")
 NO_IDS: Final = NotResumable(f"`{WITH_IDS}` without ids in the stream", "the worker gives none")
 ENDING: Final = NotResumable(
     "a response whose last events have begun", "the worker alone has the rest of them"
@@ -215,7 +215,7 @@ UNKNOWN: Final = NotResumable(
     "an event of a form that the router does not know", "what it says cannot be continued"
 )
 
-OF_STREAM: Final = (BEGUN, ENDING, NO_IDS, NOT_KEPT, UNKNOWN)
+OF_STREAM: Final = (STARTED_PART, ENDING, NO_IDS, NOT_KEPT, UNKNOWN)
 """Reasons that depend on what the worker has sent."""
 
 

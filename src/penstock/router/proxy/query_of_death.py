@@ -24,7 +24,7 @@ QUERY_OF_DEATH = "query_of_death"
 
 
 @dataclass(frozen=True, slots=True)
-class _Conviction:
+class _Rejection:
     """The time until which a body is rejected, in simulated seconds, and a description for the client."""
 
     until_s: float
@@ -41,7 +41,7 @@ class QueriesOfDeath:
 
     def __init__(self, now_s: Callable[[], float], *, most: int = REMEMBERED) -> None:
         self._now_s = now_s
-        self._convicted: LruCache[str, _Conviction] = LruCache(most)
+        self._rejected: LruCache[str, _Rejection] = LruCache(most)
 
     def add(self, body: bytes, before: Sequence[str], worker: str) -> str:
         """Reject requests with this body, which has crashed workers, for 10 simulated minutes (`REFUSED_S`); return its hash.
@@ -55,7 +55,7 @@ class QueriesOfDeath:
         """
         digest = xxhash.xxh3_64_hexdigest(body)
         facts = f"ran on {' and '.join(before)} when they died, then alone on {worker}, which died too"
-        self._convicted.put(digest, _Conviction(self._now_s() + REFUSED_S, facts))
+        self._rejected.put(digest, _Rejection(self._now_s() + REFUSED_S, facts))
         return digest
 
     def check(self, body: bytes) -> None:
@@ -66,18 +66,18 @@ class QueriesOfDeath:
         Raises:
             RequestRefused: 422, requests with this body are rejected now.
         """
-        if not self._convicted:
+        if not self._rejected:
             return
         digest = xxhash.xxh3_64_hexdigest(body)
-        conviction = self._convicted.get(digest)
-        if conviction is None:
+        entry = self._rejected.get(digest)
+        if entry is None:
             return
-        left_s = conviction.until_s - self._now_s()
+        left_s = entry.until_s - self._now_s()
         if left_s <= 0:
-            self._convicted.forget(digest)
+            self._rejected.forget(digest)
             return
         message = (
-            f"request {digest} {conviction.facts}; it is refused for another {left_s:.0f} s, so that it does not kill more "
+            f"request {digest} {entry.facts}; it is refused for another {left_s:.0f} s, so that it does not kill more "
             "workers; change it, or see the workers' logs"
         )
         raise RequestRefused(422, message, code=QUERY_OF_DEATH)

@@ -28,10 +28,10 @@ class ResponseSplicer(StreamSplicer):
         number: Number of the last event that the client has.
     """
 
-    def __init__(self, said: EmittedPrefix, before: ResponseSplicer | None) -> None:
-        super().__init__(said)
-        self._said = said.text
-        self._head = dict(said.head)
+    def __init__(self, emitted: EmittedPrefix, before: ResponseSplicer | None) -> None:
+        super().__init__(emitted)
+        self._emitted = emitted.text
+        self._head = dict(emitted.head)
         number = self._head.pop("sequence_number")
         self.number: int = number if before is None else before.number
         self._item_id = self._head.pop("item_id")
@@ -45,7 +45,7 @@ class ResponseSplicer(StreamSplicer):
             if not chunk["delta"]:
                 return b""
         elif kind == "response.output_text.done":
-            chunk["text"] = self._said + chunk["text"]
+            chunk["text"] = self._emitted + chunk["text"]
         elif "part" in chunk:
             self._complete([chunk["part"]])
         elif "item" in chunk:
@@ -73,4 +73,4 @@ class ResponseSplicer(StreamSplicer):
     def _complete(self, parts: list[dict[str, Any]]) -> None:
         for part in parts:
             if part.get("type") == "output_text":
-                part["text"] = self._said + part["text"]
+                part["text"] = self._emitted + part["text"]

@@ -150,8 +150,8 @@ class RelayMeter:
         speed: Time factor: simulated seconds per real second, 1 in production.
         prefilled: Response of the prefill worker, whose cached-token count replaces that in usage events; None leaves them
             unchanged.
-        kept: Record of the relayed events, by which another worker could resume the stream; None records nothing.
-        may_go_on: Whether another worker can resume the stream. If it can, only complete events are relayed, and no error
+        record: Record of the relayed events, by which another worker could resume the stream; None records nothing.
+        can_resume: Whether another worker can resume the stream. If it can, only complete events are relayed, and no error
             event.
         tokens: Number of events with text so far; one token each unless the worker batches them.
         ttft_s: Time from arrival to first token, in simulated seconds; None before it.
@@ -168,8 +168,8 @@ class RelayMeter:
     dispatched_real_s: float
     speed: float
     prefilled: PrefillAnswer | None
-    kept: StreamRecord | None = None
-    may_go_on: bool = False
+    record: StreamRecord | None = None
+    can_resume: bool = False
     tokens: int = 0
     ttft_s: float | None = None
     usage: dict[str, Any] | None = None
@@ -189,7 +189,7 @@ class RelayMeter:
     def __post_init__(self) -> None:
         """Look up the objects that each read needs."""
         self._tail, self._itl = self._splitter.tail, self.metrics.itl
-        self._is_held = self.may_go_on or self.prefilled is not None
+        self._is_held = self.can_resume or self.prefilled is not None
 
     @property
     def is_mid_event(self) -> bool:
@@ -200,7 +200,7 @@ class RelayMeter:
     def is_complete(self) -> bool:
         """Whether the stream has ended with its complete text; ``[DONE]`` without a blank line after it counts."""
         is_done = self.is_done or payload(bytes(self._tail)) == _DONE
-        return is_done and not (self.has_error and self.may_go_on)
+        return is_done and not (self.has_error and self.can_resume)
 
     def observe(self, data: bytes, at: int = 0) -> bytes:
         """Count the tokens and gaps of one read from the worker, and return the bytes to send to the client.
@@ -229,18 +229,18 @@ class RelayMeter:
                 self.last_real_s = now_real_s
                 self.tokens += count
                 self.assignment.grow(count, gap_s)
-                if self.kept is not None:
-                    self.kept.append(data[at:-2] if at else data)
+                if self.record is not None:
+                    self.record.append(data[at:-2] if at else data)
                     if self.tokens >= self._recorded_at:
                         self._record()
                 return data
         body = data[at:-2] if at else data
         sent = self._observe_slowly(body, now_real_s)
-        if self.kept is not None:
-            self.kept.append(sent)
+        if self.record is not None:
+            self.record.append(sent)
             if (
                 self.tokens >= self._recorded_at
-                or len(self.kept.unread) >= BATCH
+                or len(self.record.unread) >= BATCH
                 or len(sent) >= LARGE_READ_BYTES
             ):
                 self._record()
@@ -248,8 +248,8 @@ class RelayMeter:
 
     def _record(self) -> None:
         self._recorded_at = self.tokens + BATCH
-        if self.kept is not None:
-            self.kept.read()
+        if self.record is not None:
+            self.record.read()
 
     def rest(self) -> bytes:
         """Return the bytes of an incomplete event at the end of the stream, which were not sent to the client; empty if there are none.
@@ -266,8 +266,8 @@ class RelayMeter:
         count = 0
         is_same = not had_tail and not self._tail
         for index, event in enumerate(events):
-            is_token, rewritten = self._read_event(event, has_begun=self.tokens + count > 0)
-            if self.has_error and self.may_go_on:
+            is_token, rewritten = self._read_event(event, has_first_token=self.tokens + count > 0)
+            if self.has_error and self.can_resume:
                 del events[index:]
                 is_same = False
                 break
@@ -303,12 +303,12 @@ class RelayMeter:
         self.tokens += count
         self.assignment.grow(count, gap_s)
 
-    def _read_event(self, event: bytes, *, has_begun: bool) -> tuple[bool, bytes | None]:
+    def _read_event(self, event: bytes, *, has_first_token: bool) -> tuple[bool, bytes | None]:
         """Return whether the event contains a token, and the bytes to send instead of it (None sends it unchanged).
 
         The JSON is only parsed until the first token; after it every chunk counts as one.
         """
-        if self.has_error and self.may_go_on:
+        if self.has_error and self.can_resume:
             return False, None
         data = payload(event)
         is_error = event.startswith(ERROR_EVENT)
@@ -321,7 +321,7 @@ class RelayMeter:
         if event.startswith(_RESPONSE_EVENT):
             return self._read_response_event(event[: event.find(b"\n")].strip(), data), None
         has_usage = _USAGE in data
-        if has_begun and not has_usage:
+        if has_first_token and not has_usage:
             return True, None
         return self._read_chunk(data, has_usage=has_usage)
 

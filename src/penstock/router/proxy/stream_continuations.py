@@ -11,16 +11,16 @@ from penstock.api.router_workers import RetriesConfig
 from penstock.core.http.streaming import Observe
 from penstock.core.logs import get_logger
 from penstock.router.core.limits import LIMITS as ROUTER_LIMITS
-from penstock.router.core.moves import StreamLeft
+from penstock.router.core.moves import StreamProgress
 from penstock.router.core.request_steps import Continuation, QueryOfDeath, StreamLost
 from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.completion import CompletionRequest
 from penstock.router.proxy.continuation import (
     LIMITS,
-    BegunStream,
     CompletionSplicer,
     EmittedPrefix,
+    ResumableStream,
     StreamSplicer,
     continuation_request,
     emitted_prefix,
@@ -70,12 +70,12 @@ class StreamContinuations:
             and takes_tokens(request, self._context_tokens)
         )
 
-    def begin(self, call: CompletionCall) -> BegunStream | None:
+    def begin(self, call: CompletionCall) -> ResumableStream | None:
         """Return the state of a stream that starts, or is resumed by another worker; the stream is recorded from now on.
 
         Returns None if no other worker could resume the stream if it breaks off.
         """
-        if call.begun is None and self._most and (call.asks_ids or not refusal_of(call.request)):
+        if call.resumable is None and self._most and (call.asks_ids or not refusal_of(call.request)):
             record = StreamRecord(
                 call.request,
                 self._total,
@@ -83,35 +83,35 @@ class StreamContinuations:
                 by_tokens=call.asks_ids,
             )
             hides_ids = call.asks_ids and not call.request.body.get(WITH_IDS)
-            call.begun = BegunStream(record, call.request, hides_ids)
-        return call.begun
+            call.resumable = ResumableStream(record, call.request, hides_ids)
+        return call.resumable
 
-    def follow(self, begun: BegunStream, meter: RelayMeter, ttft_s: float | None) -> Observe:
+    def follow(self, resumable: ResumableStream, meter: RelayMeter, ttft_s: float | None) -> Observe:
         """Return the function that processes each read from the present worker and returns the bytes for the client.
 
         Args:
-            begun: State of the stream.
+            resumable: State of the stream.
             meter: Measures the present worker's stream, and processes each read if the stream was not resumed.
             ttft_s: TTFT of the stream in simulated seconds; only used for a stream that is resumed, and None if no token
                 has arrived.
         """
-        meter.kept = begun.kept
+        meter.record = resumable.record
         observe: Observe = meter.observe
-        if begun.splicer is not None:
-            meter.ttft_s, meter.last_real_s = ttft_s, begun.last_real_s
-            observe = partial(_observe_rest, meter, begun.splicer)
-        return partial(observe_without_ids, observe) if begun.hides_ids else observe
+        if resumable.splicer is not None:
+            meter.ttft_s, meter.last_real_s = ttft_s, resumable.last_real_s
+            observe = partial(_observe_continuation, meter, resumable.splicer)
+        return partial(observe_without_ids, observe) if resumable.hides_ids else observe
 
-    def said(self, begun: BegunStream, meter: RelayMeter) -> tuple[dict[str, Any] | None, int]:
+    def emitted(self, resumable: ResumableStream, meter: RelayMeter) -> tuple[dict[str, Any] | None, int]:
         """Return the usage object and the number of output tokens of the entire stream, when the part of the present worker has ended.
 
         The usage object is None if no worker has sent one.
         """
         if meter.tokens:
-            begun.last_real_s = meter.last_real_s
-        if begun.splicer is None:
+            resumable.last_real_s = meter.last_real_s
+        if resumable.splicer is None:
             return meter.usage, meter.tokens
-        return begun.splicer.usage, begun.splicer.tokens + meter.tokens
+        return resumable.splicer.usage, resumable.splicer.tokens + meter.tokens
 
     def read(self, call: CompletionCall) -> Continuation:
         """Change a call's request to the request for the remaining part of its interrupted stream.
@@ -119,48 +119,48 @@ class StreamContinuations:
         Returns `Continuation.READY` if that was possible, or `Continuation.IMPOSSIBLE` if the stream cannot be resumed. If only the end of
         the stream is missing, that is sent to the client instead, and the result is `Continuation.COMPLETE`.
         """
-        begun = _begun(call)
-        said = emitted_prefix(begun.kept, begun.said)
-        if said.refusal:
+        resumable = _resumable(call)
+        emitted = emitted_prefix(resumable.record, resumable.emitted)
+        if emitted.refusal:
             return Continuation.IMPOSSIBLE
-        rest = None if said.finish_reason else self._request_of(begun, said)
-        if rest is None and begun.request.endpoint in _ENDS_UNKNOWN:
+        rest = None if emitted.finish_reason else self._request_of(resumable, emitted)
+        if rest is None and resumable.request.endpoint in _ENDS_UNKNOWN:
             return Continuation.IMPOSSIBLE
         if rest is None:
             counted = call.prompt_tokens if call.prompt_counted else None
-            if said.token_ids:
-                counted = len(said.token_ids) - said.tokens
-            call.responder.write(ending(begun.request, said, counted))
+            if emitted.token_ids:
+                counted = len(emitted.token_ids) - emitted.tokens
+            call.responder.write(ending(resumable.request, emitted, counted))
             call.responder.end()
             call.is_delivered = True
             return Continuation.COMPLETE
         call.request, call.transfer = rest, None
-        begun.kept.drop()
-        begun.said, begun.splicer = said, _splicer_of(begun, said)
+        resumable.record.drop()
+        resumable.emitted, resumable.splicer = emitted, _splicer_of(resumable, emitted)
         return Continuation.READY
 
-    def _request_of(self, begun: BegunStream, said: EmittedPrefix) -> CompletionRequest | None:
-        return continuation_request(begun.request, said, context_tokens=self._context_tokens)
+    def _request_of(self, resumable: ResumableStream, emitted: EmittedPrefix) -> CompletionRequest | None:
+        return continuation_request(resumable.request, emitted, context_tokens=self._context_tokens)
 
-    def left(self, call: CompletionCall, meter: RelayMeter) -> StreamLeft:
+    def left(self, call: CompletionCall, meter: RelayMeter) -> StreamProgress:
         """Return how many tokens of a stream the client has, and the maximum of the stream, without parsing its events."""
-        begun = _begun(call)
-        before = 0 if begun.splicer is None else begun.splicer.tokens
-        limits = (begun.request.body.get(key) for key in LIMITS)
+        resumable = _resumable(call)
+        before = 0 if resumable.splicer is None else resumable.splicer.tokens
+        limits = (resumable.request.body.get(key) for key in LIMITS)
         limit = next((each for each in limits if isinstance(each, int)), None)
-        return StreamLeft(call.prompt_tokens, before + meter.tokens * self._tokens_per_event, limit)
+        return StreamProgress(call.prompt_tokens, before + meter.tokens * self._tokens_per_event, limit)
 
     def can_continue(self, call: CompletionCall) -> bool:
         """Return whether another worker could resume the stream of ``call`` if it breaks off now.
 
         Once this is False for a stream, it stays False.
         """
-        begun = _begun(call)
-        return not refusal_of_stream(begun.kept, begun.said)
+        resumable = _resumable(call)
+        return not refusal_of_stream(resumable.record, resumable.emitted)
 
-    def go_on(self, call: CompletionCall, reason: str) -> None:
+    def count_resumed(self, call: CompletionCall, reason: str) -> None:
         """Count and log a stream that is resumed on another worker because of ``reason``."""
-        splicer = _begun(call).splicer
+        splicer = _resumable(call).splicer
         assert splicer is not None  # noqa: S101 - its rest was read
         self._metrics.continuations[reason] += 1
         log.info("stream continues elsewhere", reason=reason, left=call.worker, tokens=splicer.tokens)
@@ -171,9 +171,9 @@ class StreamContinuations:
         if why == "request":
             why = "" if call.asks_ids else refusal_of(call.request)
             why = why or ("a gateway relays it" if self._most else "retries.maxContinuations is 0")
-        elif why == "said":
-            begun = _begun(call)
-            why = refusal_of_stream(begun.kept, begun.said) or str(ENDING)
+        elif why == "response":
+            resumable = _resumable(call)
+            why = refusal_of_stream(resumable.record, resumable.emitted) or str(ENDING)
         elif why in _LIMIT_BY_NAME:
             limit = _LIMIT_BY_NAME[why]
             why = f"{limit.name}: {limit.key}"
@@ -188,7 +188,7 @@ class StreamContinuations:
 
     def refuse(self, call: CompletionCall, step: QueryOfDeath) -> None:
         """Reject repeats of a request that has crashed workers for 10 simulated minutes (`REFUSED_S`), and log the hash of its body."""
-        raw = (call.request if call.begun is None else call.begun.request).raw
+        raw = (call.request if call.resumable is None else call.resumable.request).raw
         digest = self._queries_of_death.add(raw, step.before, step.worker)
         log.warning(
             "request refused that killed a worker",
@@ -199,21 +199,23 @@ class StreamContinuations:
         )
 
 
-def _splicer_of(begun: BegunStream, said: EmittedPrefix) -> StreamSplicer:
+def _splicer_of(resumable: ResumableStream, emitted: EmittedPrefix) -> StreamSplicer:
     """Return what joins the next worker's events to those that the client has."""
-    endpoint = begun.request.endpoint
+    endpoint = resumable.request.endpoint
     if endpoint is ApiEndpoint.MESSAGES:
-        return MessageSplicer(said)
+        return MessageSplicer(emitted)
     if endpoint is ApiEndpoint.RESPONSES:
-        return ResponseSplicer(said, begun.splicer if isinstance(begun.splicer, ResponseSplicer) else None)
-    return CompletionSplicer(said, begun.request)
+        return ResponseSplicer(
+            emitted, resumable.splicer if isinstance(resumable.splicer, ResponseSplicer) else None
+        )
+    return CompletionSplicer(emitted, resumable.request)
 
 
-def _begun(call: CompletionCall) -> BegunStream:
-    assert call.begun is not None  # noqa: S101 - only a stream that may continue is asked for its rest
-    return call.begun
+def _resumable(call: CompletionCall) -> ResumableStream:
+    assert call.resumable is not None  # noqa: S101 - only a stream that may continue is asked for its rest
+    return call.resumable
 
 
-def _observe_rest(meter: RelayMeter, splicer: StreamSplicer, data: bytes, at: int = 0) -> bytes:
+def _observe_continuation(meter: RelayMeter, splicer: StreamSplicer, data: bytes, at: int = 0) -> bytes:
     """Process one read of a resumed stream, and return the bytes for the client; the arguments are those of `RelayMeter.observe`."""
     return splicer.splice(meter.observe(data[at:-2] if at else data))

@@ -21,9 +21,9 @@ import orjson
 from penstock.core.http.sse import EventSplitter, payload
 from penstock.router.proxy.completion import CompletionRequest
 from penstock.router.proxy.not_resumable import (
-    BEGUN,
     ENDING,
     NOT_KEPT,
+    STARTED_PART,
     UNKNOWN,
     NotResumable,
 )
@@ -43,7 +43,7 @@ _ID: Final = "I"
 """Of an array of ids: 32 bits each."""
 _MAX_ID: Final = 2**32 - 1
 PROMPT_IDS: Final = "prompt_token_ids"
-_SAID_KEYS: Final = frozenset(
+_TEXT_KEYS: Final = frozenset(
     {"role", "content", "index", "logprobs", "finish_reason", "stop_reason", "text", "token_ids", PROMPT_IDS}
 )
 _HEAD_KEYS: Final = ("id", "created", "model", "object")
@@ -332,8 +332,8 @@ class StreamRecord:
         text = delta.get("content" if "delta" in choice else "text")
         ids = choice.get("token_ids")
         _check(isinstance(text, _OPTIONAL_STR) and isinstance(ids, _OPTIONAL_LIST))
-        if any(value and key not in _SAID_KEYS for key, value in delta.items()):
-            raise _NotResumable(BEGUN)
+        if any(value and key not in _TEXT_KEYS for key, value in delta.items()):
+            raise _NotResumable(STARTED_PART)
         self._read_prompt(choice.get(PROMPT_IDS))
         self.finish_reason = reason or self.finish_reason
         if ids:
@@ -360,14 +360,14 @@ class StreamRecord:
             item = chunk.get("item")
             _check(isinstance(item, dict))
             if "item_id" in head or item.get("type") != "message":
-                raise _NotResumable(BEGUN)
+                raise _NotResumable(STARTED_PART)
             head["item_id"] = item.get("id")
         elif kind == "response.output_text.delta":
             text = chunk.get("delta")
             _check(isinstance(text, _OPTIONAL_STR))
             self._add([text or ""], 0)
         elif kind.endswith(".delta"):
-            raise _NotResumable(BEGUN)
+            raise _NotResumable(STARTED_PART)
         elif kind not in {"response.in_progress", "response.content_part.added"}:
             raise _NotResumable(ENDING)
         head["sequence_number"] = number
@@ -379,12 +379,12 @@ class StreamRecord:
             block = chunk.get("content_block")
             _check(isinstance(block, dict))
             if block.get("type") != "text" or chunk.get("index") != 0:
-                raise _NotResumable(BEGUN)
+                raise _NotResumable(STARTED_PART)
         elif kind == "content_block_delta":
             delta = chunk.get("delta")
             _check(isinstance(delta, dict) and isinstance(delta.get("text", ""), str))
             if delta.get("type") != "text_delta":
-                raise _NotResumable(BEGUN)
+                raise _NotResumable(STARTED_PART)
             self._add([delta.get("text", "")], 0)
         elif kind not in {"message_start", "ping"}:
             raise _NotResumable(ENDING)

@@ -35,7 +35,7 @@ class WaitComments:
         ``keep_alive_real_s`` is the interval between comments before the first token, in real seconds; None sends none then.
         """
         self._keep_alive_real_s = keep_alive_real_s
-        self._begun_real_s = min(COMMENT_REAL_S, keep_alive_real_s or COMMENT_REAL_S)
+        self._resume_interval_real_s = min(COMMENT_REAL_S, keep_alive_real_s or COMMENT_REAL_S)
         self._timers: dict[CompletionCall, asyncio.TimerHandle] = {}
 
     def arrive(self, call: CompletionCall) -> None:
@@ -52,7 +52,7 @@ class WaitComments:
         At least one is sent every 15 real seconds (`COMMENT_REAL_S`). Does nothing if the stream gets comments already.
         """
         if call not in self._timers:
-            self._arm(call, self._begun_real_s, COMMENT)
+            self._arm(call, self._resume_interval_real_s, COMMENT)
 
     def end(self, call: CompletionCall) -> None:
         """Stop sending comments to a stream, because a worker sends it or it has ended; does nothing for a stream without comments."""

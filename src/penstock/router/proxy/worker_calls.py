@@ -35,7 +35,7 @@ from penstock.router.core.request_steps import (
     StepResult,
 )
 from penstock.router.core.retries import FailedTry, KvLease, RetryScope
-from penstock.router.proxy.call import CompletionCall, PrefillBeside
+from penstock.router.proxy.call import CompletionCall, ConcurrentPrefill
 from penstock.router.proxy.failures import ErrorReply, failed_try, retry_scope_of
 from penstock.router.proxy.hidden_ids import with_ids
 from penstock.router.proxy.kv_transfer import (
@@ -78,7 +78,7 @@ class WorkerCalls:
         self,
         context: RouterContext,
         *,
-        may_go_on: Callable[[CompletionCall], bool],
+        can_resume: Callable[[CompletionCall], bool],
         on_prefill_end: Callable[[CompletionCall, PrefillOutcome], None],
     ) -> None:
         clock = context.clock
@@ -88,7 +88,7 @@ class WorkerCalls:
         self._prompt_costs = context.prompt_costs
         self._clock = clock
         self._metrics = context.metrics
-        self._may_go_on, self._on_prefill_end = may_go_on, on_prefill_end
+        self._can_resume, self._on_prefill_end = can_resume, on_prefill_end
         self.request_real_s = clock.to_real_s(limits.request_timeout_seconds)
         self._phases_real_s = (
             limits.connect_timeout_real_seconds,
@@ -127,12 +127,12 @@ class WorkerCalls:
     ) -> StepResult:
         call.responder.patience_s = _LAST_STEP_REAL_S
         try:
-            came = await self._exchange(call, assignment, body, partial(self._read_prefilled, source))
+            outcome = await self._exchange(call, assignment, body, partial(self._read_prefilled, source))
         finally:
             call.responder.patience_s = 0.0
-        if not isinstance(came, PromptComputed) and came is not Problem.SATURATED:
+        if not isinstance(outcome, PromptComputed) and outcome is not Problem.SATURATED:
             check_present(call)
-        return came
+        return outcome
 
     async def _exchange(
         self,
@@ -141,15 +141,15 @@ class WorkerCalls:
         body: bytes,
         read: _Read,
         *,
-        is_beside: bool = False,
+        is_concurrent: bool = False,
     ) -> StepResult:
         try:
             left_real_s = self.request_real_s - call.age_real_s()
             timeouts = Timeouts(*self._phases_real_s, max(0.001, left_real_s))
-            if call.trace is not None and not is_beside:
+            if call.trace is not None and not is_concurrent:
                 call.trace.sent(call)
             response = await self._send_request(call, assignment, body, timeouts)
-            if not is_beside:
+            if not is_concurrent:
                 call.response = response
             elif call.prefill is not None:
                 call.prefill.response = response
@@ -210,18 +210,20 @@ class WorkerCalls:
     ) -> None:
         lease = KvLease(assignment.worker, self._clock.now_s(), None)
         call.transfer = PrefillAnswer(self._kv_transfer.decode_fields(source, None), None, None, lease)
-        task = asyncio.create_task(self._prefill_beside(call, assignment, body), name="prefill")
-        call.prefill = PrefillBeside(assignment, task)
+        task = asyncio.create_task(self._prefill_concurrently(call, assignment, body), name="prefill")
+        call.prefill = ConcurrentPrefill(assignment, task)
 
-    async def _prefill_beside(
+    async def _prefill_concurrently(
         self, call: CompletionCall, assignment: LiveAssignment, body: bytes
     ) -> PrefillOutcome:
-        came = await self._exchange(call, assignment, body, self._read_met, is_beside=True)
-        assert isinstance(came, PromptComputed | FailedTry | Problem)  # noqa: S101 - what `_read_met` and failures give
-        self._on_prefill_end(call, came)
-        return came
+        outcome = await self._exchange(
+            call, assignment, body, self._read_concurrent_prefill, is_concurrent=True
+        )
+        assert isinstance(outcome, PromptComputed | FailedTry | Problem)  # noqa: S101 - what `_read_concurrent_prefill` and failures give
+        self._on_prefill_end(call, outcome)
+        return outcome
 
-    async def _read_met(
+    async def _read_concurrent_prefill(
         self, call: CompletionCall, assignment: LiveAssignment, response: StreamingResponse
     ) -> PromptComputed:
         transfer, content = call.transfer, await response.read(limit_bytes=_MAX_ANSWER_BYTES)
@@ -240,8 +242,8 @@ class WorkerCalls:
         decode = asyncio.create_task(decoding, name="decode")
         try:
             await asyncio.wait((decode, prefill), return_when=asyncio.FIRST_COMPLETED)
-            if not decode.done() and not isinstance(came := prefill.result(), PromptComputed):
-                return PrefillFailed(came)
+            if not decode.done() and not isinstance(outcome := prefill.result(), PromptComputed):
+                return PrefillFailed(outcome)
             return await decode
         finally:
             if not decode.done():
@@ -285,7 +287,7 @@ class WorkerCalls:
             shown = content_type.decode("latin-1") or "no content type"
             raise WrongAnswer(f"{name} answered a stream with {shown}")
         call.beginning = await read_preamble(response, name, call.request.endpoint)
-        return ResponseStarted(is_stream=True, can_resume=self._may_go_on(call))
+        return ResponseStarted(is_stream=True, can_resume=self._can_resume(call))
 
     async def _read_complete(
         self, call: CompletionCall, assignment: LiveAssignment, response: StreamingResponse
@@ -318,7 +320,7 @@ class WorkerCalls:
     def _count_computed(self, call: CompletionCall, prompt_tokens: int | None) -> None:
         """Record a prefill worker's prompt count, which includes the part of the response that a resumed stream's prompt ends with."""
         if prompt_tokens is not None:
-            self._count_prompt(call, max(0, prompt_tokens - call.said_tokens))
+            self._count_prompt(call, max(0, prompt_tokens - call.emitted_tokens))
 
     def _count_prompt(self, call: CompletionCall, prompt_tokens: int | None) -> None:
         """Record a worker's count of the client's prompt, the first time only, and adapt the estimates of prompt sizes to it."""
@@ -328,7 +330,7 @@ class WorkerCalls:
             self._metrics.prompt_estimate.observe(call.prompt_tokens / prompt_tokens)
         call.prompt_tokens = prompt_tokens
         call.prompt_counted = True
-        request = call.request if call.begun is None else call.begun.request
+        request = call.request if call.resumable is None else call.resumable.request
         if not request.prompt_ids and not request.endpoint.is_relayed:
             self._prompt_costs.learn(request.prompt_bytes, request.parts, prompt_tokens)
 

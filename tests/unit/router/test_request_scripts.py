@@ -34,8 +34,8 @@ def _said(step):
 
 
 def read_ways():
-    """Return the steps and verdicts that ``request_ways.txt`` has, by mode and script."""
-    lines = (Path(__file__).parent / "request_ways.txt").read_text(encoding="utf-8").splitlines()
+    """Return the steps and verdicts that ``request_steps.txt`` has, by mode and script."""
+    lines = (Path(__file__).parent / "request_steps.txt").read_text(encoding="utf-8").splitlines()
     return dict(line.split(": ", 1) for line in lines if not line.startswith("#"))
 
 
