@@ -356,7 +356,7 @@ def _alone_at(job: Job) -> tuple[Role, ...]:
 
 def _pass_on(adopted: Assignment[Job], verdict: Verdict, _: str) -> None:
     """Forward a verdict on the previous picker's assignment to the new picker's assignment of the same job."""
-    if verdict is Verdict.PROVED:
+    if verdict is Verdict.FIRST_PART_OK:
         adopted.first_part_ok()
     elif verdict is Verdict.SUCCEEDED:
         adopted.succeeded()

@@ -196,7 +196,7 @@ class Driver:
             assert (worker.inflight_requests, worker.inflight_tokens) == (0, 0), worker.name
         assert not any(queue.waiting for queue in self.core.queues.values())
         kept = [each for each in self.of(SendRequest) if each.role is Role.DECODE and each.reads_kv]
-        assert self.machine._is_kept is False
+        assert self.machine._holds_kv is False
         assert self.machine._source is None
         assert len(self.of(ReleaseKv)) <= len(self.of(SendRequest)) - len(kept) + len(
             self.of(RefusedAtCapacity, Retry)

@@ -143,7 +143,7 @@ def test_unproven_failures_open_nothing_until_one_is_proven():
         breaker.failed(0, probe=False, proven=False)
     assert (breaker.is_closed, breaker.is_failing) == (True, True)
 
-    breaker.convicted(1)
+    breaker.failure_confirmed(1)
 
     assert breaker.state(1) is Circuit.OPEN
 
@@ -152,12 +152,12 @@ def test_pardoned_failures_are_not_counted():
     """Neither in the row of failures, nor in the openings that lengthen the next one."""
     breaker = breaker_of(consecutive_failures=2, max_open_seconds=100)
     breaker.failed(0, probe=False, proven=False)
-    breaker.pardoned(0, probe=False)
+    breaker.failure_retracted(0, probe=False)
     breaker.failed(0, probe=False)
     assert breaker.is_closed
 
     breaker.failed(0, probe=False)
-    breaker.pardoned(1, probe=False)
+    breaker.failure_retracted(1, probe=False)
 
     assert (breaker.is_closed, breaker.failures) == (True, 1)
     breaker.failed(2, probe=False)
@@ -170,7 +170,7 @@ def test_a_pardoned_probe_makes_room_for_another():
     breaker.failed(10, probe=breaker.sent(10), proven=False)
     assert not breaker.allows(11)
 
-    breaker.pardoned(11, probe=True)
+    breaker.failure_retracted(11, probe=True)
 
     assert breaker.state(11) is Circuit.HALF_OPEN
     assert breaker.sent(11)

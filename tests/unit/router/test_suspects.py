@@ -324,7 +324,7 @@ def test_a_request_is_alone_where_it_was_at_a_death():
     for worker, alone_at in zip(fleet.core.pool, [(), (Role.AGGREGATED,)], strict=True):
         for _ in range(2):
             # The second time it was sent to a worker that is dead already.
-            record.was_at(worker)
+            record.record_death(worker)
         assert record.alone_at == alone_at
     record.clear()
     assert record.alone_at == ()
@@ -334,10 +334,10 @@ def test_a_worker_that_is_back_before_a_check_misses_it_may_die_again():
     """After a failure it takes no suspect until it answers a check, or five seconds have passed without news of its end."""
     record, fleet = DeathRecord(), Fleet(1, [], [])
     (worker,) = fleet.core.pool
-    record.was_at(worker)
+    record.record_death(worker)
     worker.failed(0.0, "broke off", probe=False, proven=True, openings=0)
     assert [worker.may_be_gone(now_s) for now_s in (0.0, 4.9, 5.0)] == [True, True, False]
     worker.confirm_alive()
     assert not worker.may_be_gone(0.1)
-    record.was_at(worker)
+    record.record_death(worker)
     assert record.alone_at == (Role.AGGREGATED,)

@@ -279,7 +279,7 @@ def test_a_worker_with_blocks_is_preferred_where_all_are_busy():
     stage.read("full", 0.95)
     stage.read("free", 0.1)
     assert [stage.ask(300, tier=Tier.BACKGROUND) for _ in range(2)] == ["free", "waits"]
-    assert stage.core.busy[Role.AGGREGATED].none_takes(frozenset({"full", "free"}))
+    assert stage.core.busy[Role.AGGREGATED].are_all_busy(frozenset({"full", "free"}))
     assert stage.ask(300, tier=Tier.PREMIUM) == "free"
 
 

@@ -47,7 +47,7 @@ class CircuitBreaker:
     A probe is the one request by which an open circuit is tested after its ejection time (the time for which it stays
     open); the argument ``probe`` is True for the request for which `sent` returned True. ``config`` contains the limits and
     times, ``may_open`` returns whether the circuit may open now (False while too many workers of the role are ejected), and
-    ``touched`` is called after each change of the state.
+    ``on_change`` is called after each change of the state.
 
     Attributes:
         threshold: Number of consecutive failures that open the circuit.
@@ -62,20 +62,20 @@ class CircuitBreaker:
         config: BreakerConfig,
         *,
         may_open: Callable[[], bool] = lambda: True,
-        touched: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         """Start with a closed circuit.
 
         Args:
             config: Failure threshold and ejection times.
             may_open: Called before the circuit opens; it stays closed if this returns False.
-            touched: Called whenever the state changes.
+            on_change: Called whenever the state changes.
         """
         self.threshold = config.consecutive_failures
         self._open_s = config.open_seconds
         self._max_open_s = max(config.open_seconds, config.max_open_seconds)
         self._may_open = may_open
-        self._touched = touched
+        self._on_change = on_change
         self.openings = 0
         self.reset()
 
@@ -157,17 +157,17 @@ class CircuitBreaker:
         """Record a failed request; return whether the failure was counted.
 
         A failure of a request that was sent before the circuit opened is not counted. A failure that is not ``proven`` (it
-        might be the request's fault) is counted, but opens the circuit only when `convicted` is called, because the worker
+        might be the request's fault) is counted, but opens the circuit only when `failure_confirmed` is called, because the worker
         was then proven to be at fault, unless the request was the ``probe`` (the request that tests an open circuit).
         """
         if not probe and not self.is_closed:
             return False
         self.failures += 1
         if probe or proven:
-            self.convicted(now_s, probe=probe)
+            self.failure_confirmed(now_s, probe=probe)
         return True
 
-    def convicted(self, now_s: float, *, probe: bool = False) -> None:
+    def failure_confirmed(self, now_s: float, *, probe: bool = False) -> None:
         """Record that a counted failure was proven to be the worker's fault; open the circuit if there are enough consecutive failures.
 
         Enough are `threshold` failures. If the request was the ``probe`` (the request that tests an open circuit), one
@@ -194,7 +194,7 @@ class CircuitBreaker:
         self._open_until_s = now_s + min(self._max_open_s, self._open_s * self._ejections)
         self._probing = False
 
-    def pardoned(self, now_s: float, *, probe: bool) -> None:
+    def failure_retracted(self, now_s: float, *, probe: bool) -> None:
         """Take back a counted failure that was not the worker's fault; close the circuit if it opened only because of this failure.
 
         If the failed request was the ``probe`` (the request that tests an open circuit), the circuit becomes half-open
@@ -218,4 +218,4 @@ class CircuitBreaker:
     def _enter(self, state: Circuit) -> None:
         self._state = state
         self.is_closed = state is Circuit.CLOSED
-        self._touched()
+        self._on_change()

@@ -92,7 +92,7 @@ class DispatchQueue(Generic[T]):
         now_s: float,
         *,
         quarantined: Collection[str] = (),
-        without_blocks: frozenset[str] = frozenset(),
+        out_of_blocks: frozenset[str] = frozenset(),
     ) -> None:
         """Set the eligible workers (those that can be sent requests now). Waiting requests may be assigned again; running ones continue.
 
@@ -107,7 +107,7 @@ class DispatchQueue(Generic[T]):
             quarantined: Names of workers that are not eligible now and will return with the same cache; their learned state
                 (prefix index, throughput) is kept. The learned state of other ineligible workers is deleted when nothing runs
                 there any more.
-            without_blocks: Names of eligible workers that reject requests or have no free KV blocks; requests are reassigned
+            out_of_blocks: Names of eligible workers that reject requests or have no free KV blocks; requests are reassigned
                 to other workers if possible.
         """
         left, joined = self.workers.change(loads, now_s)
@@ -122,7 +122,7 @@ class DispatchQueue(Generic[T]):
         self.workers.forget_idle(quarantined)
         if self._workers and self.policy.assigns is AssignTime.ON_ARRIVAL:
             for queued in sorted(self._central, key=lambda queued: queued.since_s):
-                self._relieve(self._assign(queued, now_s, busy=without_blocks), now_s)
+                self._relieve(self._assign(queued, now_s, busy=out_of_blocks), now_s)
 
     def adopt(
         self, item: T, arrival: Arrival, load: WorkerLoad, now_s: float, *, is_prefilled: bool = False

@@ -170,14 +170,14 @@ class RequestMachine:
         "_can_resume",
         "_concurrent_prefill",
         "_death_record",
-        "_died_s",
+        "_dispatched_s",
         "_has_first_token",
-        "_is_kept",
+        "_holds_kv",
         "_is_streaming",
+        "_last_death_s",
         "_now_s",
         "_plan",
         "_run_steps",
-        "_sent_s",
         "_source",
         "_step",
         "_trials",
@@ -218,11 +218,11 @@ class RequestMachine:
         # The worker that keeps the prompt's KV for decode, and whether this router must still release that KV because no
         # decode worker has fetched it.
         self._source: Worker | None = None
-        self._is_kept = False
+        self._holds_kv = False
         # The assignment to the prefill worker that computes concurrently with decode, until that worker has answered.
         self._concurrent_prefill: Assignment[Any] | None = None
         self._has_first_token = self._is_streaming = False
-        self._sent_s = self._died_s = self._waits_since_s = -inf
+        self._dispatched_s = self._last_death_s = self._waits_since_s = -inf
         self._can_resume = False
         self._step: Step | End = _SERVED
         self._run_steps = self._run()
@@ -285,7 +285,7 @@ class RequestMachine:
                     self._prefill_concurrently() if plan.is_concurrent else self._prefill_and_decode()
                 )
             else:
-                result = yield from self._stage(answering, self._answered, is_admission=is_admission)
+                result = yield from self._stage(answering, self._generate, is_admission=is_admission)
             if result is None:
                 return _SERVED
             if not isinstance(result, FailedTry):
@@ -293,7 +293,7 @@ class RequestMachine:
                 if self._is_final(result):
                     return _end_of(result)
                 result = FailedTry(_refusal_of(result), RetryScope.ANYWHERE)
-            end = yield from self._after(result)
+            end = yield from self._after_failure(result)
             if end is not None:
                 return end
             is_admission = False
@@ -306,15 +306,15 @@ class RequestMachine:
         return limit.applies(is_interrupted=self._has_first_token)
 
     def _prefill_and_decode(self) -> _StageSteps:
-        computed = yield from self._stage(self._plan.entry, self._prefilled)
+        computed = yield from self._stage(self._plan.entry, self._prefill_stage)
         if not isinstance(computed, PromptComputed):
             return computed
         try:
-            result = yield from self._stage(Role.DECODE, self._answered)
+            result = yield from self._stage(Role.DECODE, self._generate)
         finally:
-            if self._is_kept:
+            if self._holds_kv:
                 self.steps.append(ReleaseKv())
-            self._source, self._is_kept = None, False
+            self._source, self._holds_kv = None, False
         if result is RefusalReason.QUEUE_TIMEOUT:
             # The lease of the KV is not renewed while decode waits. The retry waits in the first stage's queue, without a
             # lease.
@@ -340,10 +340,10 @@ class RequestMachine:
             if isinstance(got, RefusalReason):
                 return got
             self._concurrent_prefill, worker = got, got.worker
-            self._note_sent(got)
+            self._record_dispatch(got)
             try:
                 yield _send_request(Role.PREFILL, reads_kv=False)
-                result = yield from self._stage(Role.DECODE, self._answered)
+                result = yield from self._stage(Role.DECODE, self._generate)
                 if result is None and self._concurrent_prefill is not None:
                     yield AwaitPrefill()
             finally:
@@ -358,7 +358,7 @@ class RequestMachine:
             if result.failure is not Problem.AT_CAPACITY:
                 return result.failure
             self.steps.append(RefusedAtCapacity(worker))
-            if worker.name in tries.avoid and not self._waits_for_room():
+            if worker.name in tries.avoid and not self._may_wait_for_capacity():
                 return End(EndKind.ALL_BUSY, role=Role.PREFILL)
             tries.avoid |= {worker.name}
 
@@ -375,7 +375,7 @@ class RequestMachine:
             got = yield _acquire(role, is_entry and self._is_retry, is_admission)
             if isinstance(got, RefusalReason):
                 return got
-            self._note_sent(got)
+            self._record_dispatch(got)
             try:
                 result = yield from serve(got)
             finally:
@@ -384,7 +384,7 @@ class RequestMachine:
                 return result
             is_admission, name = False, got.worker.name
             self.steps.append(RefusedAtCapacity(got.worker))
-            if name in tries.avoid and not self._waits_for_room():
+            if name in tries.avoid and not self._may_wait_for_capacity():
                 return End(EndKind.ALL_BUSY, role=role)
             tries.avoid |= {name}
 
@@ -393,35 +393,35 @@ class RequestMachine:
         """Whether the request was admitted before."""
         return self._has_first_token or bool(self.tries.retries or self.tries.avoid)
 
-    def _waits_for_room(self) -> bool:
+    def _may_wait_for_capacity(self) -> bool:
         """Return whether workers that refused for lack of capacity are tried again: only for an interrupted stream, within its limit."""
         return (
             not CAPACITY.applies(is_interrupted=self._has_first_token) and self._now_s() < self.waits_until_s
         )
 
-    def _prefilled(self, assignment: Assignment[Any]) -> _StageSteps:
+    def _prefill_stage(self, assignment: Assignment[Any]) -> _StageSteps:
         if assignment.role is Role.DECODE:
             # Prefill deflection: the decode worker computes the prompt itself.
-            return (yield from self._answered(assignment))
+            return (yield from self._generate(assignment))
         result: _Result = yield _send_request(assignment.role, reads_kv=False)
         if isinstance(result, PromptComputed):
             assignment.succeeded()
             self.steps.append(PrefillFinished(result.cached_tokens))
             self.rules.served(self.tries, assignment.worker, self._now_s())
             if result.has_kv:
-                self._source, self._is_kept = assignment.worker, True
+                self._source, self._holds_kv = assignment.worker, True
             else:
                 self.steps.append(CountTransfer(TransferResult.NONE))
         return result
 
-    def _answered(self, assignment: Assignment[Any]) -> _StageSteps:
+    def _generate(self, assignment: Assignment[Any]) -> _StageSteps:
         reads_kv = self._source is not None and self._reads_kv(assignment, self._source)
         if reads_kv is None:
             return FailedTry(LEASE_EXPIRED, RetryScope.ANYWHERE)
         is_concurrent = self._plan.is_concurrent and self._plan.is_split
         result = yield _send_request(assignment.role, reads_kv=reads_kv or is_concurrent)
         if not isinstance(result, ResponseStarted):
-            return self._unanswered(assignment, result, reads_kv=reads_kv)
+            return self._not_started(assignment, result, reads_kv=reads_kv)
         assignment.first_part_ok()
         if reads_kv and not (yield _CONFIRM_LEASE):
             return FailedTry(LEASE_EXPIRED, RetryScope.ANYWHERE)
@@ -445,11 +445,11 @@ class RequestMachine:
             assignment.succeeded()
         return None
 
-    def _unanswered(self, assignment: Assignment[Any], result: Any, *, reads_kv: bool) -> _Result:
+    def _not_started(self, assignment: Assignment[Any], result: Any, *, reads_kv: bool) -> _Result:
         if result is Problem.KV_LOST:
             return self._kv_lost(assignment)
         is_reached = isinstance(result, FailedTry) and result.reason != CONNECT
-        self._is_kept |= reads_kv and not is_reached
+        self._holds_kv |= reads_kv and not is_reached
         return result  # type: ignore[no-any-return] # the driver's answer
 
     def _reads_kv(self, assignment: Assignment[Any], source: Worker) -> bool | None:
@@ -461,7 +461,7 @@ class RequestMachine:
         if assignment.queued_s >= TRUSTED_FRACTION * self._plan.lease_s:
             self.steps.append(CountTransfer(TransferResult.LOST))
             return None
-        self._is_kept = False
+        self._holds_kv = False
         return True
 
     def _kv_lost(self, assignment: Assignment[Any]) -> FailedTry:
@@ -475,24 +475,24 @@ class RequestMachine:
 
     # -- after a failure ------------------------------------------------------------------------------
 
-    def _after(self, failure: FailedTry) -> Generator[Step, Any, End | None]:
+    def _after_failure(self, failure: FailedTry) -> Generator[Step, Any, End | None]:
         """Decide the next step after a failed try: return None if the request may be retried or its stream resumed, else its end."""
         self._was_trial = False
-        died = self._died_with(failure) if failure.reason == BROKEN else None
-        is_convicted = died is not None and (yield from self._is_convicted(died))
-        if died is not None and not is_convicted:
+        died = self._worker_that_died(failure) if failure.reason == BROKEN else None
+        is_query_of_death = died is not None and (yield from self._has_killed_alone(died))
+        if died is not None and not is_query_of_death:
             self._death_record = self._death_record or DeathRecord()
-            self._death_record.was_at(died)
+            self._death_record.record_death(died)
             self.alone_at = self._death_record.alone_at
         if self._has_first_token:
-            return (yield from self._after_beginning(failure, is_convicted=is_convicted))
-        if is_convicted:
+            return (yield from self._after_first_token(failure, is_query_of_death=is_query_of_death))
+        if is_query_of_death:
             return End(EndKind.FAILED, failure)
         now_s = self._now_s()
         pauses = self.rules.retry(self.tries, failure, now_s, left_s=self.deadline_s - now_s)
         if pauses is None:
             return End(EndKind.FAILED, failure)
-        yield Retry(failure.reason, self._paused(pauses), is_continuation=False)
+        yield Retry(failure.reason, self._pauses_before_retry(pauses), is_continuation=False)
         return None
 
     # -- what it has killed ---------------------------------------------------------------------------
@@ -510,25 +510,25 @@ class RequestMachine:
             assignment.clear()
         self._trials.clear()
 
-    def _note_sent(self, assignment: Assignment[Any]) -> None:
-        self._sent_s = assignment.since_s
+    def _record_dispatch(self, assignment: Assignment[Any]) -> None:
+        self._dispatched_s = assignment.since_s
         if self.alone_at and is_trial(assignment):
             self._trials[assignment.role] = assignment, assignment.worker.outages
 
-    def _paused(self, pauses: int) -> int:
+    def _pauses_before_retry(self, pauses: int) -> int:
         """Return the number of pauses before the next try; a suspect pauses until deaths at the same moment are known."""
         return MAX_PAUSES if self.alone_at else pauses
 
-    def _died_with(self, failure: FailedTry) -> Worker | None:
+    def _worker_that_died(self, failure: FailedTry) -> Worker | None:
         """Return the worker that died while this request ran there; None if it was dead before, or has never been shown to work.
 
         If two workers die at once, a stream can be sent to the second one, which is already dead, right after the first.
         """
-        now_s, before_s, self._died_s = self._now_s(), self._died_s, -inf
+        now_s, before_s, self._last_death_s = self._now_s(), self._last_death_s, -inf
         is_continued = self._has_first_token and not self._is_streaming
         if (
             is_continued
-            and now_s - self._sent_s <= DEAD_ON_DISPATCH_S
+            and now_s - self._dispatched_s <= DEAD_ON_DISPATCH_S
             and now_s - before_s <= SAME_DEATH_WINDOW_S
         ):
             return None
@@ -539,10 +539,10 @@ class RequestMachine:
             else now_s - worker.last_failure_after_success_s <= SAME_DEATH_WINDOW_S
         ):
             return None
-        self._died_s = now_s
+        self._last_death_s = now_s
         return worker
 
-    def _is_convicted(self, worker: Worker) -> Generator[Step, Any, bool]:
+    def _has_killed_alone(self, worker: Worker) -> Generator[Step, Any, bool]:
         """Return whether the request has killed a worker on which it ran alone; waits until it is known whether the worker died."""
         trial, outages = self._trials.pop(worker.spec.role, (None, 0))
         if trial is None or trial.worker is not worker or self._death_record is None:
@@ -559,7 +559,9 @@ class RequestMachine:
 
     # -- after the first token ------------------------------------------------------------------------
 
-    def _after_beginning(self, failure: FailedTry, *, is_convicted: bool) -> Generator[Step, Any, End | None]:
+    def _after_first_token(
+        self, failure: FailedTry, *, is_query_of_death: bool
+    ) -> Generator[Step, Any, End | None]:
         """Decide the next step after the failure of a stream that has begun: return None if it may be resumed, else its end.
 
         If no worker was available, the stream has not been continued: it waits for a worker until `waits_until_s`.
@@ -574,8 +576,8 @@ class RequestMachine:
         now_s = self._now_s()
         if has_sent_tokens:
             self._waits_since_s = now_s
-        why = QUERY_OF_DEATH_LIMIT.name if is_convicted else ""
-        why = why or self._lost_by(failure, now_s, counts=counts and not is_moved)
+        why = QUERY_OF_DEATH_LIMIT.name if is_query_of_death else ""
+        why = why or self._why_lost(failure, now_s, counts=counts and not is_moved)
         if has_sent_tokens and not why:
             rest = yield BuildContinuation()
             if rest is Continuation.COMPLETE:
@@ -598,10 +600,10 @@ class RequestMachine:
         pauses = self.rules.retry(self.tries, failure, now_s, left_s=left_s, is_interrupted=True)
         assert pauses is not None  # noqa: S101 - its own limits were asked before
         self.continuations += counts
-        yield Retry(failure.reason, self._paused(pauses), is_continuation=has_sent_tokens)
+        yield Retry(failure.reason, self._pauses_before_retry(pauses), is_continuation=has_sent_tokens)
         return None
 
-    def _lost_by(self, failure: FailedTry, now_s: float, *, counts: bool) -> str:
+    def _why_lost(self, failure: FailedTry, now_s: float, *, counts: bool) -> str:
         """Return why an interrupted stream ends here, as the name of a limit if there is one; empty if it may be resumed."""
         if not self._can_resume:
             return "request"

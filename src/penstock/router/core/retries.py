@@ -30,21 +30,21 @@ class Verdict(StrEnum):
     """What a request says about its worker, for the worker's circuit breaker; `Assignment` has a method for each value.
 
     Attributes:
-        PROVED: The first part of the response was correct.
+        FIRST_PART_OK: The first part of the response was correct.
         SUCCEEDED: The response was correct, or its error is the client's.
         FAILED: The worker failed, without doubt.
         UNPROVEN: The worker failed, perhaps because of the request.
-        CONVICTED: An unproven failure was the worker's fault.
-        PARDONED: An unproven failure was not the worker's fault.
+        CONFIRMED: An unproven failure was the worker's fault.
+        RETRACTED: An unproven failure was not the worker's fault.
         CLEARED: The request is no longer suspected of crashing workers.
     """
 
-    PROVED = "proved"
+    FIRST_PART_OK = "first_part_ok"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     UNPROVEN = "unproven"
-    CONVICTED = "convicted"
-    PARDONED = "pardoned"
+    CONFIRMED = "confirmed"
+    RETRACTED = "retracted"
     CLEARED = "cleared"
 
 
@@ -155,7 +155,7 @@ class Assignment(Generic[T]):
         if self._probe:
             self.worker.answered(probe=True, is_complete=False)
             self._probe = False
-        self.on_verdict(Verdict.PROVED, "")
+        self.on_verdict(Verdict.FIRST_PART_OK, "")
 
     def succeeded(self) -> None:
         """Record a correct response, or an error that is the client's fault; does nothing after an earlier success or failure."""
@@ -185,15 +185,15 @@ class Assignment(Generic[T]):
         ``now_s`` is the current time in simulated seconds.
         """
         if self._is_counted:
-            self.worker.convicted(now_s)
-        self.on_verdict(Verdict.CONVICTED, "")
+            self.worker.failure_confirmed(now_s)
+        self.on_verdict(Verdict.CONFIRMED, "")
 
     def retract_failure(self, now_s: float) -> None:
         """Take back a failure recorded as unproven, because the request failed on other workers as well; ``now_s`` is simulated."""
         if self._is_counted:
             self._is_counted = False
-            self.worker.breaker.pardoned(now_s, probe=self._probe)
-        self.on_verdict(Verdict.PARDONED, "")
+            self.worker.breaker.failure_retracted(now_s, probe=self._probe)
+        self.on_verdict(Verdict.RETRACTED, "")
 
     def clear(self) -> None:
         """Record that the request, which was suspected of crashing workers, did not crash this worker.
@@ -364,7 +364,7 @@ class RetryBudget:
         self._min_per_s = config.min_per_second
         self._earned = 0.0
         self._floor = self._min_per_s * _WINDOW_S
-        self._seen_s = now_s
+        self._refilled_s = now_s
 
     def request_arrived(self) -> None:
         """Add the fraction of a retry that each new request earns for the budget; not called for retries."""
@@ -372,9 +372,9 @@ class RetryBudget:
 
     def take(self, now_s: float) -> bool:
         """Take one retry from the budget at ``now_s`` (simulated seconds); return False, and take nothing, if less than one is left."""
-        saved = self._floor + max(0.0, now_s - self._seen_s) * self._min_per_s
+        saved = self._floor + max(0.0, now_s - self._refilled_s) * self._min_per_s
         self._floor = min(saved, self._min_per_s * _WINDOW_S)
-        self._seen_s = now_s
+        self._refilled_s = now_s
         if self._earned >= 1:
             self._earned -= 1
             return True
@@ -495,7 +495,7 @@ class RetryRules:
         ):
             return None
         if RETRY_BUDGET.applies(is_interrupted=is_interrupted) and not (
-            self._leaves_the_failing(failure, avoid, now_s) or self.budget.take(now_s)
+            self._leaves_failing_worker(failure, avoid, now_s) or self.budget.take(now_s)
         ):
             return None
         tries.retries += 1
@@ -545,7 +545,7 @@ class RetryRules:
         routable = self._pool.routable(worker.spec.role, now_s)
         return [each for each in routable if each is not worker and each.name not in avoid]
 
-    def _leaves_the_failing(self, failure: FailedTry, avoid: Collection[str], now_s: float) -> bool:
+    def _leaves_failing_worker(self, failure: FailedTry, avoid: Collection[str], now_s: float) -> bool:
         """Return whether a retry leaves a worker that fails all its requests, or is unavailable, for one that does not fail."""
         return any(
             (each.is_failing or not each.takes_requests)

@@ -72,7 +72,7 @@ class RouterCore(Generic[T]):
         self._isolated: dict[Role, IsolatedRequests[T]] = {role: IsolatedRequests(role) for role in queues}
         # Suspects that wait or run in a stage, and those in the first stage that must run alone in a later one.
         self._suspects: set[tuple[Role, T]] = set()
-        self._gated: set[T] = set()
+        self._awaiting_isolation: set[T] = set()
         self.paused: Collection[Role] = ()
         self.speed = 1.0
         self._routable: dict[Role, Sequence[Worker]] = {role: [] for role in queues}
@@ -121,9 +121,9 @@ class RouterCore(Generic[T]):
                 None if no router has admitted it yet.
         """
         is_new = role is self.entry and not is_retry and waited_s is None
-        refused = self._refusal(item, role, arrival, now_s, is_new=is_new)
+        refused = self._refuse_if_needed(item, role, arrival, now_s, is_new=is_new)
         if refused is not None:
-            return [self._refuse(refused, now_s)]
+            return [self._count_refusal(refused, now_s)]
         if is_new and self.deflection is not None and role not in self.paused:
             dispatch = partial(self._dispatch, Role.DECODE, now_s)
             deflected = self.deflection.assign(item, arrival, self.queues, self._routable, now_s, dispatch)
@@ -133,22 +133,22 @@ class RouterCore(Generic[T]):
         names, passed_over = self._names[role], frozenset[str]()
         if busy.is_any:
             # If all workers are busy, those that still have KV blocks are preferred.
-            passed_over = busy.unavailable(names) or busy.without_blocks(names)
+            passed_over = busy.unavailable(names) or busy.out_of_blocks(names)
         if arrival.alone_at:
             self._suspects.add((role, item))
         if self._suspects:
-            passed_over |= self._closed(role)
+            passed_over |= self._reserved_workers(role)
         moved = queue.moved
         if not queue.submit(item, arrival, now_s, is_retry=is_retry, waited_s=waited_s, busy=passed_over):
             self._suspects.discard((role, item))
             message = f"{len(queue)} requests wait for {role} already; retry later"
-            full = Refuse(item, role, RefusalReason.QUEUE_FULL, message, self._wake_left_s(now_s))
-            return [self._refuse(full, now_s)]
+            full = Refuse(item, role, RefusalReason.QUEUE_FULL, message, self._wake_remaining_s(now_s))
+            return [self._count_refusal(full, now_s)]
         if self.tiers is not None:
             uncached = queue.uncached_tokens(item) if role is self.entry else None
             self.tiers.entered(item, role, arrival, uncomputed_tokens=uncached)
         if busy.has_thresholds:
-            self._load_changed(role, now_s, queue.worker_of(item) if queue.moved == moved else None)
+            self._update_busy(role, now_s, queue.worker_of(item) if queue.moved == moved else None)
         return self._dispatch(role, now_s)
 
     def full_stage(self, role: Role, now_s: float, *, is_new: bool = True) -> Role | None:
@@ -160,14 +160,14 @@ class RouterCore(Generic[T]):
         refused a request for lack of capacity count as busy.
         """
         if not is_new:
-            self._follow(role, now_s)
+            self._update_routable(role, now_s)
             return role if self.busy[role].all_at_capacity(self._names[role]) else None
-        for each in self._needed(role):
-            self._follow(each, now_s)
+        for each in self._required_stages(role):
+            self._update_routable(each, now_s)
             names, busy = self._names[each], self.busy[each]
             if not (busy.is_any or busy.has_thresholds):
                 continue
-            if busy.none_takes(names):
+            if busy.are_all_busy(names):
                 return each
             backlog = 0 if each is Role.DECODE else self.queues[each].backlog_tokens
             if backlog and names and busy.prefill_limit_exceeded(backlog / len(names)):
@@ -213,7 +213,7 @@ class RouterCore(Generic[T]):
         if self.tiers is not None and role is self.entry and assignment.is_computed:
             # For a non-streaming response, its end is the first sign that its prompt was computed.
             self.tiers.computed(assignment.item, now_s)
-        self._left(assignment.item, role)
+        self._forget(assignment.item, role)
         assignment.end()
         before = queue.prompt_tokens.computed
         queue.release(assignment.item, now_s, is_computed=assignment.is_computed)
@@ -227,8 +227,8 @@ class RouterCore(Generic[T]):
         """
         name = self.queues[role].worker_of(item)
         self.queues[role].cancel(item)
-        self._left(item, role)
-        self._load_changed(role, now_s, name)
+        self._forget(item, role)
+        self._update_busy(role, now_s, name)
 
     # ------------------------------------------------------------------ alongside other routers
 
@@ -252,7 +252,7 @@ class RouterCore(Generic[T]):
         if worker is None or not (worker.spec.role is role or is_deflected):
             return None
         role, queue = worker.spec.role, self.queues[worker.spec.role]
-        self._follow(role, now_s)
+        self._update_routable(role, now_s)
         is_alone = role in arrival.alone_at
         queue.adopt(item, arrival, worker, now_s, is_prefilled=running_at.is_prefilled)
         if self.tiers is not None:
@@ -270,7 +270,7 @@ class RouterCore(Generic[T]):
         if is_alone:
             self._suspects.add((role, item))
             self._isolated[role].enter(assignment)
-        self._load_changed(role, now_s, worker.name)
+        self._update_busy(role, now_s, worker.name)
         return assignment
 
     def learn(self, worker: str, arrival: Arrival) -> None:
@@ -291,7 +291,7 @@ class RouterCore(Generic[T]):
         """
         for name in self._names[self.entry]:
             self.entry_queue.workers.set_peer_load(name, *loads.get(name, (0, None)))
-            self._load_changed(self.entry, now_s, name)
+            self._update_busy(self.entry, now_s, name)
 
     def loads(self, now_s: float) -> dict[str, tuple[int, float | None]]:
         """Return this router's load at each worker of the first stage (prefill or aggregated), by name, for other routers to add.
@@ -315,7 +315,7 @@ class RouterCore(Generic[T]):
             return []
         self.busy[role].load_read(worker)
         self.queues[role].workers.fit_cache(worker.name)
-        self._load_changed(role, now_s, worker.name)
+        self._update_busy(role, now_s, worker.name)
         return self._dispatch_waiting(role, now_s)
 
     def refused_at_capacity(self, worker: Worker, now_s: float) -> None:
@@ -334,7 +334,7 @@ class RouterCore(Generic[T]):
         """
         for role, busy in self.busy.items():
             busy.set_thresholds(thresholds)
-            self._loads_changed(role, now_s)
+            self._update_all_busy(role, now_s)
 
     def inflight_tokens(self, worker: Worker) -> int:
         """Return the tokens in flight at a worker, including those that other routers have reported."""
@@ -378,11 +378,11 @@ class RouterCore(Generic[T]):
 
         Returns the assignments of the waiting requests that the caller has to send to their workers now.
         """
-        self._follow_service(now_s)
+        self._update_served_since(now_s)
         effects: Effects[T] = []
         for role in self.queues:
-            self._follow(role, now_s)
-            self._loads_changed(role, now_s)
+            self._update_routable(role, now_s)
+            self._update_all_busy(role, now_s)
         for role in self.queues:
             effects += self._dispatch(role, now_s)
         return effects
@@ -392,21 +392,21 @@ class RouterCore(Generic[T]):
 
         Returns these rejections (`Refuse`), which the caller passes on to the clients.
         """
-        self._follow_service(now_s)
+        self._update_served_since(now_s)
         effects: Effects[T] = []
-        left_s = self._wake_left_s(now_s)
+        left_s = self._wake_remaining_s(now_s)
         for role, queue in self.queues.items():
             for queued in queue.take_expired(
                 now_s, served_s=self._served_s, max_startup_wait_s=self.max_startup_wait_s
             ):
                 if self.tiers is not None and role is self.entry and not queued.is_retry:
                     self.tiers.timed_out(queued.arrival.tier, now_s)
-                self._left(queued.item, role)
-                self._load_changed(role, now_s, queued.worker)
+                self._forget(queued.item, role)
+                self._update_busy(role, now_s, queued.worker)
                 waited_s = (now_s - queued.since_s) / self.speed
                 message = f"no worker took the request within {waited_s:.1f} s; retry later"
                 late = Refuse(queued.item, role, RefusalReason.QUEUE_TIMEOUT, message, left_s)
-                effects.append(self._refuse(late, now_s))
+                effects.append(self._count_refusal(late, now_s))
         return effects
 
     def tick(self, now_s: float) -> Effects[T]:
@@ -441,7 +441,7 @@ class RouterCore(Generic[T]):
                 found.append(f"no {role} worker can be routed to: " + ("; ".join(states) or "none known"))
         return found
 
-    def _refusal(
+    def _refuse_if_needed(
         self, item: T, role: Role, arrival: Arrival, now_s: float, *, is_new: bool
     ) -> Refuse[T] | None:
         is_interrupted = arrival.is_continuation
@@ -453,7 +453,7 @@ class RouterCore(Generic[T]):
                 recover_s = self.tiers.monitor.tiers.shedding.recover_seconds
                 return Refuse(item, role, RefusalReason.SHED, shed, recover_s)
         if NO_WORKER.applies(is_interrupted=is_interrupted):
-            unserved = self._unserved(item, role, arrival, now_s, is_new=is_new)
+            unserved = self._refuse_without_worker(item, role, arrival, now_s, is_new=is_new)
             if unserved is not None:
                 return unserved
         full = self.full_stage(role, now_s, is_new=is_new)
@@ -463,38 +463,40 @@ class RouterCore(Generic[T]):
             return None
         return Refuse(item, full, RefusalReason.ALL_BUSY, ALL_BUSY, self.busy[full].free_in_s())
 
-    def _unserved(
+    def _refuse_without_worker(
         self, item: T, role: Role, arrival: Arrival, now_s: float, *, is_new: bool
     ) -> Refuse[T] | None:
         """Return the rejection of a request for which no worker serves and none is expected in time; None if it may wait for one."""
         if self.wake is not None and role is self.entry:
-            return self._too_late(item, arrival, self.wake, now_s) if is_new else None
-        for each in self._needed(role):
+            return self._refuse_if_too_late(item, arrival, self.wake, now_s) if is_new else None
+        for each in self._required_stages(role):
             if not self.pool.routable(each, now_s) and not self.pool.expects(each):
                 message = f"no {each} worker can take the request; retry later"
                 return Refuse(item, each, RefusalReason.NO_WORKER, message)
         return None
 
-    def _too_late(self, item: T, arrival: Arrival, wake: WakeTimes, now_s: float) -> Refuse[T] | None:
+    def _refuse_if_too_late(
+        self, item: T, arrival: Arrival, wake: WakeTimes, now_s: float
+    ) -> Refuse[T] | None:
         """Return the rejection of a request whose deadline passes before even the fastest start of workers ends; None if it may wait.
 
         A rejected request still counts as demand, so that workers are started.
         """
         if self.pool.knows_any(self.queues):
             return None
-        wake.asked(now_s)
-        least_s = wake.least_left_s(now_s)
-        if now_s + least_s <= self.entry_queue.settings.deadline_s(arrival.tier, now_s, served_s=inf):
+        wake.requested(now_s)
+        min_s = wake.min_remaining_s(now_s)
+        if now_s + min_s <= self.entry_queue.settings.deadline_s(arrival.tier, now_s, served_s=inf):
             return None
-        message = f"workers are being started, which takes {least_s / self.speed:.0f} s at least; retry later"
-        return Refuse(item, self.entry, RefusalReason.NO_WORKER, message, wake.left_s(now_s))
+        message = f"workers are being started, which takes {min_s / self.speed:.0f} s at least; retry later"
+        return Refuse(item, self.entry, RefusalReason.NO_WORKER, message, wake.remaining_s(now_s))
 
-    def _refuse(self, refuse: Refuse[T], now_s: float) -> Refuse[T]:
+    def _count_refusal(self, refuse: Refuse[T], now_s: float) -> Refuse[T]:
         self.rejections[refuse.role].add(now_s)
         return refuse
 
-    def _wake_left_s(self, now_s: float) -> float | None:
-        return None if self.wake is None else self.wake.left_s(now_s)
+    def _wake_remaining_s(self, now_s: float) -> float | None:
+        return None if self.wake is None else self.wake.remaining_s(now_s)
 
     def _first_stage(self, now_s: float) -> FirstStage:
         busy, workers = self.busy[self.entry], len(self._names[self.entry])
@@ -509,14 +511,14 @@ class RouterCore(Generic[T]):
             self.entry_queue.prompt_tokens.expected(arrival.tokens),
             full,
             self._first_stage(now_s),
-            has_blocks=self.busy[full].have_blocks(self._names[full]),
+            has_blocks=self.busy[full].any_has_blocks(self._names[full]),
         )
 
-    def _needed(self, role: Role) -> Iterable[Role]:
+    def _required_stages(self, role: Role) -> Iterable[Role]:
         """Return the roles that must have workers for a request to start in a stage: its own and those of later stages."""
         return self.queues if role is self.entry else (role,)
 
-    def _follow_service(self, now_s: float) -> None:
+    def _update_served_since(self, now_s: float) -> None:
         if not all(self.pool.routable(role, now_s) for role in self.queues):
             self._served_s = inf
             return
@@ -525,7 +527,7 @@ class RouterCore(Generic[T]):
         if self.wake is not None:
             self.wake.served(now_s)
 
-    def _follow(self, role: Role, now_s: float) -> None:
+    def _update_routable(self, role: Role, now_s: float) -> None:
         """Update the workers that a queue may choose; circuit breakers open and close without a change of the pool."""
         workers = self.pool.routable(role, now_s)
         if workers is not self._routable[role] and workers != self._routable[role]:
@@ -533,19 +535,19 @@ class RouterCore(Generic[T]):
             self._names[role] = frozenset(each.name for each in workers)
             quarantined = {each.name for each in self.pool if each.keeps_its_cache}
             # Other workers may become busy through the requests that are assigned again.
-            without_blocks = self.busy[role].without_blocks(self._names[role])
+            out_of_blocks = self.busy[role].out_of_blocks(self._names[role])
             self.queues[role].set_workers(
-                workers, now_s, quarantined=quarantined, without_blocks=without_blocks
+                workers, now_s, quarantined=quarantined, out_of_blocks=out_of_blocks
             )
-            self._loads_changed(role, now_s)
+            self._update_all_busy(role, now_s)
 
-    def _load_changed(self, role: Role, now_s: float, name: str | None) -> None:
+    def _update_busy(self, role: Role, now_s: float, name: str | None) -> None:
         """Decide again whether the worker ``name`` is busy; None decides for every worker of the role."""
         busy = self.busy[role]
         if not busy.has_thresholds:
             return
         if name is None:
-            self._loads_changed(role, now_s)
+            self._update_all_busy(role, now_s)
             return
         worker = self.pool.get(name)
         if worker is not None:
@@ -554,20 +556,20 @@ class RouterCore(Generic[T]):
             peers = queue.workers.peer_tokens(name)
             busy.refresh(worker, prefill_tokens=tokens, peer_tokens=peers, now_s=now_s, prompts=prompts)
 
-    def _loads_changed(self, role: Role, now_s: float) -> None:
+    def _update_all_busy(self, role: Role, now_s: float) -> None:
         names, busy = self._names[role], self.busy[role]
         busy.keep_only(names, now_s)
         if busy.has_thresholds:
             for name in names:
-                self._load_changed(role, now_s, name)
+                self._update_busy(role, now_s, name)
 
     # ------------------------------------------------------------------ within
 
-    def _left(self, item: T, role: Role) -> None:
+    def _forget(self, item: T, role: Role) -> None:
         if self._suspects:
             self._suspects.discard((role, item))
             self._isolated[role].leave(item)
-            self._gated.discard(item)
+            self._awaiting_isolation.discard(item)
         if self.tiers is not None:
             self.tiers.left(item, role)
 
@@ -579,7 +581,7 @@ class RouterCore(Generic[T]):
                 self.deflection.computed(counts.computed - computed_before, counts.pending, now_s)
         if self.busy[role].has_thresholds:
             self.busy[role].computed(counts.computed - computed_before, now_s)
-            self._load_changed(role, now_s, assignment.worker.name)
+            self._update_busy(role, now_s, assignment.worker.name)
         return self._dispatch_waiting(role, now_s)
 
     def _dispatch_waiting(self, role: Role, now_s: float) -> Effects[T]:
@@ -589,11 +591,11 @@ class RouterCore(Generic[T]):
         return effects
 
     def _dispatch(self, role: Role, now_s: float) -> Effects[T]:
-        self._follow(role, now_s)
+        self._update_routable(role, now_s)
         queue, pool, tiers = self.queues[role], self.pool, self.tiers
         if not queue.waiting or role in self.paused:
             return []
-        for each in self._needed(role):
+        for each in self._required_stages(role):
             if not pool.routable(each, now_s):
                 return []
         effects: Effects[T] = []
@@ -602,23 +604,23 @@ class RouterCore(Generic[T]):
         if tiers is not None and role is self.entry and Role.DECODE in self.queues:
             queue.set_held_tiers(tiers.held_back(self._names[Role.DECODE], now_s))
         if self._suspects and any(
-            self._is_all_closed(each) for each in self._needed(role) if each is not role
+            self._are_all_reserved(each) for each in self._required_stages(role) if each is not role
         ):
             return effects
         for queued in queue.dispatch(now_s, self._dispatch_limit(role, now_s)):
-            effects.append(self._dispatched(queued, role, now_s))
+            effects.append(self._assign(queued, role, now_s))
         return effects
 
-    def _dispatched(self, queued: QueuedRequest[T], role: Role, now_s: float) -> Assignment[T]:
+    def _assign(self, queued: QueuedRequest[T], role: Role, now_s: float) -> Assignment[T]:
         worker = self.pool.get(queued.worker)
-        assert worker is not None  # noqa: S101 - `_follow` has named the pool's own workers
+        assert worker is not None  # noqa: S101 - `_update_routable` has named the pool's own workers
         queued_s = max(0.0, now_s - queued.since_s)
         if self.tiers is not None:
             self.tiers.dispatched(queued, queued_s, is_entry=role is self.entry)
         assignment = Assignment(
             queued.item, worker, queued.tokens, now_s=now_s, queued_s=queued_s, reason=queued.reason
         )
-        self._load_changed(role, now_s, queued.worker)
+        self._update_busy(role, now_s, queued.worker)
         return assignment
 
     # ------------------------------------------------------------------ suspects
@@ -633,54 +635,58 @@ class RouterCore(Generic[T]):
         effects: Effects[T] = []
         for item, queued in list(queue.isolated.items()):
             later = [each for each in queued.arrival.alone_at if each is not role and each in self.queues]
-            if role is self.entry and later and not all(self._has_free(each, now_s) for each in later):
+            if role is self.entry and later and not all(self._has_free_worker(each, now_s) for each in later):
                 break
             is_alone = role in queued.arrival.alone_at
             if is_alone:
-                worker = None if isolated.has_uncleared else self._free(role, now_s)
+                worker = None if isolated.has_uncleared else self._free_worker(role, now_s)
             else:
                 worker = min(self._routable[role], key=lambda each: each.inflight_tokens)
             if worker is None:
                 break
             if later:
-                self._gated.add(item)
+                self._awaiting_isolation.add(item)
             reason = ALONE if is_alone else "a suspect of deaths at the next stage"
             started = queue.dispatch_isolated(item, worker.name, now_s, reason=reason)
-            assignment = self._dispatched(started, role, now_s)
+            assignment = self._assign(started, role, now_s)
             if is_alone:
                 isolated.enter(assignment)
             effects.append(assignment)
         return effects
 
-    def _is_all_closed(self, role: Role) -> bool:
+    def _are_all_reserved(self, role: Role) -> bool:
         """Return whether every worker of a role is reserved for suspects."""
-        return self._names[role] <= self._closed(role)
+        return self._names[role] <= self._reserved_workers(role)
 
-    def _has_free(self, role: Role, now_s: float) -> bool:
+    def _has_free_worker(self, role: Role, now_s: float) -> bool:
         """Return whether a suspect that comes from the first stage would find a worker at once on which it can run alone."""
-        self._follow(role, now_s)
-        is_awaited = self._gated or self.queues[role].isolated or self._isolated[role].has_uncleared
-        return not is_awaited and self._free(role, now_s) is not None
+        self._update_routable(role, now_s)
+        is_awaited = (
+            self._awaiting_isolation or self.queues[role].isolated or self._isolated[role].has_uncleared
+        )
+        return not is_awaited and self._free_worker(role, now_s) is not None
 
-    def _free(self, role: Role, now_s: float) -> Worker | None:
+    def _free_worker(self, role: Role, now_s: float) -> Worker | None:
         peers = self.queues[role].workers
         return self._isolated[role].free(
             self._routable[role],
-            self._known(role),
+            self._present_workers(role),
             lambda worker: not (worker.may_be_gone(now_s) or peers.peer_tokens(worker.name)),
         )
 
-    def _closed(self, role: Role) -> frozenset[str]:
+    def _reserved_workers(self, role: Role) -> frozenset[str]:
         """Return the names of the workers that must not get requests other than suspects."""
         entry = self.entry_queue
         is_awaited = bool(self.queues[role].isolated)
         if role is not self.entry:
-            is_awaited |= bool(self._gated) or any(
+            is_awaited |= bool(self._awaiting_isolation) or any(
                 role in each.arrival.alone_at for each in entry.isolated.values()
             )
-        return self._isolated[role].closed(self._routable[role], self._known(role), is_awaited=is_awaited)
+        return self._isolated[role].closed(
+            self._routable[role], self._present_workers(role), is_awaited=is_awaited
+        )
 
-    def _known(self, role: Role) -> list[Worker]:
+    def _present_workers(self, role: Role) -> list[Worker]:
         """Return the workers of a role that are not draining, whether they serve or not."""
         return [
             each for each in self.pool if each.spec.role is role and not (each.spec.draining or each.drained)
@@ -700,12 +706,14 @@ class RouterCore(Generic[T]):
         if busy.is_any and self.queues[role].policy.assigns is AssignTime.WHEN_FREE:
             closed |= busy.unavailable(self._names[role])
         if self._suspects:
-            closed |= self._closed(role)
+            closed |= self._reserved_workers(role)
         by_blocks = self.tiers is not None and role is self.entry and busy.has_thresholds
-        most = (
-            self._later_stages_take(role) if self.tiers is not None and role is self.entry else Headroom.ANY
+        max_headroom = (
+            self._later_stages_headroom(role)
+            if self.tiers is not None and role is self.entry
+            else Headroom.ANY
         )
-        if not (closed or by_blocks) and most is Headroom.ANY and pool.are_closed(role):
+        if not (closed or by_blocks) and max_headroom is Headroom.ANY and pool.are_closed(role):
             return None
 
         def limit(name: str) -> Headroom:
@@ -715,16 +723,22 @@ class RouterCore(Generic[T]):
             )
             if name in closed or is_broken:
                 return Headroom.NONE
-            return min(most, Headroom.URGENT) if by_blocks and not busy.has_blocks(name) else most
+            return (
+                min(max_headroom, Headroom.URGENT)
+                if by_blocks and not busy.has_blocks(name)
+                else max_headroom
+            )
 
         return limit
 
-    def _later_stages_take(self, role: Role) -> Headroom:
+    def _later_stages_headroom(self, role: Role) -> Headroom:
         """Return which requests the stages after this one have capacity for."""
-        most = Headroom.ANY
+        max_headroom = Headroom.ANY
         for each in self.queues:
             names, busy = self._names[each], self.busy[each]
-            if each is role or busy.have_blocks(names):
+            if each is role or busy.any_has_blocks(names):
                 continue
-            most = min(most, Headroom.NONE if busy.all_at_capacity(names) else Headroom.URGENT)
-        return most
+            max_headroom = min(
+                max_headroom, Headroom.NONE if busy.all_at_capacity(names) else Headroom.URGENT
+            )
+        return max_headroom

@@ -71,7 +71,7 @@ class DeathRecord:
             return ()
         return tuple({each.role: None for each in self.deaths})
 
-    def was_at(self, worker: Worker) -> None:
+    def record_death(self, worker: Worker) -> None:
         """Record that a worker died on which the request ran; does nothing if this death is recorded already.
 
         The same death can be reported twice, if the request was sent to the worker again before the death was known.
@@ -132,8 +132,8 @@ class IsolatedRequests(Generic[T]):
                 the role has only one.
         """
         closed = {each.worker.name for each in self._inside.values() if not each.is_cleared}
-        if is_awaited and not closed and _may_spare(serving, known):
-            closed.add(min(serving, key=self._uncleared_at).name)
+        if is_awaited and not closed and _may_reserve(serving, known):
+            closed.add(min(serving, key=self._uncleared_requests_at).name)
         return frozenset(closed)
 
     def free(
@@ -152,17 +152,17 @@ class IsolatedRequests(Generic[T]):
             may_take: Returns whether a worker can be used: no other router has requests there, and no recent failure
                 leaves open whether the worker still runs.
         """
-        if not _may_spare(serving, known):
+        if not _may_reserve(serving, known):
             return None
-        found = [each for each in serving if self._uncleared_at(each) == 0 and may_take(each)]
+        found = [each for each in serving if self._uncleared_requests_at(each) == 0 and may_take(each)]
         return min(found, key=lambda each: each.inflight_requests, default=None)
 
-    def _uncleared_at(self, worker: Worker) -> int:
+    def _uncleared_requests_at(self, worker: Worker) -> int:
         cleared = sum(each.is_cleared for each in self._inside.values() if each.worker is worker)
         return worker.inflight_requests - cleared
 
 
-def _may_spare(serving: Collection[Worker], known: Iterable[Worker]) -> bool:
+def _may_reserve(serving: Collection[Worker], known: Iterable[Worker]) -> bool:
     """Return whether a worker can be given to a suspect: another worker serves as well, or the role has no other worker."""
     return len(serving) > 1 or (len(serving) == 1 and sum(1 for _ in known) == 1)
 

@@ -98,7 +98,7 @@ class QueueSettings:
         """
         if not self.wait_limit.applies(is_interrupted=is_interrupted):
             return self.resume_wait_s
-        return min(self._most_s, self._useful_s(tier, is_interrupted=is_interrupted))
+        return min(self._max_wait_s, self._useful_s(tier, is_interrupted=is_interrupted))
 
     def deadline_s(
         self,
@@ -123,15 +123,15 @@ class QueueSettings:
         if not self.wait_limit.applies(is_interrupted=is_interrupted):
             return since_s + self.resume_wait_s
         if self.max_wake_s is None:
-            own_s = since_s + self._most_s
+            own_s = since_s + self._max_wait_s
         elif served_s == inf:
-            own_s = since_s + max(min(max_startup_wait_s, self.max_wake_s), self._most_s)
+            own_s = since_s + max(min(max_startup_wait_s, self.max_wake_s), self._max_wait_s)
         else:
-            own_s = max(since_s, served_s) + self._most_s
+            own_s = max(since_s, served_s) + self._max_wait_s
         return min(own_s, since_s + self._useful_s(tier, is_interrupted=is_interrupted))
 
     @property
-    def _most_s(self) -> float:
+    def _max_wait_s(self) -> float:
         return inf if self.max_wait_s is None else self.max_wait_s
 
     def _useful_s(self, tier: Tier, *, is_interrupted: bool) -> float:
@@ -213,7 +213,7 @@ class WakeTimes:
         slowest_s = self.slowest_s
         return self._max_s if slowest_s is None else min(self._max_s, STARTUP_WAIT_FACTOR * slowest_s)
 
-    def asked(self, now_s: float) -> None:
+    def requested(self, now_s: float) -> None:
         """Record that a request has arrived while a stage has no worker; this starts the measurement of a startup (wake-up).
 
         Does nothing if a wake-up is already being measured, or if workers have not been available since the router
@@ -229,7 +229,7 @@ class WakeTimes:
             self._took_s.append(now_s - self._wake_started_s)
             self._wake_started_s = None
 
-    def left_s(self, now_s: float) -> float | None:
+    def remaining_s(self, now_s: float) -> float | None:
         """Return the expected simulated seconds until workers are ready for waiting requests; None if no startup is under way.
 
         If the startup (wake-up) under way already takes longer than the slowest of the last 8, or if fewer than 3 were
@@ -240,7 +240,7 @@ class WakeTimes:
         past_s, slowest_s = now_s - self._wake_started_s, self.slowest_s
         return slowest_s - past_s if slowest_s is not None and past_s < slowest_s else past_s
 
-    def least_left_s(self, now_s: float) -> float:
+    def min_remaining_s(self, now_s: float) -> float:
         """Return the minimum simulated seconds until workers are ready: those left if this startup is as fast as the fastest.
 
         The fastest startup is that of the last 8 observed. Returns 0 if no startup (wake-up) is under way, if fewer than 3

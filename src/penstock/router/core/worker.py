@@ -150,12 +150,12 @@ class Worker(WorkerLoad):
         breaker: CircuitBreaker,
         *,
         record: Recorder = ignore,
-        touched: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(spec.name)
         self.spec = spec
         self._record = record
-        self._touched = touched
+        self._on_change = on_change
         self.breaker = breaker
         self.drained = False
         # A supervisor checks a worker's health before it reports the worker as ready; a fixed list of workers does not.
@@ -177,7 +177,7 @@ class Worker(WorkerLoad):
         self.failed_at: tuple[float, int] | None = None
         self.outages = self.recoveries = 0
         self.speed = SpeedCounts()
-        self._is_kept = False
+        self._is_kept_in_use = False
 
     @property
     def health_problem(self) -> str | None:
@@ -189,7 +189,7 @@ class Worker(WorkerLoad):
         if problem is not None and self._health_problem is None:
             self.outages += 1
         self._health_problem = problem
-        self._touched()
+        self._on_change()
 
     def state(self, now_s: float) -> tuple[WorkerState, str]:
         """Return the worker's state at ``now_s`` (simulated) and the reason of the state, as text.
@@ -272,13 +272,13 @@ class Worker(WorkerLoad):
         self._note_verdict(openings, now_s, is_due=proven and self.breaker.is_failing)
         return counted
 
-    def convicted(self, now_s: float) -> None:
+    def failure_confirmed(self, now_s: float) -> None:
         """Record that an earlier failure of a request here was the worker's fault, because another worker has served the request.
 
         Until then it was possible that the request itself caused the failure.
         """
         openings = self.breaker.openings
-        self.breaker.convicted(now_s)
+        self.breaker.failure_confirmed(now_s)
         self._note_verdict(openings, now_s, is_due=self.breaker.is_failing)
 
     def answered(self, *, probe: bool, is_complete: bool = True) -> None:
@@ -296,7 +296,7 @@ class Worker(WorkerLoad):
         else:
             breaker.probe_started_ok()
         if was_failing and not breaker.is_failing:
-            self._is_kept = False
+            self._is_kept_in_use = False
             self._record(WorkerChange.RECOVERED, self.name, role=self.spec.role.value)
 
     def eject(self, now_s: float, cause: str) -> None:
@@ -316,11 +316,11 @@ class Worker(WorkerLoad):
             "cause": self.last_failure,
         }
         if self.breaker.openings > openings:
-            self._is_kept = False
+            self._is_kept_in_use = False
             facts["next_try_s"] = round(self.breaker.probe_in_s(now_s), 3)
             self._record(WorkerChange.EJECTED, self.name, **facts)
-        elif is_due and self.breaker.is_closed and not self._is_kept:
-            self._is_kept = True
+        elif is_due and self.breaker.is_closed and not self._is_kept_in_use:
+            self._is_kept_in_use = True
             self._record(WorkerChange.KEPT, self.name, **facts)
 
     def _failing(self) -> str:
@@ -538,8 +538,8 @@ class WorkerPool:
             ejected = sum(not each.breaker.is_closed for each in pool)
             return may_eject(ejected=ejected, pool=len(pool), max_fraction=config.max_ejected_fraction)
 
-        breaker = CircuitBreaker(config, may_open=may_open, touched=self._touch)
-        return Worker(spec, breaker, record=self._record, touched=self._touch)
+        breaker = CircuitBreaker(config, may_open=may_open, on_change=self._touch)
+        return Worker(spec, breaker, record=self._record, on_change=self._touch)
 
     def _touch(self) -> None:
         self._serving_by_role.clear()

@@ -198,7 +198,7 @@ class Session:
         if message.is_unreachable:
             assignment.worker.suspect("refused a connection of another router")
         match message.verdict:
-            case Verdict.PROVED:
+            case Verdict.FIRST_PART_OK:
                 assignment.first_part_ok()
             case Verdict.SUCCEEDED:
                 assignment.succeeded()
@@ -207,10 +207,10 @@ class Session:
             case Verdict.UNPROVEN:
                 assignment.failed(now_s, message.cause, proven=False)
                 self._unsettled.put(message.number, assignment)
-            case Verdict.CONVICTED:
+            case Verdict.CONFIRMED:
                 self._unsettled.forget(message.number)
                 assignment.confirm_failure(now_s)
-            case Verdict.PARDONED:
+            case Verdict.RETRACTED:
                 self._unsettled.forget(message.number)
                 assignment.retract_failure(now_s)
             case Verdict.CLEARED:

@@ -173,7 +173,7 @@ class DrainRate:
 ALL_BUSY = "Service temporarily unavailable: All workers are busy, please retry later"
 """Message to a client whose request is rejected. Source: NVIDIA Dynamo's document "Request Rejection", "Error Response"."""
 
-_STAY_WEIGHT = 0.1
+_RESIDENCE_WEIGHT = 0.1
 """Chosen: weight of the newest request in the mean duration of requests, so that about the last ten count."""
 
 AT_CAPACITY_S = 1.0
@@ -202,7 +202,7 @@ class BusyWorkers:
         self._computed = DrainRate()
         # Workers with prompts to compute, and the mean duration of recent requests.
         self._computing: set[str] = set()
-        self._stay_s: float | None = None
+        self._residence_s: float | None = None
         # By worker name: seconds until it is no longer busy, and the time at which it refused a request for lack of capacity.
         self._busy: dict[str, float] = {}
         self._at_capacity: dict[str, float] = {}
@@ -257,14 +257,14 @@ class BusyWorkers:
         """Return the prompt tokens per simulated second that one worker computes while it has work; None if not measured yet."""
         return self._computed.tokens_per_s(now_s)
 
-    def released(self, load: WorkerLoad, stay_s: float) -> None:
+    def released(self, load: WorkerLoad, residence_s: float) -> None:
         """Record that a request has left the worker of ``load``: a refusal for lack of capacity before that no longer counts.
 
-        ``stay_s`` is the time from the request's dispatch to its end, in simulated seconds; used to estimate when busy
+        ``residence_s`` is the time from the request's dispatch to its end, in simulated seconds; used to estimate when busy
         workers take requests again.
         """
-        known_s = stay_s if self._stay_s is None else self._stay_s
-        self._stay_s = known_s + _STAY_WEIGHT * (max(0.0, stay_s) - known_s)
+        known_s = residence_s if self._residence_s is None else self._residence_s
+        self._residence_s = known_s + _RESIDENCE_WEIGHT * (max(0.0, residence_s) - known_s)
         self._at_capacity.pop(load.name, None)
 
     def load_read(self, load: WorkerLoad) -> None:
@@ -310,7 +310,7 @@ class BusyWorkers:
         """
         return frozenset(self._at_capacity)
 
-    def none_takes(self, names: frozenset[str]) -> bool:
+    def are_all_busy(self, names: frozenset[str]) -> bool:
         """Return whether none of the workers ``names`` takes new requests; False if ``names`` is empty.
 
         A worker takes none if it is above a threshold, or has just refused a request for lack of capacity.
@@ -324,7 +324,7 @@ class BusyWorkers:
         """Return whether all workers ``names`` have just refused a request for lack of capacity; False if ``names`` is empty."""
         return bool(names) and len(self._at_capacity) >= len(names) and names <= self._at_capacity.keys()
 
-    def have_blocks(self, names: frozenset[str]) -> bool:
+    def any_has_blocks(self, names: frozenset[str]) -> bool:
         """Return whether one of the workers ``names`` can store the KV of another request, even if it is busy with prefills.
 
         Such a worker is not above the threshold of KV blocks, and has not just refused a request for lack of capacity.
@@ -344,16 +344,16 @@ class BusyWorkers:
         A worker takes none if it is above a threshold, or has just refused a request for lack of capacity. If this applies
         to all of ``names``, an empty set is returned, because no worker is then a better choice than the others.
         """
-        return _unless_all(names, names & (self._busy.keys() | self._at_capacity))
+        return _empty_if_all(names, names & (self._busy.keys() | self._at_capacity))
 
-    def without_blocks(self, names: frozenset[str]) -> frozenset[str]:
+    def out_of_blocks(self, names: frozenset[str]) -> frozenset[str]:
         """Return those of the workers ``names`` that have no KV blocks for a new request, so that they can be passed over.
 
         A worker has none if it is above the threshold of KV blocks, or has just refused a request for lack of capacity. If
         this applies to all of ``names``, an empty set is returned, because no worker is then a better choice than the
         others.
         """
-        return _unless_all(names, names & (self._out_of_blocks | self._at_capacity.keys()))
+        return _empty_if_all(names, names & (self._out_of_blocks | self._at_capacity.keys()))
 
     def prefill_limit_exceeded(self, share: float) -> bool:
         """Return whether more prompt tokens wait per worker than the prefill threshold allows.
@@ -381,12 +381,15 @@ class BusyWorkers:
             rate = self._computed.tokens_per_s(now_s)
             wait_s = inf if rate is None else excess.prefill_tokens * ranks / rate
         if excess.decode_blocks_fraction:
-            tokens, stay_s = excess.decode_blocks_fraction * (load.kv_capacity_tokens or 0), self._stay_s
-            is_known = stay_s is not None and tokens > 0 and load.inflight_tokens > 0
-            wait_s = max(wait_s, tokens * (stay_s or 0.0) / load.inflight_tokens if is_known else inf)
+            tokens, residence_s = (
+                excess.decode_blocks_fraction * (load.kv_capacity_tokens or 0),
+                self._residence_s,
+            )
+            is_known = residence_s is not None and tokens > 0 and load.inflight_tokens > 0
+            wait_s = max(wait_s, tokens * (residence_s or 0.0) / load.inflight_tokens if is_known else inf)
         return wait_s
 
 
-def _unless_all(names: frozenset[str], found: frozenset[str]) -> frozenset[str]:
+def _empty_if_all(names: frozenset[str], found: frozenset[str]) -> frozenset[str]:
     """Return ``found``, or an empty set if it contains all of ``names``, so that some worker takes the request."""
     return frozenset() if len(found) == len(names) else found
