@@ -9,7 +9,7 @@ from fake_workers import DONE, Answers
 
 from penstock.api import Role
 from penstock.router.core import request as request_machine
-from penstock.router.proxy import exchange
+from penstock.router.proxy import worker_calls
 from penstock.router.proxy.kv_transfer import REFUSED_MODEL
 from penstock.runtimes.kv_transfer import Nixl
 
@@ -330,10 +330,10 @@ async def test_a_prefill_that_goes_on_for_long_is_broken_off_and_one_that_fails_
 ):
     """The client is gone, so nothing more is computed for it than a last step."""
     prefill, _, router = await harness.served("prefill", "decode")
-    monkeypatch.setattr(exchange, "_LAST_STEP_REAL_S", 0.05)
+    monkeypatch.setattr(worker_calls, "_LAST_STEP_REAL_S", 0.05)
     (await router.hanging(prefill)).cancel()
     await router.assert_idle()
-    monkeypatch.setattr(exchange, "_LAST_STEP_REAL_S", 60.0)
+    monkeypatch.setattr(worker_calls, "_LAST_STEP_REAL_S", 60.0)
     finish = prefill.hold(harness.answers.status(500, VLLM_ERROR))
     request = asyncio.create_task(router.post())
     await router.until(lambda: len(prefill.seen) == 2)
