@@ -101,6 +101,15 @@ class World:
 
         return check
 
+    def lists(self, namespace, held):
+        """Return a check of which graphs, with how many GPUs, a graph's status lists of its pool."""
+
+        async def check():
+            found = await self.share(namespace)()
+            return {each["name"]: each["held"] for each in (found or {}).get("graphs", ())} == held
+
+        return check
+
 
 @pytest.fixture(name="world")
 async def made_world(kwok, crds, make_node, client, make_namespace):
@@ -140,6 +149,8 @@ async def test_graphs_of_two_namespaces_lend_and_give_back(world, crds, make_nam
         said = await world.share(world.theirs)()
         assert (said["kind"], said["name"]) == ("ClusterGpuPool", world.name)
         assert (said["grantedGpus"], said["guaranteedGpus"]) == (4, 4)
+        both = {f"{world.theirs}/chat": 4, f"{world.ours}/chat": 2}
+        await until(world.lists(world.theirs, both), "the pool's graphs in the graph's status")
         columns, shown = crds.kubectl("get", "cgpool", world.name).splitlines()
         assert columns.split() == ["NAME", "TOTAL", "HELD", "FREE", "BORROWED", "VALID", "MET", "AGE"]
         assert shown.split()[:-1] == [world.name, "6", "6", "0", "0", "True", "True"]

@@ -17,7 +17,7 @@ from typing import Any, Final
 from penstock.api import GraphDeployment, PoolObject
 from penstock.core.errors import ClusterError, ConflictError, NotFoundError
 from penstock.core.logs import get_logger
-from penstock.gpu_pool.waiting import DrainTimes
+from penstock.gpu_pool.waiting import DrainTimes, holdings_in
 from penstock.kube.client import KubeClient
 from penstock.kube.events import EventMessage, EventRecorder
 from penstock.kube.informer import key_of
@@ -40,7 +40,14 @@ from penstock_operator.pools.observe import (
 )
 from penstock_operator.pools.readings import PoolReadings
 from penstock_operator.pools.share_out import PoolShares, moved, share_out
-from penstock_operator.pools.status import of_graph, own_bound, pool_status, refused_status
+from penstock_operator.pools.status import (
+    MAX_SHOWN,
+    listed_graphs,
+    of_graph,
+    own_bound,
+    pool_status,
+    refused_status,
+)
 from penstock_operator.pools.watch import PoolWatch
 from penstock_operator.queue import Key
 from penstock_operator.trim import Object
@@ -179,6 +186,9 @@ class GpuPools:
             guaranteed=guaranteed,
             uid=uid,
             serial=serial,
+            pool_gpus=total,
+            pool_held_gpus=((pool.get("status") or {}).get("gpus") or {}).get("held"),
+            graphs=listed_graphs(pool.get("status"), member),
         )
 
     def act_under(self, raw: Object, grant: PoolGrant | None) -> None:
@@ -320,10 +330,12 @@ class GpuPools:
     ) -> None:
         """Enqueue the graphs whose grants changed, and emit Events about the changes."""
         old, before = observed.status, observed.shares
+        is_shown = len(shares.shares) <= MAX_SHOWN and holdings_in(old) != holdings_in(status)
         for name, share in shares.shares.items():
             was = before.get(name)
             is_new = was is None or (was.gpus, was.serial) != (share.gpus, share.serial)
-            if is_new or of_graph(old, name) != of_graph(status, name) or gpus_of(old) != shares.gpus:
+            is_other = of_graph(old, name) != of_graph(status, name) or gpus_of(old) != shares.gpus
+            if is_new or is_shown or is_other:
                 self._enqueue(graph_of(key, name), True)
         for name, (lowered, text) in moved(observed, shares).items():
             graph = self._cluster.snapshot(graph_of(key, name)).graph

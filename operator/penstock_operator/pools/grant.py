@@ -14,6 +14,7 @@ from typing import Any
 from penstock.api import GraphDeployment, Role
 from penstock.core.stamps import seconds
 from penstock.gpu_pool.bid import WANTS_VALID_S, RoleBid, replicas_within
+from penstock.gpu_pool.waiting import PoolRow
 from penstock_operator.plan.drain import LimitedReplicas, limited_replicas
 
 
@@ -36,6 +37,9 @@ class PoolGrant:
         uid: UID of the pool; empty if the pool was deleted and the graph keeps its last grant.
         serial: Serial number of the grant, which increases with each change and which the graph acknowledges when it
             has reconciled under the grant; 0 if the graph has no grant yet.
+        pool_gpus: Number of GPUs of the entire pool; None if unknown.
+        pool_held_gpus: Number of GPUs that all graphs of the pool hold; None if unknown.
+        graphs: Graphs of the pool, as the live page of this graph's router shows them.
     """
 
     kind: str
@@ -48,6 +52,9 @@ class PoolGrant:
     guaranteed: int = 0
     uid: str = ""
     serial: int = 0
+    pool_gpus: int | None = None
+    pool_held_gpus: int | None = None
+    graphs: tuple[PoolRow, ...] = ()
 
     @property
     def title(self) -> str:
@@ -58,7 +65,26 @@ class PoolGrant:
     def status(self) -> dict[str, Any]:
         """Value of ``status.pool`` in the graph's status."""
         gpus = {"grantedGpus": self.gpus, "guaranteedGpus": self.guaranteed}
-        return {"kind": self.kind, "name": self.pool, **gpus, "message": self.message}
+        known = {"poolGpus": self.pool_gpus, "poolHeldGpus": self.pool_held_gpus}
+        return {
+            "kind": self.kind,
+            "name": self.pool,
+            **gpus,
+            "message": self.message,
+            **{key: number for key, number in known.items() if number is not None},
+            "graphs": [_shown(each) for each in self.graphs],
+        }
+
+
+def _shown(row: PoolRow) -> dict[str, Any]:
+    return {
+        "name": row.graph,
+        "guaranteed": row.guaranteed,
+        "held": row.held,
+        "granted": row.grant,
+        "wanted": row.wanted,
+        "waitsFor": list(row.waits_for),
+    }
 
 
 @dataclass(frozen=True, slots=True)

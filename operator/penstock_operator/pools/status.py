@@ -12,7 +12,8 @@ from penstock.api.pool_rules import pool_problems
 from penstock.api.rule import dotted
 from penstock.core.stamps import stamp
 from penstock.gpu_pool.allocator import Grant, Share
-from penstock.gpu_pool.waiting import holdings_in, lacking
+from penstock.gpu_pool.waiting import PoolRow, holdings_in, lacking
+from penstock.gpu_pool.waiting import rows_of as shown_rows
 from penstock_operator.plan.status import ConditionResult, conditions
 from penstock_operator.pools.capacity import PoolNodes, quota_problems
 from penstock_operator.pools.keys import graph_of
@@ -23,6 +24,8 @@ VALID: Final = "Valid"
 GUARANTEES_MET: Final = "GuaranteesMet"
 CEILING_RESPECTED: Final = "CeilingRespected"
 NODES_COUNTED: Final = "NodesCounted"
+MAX_SHOWN: Final = 20
+"""Maximum number of graphs of a pool in the status of each of its graphs. Chosen: it bounds that status and its writes."""
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 """Label on pods with which Kueue decides when they start."""
 
@@ -107,6 +110,18 @@ def of_graph(status: Status | None, name: str) -> tuple[str, int, int]:
     """
     row = rows_of(status).get(name, {})
     return lacking_in(status, name), row.get("guaranteed", 0), row.get("wanted", 0)
+
+
+def listed_graphs(status: Status | None, name: str) -> tuple[PoolRow, ...]:
+    """Return the graphs of a pool for the status of graph ``name``: this graph first, then those that hold the most, `MAX_SHOWN` at most.
+
+    ``status`` is the pool's; the result is empty if the graph is not in it.
+    """
+    rows = shown_rows(holdings_in(status))
+    if all(each.graph != name for each in rows):
+        return ()
+    rows.sort(key=lambda each: (each.graph != name, -each.held, each.graph))
+    return tuple(rows[:MAX_SHOWN])
 
 
 def problems_of(observed: PoolObservation, found: PoolShares) -> Iterator[str]:

@@ -97,8 +97,21 @@ class StatusSummary(SpecModel):
     gpus: str = entry("", "GPUs of workers, used/budget; used alone where there is no ceiling.")
 
 
+class PoolGraphStatus(SpecModel):
+    """GPUs of one graph of a GPU pool."""
+
+    name: str = Field(description="Name of the graph; with its namespace in a ClusterGpuPool.")
+    guaranteed: Integer = entry(0, "GPUs that the graph gets as soon as it wants them.")
+    held: Integer = entry(0, "GPUs of the graph's existing workers.")
+    granted: Integer = entry(0, "Maximum GPUs that the graph's workers may hold now.")
+    wanted: Integer = entry(0, "GPUs of the replicas that the graph wants.")
+    waits_for: tuple[str, ...] = entry(
+        (), "Graphs that have to return GPUs before this graph can have more; empty: it waits for none."
+    )
+
+
 class PoolShareStatus(SpecModel):
-    """What a pool grants the graph."""
+    """What a pool grants the graph, and the other graphs of the pool."""
 
     kind: str = entry("GpuPool", "Kind of the pool: GpuPool or ClusterGpuPool.")
     name: str = Field(description="Name of the pool.")
@@ -107,6 +120,13 @@ class PoolShareStatus(SpecModel):
     message: str = entry(
         "",
         "Which graphs hold the GPUs that this one lacks and when they are expected, or what keeps the grant from changing; empty: nothing.",
+    )
+    pool_gpus: Integer | None = entry(None, "GPUs of the entire pool; null: not known.")
+    pool_held_gpus: Integer | None = entry(None, "GPUs that all graphs of the pool hold; null: not known.")
+    graphs: tuple[PoolGraphStatus, ...] = entry(
+        (),
+        "Graphs of the pool, this graph first, then those that hold the most; 20 at most. In a pool of more graphs the "
+        "figures can be as old as the graph's last reconcile.",
     )
 
 

@@ -329,6 +329,18 @@ def test_on_kubernetes_the_graphs_object_says_what_its_pool_grants(status, expec
     assert (None if shown is None else shown["note"]) == expected
 
 
+def test_on_kubernetes_the_page_shows_the_other_graphs_of_the_pool():
+    """With the keys that a local pool has, from the graph's status alone; an older operator lists no graphs."""
+    row = {"name": "b", "guaranteed": 2, "held": 3, "granted": 3, "wanted": 4, "waitsFor": ["c"]}
+    said = {"name": "p", "grantedGpus": 2, "poolGpus": 6, "poolHeldGpus": 5, "graphs": [row]}
+    shown = pool_of_status({"status": {"pool": said}})
+    assert (shown["gpus"], shown["held"]) == (6, 5)
+    expected = {"graph": "b", "guaranteed": 2, "held": 3, "grant": 3, "wanted": 4, "waits_for": ["c"]}
+    assert shown["graphs"] == [expected]
+    older = pool_of_status({"status": {"pool": {"name": "p", "grantedGpus": 2}}})
+    assert (older["gpus"], older["held"], older["graphs"]) == (None, None, [])
+
+
 async def test_an_api_server_that_is_away_makes_the_planner_stale():
     """What it said last stays, under why it is not current."""
 
@@ -422,7 +434,13 @@ async def test_every_state_fits_the_screen(graph, tmp_path, monkeypatch, name, w
         "change": "",
     }
     row = {"graph": "agents", "guaranteed": 2, "held": 2, "grant": 2, "wanted": 4, "target": 3}
-    state["pool"] = {"name": "shared", "gpus": 6, "note": "", "graphs": [{**row, "waits_for": ["batch"]}]}
+    state["pool"] = {
+        "name": "shared",
+        "gpus": 6,
+        "held": 2,
+        "note": "",
+        "graphs": [{**row, "waits_for": ["batch"]}],
+    }
     state["graphs"] = [{"name": "agents", **alongside}, {"name": "batch", **alongside, "port": None}]
     page = (await router.get("/ui")).body.decode()
     body = state if status == 200 else {"error": {"message": "missing or unknown admin key"}}

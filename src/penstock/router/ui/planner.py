@@ -244,7 +244,22 @@ def pool_of_status(graph: Mapping[str, Any]) -> dict[str, Any] | None:
     if said is None:
         return None
     note = f"may hold {said['grantedGpus']} GPUs" + (f"; {said['message']}" if said.get("message") else "")
-    return {"name": said["name"], "gpus": None, "note": note, "graphs": []}
+    graphs = [
+        {
+            "graph": str(each["name"]),
+            **{key: int(each[key]) for key in ("guaranteed", "held", "wanted")},
+            "grant": int(each["granted"]),
+            "waits_for": list(map(str, each["waitsFor"])),
+        }
+        for each in said.get("graphs") or ()
+    ]
+    return {
+        "name": said["name"],
+        "gpus": said.get("poolGpus"),
+        "held": said.get("poolHeldGpus"),
+        "note": note,
+        "graphs": graphs,
+    }
 
 
 def graph_planner_state(graph: Mapping[str, Any]) -> ShownPlanner:

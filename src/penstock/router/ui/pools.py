@@ -36,7 +36,8 @@ def local_pool(statefile: Path | None) -> dict[str, Any] | None:
         rows = [asdict(each) for each in rows_of(holdings)]
     except (OSError, *WRONG):
         return None
-    return {"name": pool["name"], "gpus": pool["gpus"], "note": "", "graphs": rows}
+    held = sum(each.held for each in holdings.values())
+    return {"name": pool["name"], "gpus": pool["gpus"], "held": held, "note": "", "graphs": rows}
 
 
 _NOTHING = {"gpus": 0, "serial": 0, "target": 0, "wanted": 0}

@@ -33,7 +33,15 @@ from penstock_operator.pools.observe import (
     shares_of,
 )
 from penstock_operator.pools.share_out import guarantees, moved, share_out
-from penstock_operator.pools.status import lacking_in, own_bound, pool_status, problems_of, refused_status
+from penstock_operator.pools.status import (
+    MAX_SHOWN,
+    lacking_in,
+    listed_graphs,
+    own_bound,
+    pool_status,
+    problems_of,
+    refused_status,
+)
 
 POOL = GpuPool.model_validate(
     {
@@ -124,6 +132,29 @@ def test_a_graph_of_unknown_wants_keeps_its_share_and_one_that_is_gone_gives_bac
     assert "c" not in found.shares
     deleted = {"a": PoolMember(POOL.spec.graphs[0], bid=(), held=2, serial=1)}
     assert share_out(observe(deleted, {"a": Share(2, 1, 2)})).shares["a"].gpus == 0
+
+
+def test_a_graphs_status_lists_its_pools_graphs():
+    """Itself first, then those that hold the most, a bounded number; a graph that is not in the pool lists none."""
+    rows = [
+        {"name": "a", "guaranteed": 2, "held": 1, "granted": 1, "target": 2, "wanted": 2, "serial": 1},
+        {"name": "b", "guaranteed": 2, "held": 2, "granted": 2, "target": 2, "wanted": 2, "serial": 1},
+        {"name": "c", "guaranteed": 0, "held": 3, "granted": 2, "target": 2, "wanted": 3, "serial": 1},
+    ]
+    grant = PoolGrant(
+        "GpuPool", "p", 1, 6, pool_gpus=6, pool_held_gpus=6, graphs=listed_graphs({"graphs": rows}, "a")
+    )
+    assert (grant.status["poolGpus"], grant.status["poolHeldGpus"]) == (6, 6)
+    assert grant.status["graphs"] == [
+        {"name": "a", "guaranteed": 2, "held": 1, "granted": 1, "wanted": 2, "waitsFor": ["c"]},
+        {"name": "c", "guaranteed": 0, "held": 3, "granted": 2, "wanted": 3, "waitsFor": []},
+        {"name": "b", "guaranteed": 2, "held": 2, "granted": 2, "wanted": 2, "waitsFor": []},
+    ]
+    assert listed_graphs({"graphs": rows}, "x") == listed_graphs(None, "a") == ()
+    many = [{**rows[0], "name": f"g{number}", "held": number} for number in range(30)]
+    shown = [each.graph for each in listed_graphs({"graphs": many}, "g0")]
+    assert (shown[:2], len(shown)) == (["g0", "g29"], MAX_SHOWN)
+    assert "poolGpus" not in PoolGrant("GpuPool", "p", 1, 6).status
 
 
 def test_the_status_holds_the_allocators_state():
