@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
 
-PACKAGE = "penstock_planner.decide.adaptive"
+PACKAGES = ("penstock_planner.decide.demand", "penstock_planner.decide.adaptive")
 BESIDE = ("penstock_planner.decide.by_demand",)
 
 _Assign: TypeAlias = ast.Assign | ast.AnnAssign
@@ -93,11 +93,12 @@ class _Replaced(ast.NodeTransformer):
 
 
 def _modules() -> Iterator[tuple[str, Path]]:
-    package = find_spec(PACKAGE)
-    assert package is not None, PACKAGE
-    for folder in package.submodule_search_locations or []:
-        for file in sorted(Path(folder).glob("*.py")):
-            yield f"{PACKAGE}.{file.stem}", file
+    for name in PACKAGES:
+        package = find_spec(name)
+        assert package is not None, name
+        for folder in package.submodule_search_locations or []:
+            for file in sorted(Path(folder).glob("*.py")):
+                yield f"{name}.{file.stem}", file
     for module in BESIDE:
         spec = find_spec(module)
         assert spec is not None, module

@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 
 from penstock.api import Role
 from penstock_planner.decide.decision import Decision
-from penstock_planner.decide.observation import Demand, PoolCounts, Pull
+from penstock_planner.decide.demand.observation import Demand, PoolCounts, Pull
 from penstock_planner.observers import PlannerView
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from penstock_planner.core.records import ANCHORS, MALFORMED, READABLE_SCHEMAS, 
 from penstock_planner.decide.codec import from_plain
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision
-from penstock_planner.decide.observation import Pull
+from penstock_planner.decide.demand.observation import Pull
 
 FILE_NAME: Final = "ledger.jsonl"
 

@@ -32,7 +32,7 @@ from penstock_planner.core.planner import Answer, PlannerCore
 from penstock_planner.core.planner_settings import PlannerSettings
 from penstock_planner.decide.bounds.gpu_budget import existing_gpus
 from penstock_planner.decide.bounds.owner import owner
-from penstock_planner.decide.observation import Demand, PoolCounts, Pull, kv_role, summarise
+from penstock_planner.decide.demand.observation import Demand, PoolCounts, Pull, kv_role, summarise
 from penstock_planner.decide.schedule import in_force
 from penstock_planner.ledger import Ledger
 from penstock_planner.observers import Observers, PlannerView

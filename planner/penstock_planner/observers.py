@@ -11,7 +11,7 @@ from penstock.core.logs import get_logger
 from penstock_planner.core.ledger_history import LearnedStateInfo
 from penstock_planner.core.phase import PlannerPhase
 from penstock_planner.decide.decision import Decision, Memory
-from penstock_planner.decide.observation import PoolCounts, Pull
+from penstock_planner.decide.demand.observation import PoolCounts, Pull
 from penstock_planner.sources.base import Buckets
 
 log = get_logger(__name__)

@@ -19,7 +19,7 @@ from penstock_planner.decide.by_demand import MEMORIES
 from penstock_planner.decide.codec import from_plain, to_plain
 from penstock_planner.decide.config import config_from
 from penstock_planner.decide.decision import Decision, PlannerState, Step
-from penstock_planner.decide.observation import Pull, Window
+from penstock_planner.decide.demand.observation import Pull, Window
 from penstock_planner.decide.pipeline import decide, roll_back
 from penstock_planner.ledger import LedgerFile
 from penstock_planner.options import SETTINGS, TARGETS, PlannerOptions

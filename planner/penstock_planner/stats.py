@@ -11,7 +11,7 @@ from penstock.core.histogram import quantile, share_within
 from penstock_planner.decide.bounds.pool import bid_sizes
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Decision
-from penstock_planner.decide.observation import Demand, Pull
+from penstock_planner.decide.demand.observation import Demand, Pull
 from penstock_planner.decision_steps import DemandForecast, ProfileReading, forecast_of, profile_reading
 from penstock_planner.observers import PlannerView
 from penstock_planner.served_shares import ServedShares, shares_of

@@ -17,8 +17,8 @@ from penstock.api import Role
 from penstock.core.errors import ObservationError
 from penstock.core.exposition import Sample, parse_samples
 from penstock_dynamo import metric_names as names
-from penstock_planner.decide.observation import Demand
-from penstock_planner.decide.reading import Reading, assess
+from penstock_planner.decide.demand.observation import Demand
+from penstock_planner.decide.demand.reading import Reading, assess
 from penstock_planner.sources.base import (
     ITL,
     TTFT,

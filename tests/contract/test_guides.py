@@ -15,7 +15,7 @@ import yaml
 
 from penstock.core.clock import SimulatedClock
 from penstock.core.plugins import registered
-from penstock_planner.decide.reading import Quality, assess
+from penstock_planner.decide.demand.reading import Quality, assess
 from penstock_planner.sources.base import Query, Readings
 from penstock_planner.sources.frontend import FrontendMetrics, frontend_source
 

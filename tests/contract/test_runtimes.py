@@ -27,7 +27,7 @@ from penstock.runtimes import RuntimeContext, filled_argv, filled_env, process_s
 from penstock_operator.loads import load_of
 from penstock_operator.resources import BuildContext, children
 from penstock_operator.resources.children import adapter
-from penstock_planner.decide.reading import Quality
+from penstock_planner.decide.demand.reading import Quality
 from penstock_planner.sources.base import Query
 from penstock_planner.sources.scrape import MetricsPages, ScrapeSource
 from penstock_planner.targets.base import Endpoint

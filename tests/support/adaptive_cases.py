@@ -8,8 +8,9 @@ from typing import Any
 from penstock.api import Role
 from penstock_planner.decide.adaptive.observed import ObservedWorkers
 from penstock_planner.decide.adaptive.rules import Case
-from penstock_planner.decide.adaptive.signals import TrendForecast, WorkView
-from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.demand.load import WorkView
+from penstock_planner.decide.demand.observation import PoolCounts
+from penstock_planner.decide.demand.trend import TrendForecast
 
 
 def work_of(rate: float, **changes: Any) -> WorkView:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from penstock_planner.core.changes import ReplicaChange
 from penstock_planner.core.records import DecisionKind, Record, pull_record
 from penstock_planner.decide.decision import Decision
-from penstock_planner.decide.observation import Pull
+from penstock_planner.decide.demand.observation import Pull
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from penstock_planner.core.tick_schedule import TickSchedule
 from penstock_planner.decide.codec import from_plain
 from penstock_planner.decide.config import DecideConfig, config_from
 from penstock_planner.decide.decision import PlannerState
-from penstock_planner.decide.observation import Pull
+from penstock_planner.decide.demand.observation import Pull
 from penstock_planner.decide.pipeline import decide
 
 

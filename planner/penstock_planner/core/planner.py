@@ -47,7 +47,7 @@ from penstock_planner.decide.bounds.owner import after_foreign_write, write_has_
 from penstock_planner.decide.by_demand import resumed
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision, PlannerState
-from penstock_planner.decide.observation import NO_WORKERS, PoolCounts, Pull
+from penstock_planner.decide.demand.observation import NO_WORKERS, PoolCounts, Pull
 from penstock_planner.decide.pipeline import decide, roll_back
 from penstock_planner.targets.base import TargetState
 

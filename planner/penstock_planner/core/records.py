@@ -18,7 +18,7 @@ from penstock_planner.core.starts import Starts
 from penstock_planner.decide.codec import to_short
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision, PlannerState
-from penstock_planner.decide.observation import Pull
+from penstock_planner.decide.demand.observation import Pull
 
 Record = dict[str, Any]
 """One record of the ledger: values by key."""

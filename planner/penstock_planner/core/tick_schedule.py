@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.observation import Pull, Window
+from penstock_planner.decide.demand.observation import Pull, Window
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,12 @@ from typing import Final
 
 from penstock.api import Role
 from penstock.core.errors import ConfigError
-from penstock_planner.decide.adaptive import rules, signals
+from penstock_planner.decide.adaptive import rules
 from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight
 from penstock_planner.decide.adaptive.kept import Clock, kept_by
 from penstock_planner.decide.adaptive.looking_back import late_price_gpu_s, looked_back
 from penstock_planner.decide.adaptive.memory import HOLD_S, AdaptiveMemory, hold_s
 from penstock_planner.decide.adaptive.observed import ObservedWorkers
-from penstock_planner.decide.adaptive.signals import KvView, WorkView
-from penstock_planner.decide.adaptive.week import WeekForecast
 from penstock_planner.decide.bounds.backoff import back_off, with_observed_counts
 from penstock_planner.decide.bounds.gpu_budget import existing_gpus
 from penstock_planner.decide.bounds.replicas import below_floor
@@ -33,7 +31,8 @@ from penstock_planner.decide.decision import (
     RoleProposal,
     Step,
 )
-from penstock_planner.decide.observation import (
+from penstock_planner.decide.demand.load import KvView, WorkView, kv_load_of
+from penstock_planner.decide.demand.observation import (
     Demand,
     PoolCounts,
     Pull,
@@ -42,6 +41,8 @@ from penstock_planner.decide.observation import (
     kv_role,
     unserved,
 )
+from penstock_planner.decide.demand.trend import RATE_TAU_S
+from penstock_planner.decide.demand.week import WeekForecast
 from penstock_planner.decide.policy import PlannerPolicy
 from penstock_planner.decide.scale_to_zero import quiet_since, to_zero_or_back
 from penstock_planner.decide.sla.learning import SlaMemory
@@ -51,7 +52,7 @@ from penstock_planner.decide.sla.workers import ProfiledWorkers
 MOST_AT_ONCE = 64
 """Maximum number of replicas that one decision adds, regardless of `max_step`."""
 
-GIVES_AFTER_S = signals.RATE_TAU_S
+GIVES_AFTER_S = RATE_TAU_S
 """Simulated seconds after a scale-up (40) during which a role gives no worker to the other role.
 
 After this time the average of its load reflects the scale-up."""
@@ -194,7 +195,7 @@ def _followed(memory: AdaptiveMemory, pull: Pull, config: DecideConfig) -> Adapt
         work = work.followed(demand, config.ttft_slo_s, entry_role(pull.pools))
         if pull.wall_s is not None:
             week = week.followed(demand.arrivals, demand.period_s, pull.wall_s, config.time_zone)
-    load = signals.kv_load_of(pull, holder)
+    load = kv_load_of(pull, holder)
     if load is not None and holder in pull.pools and dt_s > 0:
         tokens = 0.0 if demand is None else demand.prefilled_tokens
         held = 0.0 if demand is None else demand.in_flight.get(holder, 0.0)
@@ -388,7 +389,7 @@ def _case(
         view, pull.pools[entry], due_s, horizon_s=horizon_s, slo_s=config.ttft_slo_s
     )
     has_kv = role is not Role.PREFILL
-    load = memory.kv.load.forecast(0.0, signals.RATE_TAU_S)
+    load = memory.kv.load.forecast(0.0, RATE_TAU_S)
     return rules.Case(
         role=role,
         pool=pull.pools[role],

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from penstock.api import Role
-from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.demand.observation import PoolCounts
 
 Memory = Mapping[str, Any]
 """Learned state of the policies, by the key that each policy chose.

@@ -15,7 +15,7 @@ from penstock_planner.decide.decision import (
     RoleProposal,
     Step,
 )
-from penstock_planner.decide.observation import Pull
+from penstock_planner.decide.demand.observation import Pull
 
 
 def drafted(role: Role, pull: Pull, desired: int | None, step: Step, config: DecideConfig) -> RoleProposal:

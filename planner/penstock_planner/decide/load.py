@@ -24,9 +24,9 @@ from penstock_planner.decide.decision import (
     Step,
     count_of,
 )
-from penstock_planner.decide.observation import Pull, Window, unserved
+from penstock_planner.decide.demand.observation import Pull, Window, unserved
+from penstock_planner.decide.demand.reading import Quality
 from penstock_planner.decide.policy import PlannerPolicy
-from penstock_planner.decide.reading import Quality
 
 
 def load(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:

@@ -33,7 +33,7 @@ from penstock_planner.decide.decision import (
     RoleProposal,
     Step,
 )
-from penstock_planner.decide.observation import Pull, Window
+from penstock_planner.decide.demand.observation import Pull, Window
 from penstock_planner.decide.rule import Facts, Proposals, Rule
 from penstock_planner.decide.schedule import Schedule, in_force
 

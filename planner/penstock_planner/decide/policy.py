@@ -18,7 +18,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.plugins import plugin, registered
 from penstock.core.validation import read_parameters
 from penstock_planner.decide.decision import PlannerState, Proposal
-from penstock_planner.decide.observation import Window
+from penstock_planner.decide.demand.observation import Window
 
 Propose = Callable[[Window, PlannerState, Any], Proposal]
 """Type of a policy's function.

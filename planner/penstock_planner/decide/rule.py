@@ -14,7 +14,7 @@ from penstock.api import Role
 from penstock.gpu_pool.bid import RoleBid
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, Reason, RoleProposal, RoleState
-from penstock_planner.decide.observation import PoolCounts, Window
+from penstock_planner.decide.demand.observation import PoolCounts, Window
 from penstock_planner.decide.schedule import Schedule
 
 

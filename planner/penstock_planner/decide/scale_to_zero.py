@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, Reason, RoleProposal, Step
-from penstock_planner.decide.observation import Pull, Window
+from penstock_planner.decide.demand.observation import Pull, Window
 
 
 def quiet_since(before_s: float | None, pull: Pull) -> float | None:

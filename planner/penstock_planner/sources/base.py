@@ -19,8 +19,8 @@ from penstock.core.errors import ObservationError, PenstockError
 from penstock.core.exposition import Sample
 from penstock.core.histogram import share_within
 from penstock.core.logs import get_logger
-from penstock_planner.decide.observation import Demand
-from penstock_planner.decide.reading import RANK, Quality, Reading, assess, missing
+from penstock_planner.decide.demand.observation import Demand
+from penstock_planner.decide.demand.reading import RANK, Quality, Reading, assess, missing
 from penstock_planner.targets.base import Endpoint
 
 Urls = Callable[[], Sequence[str]]

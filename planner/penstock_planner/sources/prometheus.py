@@ -18,7 +18,7 @@ from penstock.core import metric_names as names
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError, ObservationError
 from penstock.core.worker_metrics import OwnNames, names_on_page
-from penstock_planner.decide.reading import Reading, assess, missing
+from penstock_planner.decide.demand.reading import Reading, assess, missing
 from penstock_planner.sources.base import Query, Readings, Urls, address, total_of
 from penstock_planner.sources.prometheus_credentials import credentials_for
 from penstock_planner.targets.base import Endpoint

@@ -11,8 +11,8 @@ from typing import Final, Generic, TypeVar
 from penstock.api import Role
 from penstock.core import metric_names as names
 from penstock.core.exposition import Sample, parse_samples
-from penstock_planner.decide.observation import Demand
-from penstock_planner.decide.reading import RANK, Reading, assess
+from penstock_planner.decide.demand.observation import Demand
+from penstock_planner.decide.demand.reading import RANK, Reading, assess
 from penstock_planner.sources.base import (
     DISPATCHED_TTFT,
     ITL,

@@ -20,7 +20,7 @@ from penstock.core.worker_metrics import (
     waiting_by_engine,
     worker_samples,
 )
-from penstock_planner.decide.reading import Reading, assess, missing
+from penstock_planner.decide.demand.reading import Reading, assess, missing
 from penstock_planner.sources.base import PAUSES, PullBackoff, Query, Readings, first_line, total_of
 from penstock_planner.targets.base import Endpoint
 

@@ -26,7 +26,7 @@ from penstock.kube.objects.names import (
     WORKER_INDEX_LABEL,
     scheme_of,
 )
-from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.demand.observation import PoolCounts
 from penstock_planner.targets.base import Endpoint
 
 SERVED_AFTER_S: Final = 5.0

@@ -19,8 +19,8 @@ from penstock.core.errors import ConfigError, ManifestProblem
 from penstock.router.gateway.ignored_keys import ignored_keys
 from penstock.router.policy.busy import BusyThresholds
 from penstock.runtimes.build import connector_warnings, missing_extras
-from penstock_planner.decide.adaptive.signals import STARTUP_S
 from penstock_planner.decide.config import ADAPTIVE_INTERVAL_S
+from penstock_planner.decide.demand.trend import STARTUP_S
 from penstock_planner.decide.policy import parameters_of
 from penstock_planner.options import modes_of
 

@@ -28,7 +28,7 @@ from penstock.local.statefile import (
 from penstock.local.store import StateStore
 from penstock_planner.decide.bounds.pool import bid_sizes
 from penstock_planner.decide.decision import Decision
-from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.demand.observation import PoolCounts
 from penstock_planner.observers import PlannerView
 from penstock_planner.targets.base import Endpoint, TargetState
 

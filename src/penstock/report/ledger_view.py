@@ -17,7 +17,7 @@ from penstock_planner.core.records import MALFORMED, Record
 from penstock_planner.decide.bounds.gpu_budget import existing_gpus
 from penstock_planner.decide.codec import from_plain
 from penstock_planner.decide.config import DecideConfig, config_from
-from penstock_planner.decide.observation import Pull
+from penstock_planner.decide.demand.observation import Pull
 from penstock_planner.decision_steps import DemandForecast, ProfileReading, forecast_of, profile_reading
 from penstock_planner.ledger import read_ledger
 from penstock_planner.served_shares import ServedShares, served_of

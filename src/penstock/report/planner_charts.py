@@ -29,7 +29,7 @@ from penstock.report.drawing import (
 from penstock.report.ledger_view import PlannerRun
 from penstock.workload.record import RequestResult
 from penstock_planner.decide.config import Mode
-from penstock_planner.decide.observation import Pull
+from penstock_planner.decide.demand.observation import Pull
 from penstock_planner.served_shares import WINDOW_S, share_windows
 
 Points = Sequence[tuple[float, float | None]]

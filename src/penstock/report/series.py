@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from penstock.report.ledger_view import PlannerRun
 from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.statistics import percentiles
-from penstock_planner.decide.observation import Pull
+from penstock_planner.decide.demand.observation import Pull
 
 Floats = NDArray[np.float64]
 

@@ -15,7 +15,7 @@ from penstock.engine.core.request_slots import RequestSlots
 from penstock.simulator.jobs import Job
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario
 from penstock.simulator.servers import Server
-from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.demand.observation import PoolCounts
 
 
 class BudgetExceededError(PenstockError):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from penstock.api import Role
 from penstock.router.core.retries import RefusalReason
 from penstock.simulator.jobs import Job
-from penstock_planner.decide.observation import Demand
+from penstock_planner.decide.demand.observation import Demand
 
 _BINS_PER_E = 100.0
 

@@ -12,7 +12,7 @@ from penstock.local.statefile import replicas_of, scale, switch, switched
 from penstock.local.store import StateStore
 from penstock.local.target import LocalTarget, target_state
 from penstock.router.discovery.statefile import parse_statefile
-from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.demand.observation import PoolCounts
 
 D, P = Role.DECODE, Role.PREFILL
 NOW = 1000.0

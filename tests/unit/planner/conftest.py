@@ -15,8 +15,8 @@ from penstock.core.errors import ClusterError
 from penstock_planner.core.planner_settings import PlannerSettings
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision, Memory
-from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, summarise
-from penstock_planner.decide.reading import Reading, assess, missing
+from penstock_planner.decide.demand.observation import Demand, PoolCounts, Pull, Window, summarise
+from penstock_planner.decide.demand.reading import Reading, assess, missing
 from penstock_planner.ledger import Ledger, read_ledger
 from penstock_planner.loop import PlannerLoop
 from penstock_planner.observers import Observer, Observers, PlannerView

@@ -6,9 +6,9 @@ from penstock.api import Role
 from penstock.performance.profile import DecodeTable, PerformanceProfile, PrefillTable
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import PlannerState
-from penstock_planner.decide.observation import Demand, PoolCounts, Window, summarise
+from penstock_planner.decide.demand.observation import Demand, PoolCounts, Window, summarise
+from penstock_planner.decide.demand.reading import assess
 from penstock_planner.decide.pipeline import decide
-from penstock_planner.decide.reading import assess
 
 SPEED = 10_000.0
 """Prompt tokens/s of one engine in these tests."""

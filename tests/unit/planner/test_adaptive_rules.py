@@ -20,10 +20,10 @@ from penstock_planner.decide.adaptive.rules import (
     workers_needed,
     workers_to_keep,
 )
-from penstock_planner.decide.adaptive.signals import KvView, ObservedDecoding
 from penstock_planner.decide.adaptive.trial import Trial
 from penstock_planner.decide.decision import Reason
-from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.demand.load import KvView, ObservedDecoding
+from penstock_planner.decide.demand.observation import PoolCounts
 
 P, D = Role.PREFILL, Role.DECODE
 

@@ -16,9 +16,9 @@ from penstock_planner.decide.baselines.oracle import OracleParameters
 from penstock_planner.decide.codec import to_plain
 from penstock_planner.decide.config import DecideConfig, Mode, config_from
 from penstock_planner.decide.decision import Action, PlannerState, Reason
-from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
+from penstock_planner.decide.demand.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
+from penstock_planner.decide.demand.reading import Quality, Reading, missing
 from penstock_planner.decide.pipeline import decide
-from penstock_planner.decide.reading import Quality, Reading, missing
 
 FRESH = {"age_s": 0.0, "source": "test"}
 

@@ -83,16 +83,16 @@ def values(chosen, monkeypatch):
 
 def test_what_is_derived_from_a_changed_value_follows(chosen, values):
     """A module is found with another number in it, and the one that the planner imported stays as it is."""
-    from penstock_planner.decide import adaptive
-    from penstock_planner.decide.adaptive import signals
+    from penstock_planner.decide import demand
+    from penstock_planner.decide.demand import load
 
     value = next(each for each in chosen.chosen_values() if each.label == "LEVEL_TAU_S")
     finder = values.Changed(value, 12.0)
-    spec = finder.find_spec(signals.__name__, adaptive.__path__)
+    spec = finder.find_spec(load.__name__, demand.__path__)
     changed = module_from_spec(spec)
     spec.loader.exec_module(changed)
     assert changed.LEAST_BUSY_S == changed.LEVEL_TAU_S == 12.0
-    assert value.number == signals.LEVEL_TAU_S
+    assert value.number == load.LEVEL_TAU_S
     assert finder.find_spec("penstock_planner.decide.by_demand", None) is None
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.api import Role
 from penstock_planner.decide.config import Mode
-from penstock_planner.decide.observation import Demand
+from penstock_planner.decide.demand.observation import Demand
 from penstock_planner.explain import select
 from penstock_planner.ledger import read_ledger
 from penstock_planner.recorder import MAX_COUNTED_DECISIONS

@@ -10,7 +10,7 @@ from sla_load import FEW_POINTS
 
 from penstock.api import Role
 from penstock_planner.decide.config import Mode
-from penstock_planner.decide.observation import Demand
+from penstock_planner.decide.demand.observation import Demand
 from penstock_planner.ledger import read_ledger
 from penstock_planner.replay import replay
 

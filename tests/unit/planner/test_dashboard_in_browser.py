@@ -14,7 +14,7 @@ import pytest
 
 from penstock.cli.dashboard import CHARTS, serve_command
 from penstock_planner.dashboard import Dashboard
-from penstock_planner.decide.observation import Demand
+from penstock_planner.decide.demand.observation import Demand
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PICTURE = os.environ.get("PENSTOCK_DASHBOARD_PICTURE")

@@ -19,7 +19,7 @@ from penstock.router.metrics import RouterMetrics
 from penstock.router.metrics_page import MetricsPage
 from penstock.router.policy.arrival import Arrival, PromptTokenCounts
 from penstock.router.settings import RouterSettings
-from penstock_planner.decide.observation import Demand
+from penstock_planner.decide.demand.observation import Demand
 from penstock_planner.sources.router import ROUTER_NAMES, DemandMeter, RouterSample, read_router
 
 COUNTERS = (

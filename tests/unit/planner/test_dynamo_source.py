@@ -21,7 +21,7 @@ from penstock.core.errors import ObservationError
 from penstock.core.exposition import parse_samples
 from penstock.core.http.client import ConnectionPool
 from penstock_dynamo.metric_source import FRONTEND_NAMES, DynamoSource, FrontendMeter, read_frontend
-from penstock_planner.decide.reading import Quality
+from penstock_planner.decide.demand.reading import Quality
 from penstock_planner.sources.base import Query
 from penstock_planner.sources.frontend import FrontendMetrics, frontend_source
 from penstock_planner.sources.router import RouterSource, at

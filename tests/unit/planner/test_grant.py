@@ -12,7 +12,7 @@ from penstock_planner.decide.bounds.pool import bid_sizes
 from penstock_planner.decide.codec import to_plain
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, PlannerState, Proposal, Reason, RoleProposal, RoleState
-from penstock_planner.decide.observation import PoolCounts, Window, summarise
+from penstock_planner.decide.demand.observation import PoolCounts, Window, summarise
 from penstock_planner.decide.pipeline import decide
 from penstock_planner.decide.policy import PlannerPolicy
 from penstock_planner.explain import in_words

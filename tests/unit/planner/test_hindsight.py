@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock_planner.decide.adaptive import hindsight
 from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight, Objective, PulledLoad
-from penstock_planner.decide.adaptive.signals import MEMORY_S
+from penstock_planner.decide.demand.load import MEMORY_S
 
 STARTUP_S = 120.0
 OBJECTIVE = Objective(in_time=0.99, price_gpu_s=20.0, gpus=1.0, unused_s=2 * STARTUP_S)

@@ -24,7 +24,7 @@ from penstock_planner.cluster.status import (
 )
 from penstock_planner.decide.config import Mode
 from penstock_planner.decide.decision import Action, Decision, Reason, RoleDecision, Step
-from penstock_planner.decide.observation import Demand
+from penstock_planner.decide.demand.observation import Demand
 
 KEY = ("serving", "llama")
 D = Role.DECODE

@@ -9,7 +9,7 @@ import pytest
 from penstock.core.errors import ConfigError, LedgerError
 from penstock_planner.core.records import SCHEMA
 from penstock_planner.decide.codec import from_plain
-from penstock_planner.decide.observation import Pull
+from penstock_planner.decide.demand.observation import Pull
 from penstock_planner.ledger import Ledger, read_ledger
 
 ANCHORS = frozenset({"decision"})

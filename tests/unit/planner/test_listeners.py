@@ -26,7 +26,7 @@ from penstock.core.http.client import ConnectionPool
 from penstock.performance.profile import DecodeTable, PerformanceProfile, PrefillTable
 from penstock_planner.dashboard import Dashboard, curves_of
 from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.observation import Demand
+from penstock_planner.decide.demand.observation import Demand
 from penstock_planner.decide.schedule import ScheduledBounds
 from penstock_planner.decision_steps import DemandForecast, forecast_of
 from penstock_planner.files import SnapshotWriter

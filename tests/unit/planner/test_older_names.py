@@ -13,7 +13,7 @@ from penstock_planner.decide.adaptive.hindsight import Growth
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.codec import from_plain, to_plain
 from penstock_planner.decide.decision import Decision, PlannerState, RoleState
-from penstock_planner.decide.observation import Pull
+from penstock_planner.decide.demand.observation import Pull
 from penstock_planner.ledger import read_ledger
 
 OLDER = Path(__file__).parents[2] / "fuzz" / "data" / "ledger.jsonl"

@@ -17,7 +17,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.plugins import registered
 from penstock_planner.decide.codec import to_plain
 from penstock_planner.decide.config import config_from
-from penstock_planner.decide.observation import Demand
+from penstock_planner.decide.demand.observation import Demand
 from penstock_planner.decide.policy import policy_of
 from penstock_planner.ledger import read_ledger
 from penstock_planner.options import join

@@ -10,8 +10,8 @@ import orjson
 import pytest
 
 from penstock_planner.core.phase import PlannerPhase
-from penstock_planner.decide.observation import summarise
-from penstock_planner.decide.reading import missing
+from penstock_planner.decide.demand.observation import summarise
+from penstock_planner.decide.demand.reading import missing
 from penstock_planner.files import SnapshotWriter
 from penstock_planner.ledger import FormerRuns
 from penstock_planner.observers import PlannerView

@@ -10,7 +10,7 @@ from served import QUERY, decode, prefill, served
 
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ObservationError
-from penstock_planner.decide.reading import Quality
+from penstock_planner.decide.demand.reading import Quality
 from penstock_planner.sources.base import Query
 from penstock_planner.sources.prometheus import GraphLabels, PrometheusSource, connect
 

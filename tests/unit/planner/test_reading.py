@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_planner.decide.reading import Quality, assess
+from penstock_planner.decide.demand.reading import Quality, assess
 
 
 @pytest.mark.parametrize(

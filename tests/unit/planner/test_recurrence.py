@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_planner.decide.adaptive.recurrence import SLOT_S, Recurrence, period_of
+from penstock_planner.decide.demand.recurrence import SLOT_S, Recurrence, period_of
 
 STARTUP_S = 120.0
 

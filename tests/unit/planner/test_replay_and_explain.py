@@ -12,7 +12,7 @@ from penstock.cli.planner import planner
 from penstock.core.errors import ConfigError
 from penstock_planner import decision_input
 from penstock_planner.decide.config import Mode
-from penstock_planner.decide.observation import Demand
+from penstock_planner.decide.demand.observation import Demand
 from penstock_planner.decide.pipeline import decide
 from penstock_planner.explain import in_words, select, since_last_change, span_of
 from penstock_planner.ledger import LedgerFile, read_ledger

@@ -18,7 +18,7 @@ from penstock_planner.decide.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.by_demand import resumed
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import PlannerState
-from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
+from penstock_planner.decide.demand.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
 from penstock_planner.decide.pipeline import decide
 
 D, P = Role.DECODE, Role.PREFILL

@@ -10,7 +10,7 @@ from served import HANG, served
 
 from penstock.api import Role
 from penstock.core.http.client import ConnectionPool
-from penstock_planner.decide.reading import Quality
+from penstock_planner.decide.demand.reading import Quality
 from penstock_planner.sources import scrape
 from penstock_planner.sources.base import DISPATCHED_TTFT, Query
 from penstock_planner.sources.router import RouterSource

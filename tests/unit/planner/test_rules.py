@@ -10,7 +10,7 @@ import pytest
 from penstock.api import Role
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import PlannerState, Reason
-from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.demand.observation import PoolCounts
 from penstock_planner.decide.pipeline import RULES, decide
 
 PAGE = Path(__file__).parents[3] / "docs/planner.md"

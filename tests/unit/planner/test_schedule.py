@@ -14,9 +14,9 @@ from penstock.core.cron import Recurring
 from penstock_planner.decide.codec import from_plain, to_plain
 from penstock_planner.decide.config import DecideConfig, Mode, config_from
 from penstock_planner.decide.decision import Action, PlannerState, Reason, RoleState
-from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, summarise
+from penstock_planner.decide.demand.observation import Demand, PoolCounts, Pull, Window, summarise
+from penstock_planner.decide.demand.reading import assess
 from penstock_planner.decide.pipeline import decide, roll_back
-from penstock_planner.decide.reading import assess
 from penstock_planner.decide.schedule import ScheduledBounds
 from penstock_planner.options import join
 

@@ -18,7 +18,7 @@ from penstock.cli.planner import planner
 from penstock.core.errors import ConfigError, InvalidSpecError
 from penstock_planner import files
 from penstock_planner.dashboard import Dashboard
-from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.demand.observation import PoolCounts
 from penstock_planner.ledger import read_ledger
 from penstock_planner.options import join
 from penstock_planner.replay import replay

@@ -10,7 +10,7 @@ from sla_load import CONFIG, SPEED, decided_after, itl_s_of, pull_of, step_of
 from penstock.api import Predictor, Role
 from penstock.core.errors import ConfigError
 from penstock_planner.decide.decision import Action, PlannerState, Reason
-from penstock_planner.decide.observation import Window
+from penstock_planner.decide.demand.observation import Window
 from penstock_planner.decide.pipeline import decide
 
 

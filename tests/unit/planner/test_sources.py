@@ -5,8 +5,8 @@ from served import HANG, QUERY, decode, prefill, served
 
 from penstock.core.errors import ObservationError
 from penstock.core.http.client import ConnectionPool
-from penstock_planner.decide.observation import Demand
-from penstock_planner.decide.reading import Quality, assess
+from penstock_planner.decide.demand.observation import Demand
+from penstock_planner.decide.demand.reading import Quality, assess
 from penstock_planner.sources import scrape
 from penstock_planner.sources.base import Query, Readings, SourceChain
 from penstock_planner.sources.router import RouterSource, at

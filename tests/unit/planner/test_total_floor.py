@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.api import Role
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Action, PlannerState, Reason, RoleState
-from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.demand.observation import PoolCounts
 from penstock_planner.decide.pipeline import decide
 
 D, P = Role.DECODE, Role.PREFILL

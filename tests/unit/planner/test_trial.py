@@ -15,7 +15,7 @@ from penstock_planner.decide.adaptive.hindsight import ENOUGH, HOLDS_S
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.adaptive.trial import Lateness, Trial
 from penstock_planner.decide.decision import Action, PlannerState, Reason
-from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.demand.observation import PoolCounts
 
 P, D = Role.PREFILL, Role.DECODE
 _after = partial(decided_after, config=ADAPTIVE)

@@ -23,7 +23,7 @@ from penstock.report.ledger_view import (
 from penstock.workload.record import RequestStatus
 from penstock.workload.results import LoadRun
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.observation import NO_WORKERS, PoolCounts, Pull
+from penstock_planner.decide.demand.observation import NO_WORKERS, PoolCounts, Pull
 
 
 def _pull(at_s, prefill=1, decode=1, draining=0):

@@ -19,7 +19,7 @@ from penstock.report.series import demand_bins, within_targets
 from penstock.report.text import report_text
 from penstock.workload.record import RequestStatus
 from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.observation import NO_WORKERS, Demand, Pull
+from penstock_planner.decide.demand.observation import NO_WORKERS, Demand, Pull
 from penstock_planner.decision_steps import DemandForecast, ProfileReading
 from penstock_planner.served_shares import ServedShares
 

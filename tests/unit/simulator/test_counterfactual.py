@@ -18,7 +18,7 @@ from penstock.workload.results import SCHEMA, LoadRun, ResultWriter
 from penstock.workload.statistics import ScheduleLag, summarise
 from penstock.workload.traces import TraceRequest
 from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.observation import NO_WORKERS, PoolCounts, Pull
+from penstock_planner.decide.demand.observation import NO_WORKERS, PoolCounts, Pull
 
 P, D = Role.PREFILL, Role.DECODE
 DURATION_S = 62.0

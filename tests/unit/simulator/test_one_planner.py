@@ -16,8 +16,8 @@ from penstock_planner.core.planner_settings import PlannerSettings
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Reason
-from penstock_planner.decide.observation import Demand, PoolCounts
-from penstock_planner.decide.reading import assess
+from penstock_planner.decide.demand.observation import Demand, PoolCounts
+from penstock_planner.decide.demand.reading import assess
 from penstock_planner.ledger import Ledger, read_ledger
 from penstock_planner.loop import PlannerLoop
 from penstock_planner.observers import Observers

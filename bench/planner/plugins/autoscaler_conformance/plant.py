@@ -15,7 +15,7 @@ from penstock.api import Role
 from penstock.performance.profile import DecodeTable, PerformanceProfile, PrefillTable
 from penstock.simulator.planning import UNPLACED, UNPLACED_AFTER_S, SimulatedObservation
 from penstock.simulator.scenario import Fault, Faults
-from penstock_planner.decide.observation import Demand, PoolCounts
+from penstock_planner.decide.demand.observation import Demand, PoolCounts
 
 PREFILL_RPS = 2.0
 DECODE_SLOTS = 50.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import PlannerState, Proposal, Step
+from penstock_planner.decide.demand.observation import Window
 from penstock_planner.decide.drafting import drafted, proposed
-from penstock_planner.decide.observation import Window
 from penstock_planner.decide.policy import PlannerPolicy
 
 

@@ -26,8 +26,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from penstock_planner.decide.adaptive.recurrence import Recurrence
-from penstock_planner.decide.adaptive.signals import MEMORY_S
+from penstock_planner.decide.demand.load import MEMORY_S
+from penstock_planner.decide.demand.recurrence import Recurrence
 
 PARTS = 16
 """Resolution of seconds and requests: they are counted in sixteenths, whose sums are exact, so the ledger stores few

@@ -12,7 +12,7 @@ from penstock_planner.decide.adaptive.rules import Case
 from penstock_planner.decide.adaptive.trial import Trial
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Retention
-from penstock_planner.decide.observation import Pull
+from penstock_planner.decide.demand.observation import Pull
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from penstock.api import Role
-from penstock_planner.decide.adaptive import hindsight, rules, signals
+from penstock_planner.decide.adaptive import hindsight, rules
 from penstock_planner.decide.adaptive.hindsight import Hindsight, Objective, PulledLoad
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.adaptive.served import ModelComparison
 from penstock_planner.decide.adaptive.trial import Lateness, Trial
 from penstock_planner.decide.bounds.gpu_budget import existing_gpus
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.observation import Demand, Window, entry_role, kv_role
+from penstock_planner.decide.demand.load import may_wait_s
+from penstock_planner.decide.demand.observation import Demand, Window, entry_role, kv_role
+from penstock_planner.decide.demand.trend import SPAN_S
 
 HELD_TO_BUSY = 4.0
 """Chosen: GPU-seconds that a fleet is assumed to hold for each GPU-second in which requests keep its workers busy.
@@ -99,7 +101,7 @@ def _tried(
     first = sum(each.ttft_count + each.refused + each.timed_out for each in demands)
     cause = kv_role(pull.pools) if _waits_inside(window) else entry_role(pull.pools)
     # Requests that had to wait for a role's first worker are late with any number of workers of the other roles.
-    if memory.unserved_s is not None and pull.at_s - memory.unserved_s < signals.SPAN_S:
+    if memory.unserved_s is not None and pull.at_s - memory.unserved_s < SPAN_S:
         first = 0.0
     trials = dict(memory.trials)
     late_by_itl = _late_by_itl(demands) if first else 0.0
@@ -190,7 +192,7 @@ def _load(
 ) -> PulledLoad:
     tokens, newest = sum(each.uncached_tokens for each in demands), demands[-1]
     speed = case.work.tokens_per_s if case.work is not None else None
-    slack_s = signals.may_wait_s(case.work.sizes, speed, case.slo_s) if case.work and speed else case.slo_s
+    slack_s = may_wait_s(case.work.sizes, speed, case.slo_s) if case.work and speed else case.slo_s
     gpus = max(1, config.engine_gpus(case.role, case.pool.gpus))
     most = config.max_replicas.get(case.role, hindsight.SIZES_MOST)
     if config.max_gpu_budget is not None:

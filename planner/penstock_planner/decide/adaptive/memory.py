@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, replace
 from penstock.api import Role
 from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight
 from penstock_planner.decide.adaptive.served import ModelComparison
-from penstock_planner.decide.adaptive.signals import LEVEL_TAU_S, STARTUP_S, KvLoad, Trend, Work
 from penstock_planner.decide.adaptive.trial import Trial
-from penstock_planner.decide.adaptive.week import Week
 from penstock_planner.decide.codec import from_plain
 from penstock_planner.decide.decision import Memory
-from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.demand.load import LEVEL_TAU_S, KvLoad, Work
+from penstock_planner.decide.demand.observation import PoolCounts
+from penstock_planner.decide.demand.trend import STARTUP_S, Trend
+from penstock_planner.decide.demand.week import Week
 
 SETTLE_S = LEVEL_TAU_S
 """Minimum simulated seconds between two scale-downs (6 s), so that the effect of the first one is visible in the load

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.api import Role
-from penstock_planner.decide.adaptive.signals import (
+from penstock_planner.decide.demand.load import (
     FULL,
     Decoding,
     KvLoad,
     ObservedDecoding,
-    TrendForecast,
     Work,
     actual_usage,
     idle_speed_usage,
 )
+from penstock_planner.decide.demand.trend import TrendForecast
 
 BUSY_MOST = FULL
 """Fraction of a prefill pool's throughput that demand can fill before the pool (the workers of one role) grows: 0.9.

@@ -15,16 +15,11 @@ from penstock_planner.decide.adaptive import hindsight
 from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight
 from penstock_planner.decide.adaptive.observed import ItlView, ObservedWorkers
 from penstock_planner.decide.adaptive.served import ModelComparison
-from penstock_planner.decide.adaptive.signals import (
-    CHANCE_SIGMAS,
-    FULL,
-    KvView,
-    WorkView,
-    idle_speed_usage,
-)
 from penstock_planner.decide.adaptive.trial import Trial
 from penstock_planner.decide.decision import Reason, Step, count_of
-from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.demand.load import FULL, KvView, WorkView, idle_speed_usage
+from penstock_planner.decide.demand.observation import PoolCounts
+from penstock_planner.decide.demand.trend import CHANCE_SIGMAS
 
 LASTS = "a replica starts only once demand has lasted for a start-up"
 """Explanation of a rule whose condition is met but which waits for the demand to last."""

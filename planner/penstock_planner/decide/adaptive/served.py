@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from penstock.api import Role
 from penstock_planner.decide.adaptive.hindsight import WAIT_S, PulledLoad, served_by
 from penstock_planner.decide.adaptive.observed import SHARES
-from penstock_planner.decide.adaptive.signals import ASSUMED_REQUESTS, MEMORY_S
+from penstock_planner.decide.demand.load import ASSUMED_REQUESTS, MEMORY_S
 
 SHARE_LEAST = 0.5
 """Minimum fraction (0.5) of its measured throughput that a worker of a simulated fleet is assumed to do.

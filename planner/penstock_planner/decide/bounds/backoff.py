@@ -12,7 +12,7 @@ from penstock.api import Role
 from penstock_planner.decide.bounds.owner import cede_decisions
 from penstock_planner.decide.config import MAX_BACKOFF_INTERVALS, DecideConfig
 from penstock_planner.decide.decision import Action, Reason, RoleProposal, RoleState, Step, count_of
-from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.demand.observation import PoolCounts
 from penstock_planner.decide.rule import Facts, Proposals
 
 

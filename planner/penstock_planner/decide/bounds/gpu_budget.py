@@ -17,7 +17,7 @@ from penstock.api import Role
 from penstock_planner.decide.bounds.replicas import at_most
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, Reason, RoleProposal, Step
-from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.demand.observation import PoolCounts
 from penstock_planner.decide.rule import Facts, Proposals
 
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 from penstock.api import Role
 from penstock.performance.capacity import wait_quantile_s
-from penstock_planner.decide.adaptive.signals import KvLoad
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, Reason, RoleProposal, Step, count_of
+from penstock_planner.decide.demand.load import KvLoad
 from penstock_planner.decide.sla import queueing
 from penstock_planner.decide.sla.workers import ProfiledWorkers
 

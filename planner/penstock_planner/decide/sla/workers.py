@@ -9,9 +9,10 @@ from statistics import NormalDist
 from penstock.api import Predictor, Role
 from penstock.performance.profile import DecodeRow, PerformanceProfile
 from penstock_planner.decide.adaptive.observed import ItlView, ObservedWorkers, Stabilization
-from penstock_planner.decide.adaptive.signals import LOAD_MOST, Decoding, KvLoad, TrendForecast, Work
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Step
+from penstock_planner.decide.demand.load import LOAD_MOST, Decoding, KvLoad, Work
+from penstock_planner.decide.demand.trend import TrendForecast
 from penstock_planner.decide.sla import queueing
 from penstock_planner.decide.sla.learning import SlaMemory
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.api import Role
-from penstock_planner.decide.reading import Quality, Reading, missing
+from penstock_planner.decide.demand.reading import Quality, Reading, missing
 
 SHOWN_REASONS = 3
-"""Chosen: number of workers whose reasons a summary lists. Further workers without a value are only counted."""
+"""Number of workers whose reasons a summary lists, chosen to fit a line. Further workers without a value are only counted."""
 
 
 @dataclass(frozen=True, slots=True)

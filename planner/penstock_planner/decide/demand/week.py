@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penstock.core.cron import quarter_of_week
-from penstock_planner.decide.adaptive.signals import SPAN_S
+from penstock_planner.decide.demand.trend import SPAN_S
 
 SLOTS = 672
 """Number of quarters of an hour in a week. Most timetables use full quarters."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from penstock_planner.decide.adaptive.signals import STARTUP_S
+from penstock_planner.decide.demand.trend import STARTUP_S
 
 SLOT_S = STARTUP_S
 """Simulated seconds of one slot (30 s), the resolution in time. Shorter events cannot be prepared for."""
