@@ -13,14 +13,17 @@ from typing import Final
 from penstock.api import Role
 from penstock.core.errors import ConfigError
 from penstock_planner.decide.adaptive import rules
-from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight
 from penstock_planner.decide.adaptive.kept import Clock, kept_by
-from penstock_planner.decide.adaptive.looking_back import late_price_gpu_s, looked_back
+from penstock_planner.decide.adaptive.looking_back import looked_back
 from penstock_planner.decide.adaptive.memory import HOLD_S, AdaptiveMemory, hold_s
-from penstock_planner.decide.adaptive.observed import ObservedWorkers
 from penstock_planner.decide.bounds.backoff import back_off, with_observed_counts
 from penstock_planner.decide.bounds.gpu_budget import existing_gpus
 from penstock_planner.decide.bounds.replicas import below_floor
+from penstock_planner.decide.capacity.corrections import SlaMemory
+from penstock_planner.decide.capacity.decoding import KvView
+from penstock_planner.decide.capacity.observed import OBSERVED
+from penstock_planner.decide.capacity.profiled import ProfiledWorkers
+from penstock_planner.decide.capacity.worker_model import WorkerModel
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import (
     Action,
@@ -31,7 +34,7 @@ from penstock_planner.decide.decision import (
     RoleProposal,
     Step,
 )
-from penstock_planner.decide.demand.load import KvView, WorkView, kv_load_of
+from penstock_planner.decide.demand.load import WorkView, kv_load_of
 from penstock_planner.decide.demand.observation import (
     Demand,
     PoolCounts,
@@ -43,11 +46,11 @@ from penstock_planner.decide.demand.observation import (
 )
 from penstock_planner.decide.demand.trend import RATE_TAU_S
 from penstock_planner.decide.demand.week import WeekForecast
+from penstock_planner.decide.objective.cost import late_price_gpu_s
+from penstock_planner.decide.objective.shadow_fleets import Growth, Hindsight
 from penstock_planner.decide.policy import PlannerPolicy
 from penstock_planner.decide.scale_to_zero import quiet_since, to_zero_or_back
-from penstock_planner.decide.sla.learning import SlaMemory
 from penstock_planner.decide.sla.limits import Projection, limited
-from penstock_planner.decide.sla.workers import ProfiledWorkers
 
 MOST_AT_ONCE = 64
 """Maximum number of replicas that one decision adds, regardless of `max_step`."""
@@ -81,7 +84,7 @@ def by_demand(window: Window, state: PlannerState, config: DecideConfig) -> Prop
     if profile is None:
         for pull in window.pulls:
             shared = _followed(shared, pull, config)
-        return _proposed(window, state, shared, ObservedWorkers(), config)
+        return _proposed(window, state, shared, OBSERVED, config)
     learnt = SlaMemory.read(known)
     for pull in window.pulls:
         learnt = learnt.followed(pull, profile, mean_rate=shared.work.arriving(0.0).now)
@@ -151,7 +154,7 @@ def _proposed(
     window: Window,
     state: PlannerState,
     memory: AdaptiveMemory,
-    workers: ObservedWorkers,
+    workers: WorkerModel,
     config: DecideConfig,
 ) -> Proposal:
     """Return the proposal with one change per role.
@@ -217,7 +220,7 @@ def _followed(memory: AdaptiveMemory, pull: Pull, config: DecideConfig) -> Adapt
 
 
 def _cases(
-    window: Window, memory: AdaptiveMemory, workers: ObservedWorkers, config: DecideConfig
+    window: Window, memory: AdaptiveMemory, workers: WorkerModel, config: DecideConfig
 ) -> dict[Role, rules.Case]:
     """Return the input of the rules for each role whose newest pull is complete."""
     pull = window.pulls[-1]
@@ -225,7 +228,7 @@ def _cases(
     return {role: _case(role, window, memory, workers, config) for role in known}
 
 
-def _advice(memory: AdaptiveMemory, role: Role, workers: ObservedWorkers) -> Hindsight | None:
+def _advice(memory: AdaptiveMemory, role: Role, workers: WorkerModel) -> Hindsight | None:
     """Return the hindsight of a role. If the queueing formula handles waits, the result only tells how long replicas were idle."""
     known = memory.hindsight.get(role)
     return (
@@ -354,7 +357,7 @@ def _spare_reason(case: rules.Case, window: Window, memory: AdaptiveMemory) -> s
 
 
 def _case(
-    role: Role, window: Window, memory: AdaptiveMemory, workers: ObservedWorkers, config: DecideConfig
+    role: Role, window: Window, memory: AdaptiveMemory, workers: WorkerModel, config: DecideConfig
 ) -> rules.Case:
     """Return the input of a role's rules. The newest pull must have a known demand."""
     pull = window.pulls[-1]

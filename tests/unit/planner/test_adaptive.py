@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from sla_load import decided_after, step_of
 
 from penstock.api import Role
-from penstock_planner.decide.adaptive.hindsight import Hindsight
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory
+from penstock_planner.decide.capacity.decoding import KvView, ObservedDecoding
 from penstock_planner.decide.codec import from_plain, to_plain
 from penstock_planner.decide.config import DecideConfig, Mode, config_from
 from penstock_planner.decide.decision import Action, PlannerState, Reason, RoleState
-from penstock_planner.decide.demand.load import KvView, ObservedDecoding
 from penstock_planner.decide.demand.observation import Demand, PoolCounts, Window, summarise
 from penstock_planner.decide.demand.reading import assess
 from penstock_planner.decide.demand.trend import Trend
+from penstock_planner.decide.objective.shadow_fleets import Hindsight
 from penstock_planner.decide.pipeline import decide, roll_back
 
 CONFIG = DecideConfig(mode=Mode.ADAPTIVE, adjustment_interval_s=5.0)

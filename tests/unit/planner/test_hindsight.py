@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_planner.decide.adaptive import hindsight
-from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight, Objective, PulledLoad
 from penstock_planner.decide.demand.load import MEMORY_S
+from penstock_planner.decide.objective import cost, shadow_fleets
+from penstock_planner.decide.objective.cost import Objective
+from penstock_planner.decide.objective.shadow_fleets import Growth, Hindsight, PulledLoad
 
 STARTUP_S = 120.0
 OBJECTIVE = Objective(in_time=0.99, price_gpu_s=20.0, gpus=1.0, unused_s=2 * STARTUP_S)
@@ -41,7 +42,7 @@ PULL_S = 10.0
 def _served(rates, known=None, objective=OBJECTIVE):
     known = known or Hindsight()
     for rate in rates:
-        known = hindsight.chosen(hindsight.followed(known, _load(rate, dt_s=PULL_S)), objective)
+        known = cost.chosen(shadow_fleets.followed(known, _load(rate, dt_s=PULL_S)), objective)
     return known
 
 
@@ -54,7 +55,7 @@ def test_bursts_shorter_than_a_start_up_are_met_by_a_floor():
     """Three workers nearly carry 6 requests/s of half a second; nothing that starts in a burst is ready before its end."""
     known = _served(_bursts(2))
     assert known.floor == 3
-    assert "floor 3 would have had 100.0% on time" in hindsight.in_words(known, 1)
+    assert "floor 3 would have had 100.0% on time" in cost.in_words(known, 1)
 
 
 def test_a_tide_slower_than_a_start_up_is_followed_from_a_low_floor():
@@ -73,27 +74,27 @@ def test_how_long_a_floor_is_held_at_most_is_said_and_true():
     """Two hours of bursts, then almost nothing: it goes by the time that was named when the last burst had ended."""
     known = _served(_bursts(2))
     left_s = known.given_up_in_s
-    assert f"released in {left_s / 60:.0f} min" in hindsight.in_words(known, 1)
+    assert f"released in {left_s / 60:.0f} min" in cost.in_words(known, 1)
 
     silent_s = 0.0
     while known.floor == 3 and silent_s <= left_s + PULL_S:
         known, silent_s = _served([0.3], known), silent_s + PULL_S
     assert known.floor < 3
-    assert "given up" not in hindsight.in_words(replace(known, floor=1), 1)
+    assert "given up" not in cost.in_words(replace(known, floor=1), 1)
 
 
 def test_patience_starts_nothing_for_a_burst_and_follows_what_lasts():
     """A patient fleet counts a replica as lasting after a start-up's time of demand, and lets it go as slowly."""
-    known = hindsight.followed(Hindsight(growth=Growth.DELAYED), _load(3.0))
+    known = shadow_fleets.followed(Hindsight(growth=Growth.DELAYED), _load(3.0))
     for _ in range(44):
-        known = hindsight.followed(known, _load(3.0))
+        known = shadow_fleets.followed(known, _load(3.0))
     assert known.lasting(STARTUP_S) == 0
     for _ in range(20):
-        known = hindsight.followed(known, _load(3.0))
+        known = shadow_fleets.followed(known, _load(3.0))
     assert known.lasting(STARTUP_S) == 2
     assert not known.is_idle(2, hold_s=10.0)
     for _ in range(60):
-        known = hindsight.followed(known, _load(0.0))
+        known = shadow_fleets.followed(known, _load(0.0))
     assert known.is_idle(2, hold_s=10.0)
 
 
@@ -101,7 +102,7 @@ def test_load_that_a_fleet_carries_on_average_is_left_to_a_fixed_one():
     """Ten minutes of almost what two do, ten of a little less: each crest would have started a third that no request needed."""
     known = _served(([3.8] * 60 + [2.2] * 60) * 18)
     assert (known.floor, known.growth) == (2, Growth.SCHEDULED)
-    assert "none above it" in hindsight.in_words(known, 1)
+    assert "none above it" in cost.in_words(known, 1)
 
 
 def test_nothing_is_chosen_from_a_handful_of_requests():
@@ -119,7 +120,7 @@ def test_a_floor_keeps_within_what_may_be_had():
     """Sizes end where bounds or budget do."""
     known = Hindsight()
     for rate in _bursts(1):
-        known = hindsight.chosen(hindsight.followed(known, _load(rate, sizes=2, dt_s=PULL_S)), OBJECTIVE)
+        known = cost.chosen(shadow_fleets.followed(known, _load(rate, sizes=2, dt_s=PULL_S)), OBJECTIVE)
     assert (known.floor, known.sizes) == (2, 2)
 
 
@@ -127,7 +128,7 @@ def test_a_burst_that_comes_again_is_met_in_time_and_not_between():
     """Every quarter of an hour: two workers more are held from a start-up before until it is over, not in between."""
     known, held_s, ready = Hindsight(), 0, []
     for step, rate in enumerate(_bursts(4)):
-        known = hindsight.chosen(hindsight.followed(known, _load(rate, dt_s=PULL_S)), OBJECTIVE)
+        known = cost.chosen(shadow_fleets.followed(known, _load(rate, dt_s=PULL_S)), OBJECTIVE)
         if step >= 3 * 360:
             held_s += PULL_S * (known.floor_now > 1)
             if rate > 1 and step % 90 == 30:
@@ -135,7 +136,7 @@ def test_a_burst_that_comes_again_is_met_in_time_and_not_between():
     assert known.growth is Growth.SCHEDULED
     assert ready == [True] * 4
     assert held_s < 0.4 * 3600
-    assert "held while demand recurs" in hindsight.in_words(known, 1)
+    assert "held while demand recurs" in cost.in_words(known, 1)
 
 
 def test_what_does_not_come_again_any_more_is_not_waited_for():
@@ -157,7 +158,7 @@ def test_without_arrivals_the_floor_goes_to_the_least_after_as_long_as_was_seen(
     objective = replace(OBJECTIVE, price_gpu_s=price)
     rates = [rate for rate, pulls in phases for _ in range(pulls)]
     known = replace(_served(rates, objective=objective), growth=growth)
-    quiet = _served([0.0] * (max(len(rates), int(hindsight.WAIT_S / PULL_S)) + 1), known, objective)
+    quiet = _served([0.0] * (max(len(rates), int(shadow_fleets.WAIT_S / PULL_S)) + 1), known, objective)
     assert quiet.floor == 1
 
 
@@ -190,18 +191,18 @@ def test_no_arrivals_make_it_cost_more_than_the_best_fleet_and_the_stated_bound(
     objective = Objective(in_time, price, 1.0, 2 * STARTUP_S)
     rates = [rate for rate, pulls in phases for _ in range(pulls)]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(hindsight, "MEMORY_S", 1e12)
+        patched.setattr(shadow_fleets, "MEMORY_S", 1e12)
         _hold_bound(rates, objective)
 
 
 def _hold_bound(rates, objective):
     known, paid, changes, dearest_pull, arrived = Hindsight(), 0.0, 0, 0.0, 0.0
     # All sizes from the first pull on, and long enough to be judged, so that every fleet has seen everything.
-    known = hindsight.followed(known, _load(16.0, dt_s=objective.unused_s))
+    known = shadow_fleets.followed(known, _load(16.0, dt_s=objective.unused_s))
     begin = {growth: _costs(known, growth, objective) for growth in Growth}
     for rate in rates:
         before = known
-        known = hindsight.followed(known, _load(rate))
+        known = shadow_fleets.followed(known, _load(rate))
         if before.floor:
             growth, place = before.growth, before.floor - 1
             paid += _costs(known, growth, objective)[place] - _costs(before, growth, objective)[place]
@@ -214,14 +215,14 @@ def _hold_bound(rates, objective):
         ]
         dearest_pull = max(dearest_pull, *steps)
         arrived += 2.0 * rate
-        known = hindsight.chosen(known, objective)
+        known = cost.chosen(known, objective)
         changes += (known.floor, known.growth) != (before.floor, before.growth)
     best = min(
         now - then
         for growth in Growth
         for now, then in zip(_costs(known, growth, objective), begin[growth], strict=True)
     )
-    dearest_change = hindsight.change_gpu_s(known.sizes, objective)
+    dearest_change = cost.change_gpu_s(known.sizes, objective)
     allowed = objective.price_gpu_s * (1.0 - objective.in_time) * (arrived + 16.0 * objective.unused_s)
     first = max(cost for costs in begin.values() for cost in costs)
     assert paid <= best + (1 + changes) * (dearest_change + dearest_pull + allowed) + first + 1e-6
@@ -229,7 +230,7 @@ def _hold_bound(rates, objective):
 
 def _costs(known, growth, objective):
     fleets = known.fleets[growth]
-    return [hindsight.cost_of(fleets, place, objective) for place in range(known.sizes)]
+    return [cost.cost_of(fleets, place, objective) for place in range(known.sizes)]
 
 
 @pytest.mark.parametrize(("in_time_first", "late"), [(True, 0.35), (False, 0.9)])
@@ -237,7 +238,7 @@ def test_late_requests_are_the_excess_or_all_behind_it(in_time_first, late):
     """Twice what one worker does for a minute, and half for another: in time first, what is above its capacity alone is late."""
     known = Hindsight()
     for rate in [4.0] * 30 + [1.0] * 30:
-        known = hindsight.followed(known, replace(_load(rate, sizes=1), is_in_time_first=in_time_first))
+        known = shadow_fleets.followed(known, replace(_load(rate, sizes=1), is_in_time_first=in_time_first))
     assert known.fleets[Growth.IMMEDIATE].late[0] / known.arrivals == pytest.approx(late, abs=0.1)
 
 
@@ -245,19 +246,19 @@ def test_counts_have_few_digits_and_fade():
     """Uneven pulls for a day: whatever the ledger holds is in sixteenths."""
     known = Hindsight()
     for step in range(3600):
-        known = hindsight.followed(known, _load(1.0 + step % 7 / 4, dt_s=24 + step % 5 / 16))
+        known = shadow_fleets.followed(known, _load(1.0 + step % 7 / 4, dt_s=24 + step % 5 / 16))
     assert known.seen_s < MEMORY_S + 30
     for fleets in known.fleets.values():
         for values in (fleets.started_s, fleets.late, fleets.replica_s):
-            assert values == tuple(hindsight.counted(each) for each in values)
+            assert values == tuple(shadow_fleets.counted(each) for each in values)
 
 
 def _given(rates, *, unused_s, given=4):
     known = Hindsight()
     objective = replace(OBJECTIVE, unused_s=unused_s)
     for rate in rates:
-        known = hindsight.chosen(
-            hindsight.followed(known, replace(_load(rate, dt_s=PULL_S), existing=given)), objective
+        known = cost.chosen(
+            shadow_fleets.followed(known, replace(_load(rate, dt_s=PULL_S), existing=given)), objective
         )
     return known
 
@@ -268,5 +269,5 @@ def test_the_fleet_that_was_given_is_the_first_floor_until_a_change_has_paid():
     assert _given([1.0] * 60, unused_s=420.0).floor < 4
     assert _given([0.01] * 190, unused_s=420.0).floor == 1, "without enough requests, half an hour"
     known = Hindsight(floor=2, seen_s=1.0)
-    later = hindsight.followed(known, replace(_load(1.0), existing=4))
+    later = shadow_fleets.followed(known, replace(_load(1.0), existing=4))
     assert later.floor == 2, "what is there later is what the planner asked for"

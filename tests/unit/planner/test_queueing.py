@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_planner.decide.sla import queueing
+from penstock_planner.decide.capacity import queueing
 
 
 def test_one_worker_with_random_gaps_and_services_is_an_m_m_1_queue():

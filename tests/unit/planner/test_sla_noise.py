@@ -8,10 +8,10 @@ import pytest
 from sla_load import CONFIG, decided_after, pull_of, step_of
 
 from penstock.api import Role
+from penstock_planner.decide.capacity.corrections import SlaMemory, SteadyRate
 from penstock_planner.decide.codec import to_plain
 from penstock_planner.decide.demand.observation import PoolCounts
 from penstock_planner.decide.demand.trend import TrendForecast
-from penstock_planner.decide.sla.learning import SlaMemory, SteadyRate
 
 
 def followed_for(seconds, rate=3.0):

@@ -10,7 +10,7 @@ from penstock.engine import profiles
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, unbounded_router
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
-from penstock_planner.decide.sla import queueing
+from penstock_planner.decide.capacity import queueing
 
 PROFILE = "a100-llama-8b-bf16-tp1"
 TTFT_S = 5.0

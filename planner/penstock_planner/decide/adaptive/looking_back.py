@@ -1,7 +1,7 @@
 """Learning after each decision interval: simulated fleets of every floor serve its requests, and the model is compared with reality. Pure.
 
 A floor is the minimum number of replicas that the planner keeps. The fleets and the latency model that they follow are
-explained in `hindsight` and `served`.
+explained in `shadow_fleets` and `model_comparison`.
 """
 
 from __future__ import annotations
@@ -11,22 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from penstock.api import Role
-from penstock_planner.decide.adaptive import hindsight, rules
-from penstock_planner.decide.adaptive.hindsight import Hindsight, Objective, PulledLoad
+from penstock_planner.decide.adaptive import rules
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory
-from penstock_planner.decide.adaptive.served import ModelComparison
-from penstock_planner.decide.adaptive.trial import Lateness, Trial
 from penstock_planner.decide.bounds.gpu_budget import existing_gpus
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.demand.load import may_wait_s
 from penstock_planner.decide.demand.observation import Demand, Window, entry_role, kv_role
 from penstock_planner.decide.demand.trend import SPAN_S
-
-HELD_TO_BUSY = 4.0
-"""Chosen: GPU-seconds that a fleet is assumed to hold for each GPU-second in which requests keep its workers busy.
-
-It was set with loads of hours, in which a fleet that serves 99% on time is busy for a quarter of the time. With 1 the
-price of late requests was so low that three in four bursts were served late (TRIED.md)."""
+from penstock_planner.decide.objective import cost, shadow_fleets
+from penstock_planner.decide.objective.cost import Objective
+from penstock_planner.decide.objective.model_comparison import ModelComparison
+from penstock_planner.decide.objective.shadow_fleets import Hindsight, PulledLoad
+from penstock_planner.decide.objective.trial import Lateness, Trial
 
 
 def looked_back(
@@ -66,29 +62,15 @@ def looked_back(
         )
         if load.work_s is not None:
             served = _compared(served, load, case, window, known)
-        known = hindsight.followed(known, load)
-        gpus, price = max(1, config.engine_gpus(role, case.pool.gpus)), late_price_gpu_s(known, config)
+        known = shadow_fleets.followed(known, load)
+        gpus, price = max(1, config.engine_gpus(role, case.pool.gpus)), cost.late_price_gpu_s(known, config)
         unused_s = max(load.startup_s, memory.change_startup_s(role)) + load.hold_s
-        known = hindsight.chosen(known, Objective(config.in_time, price, gpus, unused_s))
+        known = cost.chosen(known, Objective(config.in_time, price, gpus, unused_s))
         found[role] = known
     memory = replace(memory, hindsight=found)
     return (
         memory if served is memory.served else _tried(cases, window, replace(memory, served=served), config)
     )
-
-
-def late_price_gpu_s(known: Hindsight, config: DecideConfig) -> float:
-    """Return the GPU-seconds that are worth spending to avoid one late request.
-
-    It is the configured percentage ``gpu_percent_per_point`` (20 by default) of four times (`HELD_TO_BUSY`) the
-    GPU-seconds in which a hundred requests keep workers busy. It does not depend on the GPUs that are really held.
-
-    Args:
-        known: Learned state of one role with the number of requests and the busy GPU-seconds.
-        config: Configuration with the accepted cost per percentage point.
-    """
-    usually_held_s = HELD_TO_BUSY * known.work_gpu_s
-    return config.gpu_percent_per_point * usually_held_s / max(1.0, known.arrivals)
 
 
 def _tried(
@@ -179,7 +161,7 @@ def _work_gpu_s(
         able = ables[role]
         busy_s = tokens / able if able else rules.kv_busy_workers(case) * dt_s
         total += max(1, config.engine_gpus(role, case.pool.gpus)) * busy_s
-    return hindsight.counted(total)
+    return shadow_fleets.counted(total)
 
 
 def _load(
@@ -194,7 +176,7 @@ def _load(
     speed = case.work.tokens_per_s if case.work is not None else None
     slack_s = may_wait_s(case.work.sizes, speed, case.slo_s) if case.work and speed else case.slo_s
     gpus = max(1, config.engine_gpus(case.role, case.pool.gpus))
-    most = config.max_replicas.get(case.role, hindsight.SIZES_MOST)
+    most = config.max_replicas.get(case.role, shadow_fleets.SIZES_MOST)
     if config.max_gpu_budget is not None:
         most = min(most, config.max_gpu_budget // gpus)
     # A long prompt occupies one worker, however many tokens it has. While another worker is idle, nothing waits for it.
@@ -202,11 +184,11 @@ def _load(
         case.work and case.work.is_uncontended
     )
     return PulledLoad(
-        dt_s=hindsight.counted(sum(each.period_s for each in demands)),
+        dt_s=shadow_fleets.counted(sum(each.period_s for each in demands)),
         arrivals=sum(each.arrivals for each in demands),
         work_gpu_s=0.0,
-        work_s=hindsight.counted(tokens / able) if able else None,
-        may_wait_s=hindsight.counted(slack_s),
+        work_s=shadow_fleets.counted(tokens / able) if able else None,
+        may_wait_s=shadow_fleets.counted(slack_s),
         kv_busy_workers=rules.kv_busy_workers(case),
         workers_needed=workers_needed,
         workers_to_keep=max(workers_needed, rules.workers_to_keep(case)),

@@ -1,6 +1,6 @@
 """Learned state of modes ``adaptive`` and ``sla``: prefill work, KV usage, floors, and each role's ready and starting replicas over time.
 
-A floor is the minimum number of replicas that the planner keeps, see `hindsight`. When each starting replica will be
+A floor is the minimum number of replicas that the planner keeps, see `shadow_fleets`. When each starting replica will be
 ready is estimated from the duration of earlier start-ups. It is derived only from the replica counts of successive
 pulls (metrics scrapes), so changes by other clients count like the planner's own.
 """
@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.api import Role
-from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight
-from penstock_planner.decide.adaptive.served import ModelComparison
-from penstock_planner.decide.adaptive.trial import Trial
 from penstock_planner.decide.codec import from_plain
 from penstock_planner.decide.decision import Memory
 from penstock_planner.decide.demand.load import LEVEL_TAU_S, KvLoad, Work
 from penstock_planner.decide.demand.observation import PoolCounts
 from penstock_planner.decide.demand.trend import STARTUP_S, Trend
 from penstock_planner.decide.demand.week import Week
+from penstock_planner.decide.objective.model_comparison import ModelComparison
+from penstock_planner.decide.objective.shadow_fleets import Growth, Hindsight
+from penstock_planner.decide.objective.trial import Trial
 
 SETTLE_S = LEVEL_TAU_S
 """Minimum simulated seconds between two scale-downs (6 s), so that the effect of the first one is visible in the load

@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penstock.api import Role
-from penstock_planner.decide.adaptive import hindsight
-from penstock_planner.decide.adaptive.hindsight import Growth, Hindsight
-from penstock_planner.decide.adaptive.observed import ItlView, ObservedWorkers
-from penstock_planner.decide.adaptive.served import ModelComparison
-from penstock_planner.decide.adaptive.trial import Trial
+from penstock_planner.decide.capacity.decoding import KvView
+from penstock_planner.decide.capacity.worker_model import ItlView, WorkerModel
 from penstock_planner.decide.decision import Reason, Step, count_of
-from penstock_planner.decide.demand.load import FULL, KvView, WorkView, idle_speed_usage
+from penstock_planner.decide.demand.load import FULL, WorkView, idle_speed_usage
 from penstock_planner.decide.demand.observation import PoolCounts
 from penstock_planner.decide.demand.trend import CHANCE_SIGMAS
+from penstock_planner.decide.objective import cost
+from penstock_planner.decide.objective.model_comparison import ModelComparison
+from penstock_planner.decide.objective.shadow_fleets import Growth, Hindsight
+from penstock_planner.decide.objective.trial import Trial
 
 LASTS = "a replica starts only once demand has lasted for a start-up"
 """Explanation of a rule whose condition is met but which waits for the demand to last."""
@@ -93,7 +94,7 @@ class Case:
     itl: ItlView | None
     oldest_wait_s: float | None
     rejected: float
-    workers: ObservedWorkers
+    workers: WorkerModel
     hindsight: Hindsight | None = None
     served: ModelComparison | None = None
     trial: Trial | None = None
@@ -226,7 +227,7 @@ def _floor(case: Case, known: Hindsight) -> RoleFinding:
 
     It does not grow after the demand that needed the floor has ended, so that GPUs become free for other roles.
     """
-    words = hindsight.in_words(known, case.pool.gpus or 1)
+    words = cost.in_words(known, case.pool.gpus or 1)
     if words and case.served is not None:
         words += case.served.in_words()
     inputs: dict[str, float | int | str | None] = {

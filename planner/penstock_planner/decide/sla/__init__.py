@@ -1,5 +1,5 @@
 """Mode ``sla``: mode ``adaptive`` with a performance profile and targets for TTFT and ITL.
 
-A worker's throughput is looked up in the profile (`workers`) and corrected by observations (`learning`). The maximum
-utilisation of a pool follows from the wait that its requests can have (`queueing`).
+What a worker can do is read from the profile (package `capacity`). `limits` divides the GPU budget by what the targets
+need.
 """

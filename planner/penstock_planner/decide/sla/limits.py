@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 
 from penstock.api import Role
 from penstock.performance.capacity import wait_quantile_s
+from penstock_planner.decide.capacity import queueing
+from penstock_planner.decide.capacity.profiled import ProfiledWorkers
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, Reason, RoleProposal, Step, count_of
 from penstock_planner.decide.demand.load import KvLoad
-from penstock_planner.decide.sla import queueing
-from penstock_planner.decide.sla.workers import ProfiledWorkers
 
 REPLICAS_MOST = 1000
 """Maximum replicas of a service in the API. Demand for more counts as demand for this number."""

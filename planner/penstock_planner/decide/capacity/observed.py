@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Final
 
 from penstock.api import Role
-from penstock_planner.decide.demand.load import (
-    FULL,
-    Decoding,
-    KvLoad,
-    ObservedDecoding,
-    Work,
-    actual_usage,
-    idle_speed_usage,
-)
+from penstock_planner.decide.capacity.decoding import Decoding, ObservedDecoding
+from penstock_planner.decide.capacity.worker_model import ItlView, Stabilization
+from penstock_planner.decide.demand.load import FULL, KvLoad, Work, actual_usage, idle_speed_usage
 from penstock_planner.decide.demand.trend import TrendForecast
 
 BUSY_MOST = FULL
@@ -34,7 +27,7 @@ SHARES = {Role.AGGREGATED: 0.7}
 
 An aggregated worker uses less because requests wait in each worker separately and decoding steps interrupt prompts.
 Prefill workers share one queue and use all of it. At 0.8 the benchmark aggregated-sine was left to three workers with
-96.5% of requests on time, at 0.7 to four with 100%. It applies to simulated workers (see `hindsight`) until they have
+96.5% of requests on time, at 0.7 to four with 100%. It applies to simulated workers (see `shadow_fleets`) until they have
 been compared with what was really served, and to the fractions `BUSY_MOST` and `BUSY_AFTER`."""
 
 AHEAD_SIGMAS = 0.5
@@ -42,23 +35,6 @@ AHEAD_SIGMAS = 0.5
 
 One replica too many costs its GPUs for a minute, one too few makes the arrivals of a start-up time late. With
 -0.5 sine was 98.5% on time, with 0.5 99.9% for 1% more GPU-hours."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stabilization:
-    """Limits of KV usage and forecast errors by which a pool (the workers of one role) grows, or shrinks by one replica.
-
-    Attributes:
-        sigmas: Number of standard errors added to the demand forecast before a pool shrinks.
-        kv_ahead: Mean KV usage fraction (0 to 1), forecast for the time when a new replica could be ready, above which
-            the pool grows. Requests that do not fit preempt running streams.
-        kv: Maximum mean KV usage fraction after one replica is removed, taking into account that fuller workers decode
-            more slowly.
-    """
-
-    sigmas: float
-    kv_ahead: float
-    kv: float
 
 
 KV_MOST = 0.7
@@ -74,33 +50,8 @@ OBSERVED_RESTRAINT = Stabilization(
 a prefill pool's utilisation: about 0.43."""
 
 
-class ItlView(Protocol):
-    """Expected ITL (time between two tokens of an answer) when a replica requested now could be ready."""
-
-    @property
-    def target_s(self) -> float:
-        """Return the ITL target (time between two tokens of an answer), in seconds."""
-        ...
-
-    @property
-    def after_s(self) -> float:
-        """Return the highest ITL, in seconds, that may be expected after removing one worker; it is below the ITL target."""
-        ...
-
-    def itl_with(self, workers: int) -> float:
-        """Return the ITL with ``workers`` workers, in seconds, that is expected when a replica requested now could be ready.
-
-        It is the value at the SLO's percentile of requests, such as the 99th. Infinite if the workers cannot keep up.
-        """
-        ...
-
-
 class ObservedWorkers:
-    """Throughput, KV usage and permitted utilisation of a graph's workers, as learned from observations.
-
-    The rules for growing and shrinking read these values. In mode sla, a subclass takes the values from a performance
-    profile instead.
-    """
+    """Throughput, KV usage and permitted utilisation of a graph's workers, as learned from observations: a `WorkerModel`."""
 
     @property
     def uses_learned_floor(self) -> bool:
@@ -183,3 +134,7 @@ class ObservedWorkers:
         """
         del workers
         return BUSY_AFTER * SHARES.get(role, 1.0)
+
+
+OBSERVED: Final = ObservedWorkers()
+"""The model without a profile. It has no state of its own: everything that it learns is in `Work` and `KvLoad`."""

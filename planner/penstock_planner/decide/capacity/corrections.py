@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 from penstock.api import Role
 from penstock.performance.profile import PerformanceProfile
+from penstock_planner.decide.capacity import queueing
 from penstock_planner.decide.codec import from_plain
 from penstock_planner.decide.decision import Memory
 from penstock_planner.decide.demand.observation import Demand, Pull, entry_role, kv_role
 from penstock_planner.decide.demand.trend import TrendForecast
-from penstock_planner.decide.sla import queueing
 
 PRIOR_S = 20.0
 """Weight of the unchanged profile against observations: as much as 20 seconds of computing or decoding that agreed with it.

@@ -8,13 +8,15 @@ from statistics import NormalDist
 
 from penstock.api import Predictor, Role
 from penstock.performance.profile import DecodeRow, PerformanceProfile
-from penstock_planner.decide.adaptive.observed import ItlView, ObservedWorkers, Stabilization
+from penstock_planner.decide.capacity import queueing
+from penstock_planner.decide.capacity.corrections import SlaMemory
+from penstock_planner.decide.capacity.decoding import LOAD_MOST, Decoding
+from penstock_planner.decide.capacity.observed import OBSERVED
+from penstock_planner.decide.capacity.worker_model import ItlView, Stabilization
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Step
-from penstock_planner.decide.demand.load import LOAD_MOST, Decoding, KvLoad, Work
+from penstock_planner.decide.demand.load import KvLoad, Work
 from penstock_planner.decide.demand.trend import TrendForecast
-from penstock_planner.decide.sla import queueing
-from penstock_planner.decide.sla.learning import SlaMemory
 
 KV_SIGMAS = 1.1
 """Number of standard deviations of the requests in flight that are added when the KV load is calculated.
@@ -142,9 +144,9 @@ WAIT_LEAST = 0.5
 Chosen: a prompt that alone needs more is late with almost any number of workers."""
 
 
-@dataclass(frozen=True)
-class ProfiledWorkers(ObservedWorkers):
-    """Throughput and latencies of workers by a performance profile, multiplied by learned corrections (observed divided by profiled value).
+@dataclass(frozen=True, slots=True)
+class ProfiledWorkers:
+    """Throughput and latencies of workers by a performance profile, multiplied by learned corrections (observed divided by profiled value): a `WorkerModel`.
 
     Until enough requests were observed, throughput and limits are those of mode adaptive, learned from observations
     alone.
@@ -187,12 +189,12 @@ class ProfiledWorkers(ObservedWorkers):
     @property
     def sigmas_ahead(self) -> float:
         """Return the number of standard errors added to the demand forecast when it is decided whether a pool (the workers of one role) grows."""
-        return AHEAD_SIGMAS if self.knows_waits else super().sigmas_ahead
+        return AHEAD_SIGMAS if self.knows_waits else OBSERVED.sigmas_ahead
 
     @property
     def restraint(self) -> Stabilization:
         """Return the KV usage above which a pool (the workers of one role) grows, and the further conditions for shrinking it."""
-        return RESTRAINT if self.knows_waits else super().restraint
+        return RESTRAINT if self.knows_waits else OBSERVED.restraint
 
     @property
     def service_s(self) -> float | None:
@@ -236,7 +238,7 @@ class ProfiledWorkers(ObservedWorkers):
             tokens_per_s: Uncached prompt tokens/s whose prefill is expected to end, so that their answers must be
                 decoded.
         """
-        return self.answers(tokens_per_s) or super().decoding(kv, tokens_per_s)
+        return self.answers(tokens_per_s) or OBSERVED.decoding(kv, tokens_per_s)
 
     def itl(self, tokens_per_s: float) -> ItlView | None:
         """Return the expected ITL of the answers. None if there is no ITL target, or before the first answer was completed.
@@ -257,7 +259,7 @@ class ProfiledWorkers(ObservedWorkers):
             workers: Number of workers of the pool.
         """
         if not self.knows_waits:
-            return super().busy_most(role, workers)
+            return OBSERVED.busy_most(role, workers)
         return self._busy(role, workers, min(LATE_SHARE_MOST, LATE_TIMES * (1.0 - self.config.attainment)))
 
     def busy_after(self, role: Role, workers: int) -> float:
@@ -271,9 +273,9 @@ class ProfiledWorkers(ObservedWorkers):
             workers: Number of workers that remain.
         """
         if not self.knows_waits:
-            return super().busy_after(role, workers)
+            return OBSERVED.busy_after(role, workers)
         allowed = self._busy(role, workers, 1.0 - self.config.attainment)
-        return min(allowed, super().busy_most(role, workers))
+        return min(allowed, OBSERVED.busy_most(role, workers))
 
     def _busy(self, role: Role, workers: int, late: float) -> float:
         own_s = self.service_s

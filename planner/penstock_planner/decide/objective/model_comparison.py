@@ -1,6 +1,6 @@
 """The planner's latency model, and its correction by what was really served: the real fleet is simulated like a shadow fleet. Pure.
 
-The latency model is the simulation of shadow fleets (see `hindsight`): it calculates which requests would be late, that
+The latency model is the simulation of shadow fleets (see `shadow_fleets`): it calculates which requests would be late, that
 is, over the TTFT target, with a given number of workers. It calculates this for the real fleet, too. If more requests
 were late in fact, every simulated worker is assumed to do a smaller fraction of its throughput from then on; if fewer
 were late, a larger one. So the predictions for all fleets follow what was served by the real one.
@@ -12,9 +12,9 @@ import math
 from dataclasses import dataclass, replace
 
 from penstock.api import Role
-from penstock_planner.decide.adaptive.hindsight import WAIT_S, PulledLoad, served_by
-from penstock_planner.decide.adaptive.observed import SHARES
+from penstock_planner.decide.capacity.observed import SHARES
 from penstock_planner.decide.demand.load import ASSUMED_REQUESTS, MEMORY_S
+from penstock_planner.decide.objective.shadow_fleets import WAIT_S, PulledLoad, served_by
 
 SHARE_LEAST = 0.5
 """Minimum fraction (0.5) of its measured throughput that a worker of a simulated fleet is assumed to do.

@@ -16,9 +16,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from penstock_planner.decide.adaptive.hindsight import ENOUGH, HOLDS_S
 from penstock_planner.decide.demand.observation import PoolCounts
 from penstock_planner.decide.demand.trend import CHANCE_SIGMAS, SPAN_S
+from penstock_planner.decide.objective.shadow_fleets import ENOUGH, HOLDS_S
 
 MAX_FAILED_TRIALS = 5
 """Number of consecutive failed trials from which the pause before the next trial no longer doubles; it is then 16
