@@ -88,12 +88,27 @@ async def test_stop_sequences_and_limits_are_reasons(client):
 
 
 async def test_tools_and_blocks_reach_the_worker(client):
-    """A simulated worker writes text whatever the tools; their definitions and results are part of the prompt."""
+    """A tool's result is answered with text; definitions of tools and results are part of the prompt."""
     without = await client.messages.count_tokens(model="llama", messages=SAID)
     with_tools = await client.messages.count_tokens(model="llama", messages=SAID, tools=TOOLS)
     assert with_tools.input_tokens > without.input_tokens
     message = await _said(client, messages=BLOCKS, tools=TOOLS, tool_choice={"type": "auto"})
     assert message.content[0].type == "text"
+
+
+async def test_a_tool_is_used(client):
+    """In the user's turn, as a block with its input, complete and streamed; not if the request forbids it."""
+    message = await _said(client, tools=TOOLS, max_tokens=100)
+    (block,) = message.content
+    assert (block.type, block.name, message.stop_reason) == ("tool_use", "gate", "tool_use")
+    asked = {"model": "llama", "max_tokens": 100, "messages": SAID, "tools": TOOLS}
+    async with client.messages.stream(**asked, tool_choice={"type": "any"}) as stream:
+        parts = [each.partial_json async for each in stream if each.type == "input_json"]
+        final = await stream.get_final_message()
+    assert orjson.loads("".join(parts)) == block.input
+    assert (final.content[0].input, final.stop_reason) == (block.input, "tool_use")
+    text = await _said(client, tools=TOOLS, tool_choice={"type": "none"})
+    assert text.content[0].type == "text"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import orjson
 import pytest
 from patience import LIMIT_S
 
@@ -159,11 +160,10 @@ async def test_log_probabilities_have_their_form(client):
     assert {len(each) for each in found.top_logprobs} == {3}
 
 
-async def test_tools_are_called_only_where_they_must_be(client):
-    """A simulated model answers in text; a call that must be made has arguments, complete and streamed."""
-    answer = await client.chat.completions.create(
-        model="llama", messages=MESSAGES, tools=[TOOL], tool_choice="auto", max_tokens=4
-    )
+async def test_an_agents_loop_calls_a_tool_and_then_answers(client):
+    """A simulated model calls a tool in the user's turn, complete and streamed, and answers its result in text."""
+    offered = {"model": "llama", "messages": MESSAGES, "tools": [TOOL]}
+    answer = await client.chat.completions.create(**offered, tool_choice="none", max_tokens=4)
     followed = await client.chat.completions.create(
         model="llama",
         messages=[
@@ -183,14 +183,50 @@ async def test_tools_are_called_only_where_they_must_be(client):
     for each in (answer, followed):
         assert each.choices[0].message.content
         assert each.choices[0].message.tool_calls is None
-    must = {"model": "llama", "messages": MESSAGES, "tools": [TOOL], "tool_choice": "required"}
-    (choice,) = (await client.chat.completions.create(**must)).choices
-    (call,) = choice.message.tool_calls
-    assert (choice.finish_reason, call.function.name) == ("tool_calls", TOOL["function"]["name"])
-    chunks = [chunk async for chunk in await client.chat.completions.create(**must, stream=True)]
-    parts = [part for chunk in chunks for each in chunk.choices for part in each.delta.tool_calls or ()]
-    assert "".join(part.function.arguments for part in parts) == call.function.arguments
-    assert parts[0].function.name == call.function.name
+    for choice in ({}, {"tool_choice": "auto"}, {"tool_choice": "required"}):
+        (made,) = (await client.chat.completions.create(**offered, **choice)).choices
+        (call,) = made.message.tool_calls
+        assert (made.finish_reason, call.function.name) == ("tool_calls", TOOL["function"]["name"])
+        stream = await client.chat.completions.create(**offered, **choice, stream=True)
+        parts = [
+            part async for chunk in stream for each in chunk.choices for part in each.delta.tool_calls or ()
+        ]
+        assert "".join(part.function.arguments for part in parts) == call.function.arguments
+        assert parts[0].function.name == call.function.name
+
+
+async def test_several_choices(client):
+    """Numbered, with the usage of all; complete and streamed alike."""
+    asked = {"model": "llama", "messages": MESSAGES, "n": 2, "max_tokens": 5, "extra_body": EOS}
+    whole = await client.chat.completions.create(**asked)
+    texts = [choice.message.content for choice in whole.choices]
+    assert [choice.index for choice in whole.choices] == [0, 1]
+    assert len(set(texts)) == 2
+    assert whole.usage.completion_tokens == 10
+    said = ["", ""]
+    async for chunk in await client.chat.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            said[choice.index] += choice.delta.content or ""
+    assert said == texts
+
+
+async def test_a_response_calls_a_function_or_has_the_format_of_its_text(client):
+    """As the client itself reads them, streamed too."""
+    function = {"type": "function", **TOOL["function"]}
+    asked = {"model": "llama", "input": "Open the gate.", "tools": [function]}
+    (call,) = (await client.responses.create(**asked)).output
+    assert (call.type, call.name) == ("function_call", function["name"])
+    async with client.responses.stream(**asked) as stream:
+        deltas = [
+            each.delta async for each in stream if each.type == "response.function_call_arguments.delta"
+        ]
+        final = await stream.get_final_response()
+    assert "".join(deltas) == call.arguments
+    assert final.output[0].arguments == call.arguments
+    schema = {"type": "object", "properties": {"open": {"type": "boolean"}}, "required": ["open"]}
+    shape = {"format": {"type": "json_schema", "name": "gate", "schema": schema}}
+    answer = await client.responses.create(model="llama", input="Is it open?", text=shape)
+    assert isinstance(orjson.loads(answer.output_text)["open"], bool)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +241,7 @@ async def test_tools_are_called_only_where_they_must_be(client):
                 "json_schema": {"name": "x", "schema": {"pattern": "x"}},
             }
         },
-        {"n": 2},
+        {"n": 129},
         {"top_logprobs": 21},
         {"extra_body": {"best_of": []}},
         {"logit_bias": {"x": 1}},

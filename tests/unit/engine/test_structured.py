@@ -11,7 +11,9 @@ from penstock.core.http.sse import EventSplitter, payload
 from penstock.engine.core.requests import FinishReason
 from penstock.engine.serve.answers import CompletionFormat, Finished
 from penstock.engine.serve.fields import RequestError
+from penstock.engine.serve.message_answers import MessageFormat
 from penstock.engine.serve.protocol import Api, parse
+from penstock.engine.serve.response_answers import ResponseFormat
 from penstock.engine.serve.settings import ServeFlags, resolve
 from penstock.engine.serve.structured import json_of
 
@@ -160,6 +162,154 @@ def test_a_required_call_has_arguments_of_its_schema(choice, name, ends):
     assert "".join(each["function"]["arguments"] for each in parts) == arguments
     assert all("id" not in each for each in parts[1:])
     assert choices[-1]["finish_reason"] == ends
+
+
+FORMATS = {Api.CHAT: CompletionFormat, Api.RESPONSES: ResponseFormat, Api.MESSAGES: MessageFormat}
+FUNCTIONS = {
+    Api.CHAT: TOOLS,
+    Api.RESPONSES: [{"type": "function", **each["function"]} for each in TOOLS],
+    Api.MESSAGES: [{"name": "now", "input_schema": {}}, {"name": "weather", "input_schema": WEATHER}],
+}
+
+
+def said(api, *turns, **fields):
+    """Return the call of a request with two tools after some turns, its response, and the events of its stream."""
+    roles = [{"role": role, "content": content} for role, content in turns]
+    items = [turns[0][1]] if len(turns) == 1 else roles
+    given = {"input": items[0] if len(items) == 1 else items} if api is Api.RESPONSES else {"messages": roles}
+    limit = "max_output_tokens" if api is Api.RESPONSES else "max_tokens"
+    body = {"model": "llama", limit: 400, "tools": FUNCTIONS[api], **given, **fields}
+    call = parse(orjson.dumps(body), SETTINGS, api=api)
+    reason = FinishReason.STOP if call.ends_by_stop else FinishReason.LENGTH
+    done = Finished(call.output_tokens, reason, 0)
+    made = FORMATS[api](call, "resp_r", 0)
+    texts = call.texts(0, call.output_tokens)
+    raw = made.opening() + made.events(0, texts, reason) + made.closing(done)
+    events = [orjson.loads(payload(each)) for each in EventSplitter().feed(raw) if b"[DONE]" not in each]
+    return call, orjson.loads(FORMATS[api](call, "resp_r", 0).complete(done)), events
+
+
+WEATHER_TOOL = {
+    Api.CHAT: {"type": "function", "function": {"name": "weather"}},
+    Api.RESPONSES: {"type": "function", "name": "weather"},
+    Api.MESSAGES: {"type": "tool", "name": "weather"},
+}
+
+
+def test_a_response_calls_a_function():
+    """As an item of its own, complete and in the events of a stream."""
+    call, whole, events = said(Api.RESPONSES, ("user", "Hi"), tool_choice=WEATHER_TOOL[Api.RESPONSES])
+    (item,) = whole["output"]
+    jsonschema.validate(json.loads(item["arguments"]), WEATHER)
+    assert (item["type"], item["name"], item["status"]) == ("function_call", "weather", "completed")
+    assert item["id"].startswith("fc_")
+    assert item["call_id"].startswith("call_")
+    kinds = [each["type"].removeprefix("response.") for each in events]
+    deltas = ["function_call_arguments.delta"] * call.output_tokens
+    assert kinds == [
+        *("created", "in_progress", "output_item.added"),
+        *deltas,
+        *("function_call_arguments.done", "output_item.done", "completed"),
+    ]
+    assert "".join(each.get("delta", "") for each in events) == item["arguments"]
+    assert events[-2]["item"] == item
+    assert [each["sequence_number"] for each in events] == list(range(len(events)))
+
+
+def test_a_message_uses_a_tool():
+    """As a block of its own, complete and in the events of a stream, which begins with an empty input."""
+    _, whole, events = said(Api.MESSAGES, ("user", "Hi"), tool_choice=WEATHER_TOOL[Api.MESSAGES])
+    (block,) = whole["content"]
+    jsonschema.validate(block["input"], WEATHER)
+    assert (block["type"], block["name"], whole["stop_reason"]) == ("tool_use", "weather", "tool_use")
+    begun, *deltas = events[1:-3]
+    assert begun["content_block"] == {**block, "input": {}}
+    assert {each["delta"]["type"] for each in deltas} == {"input_json_delta"}
+    assert json.loads("".join(each["delta"]["partial_json"] for each in deltas)) == block["input"]
+    assert events[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+def test_a_limit_cuts_the_use_of_a_tool():
+    """The input of a complete message is then empty, and the reason says why."""
+    _, whole, _ = said(Api.MESSAGES, ("user", "Hi"), tool_choice=WEATHER_TOOL[Api.MESSAGES], max_tokens=2)
+    assert (whole["content"][0]["input"], whole["stop_reason"]) == ({}, "max_tokens")
+
+
+TURNS = [("user", "Hi"), ("assistant", "Yes"), ("user", "And the weather?")]
+
+
+@pytest.mark.parametrize("api", FORMATS)
+@pytest.mark.parametrize("choice", ["auto", None])
+def test_a_tool_is_called_in_the_users_turn_if_the_model_decides(api, choice):
+    """The one that the message names; after anything else, and where none may be called, it answers with text."""
+    choices = {} if choice is None else {"tool_choice": {"type": "auto"} if api is Api.MESSAGES else "auto"}
+    call, *_ = said(api, *TURNS, **choices)
+    assert (call.tool.name, call.tool.is_chosen) == ("weather", True)
+    none = {"type": "none"} if api is Api.MESSAGES else "none"
+    assert said(api, *TURNS, tool_choice=none)[0].tool is None
+    assert said(api, *TURNS[:2])[0].tool is None
+    assert said(api, *TURNS, tools=[])[0].tool is None
+
+
+def test_the_seed_selects_a_tool_that_the_message_does_not_name():
+    """The same one for the same request, and each for some request."""
+    texts = [f"question {at}" for at in range(40)]
+    names = [said(Api.CHAT, ("user", text))[0].tool.name for text in texts]
+    assert set(names) == {"now", "weather"}
+    assert [said(Api.CHAT, ("user", text))[0].tool.name for text in texts] == names
+
+
+@pytest.mark.parametrize(
+    ("api", "result"),
+    [
+        (Api.CHAT, {"messages": [{"role": "user", "content": "weather"}, {"role": "tool", "content": "x"}]}),
+        (
+            Api.RESPONSES,
+            {
+                "input": [
+                    {"role": "user", "content": "weather"},
+                    {"type": "function_call_output", "call_id": "c", "output": "x"},
+                ]
+            },
+        ),
+        (
+            Api.MESSAGES,
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "x"}]}
+                ]
+            },
+        ),
+    ],
+)
+def test_an_agents_loop_ends(api, result):
+    """A tool's result is answered with text."""
+    assert said(api, ("user", "weather"))[0].tool is not None
+    assert said(api, ("user", "weather"), **result)[0].tool is None
+
+
+@pytest.mark.parametrize("fields", [{"stop": "x"}, {"ignore_eos": True}, {"min_tokens": 5}])
+def test_text_of_a_requested_length_or_end_calls_no_tool(fields):
+    """A benchmark with tools gets the tokens that it asks for."""
+    assert said(Api.CHAT, ("user", "weather"), **fields)[0].tool is None
+
+
+def test_a_tool_whose_arguments_cannot_be_made_is_not_chosen():
+    """The model answers with text; a request that requires the call is refused."""
+    odd = [{"type": "function", "function": {"name": "odd", "parameters": {"pattern": "x"}}}]
+    assert said(Api.CHAT, ("user", "odd"), tools=odd)[0].tool is None
+    with pytest.raises(RequestError, match="does not support the keyword pattern"):
+        said(Api.CHAT, ("user", "odd"), tools=odd, tool_choice="required")
+
+
+def test_a_response_has_the_format_of_its_text():
+    """With the schema next to the type; the response repeats the format."""
+    shape = {"type": "json_schema", "name": "weather", "schema": WEATHER}
+    _, whole, _ = said(Api.RESPONSES, ("user", "Hi"), tools=[], text={"format": shape})
+    jsonschema.validate(json.loads(whole["output"][0]["content"][0]["text"]), WEATHER)
+    assert whole["text"]["format"] == shape
+    with pytest.raises(RequestError, match=r"text\.format: a simulated worker does not support"):
+        said(Api.RESPONSES, ("user", "Hi"), tools=[], text={"format": {**shape, "schema": {"not": {}}}})
 
 
 @pytest.mark.parametrize(

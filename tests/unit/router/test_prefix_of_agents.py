@@ -143,3 +143,13 @@ def test_keys_are_shared_only_where_the_engines_blocks_are(one, other):
         assert engine_keys(one) == engine_keys(other)
     elif shared(first, second):
         assert blocks > 0
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_several_choices_have_the_prefix_and_the_cost_of_one(path):
+    """Workers compute the prompt once, and count it once in the usage from which costs are learned."""
+    fields = {"prompt": "x" * 5000} if path == "completions" else {"messages": [SYSTEM]}
+    assert keys(path, **fields) == keys(path, n=4, **fields) != ()
+    bodies = [orjson.dumps({"model": "llama", **fields, **more}) for more in ({}, {"n": 4})]
+    one, four = (parse_completion(f"/v1/{path}", b"application/json", each, model="llama") for each in bodies)
+    assert (one.prompt_bytes, one.parts) == (four.prompt_bytes, four.parts)

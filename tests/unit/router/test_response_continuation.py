@@ -9,8 +9,9 @@ from test_stream_continuation import PATIENT, SETTINGS, Speakers
 from penstock.core.errors import StreamBroken
 from penstock.core.http.sse import EventSplitter, payload
 from penstock.engine.core.requests import FinishReason
-from penstock.engine.serve.answers import Finished, ResponseFormat
+from penstock.engine.serve.answers import Finished
 from penstock.engine.serve.protocol import Api, parse
+from penstock.engine.serve.response_answers import ResponseFormat
 from penstock.router.proxy.completion import parse_completion
 from penstock.router.proxy.continuation import continuation_request, emitted_prefix
 from penstock.router.proxy.response_splicer import ResponseSplicer

@@ -74,6 +74,19 @@ def test_the_time_before_the_dispatch_counts_for_ttft_alone():
     assert metrics.ttft.total - metrics.dispatched_ttft.total == pytest.approx(10.0)
 
 
+def test_the_gaps_between_events_of_several_choices_are_not_measured():
+    """Two choices get a token each at a time, so half of the gaps would be zero; the tokens count all the same."""
+    meter, metrics, assignment = _meter()
+    meter.is_single = False
+    for _ in range(3):
+        for index in range(2):
+            meter.observe(_event({"choices": [{"index": index, "delta": {"content": " word"}}]}))
+
+    assert (_total(metrics.ttft), _total(metrics.itl), meter.tokens) == (1, 0, 6)
+    assert assignment.tokens == 106
+    assert assignment.worker.speed.output_tokens == 0
+
+
 @pytest.mark.parametrize(
     "chunk",
     [

@@ -1,4 +1,4 @@
-"""Encodes responses: JSON bodies and server-sent events of completions, chats and OpenAI Responses; used by `streams`.
+"""Encodes responses of completions and chats: JSON bodies and server-sent events; used by `streams`.
 
 The events of a completion differ only in their word, so the bytes around it are encoded only once.
 """
@@ -68,7 +68,8 @@ class CompletionFormat:
             return b""
         role = {"role": "assistant", "content": ""}
         ids = {"prompt_token_ids": self._prompt_ids()} if self._call.returns_ids else {}
-        return self._event([{"index": 0, "delta": role, "logprobs": None, "finish_reason": None}], **ids)
+        choice = {"index": self._call.choice, "delta": role, "logprobs": None, "finish_reason": None}
+        return self._event([choice], **ids)
 
     def events(self, start: int, texts: Sequence[bytes], reason: FinishReason | None) -> bytes:
         """Return one event per text.
@@ -150,7 +151,7 @@ class CompletionFormat:
         if self._call.tool is not None:
             message |= {"content": None, "tool_calls": [self._tool_call(text)]}
         said: dict[str, Any] = {"message": message} if self._is_chat else {"text": text}
-        choice = {"index": 0, **said, **self._end(done.reason)}
+        choice = {"index": self._call.choice, **said, **self._end(done.reason)}
         answer = {
             **self._head,
             "object": "chat.completion" if self._is_chat else "text_completion",
@@ -173,8 +174,11 @@ class CompletionFormat:
         return lead, tail
 
     def _tool_call(self, arguments: str) -> dict[str, Any]:
-        function = {"name": self._call.tool, "arguments": arguments}
-        return {"id": f"call-{self._head['id']}", "type": "function", "function": function}
+        assert self._call.tool is not None  # noqa: S101 - the caller has checked it
+        function = {"name": self._call.tool.name, "arguments": arguments}
+        # As in vLLM, each choice has its own id; a client returns it with the tool's result.
+        name = f"call-{self._head['id']}" + (f"-{self._call.choice}" if self._call.choice else "")
+        return {"id": name, "type": "function", "function": function}
 
     def _said(self, text: str, *, is_first: bool) -> dict[str, Any]:
         """Return the delta of a chat's chunk: a part of the text, or of the arguments of a call that the first one names."""
@@ -185,15 +189,16 @@ class CompletionFormat:
 
     def _delta(self, text: str, reason: FinishReason | None, *, is_first: bool = False) -> dict[str, Any]:
         if not self._is_chat:
-            return {"index": 0, "text": text, **self._end(reason)}
+            return {"index": self._call.choice, "text": text, **self._end(reason)}
         # In a chat only the last event has the stop reason.
         end = {"logprobs": None, "finish_reason": None} if reason is None else self._end(reason)
-        return {"index": 0, "delta": self._said(text, is_first=is_first), **end}
+        return {"index": self._call.choice, "delta": self._said(text, is_first=is_first), **end}
 
     def _end(self, reason: FinishReason | None) -> dict[str, Any]:
         stop_reason = self._call.stop_reason if reason is FinishReason.STOP else None
         # As in vLLM, a call of a function that the client named ends by stop.
-        is_chosen = reason is FinishReason.STOP and self._call.tool is not None and self._call.must_choose
+        tool = self._call.tool
+        is_chosen = reason is FinishReason.STOP and tool is not None and tool.is_chosen
         shown = "tool_calls" if is_chosen else reason
         return {"logprobs": None, "finish_reason": shown, "stop_reason": stop_reason}
 
@@ -222,109 +227,3 @@ def _counts(prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
         "total_tokens": prompt_tokens + output_tokens,
         "completion_tokens": output_tokens,
     }
-
-
-class ResponseFormat:
-    """Encodes the response of OpenAI's Responses API: one message with one text, as numbered events."""
-
-    def __init__(self, call: EngineCall, response_id: str, created_s: int) -> None:
-        self._call = call
-        self._id = response_id
-        self._item_id = f"msg_{response_id.removeprefix('resp_')}"
-        self._at = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
-        self._created_s = created_s
-        self._serial = 0
-
-    def opening(self) -> bytes:
-        """Return the events before the first token."""
-        begun = {"response": self._response("in_progress", [], None)}
-        item = {**self._item("", "in_progress"), "content": []}
-        return (
-            self._event("response.created", begun)
-            + self._event("response.in_progress", begun)
-            + self._event("response.output_item.added", {"output_index": 0, "item": item})
-            + self._event("response.content_part.added", {**self._at, "part": _part("")})
-        )
-
-    def events(self, start: int, texts: Sequence[bytes], reason: FinishReason | None) -> bytes:  # noqa: ARG002 - signature of CompletionFormat
-        """Return one event per text; the finish reason is in the events of `closing`. The arguments are those of `CompletionFormat.events`."""
-        kind = "response.output_text.delta"
-        return b"".join(
-            self._event(kind, {**self._at, "delta": text.decode(), "logprobs": []}) for text in texts
-        )
-
-    def closing(self, done: Finished) -> bytes:
-        """Return the events that end text, part, message and response.
-
-        As in vLLM, the last event is named completed even if the token limit cut the text; the status in this event
-        shows that.
-        """
-        text = self._call.text(done.output_tokens)
-        item = self._item(text, _status(done))
-        return (
-            self._event("response.output_text.done", {**self._at, "text": text, "logprobs": []})
-            + self._event("response.content_part.done", {**self._at, "part": _part(text)})
-            + self._event("response.output_item.done", {"output_index": 0, "item": item})
-            + self._event("response.completed", {"response": self._complete(done)})
-        )
-
-    def complete(self, done: Finished) -> bytes:
-        """Return the JSON body of a response that is not streamed."""
-        return orjson.dumps(self._complete(done))
-
-    def _complete(self, done: Finished) -> dict[str, Any]:
-        status, tokens = _status(done), self._call.prompt_tokens
-        usage = {
-            "input_tokens": tokens,
-            "input_tokens_details": {"cached_tokens": done.cached_tokens},
-            "output_tokens": done.output_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": tokens + done.output_tokens,
-        }
-        return self._response(status, [self._item(self._call.text(done.output_tokens), status)], usage)
-
-    def _response(
-        self, status: str, output: list[dict[str, Any]], usage: dict[str, Any] | None
-    ) -> dict[str, Any]:
-        asked = self._call.fields
-        return {
-            "id": self._id,
-            "object": "response",
-            "created_at": self._created_s,
-            "status": status,
-            "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": asked.get("instructions"),
-            "max_output_tokens": asked.get("max_output_tokens"),
-            "metadata": asked.get("metadata") or {},
-            "model": self._call.model,
-            "output": output,
-            "parallel_tool_calls": asked.get("parallel_tool_calls", True),
-            "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
-            "store": False,
-            "temperature": asked.get("temperature", 1.0),
-            "text": {"format": {"type": "text"}},
-            "tool_choice": asked.get("tool_choice") or "auto",
-            "tools": asked.get("tools") or [],
-            "top_p": asked.get("top_p", 1.0),
-            "truncation": asked.get("truncation") or "disabled",
-            "usage": usage,
-        }
-
-    def _item(self, text: str, status: str) -> dict[str, Any]:
-        head = {"id": self._item_id, "type": "message", "role": "assistant", "status": status}
-        return {**head, "content": [_part(text)]}
-
-    def _event(self, kind: str, more: dict[str, Any]) -> bytes:
-        data = orjson.dumps({"type": kind, "sequence_number": self._serial, **more})
-        self._serial += 1
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
-
-
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
-def _status(done: Finished) -> str:
-    return "incomplete" if done.reason is FinishReason.LENGTH else "completed"

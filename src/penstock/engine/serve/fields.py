@@ -1,7 +1,7 @@
 """Reads a request's JSON as vLLM does: its fields and the prompt that results; invalid requests raise `RequestError`. Pure.
 
 Fields without effect on the simulation (temperature, penalties) are validated and ignored. Fields that would change
-the response and cannot be simulated (several choices, guided decoding by a grammar) are refused.
+the response and cannot be simulated (several prompts, guided decoding by a grammar) are refused.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pydantic import (
 
 from penstock.core.errors import PenstockError
 from penstock.core.http.messages import error_body
+from penstock.engine.serve.tool_choice import Tool, ToolChoice, ToolRule, tools_of
 
 _OBJECT_ERRORS = frozenset({"dict_type", "model_type"})
 
@@ -96,9 +97,9 @@ def too_small(name: str, value: float, lowest: float = 1) -> RequestError:
 
 
 _UNSUPPORTED: Final = {
-    "tool_choice": "calls a tool only where a chat asks for required or for a function of its tools; send none or auto",
+    "tool_choice": "knows none, auto, required (any in Anthropic's API) and a function's name; send one of them",
     "response_format": "knows the types text, json_object and json_schema; send one of them",
-    "text.format": "answers with text that follows no grammar; send type text",
+    "text.format": "knows the types text, json_object and json_schema; send one of them",
 }
 """Prefixes of fields of which only some values are supported, each with the rest of the error message."""
 
@@ -106,6 +107,9 @@ MAX_STOPS: Final = 64
 MAX_STOP_CHARACTERS: Final = 1024
 """Maximum number of stop strings (``MAX_STOPS``) and of characters in each. Chosen: OpenAI accepts four; vLLM has no
 limit."""
+
+MAX_CHOICES: Final = 128
+"""Maximum of ``n``, the number of choices of a response. Source: OpenAI's API; vLLM's default limit is 16,384."""
 
 _INT64: Final = 2**63
 _OMIT: Final = "leave it out."
@@ -152,12 +156,6 @@ class StreamOptions(Fields):
     continuous_usage_stats: bool | None = None
 
 
-class TextFormat(Fields):
-    """The only response format that a simulated worker supports: text."""
-
-    type: Literal["text"]
-
-
 class _Schema(Fields):
     json_schema: dict[str, Any] = Field(alias="schema")
 
@@ -193,7 +191,7 @@ class SamplingFields(Fields):
     max_tokens: int | None = Field(default=None, ge=1)
     min_tokens: int = Field(default=0, ge=0)
     ignore_eos: bool = False
-    n: int = Field(default=1, ge=1, le=1)
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES)
     best_of: int = Field(default=1, ge=1, le=1)
     seed: int = Field(default=0, ge=-_INT64, lt=_INT64)
     stop: Annotated[list[_Stop], BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop)] = (
@@ -214,6 +212,26 @@ class SamplingFields(Fields):
     cache_salt: str | None = Field(default=None, min_length=1)
     user: str = ""
     metadata: dict[str, str] = Field(default={})
+
+    @property
+    def text_schema(self) -> dict[str, Any] | None:
+        """JSON schema that the text must satisfy; None if the text is free."""
+        return None if self.response_format is None else self.response_format.schema_of_text
+
+    @property
+    def choice_of_tools(self) -> ToolChoice:
+        """The request's choice of tools; none for an API without tools."""
+        return ToolChoice(ToolRule.NONE)
+
+    @property
+    def functions(self) -> list[Tool]:
+        """The functions that the response may call."""
+        return []
+
+    @property
+    def user_text(self) -> str | None:
+        """Text of the last message if it is the user's; None otherwise."""
+        return None
 
 
 def _prompt(prompt: Any) -> bytes:
@@ -313,8 +331,15 @@ class _NamedTool(Fields):
     function: _FunctionName
 
 
+def _as_named_tool(choice: Any) -> Any:
+    """Return the ``tool_choice`` of a Responses request as a chat's, which has the name under ``function``."""
+    if isinstance(choice, dict) and "name" in choice:
+        return {"type": choice.get("type"), "function": {"name": choice["name"]}}
+    return choice
+
+
 class ChatFields(SamplingFields):
-    """Fields of a chat request; the response is plain text, unless a tool call or JSON is required.
+    """Fields of a chat request; the response is text, JSON or a call of a tool.
 
     ``max_completion_tokens`` takes precedence over ``max_tokens``.
     """
@@ -343,16 +368,22 @@ class ChatFields(SamplingFields):
         return self.top_logprobs if self.logprobs else None
 
     @property
-    def called_tool(self) -> dict[str, Any] | None:
-        """Definition of the function that the response must call, from ``tools``; None if the response need not call one."""
-        if not isinstance(self.tool_choice, _NamedTool) and self.tool_choice != "required":
-            return None
-        functions = [each.get("function") for each in self.tools]
-        name = self.tool_choice.function.name if isinstance(self.tool_choice, _NamedTool) else None
-        for each in functions:
-            if isinstance(each, dict) and (name is None or each.get("name") == name):
-                return each
-        raise RequestError("tool_choice: names no function of tools; add it to tools.", param="tool_choice")
+    def choice_of_tools(self) -> ToolChoice:
+        """The request's choice of tools; the model decides if the request does not say."""
+        if isinstance(self.tool_choice, _NamedTool):
+            return ToolChoice(ToolRule.NAMED, self.tool_choice.function.name)
+        return ToolChoice(ToolRule(self.tool_choice or ToolRule.AUTO))
+
+    @property
+    def functions(self) -> list[Tool]:
+        """The functions that the response may call."""
+        return tools_of(self.tools, "parameters")
+
+    @property
+    def user_text(self) -> str | None:
+        """Text of the last message if it is the user's; None otherwise."""
+        last = self.messages[-1]
+        return "".join(part.text for part in last.content or ()) if last.role == "user" else None
 
     @property
     def prompt(self) -> bytes:
@@ -399,8 +430,19 @@ class _Said(Fields):
 
 
 class _ToolChoice(Fields):
-    type: Literal["auto", "none"]
+    type: Literal["auto", "none", "any", "tool"]
+    name: str | None = None
     disable_parallel_tool_use: bool = False
+
+    @model_validator(mode="after")
+    def _has_name(self) -> Self:
+        if self.type == "tool" and self.name is None:
+            raise ValueError("type tool needs the name of a tool")
+        return self
+
+
+_MESSAGE_RULES: Final = {"any": ToolRule.REQUIRED, "tool": ToolRule.NAMED}
+"""Types of Anthropic's ``tool_choice`` that have another name here."""
 
 
 class CountFields(Fields):
@@ -424,13 +466,35 @@ class CountFields(Fields):
 
 
 class MessageFields(CountFields, SamplingFields):
-    """Fields of a message request in Anthropic's API. ``max_tokens`` is required; the response is always plain text, even with tools."""
+    """Fields of a message request in Anthropic's API, in which ``max_tokens`` is required."""
 
     model: str | None = None
     max_tokens: int = Field(ge=1)
+    n: int = Field(default=1, ge=1, le=1)
     stop: list[_Stop] = Field(default=[], max_length=MAX_STOPS, validation_alias="stop_sequences")
     thinking: dict[str, Any] = Field(default={})
     metadata: dict[str, Any] = Field(default={})
+
+    @property
+    def choice_of_tools(self) -> ToolChoice:
+        """The request's choice of tools; the model decides if the request does not say."""
+        choice = self.tool_choice
+        if choice is None:
+            return ToolChoice(ToolRule.AUTO)
+        return ToolChoice(_MESSAGE_RULES.get(choice.type) or ToolRule(choice.type), choice.name)
+
+    @property
+    def functions(self) -> list[Tool]:
+        """The functions that the response may call."""
+        return tools_of(self.tools, "input_schema")
+
+    @property
+    def user_text(self) -> str | None:
+        """Text of the last message if it is the user's and contains no tool result; None otherwise."""
+        last = self.messages[-1]
+        if last.role != "user" or any(block.type == "tool_result" for block in last.content):
+            return None
+        return "".join(block.text for block in last.content)
 
 
 def _as_message(item: Any) -> Any:
@@ -449,8 +513,21 @@ def _as_items(said: Any) -> Any:
     return [{"role": "user", "content": said}] if isinstance(said, str) else said
 
 
+class _TextFormat(Fields):
+    """Format of the text of a response: a schema comes next to the type, and not within ``json_schema``."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> Self:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("json_schema needs a schema")
+        return self
+
+
 class _Text(Fields):
-    format: TextFormat | None = None
+    format: _TextFormat | None = None
 
 
 class ResponseFields(ChatFields):
@@ -458,7 +535,10 @@ class ResponseFields(ChatFields):
 
     max_tokens: int | None = Field(default=None, ge=1, validation_alias="max_output_tokens")
     top_logprobs: int = Field(default=0, ge=0, le=0)
-    tool_choice: Literal["none", "auto"] | None = None
+    n: int = Field(default=1, ge=1, le=1)
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"] | _NamedTool | None, BeforeValidator(_as_named_tool)
+    ] = None
     messages: Annotated[
         list[Annotated[_Message, BeforeValidator(_as_message)]], BeforeValidator(_as_items)
     ] = Field(min_length=1, validation_alias="input")
@@ -468,6 +548,14 @@ class ResponseFields(ChatFields):
     truncation: Literal["auto", "disabled"] = "disabled"
     store: bool = True
     reasoning: dict[str, Any] = Field(default={})
+
+    @property
+    def text_schema(self) -> dict[str, Any] | None:
+        """JSON schema that the text must satisfy; None if the text is free."""
+        shape = None if self.text is None else self.text.format
+        if shape is None or shape.type == "text":
+            return None
+        return shape.json_schema or {"type": "object"}
 
     @property
     def prompt(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Encodes messages of Anthropic's API as vLLM 0.32 does: one block of text; used by `streams`."""
+"""Encodes messages of Anthropic's API as vLLM 0.32 does: one block of text, or one use of a tool; used by `streams`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MessageFormat:
         """Return the events before the first token."""
         begun: dict[str, Any] = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None}
         usage = {"input_tokens": self._call.prompt_tokens, "output_tokens": 0}
-        block = {"type": "text", "text": ""}
+        block = {"type": "text", "text": ""} if self._call.tool is None else self._tool_use({})
         return _event("message_start", message={**begun, "usage": usage}) + _event(
             "content_block_start", index=0, content_block=block
         )
@@ -36,8 +36,10 @@ class MessageFormat:
             texts: Texts.
             reason: Finish reason; not used.
         """
+        is_text = self._call.tool is None
+        kind, key = ("text_delta", "text") if is_text else ("input_json_delta", "partial_json")
         return b"".join(
-            _event("content_block_delta", index=0, delta={"type": "text_delta", "text": text.decode()})
+            _event("content_block_delta", index=0, delta={"type": kind, key: text.decode()})
             for text in texts
             if text
         )
@@ -49,15 +51,25 @@ class MessageFormat:
 
     def complete(self, done: Finished) -> bytes:
         """Return the JSON body of a message that is not streamed."""
-        content = [{"type": "text", "text": self._call.text(done.output_tokens)}]
+        text = self._call.text(done.output_tokens)
+        block = {"type": "text", "text": text} if self._call.tool is None else self._tool_use(_input_of(text))
+        content = [block]
         answer = {**self._head, "content": content, **self._end(done), "usage": self._usage(done)}
         if done.kv_transfer_params is not None:
             answer["kv_transfer_params"] = done.kv_transfer_params
         return orjson.dumps(answer)
 
+    def _tool_use(self, given: Any) -> dict[str, Any]:
+        """Return the block of a tool use with its input, which is empty at the start of a stream."""
+        assert self._call.tool is not None  # noqa: S101 - the caller has checked it
+        name = str(self._head["id"]).removeprefix("msg_")
+        return {"type": "tool_use", "id": f"toolu_{name}", "name": self._call.tool.name, "input": given}
+
     def _end(self, done: Finished) -> dict[str, Any]:
         if done.reason is FinishReason.LENGTH:
             return {"stop_reason": "max_tokens", "stop_sequence": None}
+        if self._call.tool is not None:
+            return {"stop_reason": "tool_use", "stop_sequence": None}
         stop = self._call.stop_reason
         return {"stop_reason": "end_turn" if stop is None else "stop_sequence", "stop_sequence": stop}
 
@@ -69,6 +81,14 @@ class MessageFormat:
             "cache_read_input_tokens": done.cached_tokens,
             "output_tokens": done.output_tokens,
         }
+
+
+def _input_of(arguments: str) -> Any:
+    """Return the input of a tool use; empty if the token limit has cut its JSON."""
+    try:
+        return orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return {}
 
 
 def message_error(body: bytes) -> bytes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from itertools import pairwise
@@ -33,6 +33,8 @@ from penstock.engine.serve.fields import (
 )
 from penstock.engine.serve.settings import ServeSettings
 from penstock.engine.serve.structured import json_of
+from penstock.engine.serve.tool_calls import ToolCall, tool_call
+from penstock.engine.serve.tool_choice import ToolRule
 
 DEFAULT_COMPLETION_TOKENS = 16
 """Default of max_tokens for /v1/completions, as in OpenAI's API."""
@@ -170,8 +172,9 @@ class EngineCall:
         alternatives: Number of alternatives whose log probabilities are returned with each token; None if no log
             probabilities are requested.
         content: The response's text if it is JSON for a schema; None if it consists of words.
-        tool: Name of the function whose arguments ``content`` holds; None if the response is text.
-        must_choose: Whether the request left the choice of the function ``tool`` to the model.
+        tool: Call of a function, whose arguments are the response; None if the response is text.
+        choice: Index of this choice among the choices of the response.
+        choices: Number of choices of the response (``n``); each is one call.
         returns_ids: Whether the response contains the token IDs of prompt and output.
     """
 
@@ -196,8 +199,9 @@ class EngineCall:
     returns_ids: bool = False
     alternatives: int | None = None
     content: bytes | None = None
-    tool: str | None = None
-    must_choose: bool = False
+    tool: ToolCall | None = None
+    choice: int = 0
+    choices: int = 1
 
     def texts(self, start: int, stop: int) -> list[bytes]:
         """Return the shown text of each output token from ``start`` (inclusive) to ``stop`` (exclusive).
@@ -236,7 +240,24 @@ class EngineCall:
 
 
 def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
-    """Parse a request body.
+    """Parse a request body; return the first choice of the response (see `choices_of` for the others).
+
+    Args:
+        body: The body.
+        settings: Settings of the worker.
+        api: API of the request.
+
+    Raises:
+        RequestError: The request is refused.
+    """
+    return choices_of(body, settings, api=api)[0]
+
+
+def choices_of(body: bytes, settings: ServeSettings, *, api: Api) -> list[EngineCall]:
+    """Parse a request body; return one call per choice (``n``) of the response.
+
+    As in vLLM, the engine computes each choice as a request of its own with the same prompt. The choices differ as if their
+    seeds did; the first one is the response to the same request with one choice.
 
     Args:
         body: The body.
@@ -260,13 +281,63 @@ def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
     params = fields.kv_transfer_params
     hands_over = settings.engine.role.keeps and params.get("do_remote_decode") is True
     remote = _remote_of(params, settings)
+    if fields.n > 1 and (hands_over or remote is not None):
+        raise RequestError("n must be 1 with a KV transfer, which is for one choice.", param="n")
     limit = _output_limit(fields, settings.longest_tokens(fields.priority), prompt_tokens)
-    adapter = fields.model if fields.model in settings.adapters else None
-    salt_of = partial(_salt, worker_seed=adapter_seed(adapter, settings.flags.seed), seed=fields.seed)
+    first = EngineCall(
+        api=api,
+        model=fields.model or settings.served_names[0],
+        prompt=prompt,
+        prompt_tokens=prompt_tokens,
+        output_tokens=limit,
+        ends_by_stop=False,
+        salt=0,
+        said=0,
+        text_bytes=0,
+        held_bytes=0
+        if fields.include_stop_str_in_output
+        else max((len(each) - 1 for each in fields.stop), default=0),
+        stop_reason=None,
+        stream=fields.stream,
+        usage=_usage(fields),
+        priority=fields.priority,
+        pin=hands_over or (remote is not None and settings.is_bidirectional),
+        remote=remote,
+        fields=given,
+        adapter=fields.model if fields.model in settings.adapters else None,
+        returns_ids=fields.return_token_ids and api in {Api.COMPLETIONS, Api.CHAT},
+        alternatives=fields.alternatives if isinstance(fields, CompletionFields | ChatFields) else None,
+        choices=fields.n,
+    )
+    runs_to_limit = hands_over or fields.ignore_eos
+    return [
+        _with_response(replace(first, choice=choice), fields, settings, runs_to_limit=runs_to_limit)
+        for choice in range(fields.n)
+    ]
+
+
+def _with_response(
+    call: EngineCall, fields: SamplingFields, settings: ServeSettings, *, runs_to_limit: bool
+) -> EngineCall:
+    """Return a call with its response: the words or the JSON, their number, and what ends them.
+
+    Args:
+        call: Call whose ``output_tokens`` are the maximum.
+        fields: Fields of the request.
+        settings: Settings of the worker.
+        runs_to_limit: Whether words are generated up to the maximum.
+    """
+    prompt, limit = call.prompt, call.output_tokens
+    salt_of = partial(
+        _salt,
+        worker_seed=adapter_seed(call.adapter, settings.flags.seed),
+        seed=fields.seed,
+        choice=call.choice,
+    )
     said = said_before(prompt, salt_of)
     salt = salt_of(prompt[: len(prompt) - said * BYTES_PER_TOKEN])
     content, tool = _content(fields, salt)
-    natural = limit if hands_over or fields.ignore_eos else max(1, _natural_length(salt, settings) - said)
+    natural = limit if runs_to_limit else max(1, _natural_length(salt, settings) - said)
     tokens = min(max(natural, fields.min_tokens), limit)
     if content is not None:
         tokens = min(count_tokens(content), limit)
@@ -277,47 +348,36 @@ def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
     if stop is not None:
         tokens, shown, stop_reason = stop
         shown += len(stop_reason.encode()) if fields.include_stop_str_in_output else 0
-    return EngineCall(
-        api=api,
-        model=fields.model or settings.served_names[0],
-        prompt=prompt,
-        prompt_tokens=prompt_tokens,
+    return replace(
+        call,
         output_tokens=tokens,
         ends_by_stop=stop is not None
         or (tokens < limit if content is None else tokens == count_tokens(content)),
         salt=salt,
         said=said,
         text_bytes=shown,
-        held_bytes=0
-        if fields.include_stop_str_in_output
-        else max((len(each) - 1 for each in fields.stop), default=0),
         stop_reason=stop_reason,
-        stream=fields.stream,
-        usage=_usage(fields),
-        priority=fields.priority,
-        pin=hands_over or (remote is not None and settings.is_bidirectional),
-        remote=remote,
-        fields=given,
-        adapter=adapter,
-        returns_ids=fields.return_token_ids and api in {Api.COMPLETIONS, Api.CHAT},
-        alternatives=fields.alternatives if isinstance(fields, CompletionFields | ChatFields) else None,
         content=content,
         tool=tool,
-        must_choose=given.get("tool_choice") == "required",
     )
 
 
-def _content(fields: SamplingFields, salt: int) -> tuple[bytes | None, str | None]:
-    """Return the JSON that a request asks for, and the function whose arguments it is; None for what it does not ask for."""
-    tool = fields.called_tool if isinstance(fields, ChatFields) else None
-    schema = None if fields.response_format is None else fields.response_format.schema_of_text
-    if tool is None and schema is None:
+def _content(fields: SamplingFields, salt: int) -> tuple[bytes | None, ToolCall | None]:
+    """Return the JSON of a response and the call of which it is the arguments; None each if the response does not have it."""
+    choice = fields.choice_of_tools
+    is_free = choice.rule is ToolRule.AUTO
+    call, schema = None, fields.text_schema
+    # Text is requested by its length or its end, which a call would ignore.
+    if not (is_free and (fields.stop or fields.ignore_eos or fields.min_tokens)):
+        call = tool_call(fields.functions, choice, user_text=fields.user_text, salt=salt)
+    if call is None and schema is None:
         return None, None
     if fields.stop:
         raise RequestError("stop: a simulated worker does not cut JSON; leave it out.", param="stop")
-    if tool is not None:
-        return json_of(tool.get("parameters") or {}, salt, param="tools"), str(tool.get("name"))
-    return json_of(schema, salt, param="response_format"), None
+    if call is not None:
+        return call.arguments, call
+    param = "text.format" if isinstance(fields, ResponseFields) else "response_format"
+    return json_of(schema, salt, param=param), None
 
 
 def adapter_seed(adapter: str | None, seed: int = 0) -> int:
@@ -357,10 +417,10 @@ def find_stop(
     return min(found, default=None)
 
 
-def _salt(prompt: bytes, *, worker_seed: int, seed: int) -> int:
+def _salt(prompt: bytes, *, worker_seed: int, seed: int, choice: int) -> int:
     # A prompt that was sent as token IDs has zero bytes at its end if its last token is incomplete.
     salt = xxhash.xxh3_64_intdigest(prompt.rstrip(b"\0"), worker_seed)
-    return xxhash.xxh3_64_intdigest(f"{salt} {seed} 0".encode()) if seed else salt
+    return xxhash.xxh3_64_intdigest(f"{salt} {seed} {choice}".encode()) if seed or choice else salt
 
 
 def read_object(body: bytes) -> dict[str, Any]:

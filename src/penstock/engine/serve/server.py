@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeAlias
@@ -24,6 +24,7 @@ from penstock.core.logs import bind_task, get_logger
 from penstock.core.tracing import Tracing
 from penstock.engine.core.request_slots import RequestSlots, SlotState
 from penstock.engine.serve import metrics, notifications, protocol, tokenizer
+from penstock.engine.serve.choices import ChoiceTally
 from penstock.engine.serve.fields import RequestError
 from penstock.engine.serve.message_answers import message_error
 from penstock.engine.serve.protocol import Api, EngineCall
@@ -207,7 +208,7 @@ class EngineServer:
             _refuse(request, responder, f"This worker is {self.state}.", headers)
             return
         try:
-            call = protocol.parse(request.body, self.settings, api=api)
+            calls = protocol.choices_of(request.body, self.settings, api=api)
         except RequestError as exc:
             remote = protocol.rejected_remote(request.body, self.settings)
             if remote is not None:
@@ -215,39 +216,52 @@ class EngineServer:
             responder.send(exc.status, _error_of(request, exc.body()), headers=headers)
             return
         try:
-            async with self._gate.enter(responder, call.priority) as is_wanted:
+            async with self._gate.enter(responder, calls[0].priority) as is_wanted:
                 if is_wanted:
-                    await self._reply(call, request, responder, headers)
+                    await self._reply(calls, request, responder, headers)
         except EngineFull as exc:
             _refuse(request, responder, str(exc), headers)
 
     async def _reply(
         self,
-        call: EngineCall,
+        calls: Sequence[EngineCall],
         request: Request,
         responder: Responder,
         headers: tuple[tuple[bytes, bytes], ...],
     ) -> None:
+        """Answer a request, of which each call is one choice."""
         given_id = dict(headers).get(REQUEST_ID)
         name = uuid.uuid4().hex if given_id is None else given_id.decode("latin-1")
-        response_id = f"{_ID_PREFIXES[call.api]}{name}"
-        reply = Reply(
-            call,
-            responder,
-            response_id=response_id,
-            # Two requests may have the same client ID.
-            request_id=f"{response_id}-{next(self._serial):08x}",
-            headers=headers,
-            interval=self.settings.flags.stream_interval,
-            outputs_of=self.worker.engine.batcher.outputs_of,
-            kv_params=self.worker.pinned_params,
-        )
-        responder.on_disconnect(lambda: self.worker.abort(reply))
+        response_id = f"{_ID_PREFIXES[calls[0].api]}{name}"
+        tally = ChoiceTally(len(calls))
+        replies = [
+            Reply(
+                call,
+                responder,
+                response_id=response_id,
+                # Two requests may have the same client ID.
+                request_id=f"{response_id}-{next(self._serial):08x}",
+                headers=headers,
+                interval=self.settings.flags.stream_interval,
+                outputs_of=self.worker.engine.batcher.outputs_of,
+                kv_params=self.worker.pinned_params,
+                tally=tally,
+            )
+            for call in calls
+        ]
+        for reply in replies:
+            reply.peers = [each for each in replies if each is not reply]
+            responder.on_disconnect(partial(self.worker.abort, reply))
+        if calls[0].stream:
+            responder.on_pause(partial(_each, replies, Reply.pause))
+            responder.on_resume(partial(_each, replies, Reply.resume))
         span = None if self._trace is None else self._trace.begin(request)
-        self.worker.submit(reply)
-        await reply.done
+        for reply in replies:
+            self.worker.submit(reply)
+        for reply in replies:
+            await reply.done
         if self._trace is not None and span is not None:
-            self._trace.end(span, reply)
+            self._trace.end(span, replies[0])
 
     async def _models(self, request: Request, responder: Responder) -> None:  # noqa: ARG002 - a route
         card = {
@@ -290,6 +304,11 @@ class EngineServer:
             return
         unknown = self.worker.notified(message)
         responder.send(200, orjson.dumps({"unknown": unknown}))
+
+
+def _each(replies: Sequence[Reply], act: Callable[[Reply], None]) -> None:
+    for reply in replies:
+        act(reply)
 
 
 def _error_of(request: Request, body: bytes) -> bytes:

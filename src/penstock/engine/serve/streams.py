@@ -1,5 +1,7 @@
 """Sends the response of one request to its client: the worker calls `pump`, and back-pressure pauses it.
 
+The choices of a response (``n``) are one `Reply` each, because the engine computes each as a request of its own.
+
 Tokens that are not sent yet are stored as a number, not in a buffer: a slow client costs no memory, and gets all
 pending tokens in one write when it reads again.
 """
@@ -14,9 +16,11 @@ from typing import Any, Final
 from penstock.core.http.messages import error_body
 from penstock.core.http.server import Responder
 from penstock.engine.core.requests import FinishReason, RequestState
-from penstock.engine.serve.answers import EVENT_STREAM, CompletionFormat, Finished, ResponseFormat
+from penstock.engine.serve.answers import EVENT_STREAM, CompletionFormat, Finished
+from penstock.engine.serve.choices import ChoiceTally
 from penstock.engine.serve.message_answers import MessageFormat, message_error
 from penstock.engine.serve.protocol import Api, EngineCall, Usage
+from penstock.engine.serve.response_answers import ResponseFormat
 
 _FORMATS: Final[Mapping[Api, type[CompletionFormat | ResponseFormat | MessageFormat]]] = {
     Api.COMPLETIONS: CompletionFormat,
@@ -27,10 +31,11 @@ _FORMATS: Final[Mapping[Api, type[CompletionFormat | ResponseFormat | MessageFor
 
 
 class Reply:
-    """Response to one request. Times are simulated seconds.
+    """Response to one request, or one of its choices. Times are simulated seconds.
 
     Attributes:
         call: The parsed request.
+        peers: The other choices of the response, which end with this one if it fails.
         request_id: Unique ID in the engine; it contains the client's own ID.
         is_held: Whether nothing can be sent yet, because it is not known whether the request's KV was read from the
             other worker before its lease expired.
@@ -51,6 +56,7 @@ class Reply:
         interval: int,
         outputs_of: Callable[[RequestState], int],
         kv_params: Callable[[RequestState], dict[str, Any] | None],
+        tally: ChoiceTally,
     ) -> None:
         """Create the response.
 
@@ -64,8 +70,10 @@ class Reply:
             outputs_of: Function that returns the number of tokens that a request has generated.
             kv_params: Function that returns the ``kv_transfer_params`` of a request, or None if the request's blocks
                 are not kept.
+            tally: Counts the choices of the response that have not ended, and joins them; the same object for all.
         """
         self.call = call
+        self.peers: Sequence[Reply] = ()
         self.request_id = request_id
         self.is_held = call.remote is not None
         self.is_read_sent = False
@@ -77,6 +85,7 @@ class Reply:
         self._interval = 1 if call.usage is Usage.EVERY_EVENT else interval
         self._outputs_of = outputs_of
         self._kv_params = kv_params
+        self._tally = tally
         self._sent = 0
         self._is_paused = False
         created_s = int(time.time())
@@ -85,9 +94,6 @@ class Reply:
             if call.returns_ids
             else _FORMATS[call.api](call, response_id, created_s)
         )
-        if call.stream:
-            responder.on_pause(self._pause)
-            responder.on_resume(self._resume)
 
     def pump(self, state: RequestState, outputs: int) -> None:
         """Send the tokens that are not sent yet, and the end of the response if the request has ended.
@@ -104,9 +110,10 @@ class Reply:
             if outputs > self._sent:
                 self._send_events(state, outputs, reason)
         elif reason is not None:
-            self._responder.send(
-                200, self._format.complete(self._finished(state, reason)), headers=self._headers
-            )
+            done = self._finished(state, reason)
+            body = self._tally.end_complete(self.call.choice, self._format.complete(done))
+            if body is not None:
+                self._responder.send(200, body, headers=self._headers)
             self.abandon()
 
     def release(self) -> None:
@@ -123,6 +130,8 @@ class Reply:
     def fail(self, message: str, status: int, kind: str) -> None:
         """Send an error, or abort the connection if tokens have been sent; does nothing if the response is done.
 
+        The other choices of the response end too; the worker must abort them.
+
         Args:
             message: Error message.
             status: HTTP status.
@@ -137,7 +146,8 @@ class Reply:
             if self.call.api is Api.MESSAGES:
                 body = message_error(body)
             self._responder.send(status, body, headers=self._headers)
-        self.abandon()
+        for each in (self, *self.peers):
+            each.abandon()
 
     def abandon(self) -> None:
         """Record that nothing more will be sent; does nothing if the response is done."""
@@ -146,19 +156,23 @@ class Reply:
 
     def _send_events(self, state: RequestState, outputs: int, reason: FinishReason | None) -> None:
         parts = []
+        start = self._sent
         if not self._responder.started:
             self._responder.start(200, content_type=EVENT_STREAM, headers=self._headers)
+        if not start:
             parts.append(self._format.opening())
-        start = self._sent
         texts = self._due_texts(outputs, is_last=reason is not None)
         if texts:
             parts.append(self._format.events(start, texts, reason))
         if reason is None:
             self._responder.write(b"".join(parts))
             return
-        parts.append(self._format.closing(self._finished(state, reason)))
+        done = self._tally.end_stream(self.call.choice, self._finished(state, reason))
+        if done is not None:
+            parts.append(self._format.closing(done))
         self._responder.write(b"".join(parts))
-        self._responder.end()
+        if done is not None:
+            self._responder.end()
         self.abandon()
 
     def _due_texts(self, outputs: int, *, is_last: bool) -> list[bytes]:
@@ -189,9 +203,11 @@ class Reply:
         if self.state is not None:
             self.pump(self.state, self._outputs_of(self.state))
 
-    def _pause(self) -> None:
+    def pause(self) -> None:
+        """Send nothing until `resume` is called, because the client reads slowly."""
         self._is_paused = True
 
-    def _resume(self) -> None:
+    def resume(self) -> None:
+        """Send what has come in the meantime, and continue."""
         self._is_paused = False
         self._catch_up()

@@ -238,6 +238,8 @@ class ServedWorker:
         if reply is not None:
             reply.fail("Preempted by a request of a higher tier; try again later.", 503, "ServiceUnavailable")
             self.reading.forget(reply, is_read_pending=True)
+            for peer in reply.peers:
+                self._loop.call_soon(self.abort, peer)
 
     def _deliver_finished(self, outcome: StepOutcome) -> None:
         for state in outcome.finished:

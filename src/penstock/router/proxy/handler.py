@@ -431,6 +431,7 @@ class CompletionHandler:
             speed=self._clock.speed,
             prefilled=call.transfer if call.reads_kv else None,
             can_resume=resumable is not None,
+            is_single=(call.request if resumable is None else resumable.request).is_single,
         )
         observe = (
             meter.observe if resumable is None else self._continuations.follow(resumable, meter, call.ttft_s)

@@ -153,6 +153,8 @@ class RelayMeter:
         record: Record of the relayed events, by which another worker could resume the stream; None records nothing.
         can_resume: Whether another worker can resume the stream. If it can, only complete events are relayed, and no error
             event.
+        is_single: Whether the stream has one response to one prompt. The events of several mix, so that the times between
+            them are not ITL; such a stream adds nothing to the ITL histogram and to the worker's decode speed.
         tokens: Number of events with text so far; one token each unless the worker batches them.
         ttft_s: Time from arrival to first token, in simulated seconds; None before it.
         usage: The last usage object (token counts), as it was relayed; None if there was none.
@@ -170,6 +172,7 @@ class RelayMeter:
     prefilled: PrefillAnswer | None
     record: StreamRecord | None = None
     can_resume: bool = False
+    is_single: bool = True
     tokens: int = 0
     ttft_s: float | None = None
     usage: dict[str, Any] | None = None
@@ -281,7 +284,12 @@ class RelayMeter:
         return data if is_same or not self._is_held else b"".join(events)
 
     def _learn_usual(self, event: bytes) -> None:
-        """Remember the bytes before and after the choices of a stream's events, if these contain no usage."""
+        """Remember the bytes before and after the choices of a stream's events, if these contain no usage.
+
+        The events of a stream with several responses are never usual, because each must be counted without a time.
+        """
+        if not self.is_single:
+            return
         start, choices, rest = event.partition(_CHOICES)
         end = rest[rest.rfind(b"}]") :]
         is_usual = start.startswith(b"data: {") and end.endswith(b"}\n\n") and _USAGE not in start
@@ -295,7 +303,7 @@ class RelayMeter:
             self.metrics.ttft.observe(self.ttft_s)
             self.metrics.dispatched_ttft.observe((now_real_s - self.dispatched_real_s) * self.speed)
             self.on_first_token()
-        else:
+        elif self.is_single:
             # The tokens of one read have no individual times: the gap is divided among them.
             gap_s = (now_real_s - self.last_real_s) * self.speed
             self._itl.observe(gap_s / count, count)
