@@ -153,3 +153,22 @@ def test_several_choices_have_the_prefix_and_the_cost_of_one(path):
     bodies = [orjson.dumps({"model": "llama", **fields, **more}) for more in ({}, {"n": 4})]
     one, four = (parse_completion(f"/v1/{path}", b"application/json", each, model="llama") for each in bodies)
     assert (one.prompt_bytes, one.parts) == (four.prompt_bytes, four.parts)
+
+
+@pytest.mark.parametrize("prompt", ["x" * 5000, [7] * 2000])
+def test_a_prompt_that_the_engine_cuts_is_another_prefix(prompt):
+    """It keeps the last tokens, so that the first ones differ; two prompts cut alike may share."""
+    whole, cut = (
+        keys("completions", prompt=prompt),
+        keys("completions", prompt=prompt, truncate_prompt_tokens=9),
+    )
+    assert shared(whole, cut) == 0
+    assert cut == keys("completions", prompt=prompt, truncate_prompt_tokens=9)
+    assert shared(cut, keys("completions", prompt=prompt, truncate_prompt_tokens=8)) == 0
+
+
+@pytest.mark.parametrize("fields", [{"prompt": "x" * 5000}, {"messages": [SYSTEM]}])
+def test_special_tokens_that_the_engine_adds_or_omits_are_part_of_the_prefix(fields):
+    """They come first, and the text does not show them."""
+    path = "completions" if "prompt" in fields else "chat/completions"
+    assert shared(keys(path, **fields), keys(path, **fields, add_special_tokens="prompt" not in fields)) == 0

@@ -98,8 +98,8 @@ _AT_ONCE_ITEMS: Final = 512
 
 
 _TEMPLATE_KEYS: Final = (
-    *("chat_template", "chat_template_kwargs", "documents", "mm_processor_kwargs", "reasoning_effort"),
-    *("reasoning", "thinking"),
+    *("chat_template", "chat_template_kwargs", "documents", "mm_processor_kwargs", "media_io_kwargs"),
+    *("reasoning_effort", "reasoning", "thinking"),
 )
 """Fields of a request besides messages and tools that can change the first tokens of a prompt."""
 
@@ -152,9 +152,7 @@ def read_prompt(request: CompletionRequest, exact: ExactKeys | None = None) -> K
         exact: How keys are made from tokens; None makes keys from bytes, except for prompts sent as token ids.
     """
     body = request.body
-    salt = body.get("cache_salt")
-    salts = (salt,) if isinstance(salt, str) else ()
-    seed = space_seed(*salts) if request.adapter is None else space_seed("", request.adapter, *salts)
+    seed = _key_space(request)
     engine_block_tokens = None if exact is None else exact.engine_block_tokens
     ids = None if exact is None else _chat_ids(request, exact.tokenizer)
     if ids is not None:
@@ -162,6 +160,7 @@ def read_prompt(request: CompletionRequest, exact: ExactKeys | None = None) -> K
         return Keyed(chain, len(ids) if request.prompt_bytes <= MAX_BYTES else None)
     text = _text_of(request)
     if text is not None:
+        seed = _key_space(request, from_text=True)
         if exact is None or exact.tokenizer is None:
             return Keyed(prompt_keys(text, seed=seed), is_text=True)
         # A chat without its template only resembles the worker's prompt, but chats still share keys with each other.
@@ -179,6 +178,27 @@ def read_prompt(request: CompletionRequest, exact: ExactKeys | None = None) -> K
     except (OverflowError, TypeError):
         # These are not token ids of any model; the worker will reject the request.
         return Keyed(())
+
+
+_CUTTING_KEYS: Final = ("truncate_prompt_tokens", "truncation_side")
+"""Fields of a request by which the engine cuts the prompt, usually at its start."""
+
+
+def _key_space(request: CompletionRequest, *, from_text: bool = False) -> int:
+    """Return the seed of a request's keys: they are equal only for equal adapters, cache salts and ways to make tokens.
+
+    Args:
+        request: The request.
+        from_text: Whether the keys are made from the text, in which special tokens that the engine adds do not appear.
+    """
+    body = request.body
+    salt = body.get("cache_salt")
+    salts = (salt,) if isinstance(salt, str) else ()
+    tokenizing = (*_CUTTING_KEYS, "add_special_tokens") if from_text else _CUTTING_KEYS
+    ways = [(key, body[key]) for key in tokenizing if body.get(key) is not None]
+    if ways:
+        return space_seed("", request.adapter or "", *(salts or ("",)), repr(ways))
+    return space_seed(*salts) if request.adapter is None else space_seed("", request.adapter, *salts)
 
 
 def _chat_ids(request: CompletionRequest, tokenizer: PromptTokenizer | None) -> Sequence[int] | None:
