@@ -14,7 +14,7 @@ from penstock.gpu_pool.allocator import (
     PoolState,
     PoolTerms,
     Share,
-    granted,
+    adjusted_grants,
     wanted_gpus,
 )
 
@@ -46,7 +46,7 @@ def separate(
 ) -> tuple[Mapping[str, Grant], PoolState]:
     """A budget for each graph, its guarantee: what one does not use, no other can."""
     targets = {name: _whole(bid, bid.guaranteed) for name, bid in graphs.items()}
-    return granted(pool, graphs, _shares(graphs, state), targets, now_s)
+    return adjusted_grants(pool, graphs, _shares(graphs, state), targets, now_s)
 
 
 def first_come(
@@ -55,12 +55,12 @@ def first_come(
     """One total, as of NVIDIA Dynamo's GlobalPlanner: whoever asks first gets what is free, and gives it back when its planner does."""
     shares = _shares(graphs, state)
     targets = {name: _whole(bid, shares[name].gpus) for name, bid in graphs.items()}
-    free = pool.gpus - sum(max(targets[name], shares[name].exposed) for name in graphs)
+    free = pool.gpus - sum(max(targets[name], shares[name].max_held) for name in graphs)
     for name, bid in graphs.items():
         more = _whole(bid, targets[name] + max(0, free)) - targets[name]
         targets[name] += more
         free -= more
-    return granted(pool, graphs, shares, targets, now_s)
+    return adjusted_grants(pool, graphs, shares, targets, now_s)
 
 
 def by_demand(
@@ -87,7 +87,7 @@ def by_demand(
         name = max(able, key=lambda each: due[each] - targets[each])
         targets[name] += able[name]
         rest -= able[name]
-    return granted(pool, graphs, _shares(graphs, state), targets, now_s)
+    return adjusted_grants(pool, graphs, _shares(graphs, state), targets, now_s)
 
 
 def clairvoyant(
@@ -120,7 +120,7 @@ def clairvoyant(
                 more = _whole(graphs[name], targets[name] + more) - targets[name]
             targets[name] += more
             left -= more
-        return granted(pool, graphs, _shares(graphs, state), targets, now_s)
+        return adjusted_grants(pool, graphs, _shares(graphs, state), targets, now_s)
 
     return allocate
 

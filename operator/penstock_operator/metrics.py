@@ -81,12 +81,12 @@ class _PoolCollector(Collector):
         """Yield both metric families of GPU pools."""
         gpus = GaugeMetricFamily(
             names.OPERATOR_POOL_GPUS,
-            "GPUs of a GPU pool: total, held, leaving, free, borrowed; namespace is empty for a ClusterGpuPool.",
+            "GPUs of a GPU pool: total, held, draining, free, borrowed; namespace is empty for a ClusterGpuPool.",
             labels=["namespace", "kind", "pool", "state"],
         )
         of_graphs = GaugeMetricFamily(
             names.OPERATOR_POOL_GRAPH_GPUS,
-            "GPUs of a graph in a GPU pool: guaranteed, held, granted, wanted, and missing from its guarantee (owed); namespace is the graph's.",
+            "GPUs of a graph in a GPU pool: guaranteed, held, granted, wanted, and missing from its guarantee (shortfall); namespace is the graph's.",
             labels=["namespace", "kind", "pool", "graph", "state"],
         )
         for pool in self.pools():
@@ -96,7 +96,7 @@ class _PoolCollector(Collector):
                 gpus.add_metric([key[0], *of_pool, state], number)
             for row in status.get("graphs") or ():
                 namespace, graph = graph_of(key, row["name"])
-                for state in ("guaranteed", "held", "granted", "wanted", "owed"):
+                for state in ("guaranteed", "held", "granted", "wanted", "shortfall"):
                     of_graphs.add_metric([namespace, *of_pool, graph, state], row.get(state, 0))
         yield from (gpus, of_graphs)
 

@@ -186,7 +186,7 @@ class Reconciler:
             self.forget(key)
             return ReconcileResult("unchanged")
         grant = self._parts.pools.grant(raw)
-        self._parts.pools.act_under(raw, grant)
+        self._parts.pools.acknowledge(raw, grant)
         if raw["metadata"].get("deletionTimestamp"):
             return await self._delete(key, raw, snapshot, grant)
         if self._settled.get(key) == (grant, *snapshot.fingerprint()):
@@ -235,7 +235,7 @@ class Reconciler:
             in_pool=grant is not None,
         )
         planner = (
-            {} if grant is not None and grant.is_planner_silent else (raw.get("status") or {}).get("planner")
+            {} if grant is not None and grant.is_bid_expired else (raw.get("status") or {}).get("planner")
         )
         return ObservedGraph(
             key,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.gpu_pool.bid import sizes
-from penstock.gpu_pool.reclaim import cut_sentence, drain_grace_s
+from penstock.gpu_pool.reclaim import cut_drain_message, drain_grace_s
 from penstock.kube.events import EventMessage
 from penstock.kube.kinds import POD, SCALING_ADAPTER
 from penstock.kube.objects.names import DELETION_COST_ANNOTATION, DRAIN_ANNOTATION, child_name
@@ -129,7 +129,7 @@ def _cut_drains(
         if bound_s is None or each.drain_since_s is None or each.name not in plan.removable:
             continue
         if bound_s <= graph.now_s - each.drain_since_s < each.grace_s and each.may_hold_requests:
-            text = f"{name}: {cut_sentence(each.name, bound_s)}"
+            text = f"{name}: {cut_drain_message(each.name, bound_s)}"
             yield EventMessage("DrainCut", text, action="Drain")
 
 

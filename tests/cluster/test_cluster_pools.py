@@ -189,7 +189,7 @@ async def test_of_two_pools_the_older_one_counts_and_a_deleted_one_leaves_its_gr
         async def told():
             live = await world.client.get(GPU_POOL, "own", namespace=world.ours)
             conditions = live.get("status", {}).get("conditions", ())
-            return any(f"draws from ClusterGpuPool {world.name}" in each["message"] for each in conditions)
+            return any(f"belongs to ClusterGpuPool {world.name}" in each["message"] for each in conditions)
 
         await until(told, "on the younger pool")
         await world.client.delete(CLUSTER_GPU_POOL, world.name, namespace=None)

@@ -184,7 +184,7 @@ async def test_what_is_wrong_with_a_pool_is_told(kwok, crds, make_node, client, 
         await until(lambda: told("shared", *texts), "what is wrong")
         younger = {**pool(namespace), "metadata": {"name": "younger", "namespace": namespace}}
         await client.create(younger, field_manager="test")
-        text = "graph chat draws from GpuPool shared, which is older"
+        text = "graph chat belongs to GpuPool shared, which is older"
         await until(lambda: told("younger", text), "two pools")
         await until(rows(client, namespace, held={"batch": 2, "chat": 2}), "still two each")
         assert watch.most == 4

@@ -22,13 +22,13 @@ class PoolNodes:
     Attributes:
         gpus: Number of GPUs that the pool's graphs can use; None if unknown, in which case ``spec.gpus`` or the last
             count applies.
-        words: Sentence with the number of nodes and what was not counted, or with the reason why the number is
+        message: Sentence with the number of nodes and what was not counted, or with the reason why the number is
             unknown.
         unavailable: Number of GPUs of these nodes that were not counted.
     """
 
     gpus: int | None
-    words: str
+    message: str
     unavailable: int = 0
 
 
@@ -70,8 +70,8 @@ def foreign_gpus(pods: Sequence[Object], resource: str, graphs: Collection[tuple
         if graph in graphs or pod.get("status", {}).get("phase") in FINISHED_PHASES:
             continue
         for container in pod.get("spec", {}).get("containers", ()):
-            asked = container.get("resources", {}).get("requests", {}).get(resource, 0)
-            total += int(quantity(asked) or 0)
+            requested = container.get("resources", {}).get("requests", {}).get(resource, 0)
+            total += int(quantity(requested) or 0)
     return total
 
 
@@ -94,19 +94,21 @@ def counted(
             operator has no right to list pods of other namespaces.
     """
     if not nodes:
-        return PoolNodes(None, "no node carries the labels of nodeSelector")
+        return PoolNodes(None, "no node has the labels of nodeSelector")
     if not usable and not any(_is_ready(each) for each in nodes):
         return PoolNodes(None, f"all {len(nodes)} nodes are NotReady, as if the network were cut")
     if not usable and not left_out:
         return PoolNodes(None, f"none of the {len(nodes)} nodes offers the resource")
     total = sum(usable.values())
-    said = [f"{len(usable)} nodes offer {total} GPUs", *left_out]
+    messages = [f"{len(usable)} nodes offer {total} GPUs", *left_out]
     if foreign is None:
-        said.append("foreign pods are not known: the operator may not list other namespaces' pods")
+        messages.append(
+            "GPUs of other pods are unknown: the operator has no right to list pods in other namespaces"
+        )
     elif foreign:
-        said.append(f"foreign pods hold {foreign}")
+        messages.append(f"pods outside the pool's graphs hold {foreign}")
     offered = max(0, total - (foreign or 0))
-    return PoolNodes(offered, "; ".join(said), total + sum(left_out.values()) - offered)
+    return PoolNodes(offered, "; ".join(messages), total + sum(left_out.values()) - offered)
 
 
 def quota_problems(
@@ -120,21 +122,26 @@ def quota_problems(
         gpus: GPUs of the pool; for a ClusterGpuPool, the GPUs guaranteed to graphs in the namespace.
         namespace: Namespace of the quotas, for a ClusterGpuPool; None for a GpuPool, which is in the same namespace.
     """
-    said = []
+    messages = []
     for each in sorted(quotas, key=lambda quota: str(quota["metadata"]["name"])):
         spec = each.get("spec") or {}
-        most = quantity((spec.get("hard") or {}).get(f"requests.{resource}"))
-        if most is not None and most < gpus and not spec.get("scopes") and not spec.get("scopeSelector"):
+        allowed = quantity((spec.get("hard") or {}).get(f"requests.{resource}"))
+        if (
+            allowed is not None
+            and allowed < gpus
+            and not spec.get("scopes")
+            and not spec.get("scopeSelector")
+        ):
             name = each["metadata"]["name"]
             what, key = f"the pool's {gpus}", "spec.gpus"
             if namespace is not None:
                 name = f"{namespace}/{name}"
                 what, key = f"the {gpus} guaranteed to graphs there", "guaranteedGpus"
-            said.append(
-                f"ResourceQuota {name} allows {int(most)} {resource}, fewer than {what}, so granted workers are refused; "
+            messages.append(
+                f"ResourceQuota {name} allows {int(allowed)} {resource}, fewer than {what}, so granted workers are refused; "
                 f"raise it or lower {key}"
             )
-    return said
+    return messages
 
 
 def _allocatable(node: Object, resource: str) -> int:

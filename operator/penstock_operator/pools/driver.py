@@ -1,7 +1,7 @@
 """Drives the allocator of GPU pools: observes, allocates GPUs, writes the status, and only then lets the graphs use the grants.
 
 Each reconcile of a graph uses the grant that was valid when it began: `GpuPools.grant` finds the grant,
-`GpuPools.act_under` stores it. Only one reconcile of a graph runs at a time, so none still uses an older grant. The
+`GpuPools.acknowledge` stores it. Only one reconcile of a graph runs at a time, so none still uses an older grant. The
 status is written with the resource version that was read, so that after a restart, or next to a second operator, no
 grant is based on an older state. The state in this module is only a cache; after a restart, nothing is allocated
 until each graph that is new in the pool has been reconciled.
@@ -17,34 +17,34 @@ from typing import Any, Final
 from penstock.api import GraphDeployment, PoolObject
 from penstock.core.errors import ClusterError, ConflictError, NotFoundError
 from penstock.core.logs import get_logger
-from penstock.gpu_pool.waiting import DrainTimes, holdings_in
+from penstock.gpu_pool.waiting import DrainTimes, holdings_from_status
 from penstock.kube.client import KubeClient
 from penstock.kube.events import EventMessage, EventRecorder
 from penstock.kube.informer import key_of
 from penstock.kube.kinds import GPU_POOL, GRAPH_DEPLOYMENT
-from penstock.kube.objects.names import OPERATOR, pool_drawn_from
+from penstock.kube.objects.names import OPERATOR, status_pool
 from penstock_operator.cluster import Cluster, Enqueue
 from penstock_operator.gates import Gates
 from penstock_operator.plan.status import is_current
-from penstock_operator.pools.grant import PoolGrant, is_silent
+from penstock_operator.pools.grant import PoolGrant, is_bid_expired
 from penstock_operator.pools.keys import graph_of, is_of_cluster, kind_of_pool, member_of, title_of
 from penstock_operator.pools.observe import (
     PoolMember,
     PoolObservation,
-    drains_after,
+    draining_gpus,
     gpus_of,
     has_planner,
-    leaving_gpus,
     rows_of,
     shares_of,
+    updated_drain_times,
 )
 from penstock_operator.pools.readings import PoolReadings
-from penstock_operator.pools.share_out import PoolShares, moved, share_out
+from penstock_operator.pools.share_out import PoolShares, grant_changes, share_out
 from penstock_operator.pools.status import (
     MAX_SHOWN,
+    allocation_of,
     listed_graphs,
-    of_graph,
-    own_bound,
+    own_budget_message,
     pool_status,
     refused_status,
 )
@@ -52,11 +52,11 @@ from penstock_operator.pools.watch import PoolWatch
 from penstock_operator.queue import Key
 from penstock_operator.trim import Object
 
-TICK_S: Final = 5.0
+MAX_INTERVAL_S: Final = 5.0
 """Maximum seconds between two allocations, because minimum times between changes of a grant end without an event.
 Chosen."""
 
-GAP_S: Final = 0.1
+MIN_INTERVAL_S: Final = 0.1
 """Minimum seconds between two allocations, because changes come in groups. Chosen."""
 
 log = get_logger(__name__)
@@ -76,8 +76,8 @@ class _Matched:
     """The graphs that a pool's entries match, in the form of `PoolObservation`."""
 
     members: dict[str, PoolMember] = field(default_factory=dict)
-    elsewhere: dict[str, str] = field(default_factory=dict)
-    unbounded: list[str] = field(default_factory=list)
+    in_other_pool: dict[str, str] = field(default_factory=dict)
+    without_planner: list[str] = field(default_factory=list)
 
 
 class GpuPools:
@@ -118,7 +118,7 @@ class GpuPools:
         self._views: dict[Key, tuple[str, PoolMember | None]] = {}
         self._reports: dict[Key, _Report] = {}
         self._drains: dict[Key, DrainTimes] = {}
-        self._gone: set[Key] = set()
+        self._deleted: set[Key] = set()
         self._readings = PoolReadings(client)
 
     async def run(self, ready: asyncio.Event) -> None:
@@ -135,9 +135,9 @@ class GpuPools:
                 self.changed.clear()
                 for key in self._watch.known():
                     await self._share_out(key)
-                await asyncio.sleep(GAP_S)
+                await asyncio.sleep(MIN_INTERVAL_S)
                 try:
-                    async with asyncio.timeout(TICK_S):
+                    async with asyncio.timeout(MAX_INTERVAL_S):
                         await self.changed.wait()
                 except TimeoutError:
                     continue
@@ -159,8 +159,8 @@ class GpuPools:
         key = key_of(raw)
         pools = list(self._watch.of(raw)) if has_planner(raw) else []
         if not pools:
-            return self._orphaned(key[0], raw)
-        pool, *younger = pools
+            return self._grant_of_deleted_pool(key[0], raw)
+        pool, *newer = pools
         uid, model = pool["metadata"]["uid"], self._watch.model(pool)[0]
         member = member_of(key_of(pool), key)
         share, active = shares_of(pool.get("status")).get(member), self._active.get(key)
@@ -170,19 +170,21 @@ class GpuPools:
             gpus, serial = active.gpus, 0
         else:
             gpus, serial = self._held(key), 0
-        lacking, guaranteed, wanted = of_graph(pool.get("status"), member)
+        shortage, guaranteed, wanted = allocation_of(pool.get("status"), member)
         total = None if model is None else model.spec.gpus
         total = gpus_of(pool.get("status")) if total is None else total
-        said = [lacking, own_bound(raw, wanted=wanted, pool_gpus=total or 0)]
-        said += [f"{title_of(each)} matches it too and is younger, so it does not count" for each in younger]
+        messages = [shortage, own_budget_message(raw, wanted=wanted, pool_gpus=total or 0)]
+        messages += [
+            f"{title_of(each)} also matches this graph but is newer, so it has no effect" for each in newer
+        ]
         return PoolGrant(
             kind=kind_of_pool(key_of(pool)).kind,
             pool=pool["metadata"]["name"],
             gpus=gpus,
-            most=max(gpus, total or 0),
-            message="; ".join(filter(None, said)),
+            max_gpus=max(gpus, total or 0),
+            message="; ".join(filter(None, messages)),
             reclaim_s=None if model is None else model.spec.reclaim.grace_seconds,
-            is_planner_silent=self._is_silent(raw),
+            is_bid_expired=self._is_bid_expired(raw),
             guaranteed=guaranteed,
             uid=uid,
             serial=serial,
@@ -191,7 +193,7 @@ class GpuPools:
             graphs=listed_graphs(pool.get("status"), member),
         )
 
-    def act_under(self, raw: Object, grant: PoolGrant | None) -> None:
+    def acknowledge(self, raw: Object, grant: PoolGrant | None) -> None:
         """Store the grant (maximum GPUs) that a graph's reconcile now uses, so that its pool's next allocation counts it as acknowledged.
 
         Triggers a new allocation if what the graph holds or has acknowledged in its pool changed.
@@ -252,19 +254,19 @@ class GpuPools:
             return None
         return pools[0]["metadata"]["uid"], self._member(key, raw, pools[0]) if is_planned else None
 
-    def _orphaned(self, namespace: str, raw: Object) -> PoolGrant | None:
+    def _grant_of_deleted_pool(self, namespace: str, raw: Object) -> PoolGrant | None:
         """Return the grant that a graph keeps after its pool was deleted; None if a pool of that name exists but does not match the graph."""
-        said = pool_drawn_from(raw)
-        if said is None:
+        last = status_pool(raw)
+        if last is None:
             return None
-        kind, name, gpus = said.get("kind", GPU_POOL.kind), said["name"], said["grantedGpus"]
+        kind, name, gpus = last.get("kind", GPU_POOL.kind), last["name"], last["grantedGpus"]
         if self._watch.get((namespace if kind == GPU_POOL.kind else "", name)) is not None:
             return None
-        text = f"{kind} {name} is gone, so the graph keeps its {gpus} GPUs and gets no more; apply the pool again"
+        text = f"{kind} {name} was deleted, so the graph keeps its {gpus} GPUs and gets no more; create the pool again"
         return PoolGrant(kind, name, gpus, gpus, f"{text}, without an entry for this graph to release it")
 
-    def _is_silent(self, raw: Object) -> bool:
-        return is_silent((raw.get("status") or {}).get("planner") or {}, self._now_s())
+    def _is_bid_expired(self, raw: Object) -> bool:
+        return is_bid_expired((raw.get("status") or {}).get("planner") or {}, self._now_s())
 
     def _held(self, key: Key) -> int:
         return self._gates.held(key, self._cluster.snapshot(key).workers())
@@ -279,26 +281,26 @@ class GpuPools:
 
     async def _share_out(self, key: Key) -> None:
         try:
-            await self._step(key)
+            await self._allocate(key)
         except ConflictError:  # the watch will deliver the other writer's change, which triggers the next try
             log.info("gpu pool changed meanwhile", namespace=key[0], name=key[1])
         except ClusterError as exc:
             log.warning("gpu pool not shared out", namespace=key[0], name=key[1], error=str(exc))
 
-    async def _step(self, key: Key) -> None:
+    async def _allocate(self, key: Key) -> None:
         pool, now_s = self._watch.get(key), self._now_s()
         if pool is None:
             return
-        model, wrong = self._watch.model(pool)
+        model, problem = self._watch.model(pool)
         if model is None:
             old, generation = pool.get("status"), pool["metadata"].get("generation", 0)
-            await self._write(key, pool, refused_status(wrong, old=old, generation=generation, now_s=now_s))
+            await self._write(key, pool, refused_status(problem, old=old, generation=generation, now_s=now_s))
             return
         observed = await self._observe(pool, model, now_s)
         shares = share_out(observed)
         if shares is None:
             for name, each in observed.members.items():
-                if name not in observed.shares and each.arrived_with is None:
+                if name not in observed.shares and each.initial_gpus is None:
                     self._enqueue(graph_of(key, name), True)
             return
         status = pool_status(observed, shares)
@@ -308,7 +310,7 @@ class GpuPools:
     async def _observe(self, pool: Object, model: PoolObject, now_s: float) -> PoolObservation:
         key, status, metadata = key_of(pool), pool.get("status"), pool["metadata"]
         shares = rows_of(status)
-        matched = self._matched(pool, shares, await self._unreported(key, shares))
+        matched = self._matched(pool, shares, await self._unknown_graphs(key, shares))
         graphs = {graph_of(key, name) for name in matched.members}
         generation = metadata.get("generation", 0)
         nodes = await self._readings.nodes(model, metadata["uid"], generation=generation, graphs=graphs)
@@ -319,8 +321,8 @@ class GpuPools:
             now_s,
             status=status,
             generation=generation,
-            elsewhere=matched.elsewhere,
-            unbounded=matched.unbounded,
+            in_other_pool=matched.in_other_pool,
+            without_planner=matched.without_planner,
             nodes=nodes,
             quotas={each: await self._readings.quotas(each) for each in sorted(namespaces)},
         )
@@ -330,55 +332,57 @@ class GpuPools:
     ) -> None:
         """Enqueue the graphs whose grants changed, and emit Events about the changes."""
         old, before = observed.status, observed.shares
-        is_shown = len(shares.shares) <= MAX_SHOWN and holdings_in(old) != holdings_in(status)
+        is_shown = len(shares.shares) <= MAX_SHOWN and holdings_from_status(old) != holdings_from_status(
+            status
+        )
         for name, share in shares.shares.items():
             was = before.get(name)
             is_new = was is None or (was.gpus, was.serial) != (share.gpus, share.serial)
-            is_other = of_graph(old, name) != of_graph(status, name) or gpus_of(old) != shares.gpus
+            is_other = allocation_of(old, name) != allocation_of(status, name) or gpus_of(old) != shares.gpus
             if is_new or is_shown or is_other:
                 self._enqueue(graph_of(key, name), True)
-        for name, (lowered, text) in moved(observed, shares).items():
+        for name, (lowered, text) in grant_changes(observed, shares).items():
             graph = self._cluster.snapshot(graph_of(key, name)).graph
             if graph is not None:
                 reason = "GpusReclaimed" if lowered else "GpusGranted"
                 await self._recorder.emit(graph, EventMessage(reason, text, "ShareOut"))
 
-    async def _unreported(self, pool: Key, members: Iterable[str]) -> dict[Key, Object]:
+    async def _unknown_graphs(self, pool: Key, members: Iterable[str]) -> dict[Key, Object]:
         """Read the graphs of which only workers are known, as after a restart; deleted graphs are left out."""
-        self._gone = {each for each in self._gone if self._cluster.snapshot(each).graph is None}
+        self._deleted = {each for each in self._deleted if self._cluster.snapshot(each).graph is None}
         missing = {
             graph for name in members if self._cluster.snapshot(graph := graph_of(pool, name)).graph is None
         }
         found: dict[Key, Object] = {}
-        for namespace, name in missing - self._gone:
+        for namespace, name in missing - self._deleted:
             try:
                 found[namespace, name] = await self._client.get(GRAPH_DEPLOYMENT, name, namespace=namespace)
             except NotFoundError:
-                self._gone.add((namespace, name))
+                self._deleted.add((namespace, name))
         return found
 
-    def _matched(self, pool: Object, shares: Collection[str], unreported: Mapping[Key, Object]) -> _Matched:
+    def _matched(self, pool: Object, shares: Collection[str], unknown: Mapping[Key, Object]) -> _Matched:
         key, found = key_of(pool), _Matched()
         for graph in self._cluster.known():
             if not is_of_cluster(key) and graph[0] != key[0]:
                 continue
             name = member_of(key, graph)
-            raw = self._cluster.snapshot(graph).graph or unreported.get(graph)
+            raw = self._cluster.snapshot(graph).graph or unknown.get(graph)
             if raw is None:
                 if name in shares and (held := self._held(graph)):  # workers of a deleted graph
-                    found.members[name] = PoolMember(None, bid=(), held=held, leaving=held)
+                    found.members[name] = PoolMember(None, bid=(), held=held, draining=held)
                 continue
             if not self._watch.covers(pool, raw):
                 continue
             if not has_planner(raw):
-                found.unbounded.append(name)
+                found.without_planner.append(name)
                 continue
             first = next(self._watch.of(raw))
             if first["metadata"]["uid"] != pool["metadata"]["uid"]:
-                found.elsewhere[name] = title_of(first)
+                found.in_other_pool[name] = title_of(first)
                 continue
             active = self._active.get(graph)
-            if active is not None and active.is_planner_silent != self._is_silent(raw):
+            if active is not None and active.is_bid_expired != self._is_bid_expired(raw):
                 self._enqueue(graph, True)
             found.members[name] = member = self._member(graph, raw, pool)
             self._drains[graph] = member.drains
@@ -398,10 +402,10 @@ class GpuPools:
             graph=None if report is None else report.graph,
             bid=() if metadata.get("deletionTimestamp") else bid,
             held=self._held(key),
-            leaving=leaving_gpus(workers),
+            draining=draining_gpus(workers),
             serial=None if active is None else active.serial,
-            arrived_with=None if active is None else active.gpus,
-            drains=drains_after(self._drains.get(key), row, workers, self._now_s()),
+            initial_gpus=None if active is None else active.gpus,
+            drains=updated_drain_times(self._drains.get(key), row, workers, self._now_s()),
             created=metadata.get("creationTimestamp", ""),
         )
 
@@ -412,6 +416,6 @@ class GpuPools:
         metadata = {
             each: known[each] for each in ("name", "namespace", "uid", "resourceVersion") if each in known
         }
-        said = kind_of_pool(key).of(metadata, status=status)
-        answer = await self._client.apply(said, field_manager=OPERATOR, subresource="status")
+        body = kind_of_pool(key).of(metadata, status=status)
+        answer = await self._client.apply(body, field_manager=OPERATOR, subresource="status")
         self._watch.note(answer)

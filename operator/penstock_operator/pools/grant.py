@@ -26,12 +26,12 @@ class PoolGrant:
         kind: Kind of the pool: GpuPool or ClusterGpuPool.
         pool: Name of the pool.
         gpus: Maximum number of GPUs that the graph's existing workers can occupy.
-        most: Number of GPUs of the entire pool; it is the budget of a graph that names no budget.
+        max_gpus: Maximum number of GPUs of a graph without a budget of its own: all GPUs of the pool.
         message: Which graphs occupy GPUs that this graph lacks, or why its grant cannot change; empty if neither
             applies.
         reclaim_s: Maximum drain time in seconds of a worker whose GPUs the pool reclaims; None means the worker's own
             grace period.
-        is_planner_silent: Whether the replicas that the graph's planner last requested from the pool are too old to
+        is_bid_expired: Whether the replicas that the graph's planner last requested from the pool are too old to
             count.
         guaranteed: Number of GPUs that the graph gets whenever it needs them.
         uid: UID of the pool; empty if the pool was deleted and the graph keeps its last grant.
@@ -45,10 +45,10 @@ class PoolGrant:
     kind: str
     pool: str
     gpus: int
-    most: int
+    max_gpus: int
     message: str = ""
     reclaim_s: float | None = None
-    is_planner_silent: bool = False
+    is_bid_expired: bool = False
     guaranteed: int = 0
     uid: str = ""
     serial: int = 0
@@ -112,7 +112,7 @@ def effective_budget(graph: GraphDeployment, grant: PoolGrant | None) -> Effecti
         ceiling = planner.max_gpu_budget if planner.enabled else None
         return EffectiveBudget(ceiling, ceiling)
     own = planner.own_gpu_budget
-    ceiling = (grant.most if own is None else own) if planner.enabled else None
+    ceiling = (grant.max_gpus if own is None else own) if planner.enabled else None
     return EffectiveBudget(ceiling, grant.gpus if ceiling is None else min(ceiling, grant.gpus))
 
 
@@ -134,7 +134,7 @@ def bids_of(graph: GraphDeployment, wanted: Mapping[str, LimitedReplicas]) -> di
     }
 
 
-def is_silent(planner: Mapping[str, Any], now_s: float) -> bool:
+def is_bid_expired(planner: Mapping[str, Any], now_s: float) -> bool:
     """Return whether a graph's planner last requested replicas from the pool too long ago, so that only the ScalingAdapters count.
 
     Returns False if the planner has never requested any.
@@ -143,8 +143,8 @@ def is_silent(planner: Mapping[str, Any], now_s: float) -> bool:
         planner: ``status.planner`` of the graph.
         now_s: Current Unix time in seconds.
     """
-    said_s = seconds(planner.get("wantsTime"))
-    return said_s is not None and now_s - said_s > WANTS_VALID_S
+    bid_s = seconds(planner.get("wantsTime"))
+    return bid_s is not None and now_s - bid_s > WANTS_VALID_S
 
 
 def with_wants(
@@ -167,8 +167,8 @@ def with_wants(
     found = dict(wanted)
     for name, service in graph.spec.workers.items():
         if service.role in wants:
-            asked = limited_replicas(wants[service.role], service, max_gpu_budget=max_gpu_budget)
-            found[name] = max(wanted[name], asked, key=lambda each: each.replicas)
+            requested = limited_replicas(wants[service.role], service, max_gpu_budget=max_gpu_budget)
+            found[name] = max(wanted[name], requested, key=lambda each: each.replicas)
     return found
 
 

@@ -28,10 +28,10 @@ class PoolMember:
         bid: Number of GPUs of each desired worker replica, the most needed first; None if unknown, in which case the
             graph keeps the grant of the last allocation.
         held: Number of GPUs of the graph's existing workers.
-        leaving: How many of the GPUs in ``held`` belong to workers that are draining or terminating.
+        draining: How many of the GPUs in ``held`` belong to workers that are draining or terminating.
         serial: Serial number of the grant that the graph's reconciles use, which acknowledges the grant; None if
             unknown.
-        arrived_with: Number of GPUs that the graph can occupy until the pool's first allocation to it; None if the
+        initial_gpus: Number of GPUs that the graph can occupy until the pool's first allocation to it; None if the
             graph has not been reconciled in this pool yet.
         drains: When the graph's draining workers began to drain, and how long a drain takes on average; the pool's
             status shows when they are expected to end.
@@ -42,9 +42,9 @@ class PoolMember:
     graph: GraphDeployment | None = None
     bid: tuple[int, ...] | None = None
     held: int = 0
-    leaving: int = 0
+    draining: int = 0
     serial: int | None = None
-    arrived_with: int | None = None
+    initial_gpus: int | None = None
     drains: DrainTimes = field(default_factory=DrainTimes)
     created: str = ""
 
@@ -59,9 +59,9 @@ class PoolObservation:
         now_s: Current Unix time in seconds.
         status: The pool's last written status, which stores the allocator's state; None if there is none yet.
         generation: ``metadata.generation`` of the pool.
-        elsewhere: Kind and name of an older pool, by the name of each graph that matches this pool but belongs to the
+        in_other_pool: Kind and name of an older pool, by the name of each graph that matches this pool but belongs to the
             older one.
-        unbounded: Matching graphs without a planner, which have no budget that the pool could set.
+        without_planner: Matching graphs without a planner, which have no budget that the pool could set.
         nodes: GPUs that the pool's nodes offer; None if the pool selects no nodes.
         quotas: ResourceQuotas by namespace, for the namespaces of its graphs.
     """
@@ -71,8 +71,8 @@ class PoolObservation:
     now_s: float
     status: Status | None = None
     generation: int = 0
-    elsewhere: Mapping[str, str] = field(default_factory=dict)
-    unbounded: Sequence[str] = ()
+    in_other_pool: Mapping[str, str] = field(default_factory=dict)
+    without_planner: Sequence[str] = ()
     nodes: PoolNodes | None = None
     quotas: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
 
@@ -82,10 +82,10 @@ class PoolObservation:
         return shares_of(self.status)
 
     @property
-    def counted(self) -> int | None:
+    def last_count(self) -> int | None:
         """Number of GPUs that the nodes offered at the last successful count; None if no count has succeeded."""
-        counted: int | None = ((self.status or {}).get("gpus") or {}).get("counted")
-        return counted
+        last_count: int | None = ((self.status or {}).get("gpus") or {}).get("counted")
+        return last_count
 
 
 def shares_of(status: Status | None) -> dict[str, Share]:
@@ -94,7 +94,7 @@ def shares_of(status: Status | None) -> dict[str, Share]:
         name: Share(
             row["granted"],
             row["serial"],
-            row["exposed"],
+            row["maxHeld"],
             seconds(row.get("gainedTime")),
             seconds(row.get("lostTime")),
         )
@@ -131,12 +131,14 @@ def has_planner(raw: Mapping[str, Any]) -> bool:
     return bool(planner.get("enabled", True))
 
 
-def leaving_gpus(pods: Iterable[PodView]) -> int:
+def draining_gpus(pods: Iterable[PodView]) -> int:
     """Return the number of GPUs of workers that have no scheduling gate any more and are draining or terminating."""
-    return sum(each.gpus for each in _leaving(pods))
+    return sum(each.gpus for each in _draining_pods(pods))
 
 
-def drains_after(before: DrainTimes | None, row: Status, pods: Iterable[PodView], now_s: float) -> DrainTimes:
+def updated_drain_times(
+    before: DrainTimes | None, row: Status, pods: Iterable[PodView], now_s: float
+) -> DrainTimes:
     """Return when a graph's draining workers began to drain, and how long a drain takes on average, updated for the current pods.
 
     Args:
@@ -145,11 +147,11 @@ def drains_after(before: DrainTimes | None, row: Status, pods: Iterable[PodView]
         pods: The graph's workers.
         now_s: Current Unix time in seconds.
     """
-    known = DrainTimes(took_s=row.get("drainSeconds")) if before is None else before
-    begun = {each.uid: each.drain_since_s for each in _leaving(pods)}
-    return known.after({uid: at_s for uid, at_s in begun.items() if at_s is not None}, now_s)
+    known = DrainTimes(duration_s=row.get("drainSeconds")) if before is None else before
+    started_s = {each.uid: each.drain_since_s for each in _draining_pods(pods)}
+    return known.updated({uid: at_s for uid, at_s in started_s.items() if at_s is not None}, now_s)
 
 
-def _leaving(pods: Iterable[PodView]) -> Iterable[PodView]:
+def _draining_pods(pods: Iterable[PodView]) -> Iterable[PodView]:
     present = (each for each in pods if not each.gated and not each.finished)
     return (each for each in present if each.terminating or each.drain_since_s is not None)

@@ -105,11 +105,13 @@ class PoolReadings:
             usable, left_out = usable_nodes(nodes, resource)
             foreign = await self._foreign(list(usable), resource, graphs)
         except (ForbiddenError, NotFoundError):
-            return PoolNodes(None, "the operator may not list nodes (the chart's rbac.nodes)")
+            return PoolNodes(None, "the operator has no right to list nodes (enable rbac.nodes in the chart)")
         except ClusterError as exc:
             if before is None or before.gpus is None:
                 return PoolNodes(None, f"the nodes could not be read: {exc}")
-            return replace(before, words=f"the nodes could not be read, so what was known counts: {exc}")
+            return replace(
+                before, message=f"the nodes could not be read, so the last known count is used: {exc}"
+            )
         return counted(nodes, usable, left_out, foreign)
 
     async def _foreign(self, nodes: list[str], resource: str, graphs: Collection[Key]) -> int | None:

@@ -43,15 +43,15 @@ def share_out(observed: PoolObservation) -> PoolShares | None:
     for name, each in members.items():
         if name in state:
             continue
-        if each.arrived_with is None:
+        if each.initial_gpus is None:
             return None
-        state[name] = Share(each.arrived_with, 0, max(each.arrived_with, each.held))
-    exposed = sum(share.exposed for share in state.values())
-    total, unavailable = _gpus(observed, exposed)
+        state[name] = Share(each.initial_gpus, 0, max(each.initial_gpus, each.held))
+    max_held = sum(share.max_held for share in state.values())
+    total, unavailable = _gpus(observed, max_held)
     gpus = total + unavailable
-    promised = guarantees(gpus, members)
+    guaranteed_gpus = guarantees(gpus, members)
     bids = {
-        name: _bid(gpus, each, state[name], each.bid, promised[name])
+        name: _bid(gpus, each, state[name], each.bid, guaranteed_gpus[name])
         for name, each in members.items()
         if each.bid is not None
     }
@@ -78,7 +78,7 @@ def guarantees(gpus: int, members: Mapping[str, PoolMember]) -> dict[str, int]:
     return found
 
 
-def moved(observed: PoolObservation, found: PoolShares) -> dict[str, tuple[bool, str]]:
+def grant_changes(observed: PoolObservation, found: PoolShares) -> dict[str, tuple[bool, str]]:
     """Return the graphs whose grant (maximum GPUs) has changed with an allocation.
 
     Args:
@@ -89,35 +89,35 @@ def moved(observed: PoolObservation, found: PoolShares) -> dict[str, tuple[bool,
         By graph name, whether its grant was lowered, and a sentence for an Event. The sentence names the graphs that
         now get the GPUs, or that have returned them.
     """
-    before, said = observed.shares, {}
+    before, messages = observed.shares, {}
     for name, share in found.shares.items():
         was = before.get(name)
         if was is None or was.gpus == share.gpus:
             continue
         lowered = share.gpus < was.gpus
-        text = f"{observed.pool.title} grants {share.gpus} GPUs in place of {was.gpus}"
-        others = _growing(found) if lowered else _shrunk(before, found)
+        text = f"{observed.pool.title} grants {share.gpus} GPUs (before: {was.gpus})"
+        others = _waiting_for_gpus(found) if lowered else _returning(before, found)
         others = [each for each in others if each != name]
         if others:
-            text += f"; {', '.join(others)} {'wants them' if lowered else 'gave back'}"
-        said[name] = (lowered, text)
-    return said
+            text += f"; {'requested by' if lowered else 'returned by'} {', '.join(others)}"
+        messages[name] = (lowered, text)
+    return messages
 
 
-def _gpus(observed: PoolObservation, exposed: int) -> tuple[int, int]:
+def _gpus(observed: PoolObservation, max_held: int) -> tuple[int, int]:
     """Return the number of GPUs that a pool's graphs can occupy now, and the number that its nodes have but do not offer.
 
-    If the nodes are unknown, no grant shrinks: ``spec.gpus`` applies, else the last count, else ``exposed`` (the GPUs
+    If the nodes are unknown, no grant shrinks: ``spec.gpus`` applies, else the last count, else ``max_held`` (the GPUs
     that the graphs can occupy until they acknowledge their grants), so that no graph gains any.
     """
-    written, nodes, counted = observed.pool.spec.gpus, observed.nodes, observed.counted
+    written, nodes, counted = observed.pool.spec.gpus, observed.nodes, observed.last_count
     if nodes is not None and nodes.gpus is not None:
         if written is None:
             return nodes.gpus, nodes.unavailable
         return min(written, nodes.gpus), max(0, written - nodes.gpus)
     if written is not None:
         return written, 0
-    return exposed if counted is None else counted, 0
+    return max_held if counted is None else counted, 0
 
 
 def _bid(gpus: int, member: PoolMember, share: Share, bid: tuple[int, ...], guaranteed: int) -> GraphBid:
@@ -125,17 +125,17 @@ def _bid(gpus: int, member: PoolMember, share: Share, bid: tuple[int, ...], guar
     if member.entry is None or member.graph is None:
         return GraphBid(0, 0, 0, (), member.held, share.serial if member.entry is None else serial)
     entry = member.entry
-    most = entry.most(gpus, member.graph)
-    return GraphBid(guaranteed, entry.priority.rank, most, bid, member.held, serial)
+    max_gpus = entry.max_gpus_of(gpus, member.graph)
+    return GraphBid(guaranteed, entry.priority.rank, max_gpus, bid, member.held, serial)
 
 
-def _growing(found: PoolShares) -> list[str]:
+def _waiting_for_gpus(found: PoolShares) -> list[str]:
     return sorted(name for name, each in found.grants.items() if each.target > each.gpus)
 
 
-def _shrunk(before: Mapping[str, Share], found: PoolShares) -> list[str]:
+def _returning(before: Mapping[str, Share], found: PoolShares) -> list[str]:
     return sorted(
         name
         for name, share in found.shares.items()
-        if name in before and share.exposed < before[name].exposed
+        if name in before and share.max_held < before[name].max_held
     )

@@ -12,8 +12,7 @@ from penstock.api.pool_rules import pool_problems
 from penstock.api.rule import dotted
 from penstock.core.stamps import stamp
 from penstock.gpu_pool.allocator import Grant, Share
-from penstock.gpu_pool.waiting import PoolRow, holdings_in, lacking
-from penstock.gpu_pool.waiting import rows_of as shown_rows
+from penstock.gpu_pool.waiting import PoolRow, holdings_from_status, pool_rows, shortage_message
 from penstock_operator.plan.status import ConditionResult, conditions
 from penstock_operator.pools.capacity import PoolNodes, quota_problems
 from penstock_operator.pools.keys import graph_of
@@ -38,14 +37,18 @@ def pool_status(observed: PoolObservation, found: PoolShares) -> dict[str, Any]:
         found: Grants of all graphs, from `share_out`.
     """
     members, nodes, total = observed.members, observed.nodes, found.total
-    promised = guarantees(found.gpus, members)
+    guaranteed_gpus = guarantees(found.gpus, members)
     rows = [
-        _row(name, members[name], share, found.grants.get(name), promised[name])
+        _row(name, members[name], share, found.grants.get(name), guaranteed_gpus[name])
         for name, share in sorted(found.shares.items())
     ]
     held = sum(row["held"] for row in rows)
-    results = [_valid(list(problems_of(observed, found))), _met(rows, members), _ceiling(held, total)]
-    known = observed.counted
+    results = [
+        _valid(list(problems_of(observed, found))),
+        _guarantees_met(rows, members),
+        _ceiling(held, total),
+    ]
+    known = observed.last_count
     if nodes is not None:
         results.append(_counted(observed, nodes))
         known = known if nodes.gpus is None else nodes.gpus
@@ -54,7 +57,7 @@ def pool_status(observed: PoolObservation, found: PoolShares) -> dict[str, Any]:
         "gpus": {
             "total": total,
             "held": held,
-            "leaving": sum(each.leaving for each in members.values()),
+            "draining": sum(each.draining for each in members.values()),
             "free": max(0, total - held),
             "unavailable": found.unavailable,
             "borrowed": sum(row["borrowed"] for row in rows),
@@ -73,22 +76,22 @@ def refused_status(problem: str, *, old: Status | None, generation: int, now_s: 
         generation: ``metadata.generation`` of the pool.
         now_s: Current Unix time in seconds.
     """
-    kept = {key: each for key, each in (old or {}).items() if key in {"gpus", "graphs"}}
-    return {**_head([_valid([problem])], old=old, generation=generation, now_s=now_s), **kept}
+    unchanged = {key: each for key, each in (old or {}).items() if key in {"gpus", "graphs"}}
+    return {**_head([_valid([problem])], old=old, generation=generation, now_s=now_s), **unchanged}
 
 
-def lacking_in(status: Status | None, name: str) -> str:
+def shortage_in(status: Status | None, name: str) -> str:
     """Return a sentence about the graphs that occupy GPUs which graph ``name`` lacks, from the pool's ``status``.
 
     Returns an empty string if the graph lacks no GPUs or is not in the status.
     """
-    holdings = holdings_in(status)
+    holdings = holdings_from_status(status)
     if name not in holdings:
         return ""
-    return lacking(name, holdings, lambda at_s: f"at {stamp(at_s)}")
+    return shortage_message(name, holdings, lambda at_s: f"at {stamp(at_s)}")
 
 
-def own_bound(graph: Mapping[str, Any], *, wanted: int, pool_gpus: int) -> str:
+def own_budget_message(graph: Mapping[str, Any], *, wanted: int, pool_gpus: int) -> str:
     """Return a sentence if a graph's own budget, which is below the pool's GPUs, limits the graph now; else an empty string.
 
     Args:
@@ -103,13 +106,13 @@ def own_bound(graph: Mapping[str, Any], *, wanted: int, pool_gpus: int) -> str:
     return f"limited by planner.maxGpuBudget ({own}), below the pool's {pool_gpus}; remove the key to use the pool's limit"
 
 
-def of_graph(status: Status | None, name: str) -> tuple[str, int, int]:
+def allocation_of(status: Status | None, name: str) -> tuple[str, int, int]:
     """Return three values about graph ``name`` from its pool's status: sentence about GPUs that it lacks, guaranteed GPUs, requested GPUs.
 
     Returns ``("", 0, 0)`` if there is no status or the graph is not in it.
     """
     row = rows_of(status).get(name, {})
-    return lacking_in(status, name), row.get("guaranteed", 0), row.get("wanted", 0)
+    return shortage_in(status, name), row.get("guaranteed", 0), row.get("wanted", 0)
 
 
 def listed_graphs(status: Status | None, name: str) -> tuple[PoolRow, ...]:
@@ -117,7 +120,7 @@ def listed_graphs(status: Status | None, name: str) -> tuple[PoolRow, ...]:
 
     ``status`` is the pool's; the result is empty if the graph is not in it.
     """
-    rows = shown_rows(holdings_in(status))
+    rows = pool_rows(holdings_from_status(status))
     if all(each.graph != name for each in rows):
         return ()
     rows.sort(key=lambda each: (each.graph != name, -each.held, each.graph))
@@ -135,16 +138,16 @@ def problems_of(observed: PoolObservation, found: PoolShares) -> Iterator[str]:
     graphs = [each.graph for each in observed.members.values() if each.graph is not None]
     for path, message in pool_problems(pool, graphs, found.gpus):
         yield f"{dotted(path)}: {message}"
-    for name, other in sorted(observed.elsewhere.items()):
-        yield f"graph {name} draws from {other}, which is older; let one of them match it"
+    for name, other in sorted(observed.in_other_pool.items()):
+        yield f"graph {name} belongs to {other}, which is older; change one of them so that only one matches it"
     for graph in graphs:
         queued = sorted(name for name, each in graph.spec.workers.items() if _is_queued(each.pod_template))
         if queued:
             yield (
-                f"graph {pool.called(graph)}: pods of {', '.join(queued)} carry {QUEUE_LABEL}, so Kueue too decides when they start, "
+                f"graph {pool.called(graph)}: pods of {', '.join(queued)} carry {QUEUE_LABEL}, so Kueue also decides when they start, "
                 "and a GPU that is granted may wait for it; use the pool or Kueue on these nodes"
             )
-    for name in sorted(observed.unbounded):
+    for name in sorted(observed.without_planner):
         yield f"graph {name} has planner.enabled false, so no budget; enable it, or let no entry match it"
     for namespace, gpus in sorted(needed_by_namespace(observed, found.total).items()):
         shown = namespace if isinstance(pool, ClusterGpuPool) else None
@@ -197,13 +200,17 @@ def _row(name: str, member: PoolMember, share: Share, grant: Grant | None, guara
         "wanted": wanted,
         "target": share.gpus if grant is None else grant.target,
         "borrowed": max(0, member.held - guaranteed),
-        "owed": 0 if grant is None else max(0, min(guaranteed, grant.target) - share.gpus),
+        "shortfall": 0 if grant is None else max(0, min(guaranteed, grant.target) - share.gpus),
         "serial": share.serial,
-        "exposed": share.exposed,
+        "maxHeld": share.max_held,
     }
-    if member.drains.took_s is not None:
-        row["drainSeconds"] = math.ceil(member.drains.took_s)
-    times = {"gainedTime": share.gained_s, "lostTime": share.lost_s, "returnTime": member.drains.ends_s}
+    if member.drains.duration_s is not None:
+        row["drainSeconds"] = math.ceil(member.drains.duration_s)
+    times = {
+        "gainedTime": share.gained_s,
+        "lostTime": share.lost_s,
+        "returnTime": member.drains.expected_end_s,
+    }
     return {**row, **{key: stamp(at_s) for key, at_s in times.items() if at_s is not None}}
 
 
@@ -213,33 +220,37 @@ def _valid(problems: Collection[str]) -> ConditionResult:
     return ConditionResult(VALID, True, "Valid", "guarantees and graphs fit the pool")
 
 
-def _met(rows: Sequence[Mapping[str, Any]], members: Mapping[str, PoolMember]) -> ConditionResult:
-    owed = [f"{row['name']} lacks {row['owed']} of {row['guaranteed']} GPUs" for row in rows if row["owed"]]
-    if not owed:
-        return ConditionResult(GUARANTEES_MET, True, "Met", "every guarantee is satisfied")
-    giving = [
-        f"{row['name']} gives back {row['exposed'] - row['granted']}"
+def _guarantees_met(rows: Sequence[Mapping[str, Any]], members: Mapping[str, PoolMember]) -> ConditionResult:
+    short = [
+        f"{row['name']} lacks {row['shortfall']} of {row['guaranteed']} GPUs"
         for row in rows
-        if row["exposed"] > row["granted"] and members[row["name"]].held > row["granted"]
+        if row["shortfall"]
     ]
-    return ConditionResult(GUARANTEES_MET, False, "Waiting", "; ".join([*owed, *giving]))
+    if not short:
+        return ConditionResult(GUARANTEES_MET, True, "Met", "every guarantee is satisfied")
+    returning = [
+        f"{row['name']} returns {row['maxHeld'] - row['granted']}"
+        for row in rows
+        if row["maxHeld"] > row["granted"] and members[row["name"]].held > row["granted"]
+    ]
+    return ConditionResult(GUARANTEES_MET, False, "Waiting", "; ".join([*short, *returning]))
 
 
 def _counted(observed: PoolObservation, nodes: PoolNodes) -> ConditionResult:
-    known = observed.counted
+    known = observed.last_count
     if nodes.gpus is not None:
-        return ConditionResult(NODES_COUNTED, True, "Counted", nodes.words)
+        return ConditionResult(NODES_COUNTED, True, "Counted", nodes.message)
     if observed.pool.spec.gpus is not None:
-        text = "spec.gpus counts"
+        text = "using spec.gpus"
     elif known is not None:
         text = f"using the last known count of {known} GPUs"
     else:
         text = "the GPUs were never counted, so the graphs keep what they hold and gain nothing; correct the cause, or set spec.gpus"
-    return ConditionResult(NODES_COUNTED, False, "NotKnown", f"{nodes.words}; {text}")
+    return ConditionResult(NODES_COUNTED, False, "NotKnown", f"{nodes.message}; {text}")
 
 
 def _ceiling(held: int, gpus: int) -> ConditionResult:
-    used = f"{held} of {gpus} GPUs are held"
+    used = f"{held} of {gpus} GPUs are in use"
     if held > gpus:
         text = f"{used}; no new workers start until enough workers exit"
         return ConditionResult(CEILING_RESPECTED, False, "OverPool", text)

@@ -75,11 +75,11 @@ class PoolWatch:
             kind: Informer(client, kind, namespace=namespace, on_change=self._changed) for kind in kinds
         }
         self._namespaces = Informer(
-            client, NAMESPACE, namespace=None, trim=_labelled, on_change=self._relabelled
+            client, NAMESPACE, namespace=None, trim=_name_and_labels, on_change=self._labels_changed
         )
-        self._selects = asyncio.Event()
+        self._selects_namespaces = asyncio.Event()
         self._labels: dict[str, Mapping[str, str]] = {}
-        self._relabels = 0
+        self._label_version = 0
         self._answers: dict[Key, Object] = {}
         self._generations: dict[Key, Any] = {}
         self._models: dict[tuple[str, Any, int], tuple[PoolObject | None, str]] = {}
@@ -91,14 +91,14 @@ class PoolWatch:
             ready: Event that is set when the pools of every kind are known, or when the API server turns out not to
                 serve the kind yet.
         """
-        looked: dict[Kind, asyncio.Event] = {kind: asyncio.Event() for kind in self._informers}
+        first_check: dict[Kind, asyncio.Event] = {kind: asyncio.Event() for kind in self._informers}
         async with asyncio.TaskGroup() as group:
             for kind, informer in self._informers.items():
-                group.create_task(self._watch(kind, informer, looked[kind]), name=kind.plural)
+                group.create_task(self._watch(kind, informer, first_check[kind]), name=kind.plural)
             group.create_task(self._watch_namespaces(), name="namespaces")
-            for each in looked.values():
+            for each in first_check.values():
                 await each.wait()
-            if self._selects.is_set():
+            if self._selects_namespaces.is_set():
                 with suppress(TimeoutError):
                     async with asyncio.timeout(NAMESPACES_S):
                         await self._namespaces.synced.wait()
@@ -106,20 +106,20 @@ class PoolWatch:
 
     async def _watch_namespaces(self) -> None:
         """Start to watch namespaces when a pool selects some by labels."""
-        await self._selects.wait()
+        await self._selects_namespaces.wait()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._namespaces.run(), name="namespaces")
             await self._namespaces.synced.wait()
             self._resolve()
 
-    async def _watch(self, kind: Kind, informer: Informer, looked: asyncio.Event) -> None:
+    async def _watch(self, kind: Kind, informer: Informer, first_check: asyncio.Event) -> None:
         while not await self._is_served(kind):
-            looked.set()
+            first_check.set()
             await asyncio.sleep(SERVED_S)
         async with asyncio.TaskGroup() as group:
             group.create_task(informer.run(), name=kind.plural)
             await informer.synced.wait()
-            looked.set()
+            first_check.set()
 
     async def _is_served(self, kind: Kind) -> bool:
         while True:
@@ -134,7 +134,7 @@ class PoolWatch:
         for kind, informer in self._informers.items():
             if informer.problem is not None:
                 return f"{kind.plural}: {informer.problem}"
-        if self._selects.is_set() and self._namespaces.problem is not None:
+        if self._selects_namespaces.is_set() and self._namespaces.problem is not None:
             return f"namespaces: {self._namespaces.problem}"
         return None
 
@@ -162,13 +162,13 @@ class PoolWatch:
 
         In the validated pool, labels that select namespaces are replaced by the names of these namespaces.
         """
-        if _selects(pool) and not self._namespaces.synced.is_set():
+        if _selects_namespaces(pool) and not self._namespaces.synced.is_set():
             why = self._namespaces.problem or "they are being listed"
             return (
                 None,
-                f"match.namespaceLabels: the namespaces are not known, so graphs keep what they may hold: {why}",
+                f"match.namespaceLabels: the namespaces are not known yet, so graphs keep their grants: {why}",
             )
-        identity = (pool["metadata"]["uid"], pool["metadata"].get("generation"), self._relabels)
+        identity = (pool["metadata"]["uid"], pool["metadata"].get("generation"), self._label_version)
         if identity not in self._models:
             found: PoolObject | None
             if is_of_cluster(key_of(pool)):
@@ -189,11 +189,11 @@ class PoolWatch:
 
     def covers(self, pool: Object, graph: Object) -> bool:
         """Return whether a GPU pool applies to a graph; a pool with an invalid manifest applies to the graphs that its status lists."""
-        key, of_graph = key_of(pool), key_of(graph)
-        if not is_of_cluster(key) and key[0] != of_graph[0]:
+        key, graph_key = key_of(pool), key_of(graph)
+        if not is_of_cluster(key) and key[0] != graph_key[0]:
             return False
         if self.model(pool)[0] is None:
-            return member_of(key, of_graph) in rows_of(pool.get("status"))
+            return member_of(key, graph_key) in rows_of(pool.get("status"))
         return self.entry(pool, graph) is not None
 
     def of(self, graph: Object) -> Iterator[Object]:
@@ -204,7 +204,7 @@ class PoolWatch:
             key=lambda each: (each["metadata"]["creationTimestamp"], key_of(each)),
         )
 
-    def _relabelled(self, change: str, namespace: Object) -> None:
+    def _labels_changed(self, change: str, namespace: Object) -> None:
         name = namespace["metadata"]["name"]
         before = self._labels.pop(name, None)
         if change != "DELETED":
@@ -214,17 +214,17 @@ class PoolWatch:
 
     def _resolve(self) -> None:
         """Discard the resolved pools, and report those that select namespaces as edited."""
-        self._relabels += 1
+        self._label_version += 1
         self._models.clear()
         for key in self.known():
             pool = self.get(key)
-            if pool is not None and _selects(pool):
+            if pool is not None and _selects_namespaces(pool):
                 self._on_edit(pool, False)
         self._on_change()
 
     def _changed(self, change: str, pool: Object) -> None:
-        if _selects(pool):
-            self._selects.set()
+        if _selects_namespaces(pool):
+            self._selects_namespaces.set()
         key, is_deleted = key_of(pool), change == "DELETED"
         generation = None if is_deleted else pool["metadata"].get("generation")
         if is_deleted:
@@ -237,14 +237,14 @@ class PoolWatch:
         self._on_change()
 
 
-def _labelled(namespace: Object) -> Object:
+def _name_and_labels(namespace: Object) -> Object:
     """Return a namespace reduced to its name and labels."""
     metadata = namespace["metadata"]
     kept = {key: metadata[key] for key in ("name", "uid", "resourceVersion") if key in metadata}
     return {"metadata": {**kept, "labels": metadata.get("labels") or {}}}
 
 
-def _selects(pool: Object) -> bool:
+def _selects_namespaces(pool: Object) -> bool:
     """Return whether a pool selects namespaces by labels; the pool may be invalid."""
     entries = pool["spec"].get("graphs") or ()
     return any((each.get("match") or {}).get("namespaceLabels") for each in entries)

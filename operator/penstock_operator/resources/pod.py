@@ -32,7 +32,7 @@ from penstock.kube.objects.names import (
     WORKER_AUTH_FOLDER,
     WORKER_TLS_FOLDER,
     child_name,
-    pool_drawn_from,
+    status_pool,
 )
 from penstock.runtimes import (
     PORT,
@@ -281,7 +281,7 @@ def stated_gpu_ceiling(raw: Mapping[str, Any]) -> int | None:
     A graph outside of GPU pools that does not name a limit has the default limit.
     """
     planner = raw["spec"].get("planner") or {}
-    default = DEFAULT_GPU_BUDGET if pool_drawn_from(raw) is None else None
+    default = DEFAULT_GPU_BUDGET if status_pool(raw) is None else None
     ceiling = planner.get("maxGpuBudget", default)
     return ceiling if isinstance(ceiling, int) and planner.get("enabled", True) else None
 

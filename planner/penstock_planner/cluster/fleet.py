@@ -16,7 +16,7 @@ from penstock.api.manifests.validation import problems_outside_pools, validate
 from penstock.core.backoff import Backoff
 from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, ManifestProblem, PenstockError
 from penstock.core.logs import bind_task, get_logger
-from penstock.kube.objects.names import paused_by, pool_drawn_from
+from penstock.kube.objects.names import paused_by, status_pool
 from penstock.performance.profile import PerformanceProfile
 from penstock_planner.cluster.profiles import POLL_S, ConfigMapProfiles, ProfileError
 from penstock_planner.cluster.status import PlannerReason, Report
@@ -75,7 +75,7 @@ def draws(obj: Mapping[str, Any]) -> bool:
     Args:
         obj: The graph's object as the API server returned it, as from `Watch.graph`.
     """
-    return pool_drawn_from(obj) is not None
+    return status_pool(obj) is not None
 
 
 def plan_of(

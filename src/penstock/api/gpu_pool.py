@@ -48,8 +48,8 @@ class PoolEntry(SpecModel):
         ),
     )
 
-    def most(self, pool_gpus: int, graph: GraphDeployment) -> int:
-        """Return the most GPUs of a graph: of the pool, of its entry, and of its own budget if it writes one."""
+    def max_gpus_of(self, pool_gpus: int, graph: GraphDeployment) -> int:
+        """Return the maximum GPUs of a graph: the smallest of the pool, the limit of its entry, and its own budget if it has one."""
         bounds = (pool_gpus, self.max_gpus, graph.spec.planner.own_gpu_budget)
         return min(each for each in bounds if each is not None)
 

@@ -1,4 +1,4 @@
-"""What the operator says of a GpuPool or ClusterGpuPool, and what its allocator remembers there."""
+"""Status of a GpuPool or ClusterGpuPool, which also stores the state of the allocator."""
 
 from __future__ import annotations
 
@@ -9,40 +9,42 @@ from penstock.api.status import Condition
 
 
 class PoolGpusStatus(SpecModel):
-    """The pool's GPUs now."""
+    """GPUs of the pool, as counted last."""
 
-    total: Integer = entry(0, "That its graphs may hold together now.")
+    total: Integer = entry(0, "Number of GPUs that the pool's graphs can hold together now.")
     held: Integer = entry(0, "GPUs of existing workers of its graphs, starting and draining ones included.")
-    leaving: Integer = entry(0, "Part of held: GPUs of workers that drain or end.")
-    free: Integer = entry(0, "Held by none.")
+    draining: Integer = entry(0, "Part of `held`: GPUs of workers that are draining or terminating.")
+    free: Integer = entry(0, "Number of GPUs that no graph holds.")
     unavailable: Integer = entry(
-        0, "Part of spec.gpus, or without that of its nodes' GPUs, that the nodes do not offer now."
+        0,
+        "Number of GPUs of `spec.gpus` (or, without that, of the pool's nodes) that the nodes do not offer now.",
     )
     counted: Integer | None = entry(
-        None, "That its nodes offered when they were counted last; null: never yet, or it selects none."
+        None,
+        "Number of GPUs that the pool's nodes offered at the last count; null if they were never counted or the pool selects no nodes.",
     )
-    borrowed: Integer = entry(0, "Held above guarantees.")
+    borrowed: Integer = entry(0, "Number of GPUs that graphs hold above their guarantees.")
 
 
 class PoolGraphStatus(SpecModel):
-    """What one graph may hold, and what the allocator remembers of it; GPUs."""
+    """Grant of one graph, and the allocator's state about it; numbers are GPUs."""
 
     name: str = Field(description="Name of the graph; in a ClusterGpuPool namespace/name.")
-    guaranteed: Integer = entry(0, "That it gets whenever it wants them.")
-    held: Integer = entry(0, "GPUs of its existing workers.")
-    granted: Integer = entry(0, "That it may hold.")
-    wanted: Integer = entry(0, "That its desired replicas need.")
-    target: Integer = entry(0, "That it is to have once others have given back.")
-    borrowed: Integer = entry(0, "Held above its guarantee.")
-    owed: Integer = entry(0, "GPUs of its guarantee that it wants and does not have yet.")
-    serial: Integer = entry(0, "Number of the grant.")
-    exposed: Integer = entry(0, "That count for it until it acts under that grant.")
-    gained_time: str | None = entry(None, "When the grant was raised last; RFC 3339.")
+    guaranteed: Integer = entry(0, "GPUs that the graph gets whenever it requests them.")
+    held: Integer = entry(0, "GPUs of the graph's existing workers.")
+    granted: Integer = entry(0, "Maximum GPUs that the graph can hold (its grant).")
+    wanted: Integer = entry(0, "GPUs that the graph's desired replicas need.")
+    target: Integer = entry(0, "GPUs that the graph will be granted when other graphs have returned theirs.")
+    borrowed: Integer = entry(0, "GPUs that the graph holds above its guarantee.")
+    shortfall: Integer = entry(0, "GPUs of its guarantee that the graph requests but is not granted yet.")
+    serial: Integer = entry(0, "Serial number of the grant, which increases with each change.")
+    max_held: Integer = entry(0, "GPUs that count for the graph until it has acknowledged its newest grant.")
+    gained_time: str | None = entry(None, "Time at which the grant was last raised; RFC 3339.")
     lost_time: str | None = entry(
-        None, "Time at which the grant was last lowered below what the graph wanted; RFC 3339."
+        None, "Time at which the grant was last lowered below the graph's request; RFC 3339."
     )
     drain_seconds: Integer | None = entry(
-        None, "How long its workers took to drain; null: none has drained yet."
+        None, "Learned duration of a drain of its workers; null if none has drained yet."
     )
     return_time: str | None = entry(
         None, "Time at which the draining workers are expected to have ended; RFC 3339."
@@ -50,7 +52,7 @@ class PoolGraphStatus(SpecModel):
 
 
 class GpuPoolStatus(SpecModel):
-    """State of a pool."""
+    """Status of a pool."""
 
     observed_generation: Integer = entry(
         0, "Generation that this status describes; -1 until an operator has observed the object."
@@ -58,5 +60,5 @@ class GpuPoolStatus(SpecModel):
     conditions: tuple[Condition, ...] = entry(
         (), "Valid, GuaranteesMet, CeilingRespected and, with a nodeSelector, NodesCounted."
     )
-    gpus: PoolGpusStatus = entry(PoolGpusStatus(), "The GPUs.")
-    graphs: tuple[PoolGraphStatus, ...] = entry((), "The graphs that draw.")
+    gpus: PoolGpusStatus = entry(PoolGpusStatus(), "GPUs of the pool.")
+    graphs: tuple[PoolGraphStatus, ...] = entry((), "Graphs that get their GPUs from the pool.")

@@ -19,7 +19,7 @@ from penstock.cli.terminal import printer
 from penstock.core.errors import ConfigError, NotFoundError
 from penstock.core.flags import flag
 from penstock.core.printable import printable
-from penstock.gpu_pool.waiting import PoolRow, holdings_in, rows_of
+from penstock.gpu_pool.waiting import PoolRow, holdings_from_status, pool_rows
 from penstock.local.pool import PoolStore
 
 FoundT = TypeVar("FoundT")
@@ -120,7 +120,7 @@ async def _of_cluster(name: str | None, said: PoolOptions) -> _Shown:
     if status.get("observedGeneration", 0) < 1:
         wrong.append(_unseen(found["metadata"]["name"], is_of_cluster=said.all_namespaces))
     total = (status.get("gpus") or {}).get("total", found["spec"].get("gpus", 0))
-    return _Shown(found["metadata"]["name"], total, rows_of(holdings_in(status)), tuple(wrong))
+    return _Shown(found["metadata"]["name"], total, pool_rows(holdings_from_status(status)), tuple(wrong))
 
 
 def _unseen(name: str, *, is_of_cluster: bool) -> str:

@@ -74,14 +74,14 @@ class Share:
     Attributes:
         gpus: Its grant: maximum GPUs that the graph is allowed to hold.
         serial: Serial number of the grant; it increases with each change.
-        exposed: Maximum GPUs that the graph can hold, under earlier grants too, until it acknowledges that serial number.
+        max_held: Maximum GPUs that the graph can hold, under earlier grants too, until it acknowledges that serial number.
         gained_s: Time at which the grant was raised last; None if it was never raised.
         lost_s: Time at which the grant was last lowered below the GPUs that the graph wanted; None if that never happened.
     """
 
     gpus: int = 0
     serial: int = 0
-    exposed: int = 0
+    max_held: int = 0
     gained_s: float | None = None
     lost_s: float | None = None
 
@@ -129,13 +129,13 @@ def allocate(
         now_s: Current time, seconds of any clock. If the clock was set back, stored times that lie after ``now_s`` count as long ago.
     """
     shares = {name: state.get(name) or Share(bid.held, bid.serial, bid.held) for name, bid in graphs.items()}
-    kept = {**state, **shares}
-    away = sum(share.exposed for name, share in state.items() if name not in graphs)
-    targets = _targets(replace(pool, gpus=pool.gpus - away), graphs, shares, now_s)
-    return granted(pool, graphs, kept, targets, now_s)
+    complete = {**state, **shares}
+    absent_gpus = sum(share.max_held for name, share in state.items() if name not in graphs)
+    targets = _targets(replace(pool, gpus=pool.gpus - absent_gpus), graphs, shares, now_s)
+    return adjusted_grants(pool, graphs, complete, targets, now_s)
 
 
-def granted(
+def adjusted_grants(
     pool: PoolTerms,
     graphs: Mapping[str, GraphBid],
     state: PoolState,
@@ -154,15 +154,15 @@ def granted(
         targets: Target GPUs of each graph; their sum must be within the pool.
         now_s: Current time, as in `allocate`.
     """
-    after = {name: _lowered(state[name], bid, targets[name], now_s) for name, bid in graphs.items()}
-    free = pool.gpus - sum(share.exposed for share in {**state, **after}.values())
-    for name in sorted(graphs, key=lambda each: _turn(graphs[each], after[each], each)):
+    after = {name: _acknowledged(state[name], bid, targets[name], now_s) for name, bid in graphs.items()}
+    free = pool.gpus - sum(share.max_held for share in {**state, **after}.values())
+    for name in sorted(graphs, key=lambda each: _growth_order(graphs[each], after[each], each)):
         share = after[name]
         # A graph can still hold GPUs above its grant from an earlier grant; these are already reserved for it.
-        gpus = _within(graphs[name].replicas, min(targets[name], share.exposed + max(0, free)))
+        gpus = _fitting_gpus(graphs[name].replicas, min(targets[name], share.max_held + max(0, free)))
         if gpus > share.gpus:
-            free -= max(0, gpus - share.exposed)
-            after[name] = Share(gpus, share.serial + 1, max(share.exposed, gpus), now_s, share.lost_s)
+            free -= max(0, gpus - share.max_held)
+            after[name] = Share(gpus, share.serial + 1, max(share.max_held, gpus), now_s, share.lost_s)
     grants = {
         name: Grant(after[name].gpus, after[name].serial, targets[name], wanted_gpus(bid))
         for name, bid in graphs.items()
@@ -172,22 +172,22 @@ def granted(
 
 def wanted_gpus(bid: GraphBid) -> int:
     """Return the GPUs of the most urgent replicas that a graph wants: of as many whole replicas as fit into its ``max_gpus``."""
-    return _within(bid.replicas, bid.max_gpus)
+    return _fitting_gpus(bid.replicas, bid.max_gpus)
 
 
-def _lowered(share: Share, bid: GraphBid, target: int, now_s: float) -> Share:
+def _acknowledged(share: Share, bid: GraphBid, target: int, now_s: float) -> Share:
     """Return the graph's state after its acknowledgement, with a grant no larger than the target."""
     is_acknowledged = bid.serial == share.serial
-    exposed = max(bid.held, share.gpus, 0 if is_acknowledged else share.exposed)
+    max_held = max(bid.held, share.gpus, 0 if is_acknowledged else share.max_held)
     if target >= share.gpus:
-        return replace(share, exposed=exposed)
-    is_taken = target < min(share.gpus, wanted_gpus(bid))
-    return Share(target, share.serial + 1, exposed, share.gained_s, now_s if is_taken else share.lost_s)
+        return replace(share, max_held=max_held)
+    is_reclaimed = target < min(share.gpus, wanted_gpus(bid))
+    return Share(target, share.serial + 1, max_held, share.gained_s, now_s if is_reclaimed else share.lost_s)
 
 
-def _turn(bid: GraphBid, share: Share, name: str) -> tuple[bool, int, str]:
+def _growth_order(bid: GraphBid, share: Share, name: str) -> tuple[bool, int, str]:
     """Return the sort key for growing when GPUs become free: graphs below their guarantee first, then by priority."""
-    has_guarantee = share.gpus >= _within(bid.replicas, _floor(bid))
+    has_guarantee = share.gpus >= _fitting_gpus(bid.replicas, _floor(bid))
     return (has_guarantee, -bid.priority, name)
 
 
@@ -195,7 +195,7 @@ def _floor(bid: GraphBid) -> int:
     return min(bid.guaranteed, bid.max_gpus)
 
 
-def _within(replicas: Sequence[int], gpus: int) -> int:
+def _fitting_gpus(replicas: Sequence[int], gpus: int) -> int:
     """Return the total GPUs of as many of the first replicas as fit into ``gpus``."""
     total = 0
     for size in replicas:
@@ -213,17 +213,17 @@ def _targets(
     def is_recent(at_s: float | None) -> bool:
         return at_s is not None and 0.0 <= now_s - at_s < pool.startup_s
 
-    filling = _Filling(pool, graphs, shares)
+    assignment = _Assignment(pool, graphs, shares)
     floors = {name: _floor(bid) for name, bid in graphs.items()}
-    filling.fill(floors)
-    filling.fill(
+    assignment.fill(floors)
+    assignment.fill(
         {
             name: min(share.gpus, graphs[name].max_gpus)
             for name, share in shares.items()
             if is_recent(share.gained_s)
         }
     )
-    filling.fill(
+    assignment.fill(
         {
             name: min(bid.max_gpus, max(floors[name], shares[name].gpus))
             if is_recent(shares[name].lost_s)
@@ -231,41 +231,43 @@ def _targets(
             for name, bid in graphs.items()
         }
     )
-    filling.fill({name: bid.max_gpus for name, bid in graphs.items()})
-    return filling.given
+    assignment.fill({name: bid.max_gpus for name, bid in graphs.items()})
+    return assignment.assigned
 
 
-class _Filling:
+class _Assignment:
     """Assigns a pool's GPUs to graphs, one replica at a time."""
 
     def __init__(self, pool: PoolTerms, graphs: Mapping[str, GraphBid], shares: Mapping[str, Share]) -> None:
-        self._left = pool.gpus
+        self._free = pool.gpus
         self._order = tuple(dict.fromkeys((*pool.order, ReclaimBy.PRIORITY)))
         self._graphs = graphs
         self._shares = shares
-        self.given = dict.fromkeys(graphs, 0)
-        self._coming: dict[str, Iterator[int]] = {name: iter(bid.replicas) for name, bid in graphs.items()}
-        self._next = {name: next(coming, None) for name, coming in self._coming.items()}
+        self.assigned = dict.fromkeys(graphs, 0)
+        self._further: dict[str, Iterator[int]] = {name: iter(bid.replicas) for name, bid in graphs.items()}
+        self._next = {name: next(sizes, None) for name, sizes in self._further.items()}
 
     def fill(self, caps: Mapping[str, int]) -> None:
         """Assign replicas to the graphs, each up to its cap; the next one always goes to the graph that would return it last."""
-        waiting = [self._turn_to_keep(name, size) for name in caps if (size := self._next[name]) is not None]
+        waiting = [
+            self._assignment_order(name, size) for name in caps if (size := self._next[name]) is not None
+        ]
         heapify(waiting)
         while waiting:
             name = heappop(waiting)[-1]
             size = self._next[name]
-            if size is None or size > self._left or self.given[name] + size > caps[name]:
+            if size is None or size > self._free or self.assigned[name] + size > caps[name]:
                 continue  # nor will it fit later
-            self.given[name] += size
-            self._left -= size
-            self._next[name] = size = next(self._coming[name], None)
+            self.assigned[name] += size
+            self._free -= size
+            self._next[name] = size = next(self._further[name], None)
             if size is not None:
-                heappush(waiting, self._turn_to_keep(name, size))
+                heappush(waiting, self._assignment_order(name, size))
 
-    def _turn_to_keep(self, name: str, size: int) -> tuple[list[tuple[float, ...]], bool, str]:
+    def _assignment_order(self, name: str, size: int) -> tuple[list[tuple[float, ...]], bool, str]:
         """Return a graph's sort key for its next replica of ``size`` GPUs: the pool's criteria, then whether it has the replica already."""
         bid, share = self._graphs[name], self._shares[name]
-        after = self.given[name] + size
+        after = self.assigned[name] + size
         is_new = after > share.gpus
         granted_s = -math.inf if share.gained_s is None else share.gained_s
         ranks: dict[ReclaimBy, tuple[float, ...]] = {

@@ -22,15 +22,15 @@ def drain_grace_s(own_s: float, *, reclaim_s: float | None, is_above: bool) -> f
     return min(own_s, reclaim_s) if is_above and reclaim_s is not None else own_s
 
 
-def cut_sentence(worker: str, reclaim_s: float) -> str:
+def cut_drain_message(worker: str, reclaim_s: float) -> str:
     """Return the message that the drain of ``worker`` was cut short after ``reclaim_s`` seconds, because its pool reclaims the GPUs."""
     return (
-        f"{worker} has drained for {reclaim_s:g} s, the pool's reclaim.graceSeconds, and ends; its streams continue elsewhere or "
-        "are lost"
+        f"{worker} has drained for {reclaim_s:g} s, the pool's reclaim.graceSeconds, and is terminated; its streams are resumed on "
+        "another worker or lost"
     )
 
 
-def with_cut(note: str, sentence: str, ago_s: float) -> str:
+def with_cut_drain(note: str, sentence: str, ago_s: float) -> str:
     """Return a pool's message to a graph, extended by ``sentence`` if the drain was cut in the last 180 seconds (`CUT_SHOWN_S`).
 
     Args:

@@ -21,15 +21,15 @@ class DrainTimes:
     """When the draining workers of a graph began to drain, and how long a drain takes. Times are seconds of the caller's clock.
 
     Attributes:
-        begun: Start time of the drain of each draining worker by name, seconds.
-        took_s: Learned duration of a drain, seconds: a mean in which each newer drain has half of the weight (`NEWEST`); None before the
+        started_s: Start time of the drain of each draining worker by name, seconds.
+        duration_s: Learned duration of a drain, seconds: a mean in which each newer drain has half of the weight (`NEWEST`); None before the
             first drain has ended.
     """
 
-    begun: Mapping[str, float] = field(default_factory=dict)
-    took_s: float | None = None
+    started_s: Mapping[str, float] = field(default_factory=dict)
+    duration_s: float | None = None
 
-    def after(self, draining: Mapping[str, float], now_s: float) -> DrainTimes:
+    def updated(self, draining: Mapping[str, float], now_s: float) -> DrainTimes:
         """Return these times updated for the workers that drain at ``now_s``, with the learned duration if a drain has ended.
 
         A worker that was draining before and is missing in ``draining`` counts as having ended its drain at ``now_s``.
@@ -38,22 +38,22 @@ class DrainTimes:
             draining: Start time of the drain of each worker that drains now, by name.
             now_s: Current time, seconds of the clock that ``draining`` uses.
         """
-        took_s = self.took_s
-        for name in sorted(self.begun.keys() - draining.keys()):
-            newest = max(0.0, now_s - self.begun[name])
-            took_s = newest if took_s is None else NEWEST * newest + (1.0 - NEWEST) * took_s
-        return DrainTimes(dict(draining), took_s)
+        duration_s = self.duration_s
+        for name in sorted(self.started_s.keys() - draining.keys()):
+            newest = max(0.0, now_s - self.started_s[name])
+            duration_s = newest if duration_s is None else NEWEST * newest + (1.0 - NEWEST) * duration_s
+        return DrainTimes(dict(draining), duration_s)
 
     @property
-    def ends_s(self) -> float | None:
+    def expected_end_s(self) -> float | None:
         """Time, on the caller's clock, at which the last of the current drains will probably end; None without drains or learned duration."""
-        if self.took_s is None or not self.begun:
+        if self.duration_s is None or not self.started_s:
             return None
-        return max(self.begun.values()) + self.took_s
+        return max(self.started_s.values()) + self.duration_s
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class GraphHolding:
     """GPUs that one graph of a GPU pool holds, is granted and wants.
 
     Attributes:
@@ -98,10 +98,10 @@ class PoolRow:
     waits_for: tuple[str, ...]
 
 
-def holdings_in(status: Mapping[str, Any] | None) -> dict[str, Holding]:
+def holdings_from_status(status: Mapping[str, Any] | None) -> dict[str, GraphHolding]:
     """Return the held, granted and wanted GPUs of each graph, by name, from the status of a GpuPool; empty if the status is None."""
     return {
-        row["name"]: Holding(
+        row["name"]: GraphHolding(
             row.get("guaranteed", 0),
             row.get("held", 0),
             Grant(row["granted"], row["serial"], row.get("target", row["granted"]), row.get("wanted", 0)),
@@ -111,7 +111,7 @@ def holdings_in(status: Mapping[str, Any] | None) -> dict[str, Holding]:
     }
 
 
-def rows_of(holdings: Mapping[str, Holding]) -> list[PoolRow]:
+def pool_rows(holdings: Mapping[str, GraphHolding]) -> list[PoolRow]:
     """Return one row per graph of a GPU pool for display: its guaranteed, held, granted and wanted GPUs, and the graphs it waits for."""
     return [
         PoolRow(
@@ -127,7 +127,7 @@ def rows_of(holdings: Mapping[str, Holding]) -> list[PoolRow]:
     ]
 
 
-def waits_for(graph: str, holdings: Mapping[str, Holding]) -> tuple[str, ...]:
+def waits_for(graph: str, holdings: Mapping[str, GraphHolding]) -> tuple[str, ...]:
     """Return the names of the graphs that still have to return GPUs before ``graph`` can have its target (final grant).
 
     Returns an empty tuple if ``graph`` is granted its target already. ``holdings`` are the GPUs of all graphs of the pool, by name.
@@ -138,7 +138,7 @@ def waits_for(graph: str, holdings: Mapping[str, Holding]) -> tuple[str, ...]:
     return tuple(name for name, each in sorted(holdings.items()) if name != graph and each.excess_gpus)
 
 
-def lacking(graph: str, holdings: Mapping[str, Holding], when: Callable[[float], str]) -> str:
+def shortage_message(graph: str, holdings: Mapping[str, GraphHolding], when: Callable[[float], str]) -> str:
     """Return a message about the GPUs that a graph wants above its grant: their holders and expected return; empty if it wants no more.
 
     Args:
@@ -147,27 +147,33 @@ def lacking(graph: str, holdings: Mapping[str, Holding], when: Callable[[float],
         when: Function that formats a time, for example as ``at 21:14:05``.
     """
     grant = holdings[graph].grant
-    coming, more = grant.target - grant.gpus, grant.wanted - max(grant.target, grant.gpus)
-    said = []
-    if coming > 0:
-        givers = [_giving(name, holdings[name], when) for name in waits_for(graph, holdings)]
-        said.append(f"{coming} more on their way, {' and '.join(givers) or 'free at the next look'}")
+    on_the_way, more = grant.target - grant.gpus, grant.wanted - max(grant.target, grant.gpus)
+    messages = []
+    if on_the_way > 0:
+        returning = [_return_message(name, holdings[name], when) for name in waits_for(graph, holdings)]
+        messages.append(
+            f"{on_the_way} more {'GPU' if on_the_way == 1 else 'GPUs'} will follow: {' and '.join(returning) or 'they are free at the next allocation'}"
+        )
     if more > 0:
         others = [
-            _keeping(name, each)
+            _held_message(name, each)
             for name, each in sorted(holdings.items())
             if name != graph and (each.held or each.grant.target)
         ]
-        until = f" until another wants less: {', '.join(others)}" if others else ": the pool has no more"
-        said.append(f"no {more} more{until}")
-    return "; ".join(said)
+        until = (
+            f"until another graph needs fewer: {', '.join(others)}"
+            if others
+            else "because the pool has no more"
+        )
+        messages.append(f"{more} more {'is' if more == 1 else 'are'} not available {until}")
+    return "; ".join(messages)
 
 
-def _keeping(name: str, holding: Holding) -> str:
-    due = "" if holding.held == holding.grant.target else f", is to have {holding.grant.target}"
+def _held_message(name: str, holding: GraphHolding) -> str:
+    due = "" if holding.held == holding.grant.target else f" and will hold {holding.grant.target}"
     return f"{name} holds {holding.held}{due} (guaranteed {holding.guaranteed})"
 
 
-def _giving(name: str, holding: Holding, when: Callable[[float], str]) -> str:
+def _return_message(name: str, holding: GraphHolding, when: Callable[[float], str]) -> str:
     expected = "" if holding.returns_s is None else f", expected {when(holding.returns_s)}"
-    return f"{name} gives back {holding.excess_gpus}{expected}"
+    return f"{name} returns {holding.excess_gpus}{expected}"

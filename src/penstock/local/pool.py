@@ -23,8 +23,8 @@ from penstock.core.errors import ConfigError, ConflictError, NotFoundError
 from penstock.core.local_state import EntryState, state_dir
 from penstock.gpu_pool.allocator import Grant, GraphBid, PoolTerms, Share, allocate
 from penstock.gpu_pool.bid import WANTS_S, WANTS_VALID_S
-from penstock.gpu_pool.reclaim import with_cut
-from penstock.gpu_pool.waiting import DrainTimes, Holding, PoolRow, lacking, rows_of
+from penstock.gpu_pool.reclaim import with_cut_drain
+from penstock.gpu_pool.waiting import DrainTimes, GraphHolding, PoolRow, pool_rows, shortage_message
 from penstock.local.starts import is_under_way
 from penstock.local.statefile import ArbiterInfo, StateFile
 from penstock.local.store import StateStore, read_own, replace_file
@@ -38,7 +38,7 @@ class PoolMember:
     """One graph of a pool.
 
     Attributes:
-        guaranteed, most, priority: As of `GraphBid` (``most`` is its ``max_gpus``).
+        guaranteed, most, priority: As of `GraphBid` (``max_gpus`` is its ``max_gpus``).
         bid: GPUs of each replica that its planner wants, in order of need.
         starts_on: GPU ids that it holds until its statefile is there.
         is_arriving: Its statefile has not been seen yet.
@@ -46,7 +46,7 @@ class PoolMember:
     """
 
     guaranteed: int
-    most: int
+    max_gpus: int
     priority: int
     bid: tuple[int, ...]
     starts_on: tuple[int, ...] = ()
@@ -210,7 +210,7 @@ class PoolStore:
         """Return what each graph holds, may hold, wants, and whom it waits for."""
         pool = self.read()
         members, states = self._seen(pool)
-        return rows_of(_holdings(replace(pool, members=members), states))
+        return pool_rows(_holdings(replace(pool, members=members), states))
 
     def cuts(self) -> list[str]:
         """Return of each graph whose drains were cut how many, and what was said of the last."""
@@ -267,7 +267,7 @@ def _status(shared: PoolFile, observed: LocalPoolObservation, namespace: str) ->
     own = observed.states[namespace]
     note = _note(shared, observed.states, namespace, observed.now_s)
     if own is not None:
-        note = with_cut(note, own.arbiter.last_cut, observed.now_s - own.arbiter.last_cut_s)
+        note = with_cut_drain(note, own.arbiter.last_cut, observed.now_s - own.arbiter.last_cut_s)
     return Claim(shared.grants[namespace].gpus, observed.members[namespace].guaranteed, note)
 
 
@@ -293,9 +293,9 @@ def _known_ids(name: str, member: PoolMember, state: StateFile | None) -> frozen
 def _bid(member: PoolMember, state: StateFile | None, share: Share | None, now_s: float) -> GraphBid:
     serial = (0 if share is None else share.serial) if state is None else state.arbiter.grant_serial
     held = len(_ids(member, state))
-    is_silent = member.said_s is not None and now_s - member.said_s > WANTS_VALID_S
-    wants = _standing(state) if state is not None and is_silent else member.bid
-    return GraphBid(member.guaranteed, member.priority, member.most, wants, held, serial)
+    is_bid_expired = member.said_s is not None and now_s - member.said_s > WANTS_VALID_S
+    wants = _standing(state) if state is not None and is_bid_expired else member.bid
+    return GraphBid(member.guaranteed, member.priority, member.max_gpus, wants, held, serial)
 
 
 def _standing(state: StateFile) -> tuple[int, ...]:
@@ -318,19 +318,19 @@ def _drains(
         leaving = (
             key for key, each in entries.items() if each.state is EntryState.DRAINING and not each.takes
         )
-        begun = {key: known.begun.get(key, now_s) for key in leaving}
-        found[name] = known if state is None else known.after(begun, now_s)
+        started_s = {key: known.started_s.get(key, now_s) for key in leaving}
+        found[name] = known if state is None else known.updated(started_s, now_s)
     return found
 
 
-def _holdings(pool: PoolFile, states: Mapping[str, StateFile | None]) -> dict[str, Holding]:
+def _holdings(pool: PoolFile, states: Mapping[str, StateFile | None]) -> dict[str, GraphHolding]:
     nothing = Grant(0, 0, 0, 0)
     return {
-        name: Holding(
+        name: GraphHolding(
             member.guaranteed,
             len(_ids(member, states[name])),
             pool.grants.get(name, nothing),
-            pool.drains[name].ends_s if name in pool.drains else None,
+            pool.drains[name].expected_end_s if name in pool.drains else None,
         )
         for name, member in pool.members.items()
     }
@@ -340,7 +340,7 @@ def _note(pool: PoolFile, states: Mapping[str, StateFile | None], namespace: str
     def when(at_s: float) -> str:
         return f"in {max(0.0, at_s - now_s):.0f} s"
 
-    lacks = lacking(namespace, _holdings(pool, states), when)
+    lacks = shortage_message(namespace, _holdings(pool, states), when)
     return f"GpuPool {pool.name}" + (f": {lacks}" if lacks else "")
 
 

@@ -19,7 +19,7 @@ from penstock.core import logs
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ClusterError, ConfigError, ConflictError, NotFoundError, PenstockError
 from penstock.core.local_state import EntryState
-from penstock.gpu_pool.reclaim import cut_sentence
+from penstock.gpu_pool.reclaim import cut_drain_message
 from penstock.local import liveness, process_log
 from penstock.local.build import argv_of, environment_of, ports_for
 from penstock.local.held_sockets import HeldSockets
@@ -124,7 +124,7 @@ class StatefileRecord:
     def cut(self, name: str) -> str:
         """Write that a drain was cut, and return what is said of it."""
         arbiter = self.state.arbiter
-        sentence = cut_sentence(name, arbiter.reclaim_s or 0.0)
+        sentence = cut_drain_message(name, arbiter.reclaim_s or 0.0)
         at_s = SimulatedClock(arbiter.speed).now_s()
 
         def edit(state: StateFile) -> StateFile:

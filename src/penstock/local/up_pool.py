@@ -85,7 +85,7 @@ def _places(
         sizes = tuple(len(each.gpus) for each in state.entries.values() if each.gpus)
         members[graph.name] = PoolMember(
             entry.guaranteed_gpus,
-            entry.most(pool.written_gpus, graph),
+            entry.max_gpus_of(pool.written_gpus, graph),
             entry.priority.rank,
             sizes,
             tuple(sorted(ids)),

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from penstock.gpu_pool.allocator import Allocator, Grant, GraphBid, PoolState, PoolTerms, allocate
-from penstock.gpu_pool.reclaim import cut_sentence, with_cut
-from penstock.gpu_pool.waiting import Holding, lacking
+from penstock.gpu_pool.reclaim import cut_drain_message, with_cut_drain
+from penstock.gpu_pool.waiting import GraphHolding, shortage_message
 from penstock.simulator.fleet import BudgetExceededError
 from penstock.simulator.kernel import Kernel, Order
 from penstock.simulator.observer import Recording
@@ -84,14 +84,14 @@ class _Member:
 
     Attributes:
         bid: GPU count of every replica that its planner wants, the most urgent first.
-        acts_under: Serial number and note of the grant that it received last.
+        acknowledged: Serial number and note of the grant that it received last.
         cuts: Drains that were cut short so far.
     """
 
     graph: PooledGraph
     simulation: Simulation
     bid: tuple[int, ...]
-    acts_under: tuple[int, str] = (0, "")
+    acknowledged: tuple[int, str] = (0, "")
     cuts: list[CutDrain] = field(default_factory=list)
 
     def take_bid(self) -> GraphBid:
@@ -105,13 +105,13 @@ class _Member:
             self.graph.max_gpus,
             self.bid,
             held,
-            self.acts_under[0],
+            self.acknowledged[0],
         )
 
-    def act_under(self, grant: Grant, note: str) -> None:
+    def acknowledge(self, grant: Grant, note: str) -> None:
         """Deliver a grant to the graph if it has changed; ``note`` names the graphs that hold GPUs which this one lacks."""
-        if (grant.serial, note) != self.acts_under:
-            self.acts_under = (grant.serial, note)
+        if (grant.serial, note) != self.acknowledged:
+            self.acknowledged = (grant.serial, note)
             self.simulation.set_grant(grant.gpus, note)
 
 
@@ -193,10 +193,10 @@ class PoolSimulation:
         return {name: member.take_bid() for name, member in self._members.items()}
 
     def _deliver(self, bids: Mapping[str, GraphBid], grants: Mapping[str, Grant]) -> None:
-        holdings = {name: Holding(bid.guaranteed, bid.held, grants[name]) for name, bid in bids.items()}
+        holdings = {name: GraphHolding(bid.guaranteed, bid.held, grants[name]) for name, bid in bids.items()}
         for name, member in self._members.items():
-            lacks = lacking(name, holdings, "at {:.0f} s".format)
-            member.act_under(grants[name], self._status(name, lacks))
+            lacks = shortage_message(name, holdings, "at {:.0f} s".format)
+            member.acknowledge(grants[name], self._status(name, lacks))
             member.cuts += member.simulation.cut_drains(self._reclaim_s)
 
     def _status(self, name: str, lacks: str) -> str:
@@ -204,8 +204,8 @@ class PoolSimulation:
         cuts = self._members[name].cuts
         if not cuts or self._reclaim_s is None:
             return lacks
-        sentence = cut_sentence(cuts[-1].worker, self._reclaim_s)
-        return with_cut(lacks, sentence, self._kernel.now_s - cuts[-1].at_s).removeprefix("; ")
+        sentence = cut_drain_message(cuts[-1].worker, self._reclaim_s)
+        return with_cut_drain(lacks, sentence, self._kernel.now_s - cuts[-1].at_s).removeprefix("; ")
 
     @property
     def _held(self) -> int:

@@ -93,7 +93,7 @@ def make_pool_plan(
             scenario,
             workload.requests,
             entry.guaranteed_gpus,
-            entry.most(pool.written_gpus, graph),
+            entry.max_gpus_of(pool.written_gpus, graph),
             entry.priority.rank,
         )
         workloads[graph.name] = workload

@@ -251,7 +251,7 @@ def test_a_graph_may_hold_the_pool_unless_it_writes_a_budget(planner, most):
         GpuPool.model_validate(pool({"match": {"name": "chat"}, **more}, gpus=64)).spec.graphs[0]
         for more in ({}, {"maxGpus": 5}, {"maxGpus": 0})
     ]
-    assert [each.most(64, model) for each in entries] == [most, 5, 0]
+    assert [each.max_gpus_of(64, model) for each in entries] == [most, 5, 0]
     written = planner.get("maxGpuBudget")
     assert model.spec.planner.max_gpu_budget == written
 

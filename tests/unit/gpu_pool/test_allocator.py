@@ -15,8 +15,8 @@ from penstock.gpu_pool.allocator import (
     PoolState,
     PoolTerms,
     Share,
+    adjusted_grants,
     allocate,
-    granted,
     wanted_gpus,
 )
 
@@ -156,7 +156,7 @@ def test_a_grant_that_rises_again_still_counts_as_the_larger_one_before():
     pool, state = PoolTerms(4, STARTUP_S), {"a": Share(0, 8, 4), "b": Share(0, 0, 0)}
     graphs = {"a": bid(2, serial=6, guaranteed=2), "b": bid(4)}
     _, state = allocate(pool, graphs, state, LATER_S)
-    assert (state["a"].gpus, state["a"].exposed) == (2, 4)
+    assert (state["a"].gpus, state["a"].max_held) == (2, 4)
     grants, _ = allocate(pool, graphs, state, LATER_S)
     assert gpus(grants) == {"a": 2, "b": 0}
 
@@ -177,7 +177,11 @@ def test_what_becomes_free_goes_first_to_who_lacks_of_its_guarantee_then_by_prio
     assert gpus(two) == {"a": 0, "b": 0, "c": 2}
     targets = {"a": 2, "b": 2, "c": 2}
     partly = {**state, "gone": Share(2, 1, 2)}
-    assert gpus(granted(PoolTerms(6, STARTUP_S), graphs, partly, targets, 0.0)[0]) == {"a": 0, "b": 2, "c": 2}
+    assert gpus(adjusted_grants(PoolTerms(6, STARTUP_S), graphs, partly, targets, 0.0)[0]) == {
+        "a": 0,
+        "b": 2,
+        "c": 2,
+    }
 
 
 def test_a_graph_that_is_missing_keeps_what_it_may_hold():

@@ -118,7 +118,7 @@ class PoolMachine(RuleBasedStateMachine):
         if is_killed and ages[0] % 2:
             return
         self.kept = after
-        if sum(share.exposed for share in after.values()) <= self.gpus:
+        if sum(share.max_held for share in after.values()) <= self.gpus:
             self.ceiling = self.gpus
         if not is_killed:
             self.sent.extend((name, grant.gpus, grant.serial) for name, grant in grants.items())

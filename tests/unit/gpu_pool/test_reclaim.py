@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.gpu_pool.reclaim import CUT_SHOWN_S, cut_sentence, drain_grace_s, with_cut
+from penstock.gpu_pool.reclaim import CUT_SHOWN_S, cut_drain_message, drain_grace_s, with_cut_drain
 
 
 @pytest.mark.parametrize(
@@ -16,10 +16,10 @@ def test_the_pool_bounds_drains_by_which_it_takes_back(reclaim, is_above, expect
 
 def test_a_cut_is_said_for_a_while():
     """Behind what the pool says anyway."""
-    sentence = cut_sentence("b_decode", 60)
+    sentence = cut_drain_message("b_decode", 60)
     assert sentence == (
-        "b_decode has drained for 60 s, the pool's reclaim.graceSeconds, and ends; its streams continue elsewhere or are lost"
+        "b_decode has drained for 60 s, the pool's reclaim.graceSeconds, and is terminated; its streams are resumed on another worker or lost"
     )
-    assert with_cut("GpuPool p", sentence, CUT_SHOWN_S) == f"GpuPool p; {sentence}"
-    assert with_cut("GpuPool p", sentence, CUT_SHOWN_S + 1) == "GpuPool p"
-    assert with_cut("GpuPool p", "", 0.0) == "GpuPool p"
+    assert with_cut_drain("GpuPool p", sentence, CUT_SHOWN_S) == f"GpuPool p; {sentence}"
+    assert with_cut_drain("GpuPool p", sentence, CUT_SHOWN_S + 1) == "GpuPool p"
+    assert with_cut_drain("GpuPool p", "", 0.0) == "GpuPool p"

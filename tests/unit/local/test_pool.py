@@ -114,7 +114,7 @@ async def test_a_graph_hears_who_holds_what_it_lacks_and_when_it_comes(pool, mon
     pool.claim("b", (1,) * 6)
     await scaled("b", 3, 3)
     started("b")
-    assert pool.claim("a", (1,) * 3).note == "GpuPool p: 1 more on their way, b gives back 1"
+    assert pool.claim("a", (1,) * 3).note == "GpuPool p: 1 more GPU will follow: b returns 1"
     pool.claim("b", None)
     await scaled("b", 2, 3)
     pool.claim("b", None)
@@ -129,8 +129,8 @@ async def test_a_graph_hears_who_holds_what_it_lacks_and_when_it_comes(pool, mon
     assert (claim.gpus, claim.note) == (
         3,
         (
-            "GpuPool p: 2 more on their way, b gives back 2, expected in 30 s; "
-            "no 1 more until another wants less: b holds 5, is to have 3 (guaranteed 2)"
+            "GpuPool p: 2 more GPUs will follow: b returns 2, expected in 30 s; "
+            "1 more is not available until another graph needs fewer: b holds 5 and will hold 3 (guaranteed 2)"
         ),
     )
     assert (await LocalTarget(StateStore.of("a")).observe()).grant_note == claim.note
@@ -332,7 +332,7 @@ async def test_graphs_start_on_ports_and_ids_of_their_own(files, monkeypatch):
     assert [each[:4] for each in seen] == [("one", 9100, set(), "one"), ("two", 9101, {0, 1}, "two")]
     members = seen[0][4].members
     assert seen[0][4].order == ("newest", "priority")
-    assert {name: (each.starts_on, each.bid, each.most) for name, each in members.items()} == {
+    assert {name: (each.starts_on, each.bid, each.max_gpus) for name, each in members.items()} == {
         "one": ((0, 1), (1, 1), 4),
         "two": ((2, 3), (1, 1), 3),
     }

@@ -137,7 +137,7 @@ async def test_a_drain_that_the_pool_cuts_is_ended_and_told(store, state_of, ent
     await supervisor._act(ProcessAction(ProcessStep.CUT, "n_decode"), time.monotonic())
     assert supervisor._observed["n_decode"].is_cut
     assert launcher.sent == [("n_decode", signal.SIGTERM)]
-    said = "n_decode has drained for 30 s, the pool's reclaim.graceSeconds, and ends; its streams continue elsewhere or are lost"
+    said = "n_decode has drained for 30 s, the pool's reclaim.graceSeconds, and is terminated; its streams are resumed on another worker or lost"
     assert PoolStore.of("p").claim("n", None).note.endswith(f"; {said}")
     assert PoolStore.of("p").cuts() == [f"n: 1 drain cut; the last: {said}"]
     status = summarise(store.read(), running=True, router=None, planner=None, decisions=())

@@ -40,7 +40,7 @@ async def test_liveness_fails_when_only_a_restart_helps(ask, path, fault, expect
 def test_pools_have_series_by_their_statuses():
     """One that has no status yet has none; of a ClusterGpuPool each graph's namespace is told."""
     metrics = OperatorMetrics()
-    row = {"name": "chat", "guaranteed": 2, "held": 3, "granted": 4, "wanted": 5, "owed": 0}
+    row = {"name": "chat", "guaranteed": 2, "held": 3, "granted": 4, "wanted": 5, "shortfall": 0}
     of_cluster = {**row, "name": "team-b/chat"}
     pools = [
         {"metadata": {"name": "p"}, "status": {"gpus": {"total": 8}, "graphs": [of_cluster]}},

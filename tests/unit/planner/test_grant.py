@@ -114,7 +114,7 @@ def test_a_graph_that_is_short_bids_for_what_arrives_and_not_for_its_queue(monke
 
 def test_a_decision_says_which_pool_it_is_and_who_holds_what_it_lacks(monkeypatch):
     """In the words of whoever shares out; `explain` repeats them alongside the grant."""
-    note = "GpuPool shared: 1 more on their way, batch gives back 1"
+    note = "GpuPool shared: 1 more GPU will follow: batch returns 1"
     decision, _ = decided(monkeypatch, {P: 3, D: 0}, counts={P: 2, D: 1}, grant=3, grant_note=note)
     assert f"the pool grants 3 GPUs, enough for 2 ({note})" in " ".join(
         each.sentence for each in decision.roles

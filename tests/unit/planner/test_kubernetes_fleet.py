@@ -468,9 +468,9 @@ def test_the_owner_of_a_number_is_whoever_set_it_last():
         ({}, (None, None), ""),
         ({"pool": {"name": "h", "grantedGpus": 0}}, (0, None), "GpuPool h"),
         (
-            {"pool": {"name": "h", "grantedGpus": 2, "guaranteedGpus": 4, "message": "b gives back 1"}},
+            {"pool": {"name": "h", "grantedGpus": 2, "guaranteedGpus": 4, "message": "b returns 1"}},
             (2, 4),
-            "GpuPool h: b gives back 1",
+            "GpuPool h: b returns 1",
         ),
     ],
 )

@@ -318,8 +318,8 @@ def test_on_kubernetes_the_graphs_object_says_it():
         ({}, None),
         ({"pool": {"name": "p", "grantedGpus": 2}}, "may hold 2 GPUs"),
         (
-            {"pool": {"name": "p", "grantedGpus": 2, "message": "b gives back 1"}},
-            "may hold 2 GPUs; b gives back 1",
+            {"pool": {"name": "p", "grantedGpus": 2, "message": "b returns 1"}},
+            "may hold 2 GPUs; b returns 1",
         ),
     ],
 )

@@ -148,7 +148,7 @@ TIER_KEYS_FOLDER: Final = "/etc/penstock-tier-keys"
 """Folder in router pods with the Secret of API keys that select tiers, one file per key of the Secret."""
 
 
-def pool_drawn_from(graph: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def status_pool(graph: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return ``status.pool`` of a graph, which describes its GPU pool; None if it is in no pool."""
     return (graph.get("status") or {}).get("pool") or None
 

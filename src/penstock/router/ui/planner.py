@@ -20,7 +20,7 @@ from penstock.core.findings import full_disks, planner_faults
 from penstock.core.http.own_lag import PatientTimeout
 from penstock.core.local_state import ARBITER_KEY, PLANNER_STATE_FILE
 from penstock.core.printable import printable
-from penstock.kube.objects.names import pool_drawn_from
+from penstock.kube.objects.names import status_pool
 from penstock.router.discovery.statefile import Discovery
 from penstock.router.settings import RouterSettings
 
@@ -240,7 +240,7 @@ class GraphStatusReader(PlannerReader):
 
 def pool_of_status(graph: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the GPU pool in a GraphDeployment's status; None if the graph is in none."""
-    said = pool_drawn_from(graph)
+    said = status_pool(graph)
     if said is None:
         return None
     note = f"may hold {said['grantedGpus']} GPUs" + (f"; {said['message']}" if said.get("message") else "")
@@ -290,7 +290,7 @@ def graph_planner_state(graph: Mapping[str, Any]) -> ShownPlanner:
             role = spec.workers[name].role.value
             desired[role] = desired.get(role, 0) + int(service.get("desired", 0))
     found = ShownPlanner.of_graph("missing", "no planner has written to the graph's status", spec)
-    budget = found.budget if pool_drawn_from(graph) is None else spec.planner.own_gpu_budget
+    budget = found.budget if status_pool(graph) is None else spec.planner.own_gpu_budget
     found = replace(found, desired=desired, changes=changes, budget=budget)
     for condition in status.get("conditions") or ():
         if condition["type"] == "PlannerActive":

@@ -12,7 +12,7 @@ import orjson
 from penstock.core.local_state import ARBITER_KEY
 from penstock.core.printable import printable
 from penstock.gpu_pool.allocator import Grant
-from penstock.gpu_pool.waiting import Holding, rows_of
+from penstock.gpu_pool.waiting import GraphHolding, pool_rows
 from penstock.router.ui.planner import WRONG
 
 
@@ -29,11 +29,11 @@ def local_pool(statefile: Path | None) -> dict[str, Any] | None:
             return None
         pool = printable(orjson.loads((statefile.parent / f"{name}.pool").read_bytes()))
         holdings = {
-            graph: Holding(member["guaranteed"], held, Grant(**pool["grants"].get(graph, _NOTHING)))
+            graph: GraphHolding(member["guaranteed"], held, Grant(**pool["grants"].get(graph, _NOTHING)))
             for graph, member in sorted(pool["members"].items())
             if (held := _held(statefile.parent / f"{graph}.json", member)) is not None
         }
-        rows = [asdict(each) for each in rows_of(holdings)]
+        rows = [asdict(each) for each in pool_rows(holdings)]
     except (OSError, *WRONG):
         return None
     held = sum(each.held for each in holdings.values())

@@ -55,9 +55,9 @@ def test_nodes_that_take_no_pods_are_left_out_and_named():
 
 
 @pytest.mark.parametrize(
-    ("nodes", "words"),
+    ("nodes", "message"),
     [
-        ([], "no node carries the labels of nodeSelector"),
+        ([], "no node has the labels of nodeSelector"),
         ([node("a", None)], "none of the 1 nodes offers the resource"),
         (
             [node("a", 8, ready="False"), node("b", 8, ready="Unknown")],
@@ -65,9 +65,9 @@ def test_nodes_that_take_no_pods_are_left_out_and_named():
         ),
     ],
 )
-def test_what_looks_like_a_mistake_shrinks_nothing(nodes, words):
+def test_what_looks_like_a_mistake_shrinks_nothing(nodes, message):
     """A wrong selector or resource, or all kubelets cut off at once."""
-    assert count(nodes) == PoolNodes(None, words)
+    assert count(nodes) == PoolNodes(None, message)
 
 
 def test_a_pool_whose_nodes_are_all_cordoned_has_none():
@@ -85,11 +85,13 @@ def test_foreign_pods_are_left_out_where_they_are_seen():
         pod(16, graph="batch"),
     ]
     assert foreign_gpus(pods, GPU, {("ns", "chat")}) == 21
-    assert count([node("a", 8)], 3) == PoolNodes(5, "1 nodes offer 8 GPUs; foreign pods hold 3", 3)
+    assert count([node("a", 8)], 3) == PoolNodes(
+        5, "1 nodes offer 8 GPUs; pods outside the pool's graphs hold 3", 3
+    )
     assert count([node("a", 8)], 30).gpus == 0
     unseen = count([node("a", 8)], None)
     assert unseen.gpus == 8
-    assert "foreign pods are not known" in unseen.words
+    assert "GPUs of other pods are unknown" in unseen.message
 
 
 def quota(most, name="team", resource=GPU, **more):

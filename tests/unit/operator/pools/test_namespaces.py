@@ -186,7 +186,7 @@ class NamespacesMachine(RuleBasedStateMachine):
                 continue
             if graph.is_deleted:
                 if name in before and graph.held:
-                    members[name] = PoolMember(None, bid=(), held=graph.held, leaving=graph.held)
+                    members[name] = PoolMember(None, bid=(), held=graph.held, draining=graph.held)
             elif self.pool_of(key) == pool:
                 members[name] = self.member(key, self.entry(pool, key))
         observed = PoolObservation(model, members, self.now_s, status=self.statuses.get(pool), generation=1)
@@ -207,7 +207,7 @@ class NamespacesMachine(RuleBasedStateMachine):
             graph.bid,
             held=graph.held,
             serial=serial,
-            arrived_with=gpus,
+            initial_gpus=gpus,
             created=graph.created,
         )
 

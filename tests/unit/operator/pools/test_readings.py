@@ -84,11 +84,11 @@ async def test_without_the_right_the_pool_counts_as_written_and_says_so(read):
     read.client.nodes = ForbiddenError("403")
     found = await read.read()
     assert found.gpus is None
-    assert "rbac.nodes" in found.words
+    assert "rbac.nodes" in found.message
     read.client.nodes, read.client.pods = None, ForbiddenError("403")
     found = await read.read(generation=2)
     assert found.gpus == 8
-    assert "foreign pods are not known" in found.words
+    assert "GPUs of other pods are unknown" in found.message
 
 
 async def test_an_api_server_that_does_not_answer_changes_nothing(read):
@@ -97,7 +97,7 @@ async def test_an_api_server_that_does_not_answer_changes_nothing(read):
     read.client.nodes, read.now[0] = UnavailableError("503"), 16.0
     found = await read.read()
     assert found.gpus == 8
-    assert "could not be read" in found.words
+    assert "could not be read" in found.message
 
 
 async def test_quotas_are_read_once_a_minute(read):

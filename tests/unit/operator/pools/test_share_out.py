@@ -19,28 +19,28 @@ from penstock_operator.pools.grant import (
     PoolGrant,
     bids_of,
     effective_budget,
-    is_silent,
+    is_bid_expired,
     with_wants,
     within_grant,
 )
 from penstock_operator.pools.observe import (
     PoolMember,
     PoolObservation,
-    drains_after,
+    draining_gpus,
     entry_of,
     gpus_of,
-    leaving_gpus,
     shares_of,
+    updated_drain_times,
 )
-from penstock_operator.pools.share_out import guarantees, moved, share_out
+from penstock_operator.pools.share_out import grant_changes, guarantees, share_out
 from penstock_operator.pools.status import (
     MAX_SHOWN,
-    lacking_in,
     listed_graphs,
-    own_bound,
+    own_budget_message,
     pool_status,
     problems_of,
     refused_status,
+    shortage_in,
 )
 
 POOL = GpuPool.model_validate(
@@ -78,11 +78,11 @@ def made(name, labels=None):
     )
 
 
-def member(name, wants, held, *, serial=0, arrived=None, leaving=0):
+def member(name, wants, held, *, serial=0, arrived=None, draining=0):
     """Return a graph that wants this many replicas of one GPU."""
     labels = {"team": "b"} if name == "b" else {}
     return PoolMember(
-        entry_of(POOL, name, labels, "ns"), made(name, labels), (1,) * wants, held, leaving, serial, arrived
+        entry_of(POOL, name, labels, "ns"), made(name, labels), (1,) * wants, held, draining, serial, arrived
     )
 
 
@@ -93,7 +93,7 @@ def observe(members, shares=None, now_s=0.0, *, pool=POOL, counted=None, **more)
             "name": name,
             "granted": share.gpus,
             "serial": share.serial,
-            "exposed": share.exposed,
+            "maxHeld": share.max_held,
             "gainedTime": None if share.gained_s is None else stamp(share.gained_s),
             "lostTime": None if share.lost_s is None else stamp(share.lost_s),
         }
@@ -125,10 +125,13 @@ def test_a_new_graph_counts_with_what_it_may_hold_on_arrival():
 def test_a_graph_of_unknown_wants_keeps_its_share_and_one_that_is_gone_gives_back():
     """Its workers count as long as they exist."""
     shares = {"a": Share(2, 1, 2), "b": Share(4, 1, 4), "c": Share(1, 1, 1)}
-    members = {"a": PoolMember(POOL.spec.graphs[0], held=2), "b": PoolMember(None, bid=(), held=1, leaving=1)}
+    members = {
+        "a": PoolMember(POOL.spec.graphs[0], held=2),
+        "b": PoolMember(None, bid=(), held=1, draining=1),
+    }
     found = share_out(observe(members, shares))
     assert found.shares["a"] == Share(2, 1, 2)
-    assert (found.shares["b"].gpus, found.shares["b"].exposed) == (0, 4)
+    assert (found.shares["b"].gpus, found.shares["b"].max_held) == (0, 4)
     assert "c" not in found.shares
     deleted = {"a": PoolMember(POOL.spec.graphs[0], bid=(), held=2, serial=1)}
     assert share_out(observe(deleted, {"a": Share(2, 1, 2)})).shares["a"].gpus == 0
@@ -165,7 +168,14 @@ def test_the_status_holds_the_allocators_state():
     found = share_out(observed)
     status = pool_status(observed, found)
     assert shares_of(status) == dict(found.shares)
-    assert status["gpus"] == {"total": 6, "held": 6, "leaving": 0, "free": 0, "unavailable": 0, "borrowed": 2}
+    assert status["gpus"] == {
+        "total": 6,
+        "held": 6,
+        "draining": 0,
+        "free": 0,
+        "unavailable": 0,
+        "borrowed": 2,
+    }
     assert {each["type"]: each["status"] for each in status["conditions"]} == {
         "CeilingRespected": "True",
         "GuaranteesMet": "True",
@@ -178,20 +188,25 @@ def test_a_guarantee_that_waits_names_who_gives_back():
     """The lender sees what it lacks; both graphs are told of the GPUs that move."""
     shares = {"a": Share(0, 1, 0), "b": Share(6, 1, 6)}
     members = {"a": member("a", 2, 0, serial=1), "b": member("b", 6, 7, serial=1)}
-    observed = observe(members, shares, 500.0, elsewhere={"x": "GpuPool old"})
+    observed = observe(members, shares, 500.0, in_other_pool={"x": "GpuPool old"})
     found = share_out(observed)
     status = pool_status(observed, found)
     said = {each["type"]: each["message"] for each in status["conditions"]}
-    assert said["GuaranteesMet"] == "a lacks 2 of 2 GPUs; b gives back 3"
-    assert said["CeilingRespected"] == "7 of 6 GPUs are held; no new workers start until enough workers exit"
-    assert said["Valid"] == "graph x draws from GpuPool old, which is older; let one of them match it"
-    lowered, text = moved(observed, found)["b"]
-    assert (lowered, text) == (True, "GpuPool shared grants 4 GPUs in place of 6; a wants them")
+    assert said["GuaranteesMet"] == "a lacks 2 of 2 GPUs; b returns 3"
+    assert (
+        said["CeilingRespected"] == "7 of 6 GPUs are in use; no new workers start until enough workers exit"
+    )
+    assert (
+        said["Valid"]
+        == "graph x belongs to GpuPool old, which is older; change one of them so that only one matches it"
+    )
+    lowered, text = grant_changes(observed, found)["b"]
+    assert (lowered, text) == (True, "GpuPool shared grants 4 GPUs (before: 6); requested by a")
     after = {"a": member("a", 2, 0, serial=1), "b": member("b", 6, 4, serial=2)}
     later = replace(observed, members=after, status=status, now_s=600.0)
-    assert moved(later, share_out(later))["a"] == (
+    assert grant_changes(later, share_out(later))["a"] == (
         False,
-        "GpuPool shared grants 2 GPUs in place of 0; b gave back",
+        "GpuPool shared grants 2 GPUs (before: 0); returned by b",
     )
 
 
@@ -199,20 +214,20 @@ def test_a_graph_hears_who_holds_what_it_lacks_and_when_it_comes():
     """By the pool's status alone: the graph's own status and its planner say the same."""
     shares = {"a": Share(0, 1, 0), "b": Share(6, 1, 6)}
     drains = DrainTimes({"u1": 480.0, "u2": 490.0}, 30.0)
-    giving = replace(member("b", 6, 6, serial=1, leaving=2), drains=drains)
+    giving = replace(member("b", 6, 6, serial=1, draining=2), drains=drains)
     members = {"a": member("a", 3, 0, serial=1), "b": giving}
     observed = observe(members, shares, 500.0)
     found = share_out(observed)
     status = pool_status(observed, found)
-    assert lacking_in(status, "a") == (
-        "3 more on their way, b gives back 3, expected at 1970-01-01T00:08:40Z"
+    assert shortage_in(status, "a") == (
+        "3 more GPUs will follow: b returns 3, expected at 1970-01-01T00:08:40Z"
     )
     assert (
-        lacking_in(status, "b")
-        == "no 3 more until another wants less: a holds 0, is to have 3 (guaranteed 2)"
+        shortage_in(status, "b")
+        == "3 more are not available until another graph needs fewer: a holds 0 and will hold 3 (guaranteed 2)"
     )
     assert status["graphs"][1]["drainSeconds"] == 30
-    assert lacking_in(status, "x") == lacking_in(None, "a") == ""
+    assert shortage_in(status, "x") == shortage_in(None, "a") == ""
 
 
 def test_drain_times_go_on_from_the_status_after_a_restart():
@@ -222,9 +237,9 @@ def test_drain_times_go_on_from_the_status_after_a_restart():
         PodView("q", uid="2", gpus=1, terminating=True),
         PodView("r", uid="3", gpus=1, drain_since_s=100.0, gates=("penstock.dev/gpu-budget",)),
     ]
-    first = drains_after(None, {"drainSeconds": 30.0}, pods, 110.0)
+    first = updated_drain_times(None, {"drainSeconds": 30.0}, pods, 110.0)
     assert first == DrainTimes({"1": 100.0}, 30.0)
-    assert drains_after(first, {}, [], 150.0) == DrainTimes({}, 40.0)
+    assert updated_drain_times(first, {}, [], 150.0) == DrainTimes({}, 40.0)
 
 
 def test_a_wrong_pool_keeps_what_its_graphs_may_hold():
@@ -316,9 +331,11 @@ def test_who_gives_back_first_is_as_the_pool_says(order, kept):
 
 def test_what_is_wrong_beside_the_graphs_is_said():
     """Two pools, and a graph without a planner."""
-    observed = observe({"a": member("a", 1, 1, arrived=1)}, elsewhere={"b": "GpuPool old"}, unbounded=["c"])
+    observed = observe(
+        {"a": member("a", 1, 1, arrived=1)}, in_other_pool={"b": "GpuPool old"}, without_planner=["c"]
+    )
     assert list(problems_of(observed, share_out(observed))) == [
-        "graph b draws from GpuPool old, which is older; let one of them match it",
+        "graph b belongs to GpuPool old, which is older; change one of them so that only one matches it",
         "graph c has planner.enabled false, so no budget; enable it, or let no entry match it",
     ]
 
@@ -331,7 +348,7 @@ def test_pods_that_kueue_admits_are_told():
     graph = GraphDeployment.model_validate(manifest)
     observed = observe({"a": replace(member("a", 1, 1, arrived=1), graph=graph)})
     (said,) = problems_of(observed, share_out(observed))
-    assert said.startswith("graph a: pods of d carry kueue.x-k8s.io/queue-name, so Kueue too decides")
+    assert said.startswith("graph a: pods of d carry kueue.x-k8s.io/queue-name, so Kueue also decides")
 
 
 def test_only_released_workers_that_leave_are_leaving():
@@ -342,7 +359,7 @@ def test_only_released_workers_that_leave_are_leaving():
         PodView("c", gpus=4),
         PodView("d", gpus=8, terminating=True, gates=("penstock.dev/gpu-budget",)),
     ]
-    assert leaving_gpus(pods) == 3
+    assert draining_gpus(pods) == 3
 
 
 @pytest.mark.parametrize(
@@ -371,7 +388,7 @@ def test_a_grant_is_for_the_replicas_needed_most_and_floors_stay(gpus, expected)
 )
 def test_a_planner_that_has_not_spoken_for_three_minutes_is_silent(planner, expected):
     """One that says no time, and one whose clock is ahead, is not."""
-    assert is_silent(planner, 300.0) is expected
+    assert is_bid_expired(planner, 300.0) is expected
 
 
 @pytest.mark.parametrize(
@@ -404,7 +421,7 @@ def test_a_bid_is_for_what_adapters_ask_for_or_the_planner_wants_if_that_is_more
 )
 def test_a_graph_hears_that_its_own_budget_bounds_it(planner, wanted, told):
     """As one of the former default does that the API server had written; with the remedy."""
-    said = own_bound({"spec": {"planner": planner}}, wanted=wanted, pool_gpus=64)
+    said = own_budget_message({"spec": {"planner": planner}}, wanted=wanted, pool_gpus=64)
     text = "limited by planner.maxGpuBudget (8), below the pool's 64; remove the key to use the pool's limit"
     assert said == (text if told else "")
 
@@ -438,7 +455,7 @@ CLUSTER_POOL = ClusterGpuPool.model_validate(
 def of_namespace(namespace, wants, held, **more):
     """A graph called chat of a namespace, in the cluster's pool."""
     entry = entry_of(CLUSTER_POOL, "chat", {}, namespace)
-    return PoolMember(entry, made("chat"), (1,) * wants, held, **{"serial": 0, "arrived_with": held, **more})
+    return PoolMember(entry, made("chat"), (1,) * wants, held, **{"serial": 0, "initial_gpus": held, **more})
 
 
 def test_graphs_of_one_name_in_two_namespaces_share_a_clusters_pool():
@@ -449,7 +466,9 @@ def test_graphs_of_one_name_in_two_namespaces_share_a_clusters_pool():
     assert {name: each.gpus for name, each in found.shares.items()} == {"x/chat": 2, "y/chat": 4}
     status = pool_status(observed, found)
     assert [(row["name"], row["guaranteed"]) for row in status["graphs"]] == [("x/chat", 2), ("y/chat", 4)]
-    assert lacking_in(status, "x/chat").startswith("no 4 more until another wants less: y/chat holds 0")
+    assert shortage_in(status, "x/chat").startswith(
+        "4 more are not available until another graph needs fewer: y/chat holds 0"
+    )
     assert entry_of(CLUSTER_POOL, "chat", {}, "z") is None
 
 
@@ -475,7 +494,7 @@ def test_of_guarantees_above_the_pool_the_oldest_graphs_count(created, expected)
 
 def test_the_workers_of_a_graph_that_is_gone_are_guaranteed_nothing():
     """They leave, and what they held is shared out."""
-    members = {"y/gone": PoolMember(None, bid=(), held=2, leaving=2), "y/chat": of_namespace("y", 4, 0)}
+    members = {"y/gone": PoolMember(None, bid=(), held=2, draining=2), "y/chat": of_namespace("y", 4, 0)}
     assert guarantees(6, members) == {"y/gone": 0, "y/chat": 4}
 
 
@@ -491,7 +510,7 @@ def test_quotas_below_a_pool_are_among_its_problems():
     assert said.startswith("ResourceQuota y/team allows 3 nvidia.com/gpu, fewer than the 4 guaranteed")
 
 
-GRANT = PoolGrant("GpuPool", "shared", gpus=3, most=6)
+GRANT = PoolGrant("GpuPool", "shared", gpus=3, max_gpus=6)
 
 
 @pytest.mark.parametrize(

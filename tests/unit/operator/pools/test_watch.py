@@ -11,7 +11,7 @@ from penstock_operator.pools.watch import PoolWatch
 
 def pool(match):
     """Return a ClusterGpuPool that has given GPUs to a graph of namespace a."""
-    row = {"name": "a/chat", "granted": 4, "serial": 2, "exposed": 4}
+    row = {"name": "a/chat", "granted": 4, "serial": 2, "maxHeld": 4}
     return {
         "apiVersion": "penstock.dev/v1alpha1",
         "kind": "ClusterGpuPool",
@@ -43,4 +43,4 @@ def test_unknown_namespaces_take_nothing_and_let_none_in(match, known, covered):
     assert [watch.covers(pool(match), each) for each in graphs] == covered
     model, wrong = watch.model(pool(match))
     assert (model is not None) == known
-    assert ("the namespaces are not known, so graphs keep what they may hold" in wrong) != known
+    assert ("the namespaces are not known yet, so graphs keep their grants" in wrong) != known
