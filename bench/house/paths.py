@@ -57,10 +57,12 @@ class Walk:
         files: Different files on the way.
         stays: How often the way enters a file that it was not in just before.
         returns: Of the stays, those in a file that the way was in before.
+        outline: The functions in the order of their first calls, each indented below its caller.
     """
 
     files: int
     stays: int
+    outline: str
 
     @property
     def returns(self) -> int:  # noqa: D102 - among the attributes
@@ -73,22 +75,25 @@ def walk(calls: Sequence[Call]) -> Walk:
     for number, (*_, caller) in enumerate(calls):
         below.setdefault(caller, []).append(number)
     way: list[str] = []
+    outline: list[str] = []
 
     def enter(file: str) -> None:
         if not way or way[-1] != file:
             way.append(file)
 
-    def follow(number: int) -> None:
-        enter(calls[number][0])
+    def follow(number: int, depth: int) -> None:
+        file, function, *_ = calls[number]
+        outline.append(f"{'  ' * depth}{file} {function}")
+        enter(file)
         for each in below.get(number, ()):
-            follow(each)
-            enter(calls[number][0])
+            follow(each, depth + 1)
+            enter(file)
 
     def size(number: int) -> int:
         return 1 + sum(map(size, below.get(number, ())))
 
-    follow(max(below[None], key=size))
-    return Walk(len(set(way)), len(way))
+    follow(max(below[None], key=size), 0)
+    return Walk(len(set(way)), len(way), "\n".join(outline))
 
 
 def common(rounds: Sequence[Sequence[Call]]) -> list[Call]:
@@ -199,13 +204,14 @@ def count_local(root: Path) -> dict[str, Walk]:
             )
 
 
-def count_reconcile(root: Path) -> Walk | None:
-    """Return the operator's walk of one changed graph; None without the programs of a real API server."""
+def count_reconcile(root: Path) -> Walk | str:
+    """Return the operator's walk of one changed graph; without the programs of a real API server, a text that says what is missing."""
     sys.path[:0] = [str(root / "tests" / each) for each in ("cluster", "support")]
     from apiserver import ControlPlane, missing_assets  # noqa: PLC0415
 
-    if missing_assets() is not None:
-        return None
+    missing = missing_assets()
+    if missing is not None:
+        return missing
     with ControlPlane() as plane, environment(root) as (folder, env):
         plane.install_crds()
         operator = [sys.executable, "-m", "penstock.cli", "operator", "run", "--namespace", "default"]

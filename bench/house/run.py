@@ -14,7 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from paths import count_local, count_reconcile
+from paths import Walk, count_local, count_reconcile
 from source import FILE_LINES, FUNCTION_LINES, PRODUCT, SETTINGS, Source
 
 ROOT = Path(__file__).parents[2]
@@ -48,20 +48,21 @@ def count(root: Path, *, runs: bool) -> dict[str, Any]:
         found["walks"] = {
             name: {"files": each.files, "stays": each.stays, "returns": each.returns}
             for name, each in walks.items()
-            if each is not None
+            if isinstance(each, Walk)
         }
+        found["missing"] = {name: each for name, each in walks.items() if isinstance(each, str)}
     return found
 
 
 def rows(found: dict[str, Any]) -> dict[str, int | str]:
-    """Return the table's rows: one number each, ``-`` where it was not counted."""
+    """Return the table's rows: one number each, or the reason why it was not counted."""
     return {
         "product lines": sum(found["lines"].values()),
         "test lines": sum(found["test_lines"].values()),
         **{
             f"files, stays, returns of {title}": ", ".join(map(str, found["walks"][name].values()))
             if name in found.get("walks", {})
-            else "-"
+            else found.get("missing", {}).get(name, "not counted")
             for name, title in WALKS.items()
         },
         "ways to declare a setting": sum(bool(count) for count in found["declarations"].values()),
@@ -91,11 +92,25 @@ def main() -> None:
     parser.add_argument("--no-runs", action="store_true", help="count the text alone and start nothing")
     parser.add_argument("--json", action="store_true", help="print every count and name as JSON")
     parser.add_argument("--page", action="store_true", help="write the table into bench/house/RESULTS.md")
+    parser.add_argument(
+        "--outline",
+        choices=WALKS,
+        help="print the functions of this walk in the order of their first calls, and nothing else",
+    )
     options = parser.parse_args()
+    if options.outline:
+        root = options.root.resolve()
+        walk = count_reconcile(root) if options.outline == "reconcile" else count_local(root)[options.outline]
+        if isinstance(walk, str):
+            sys.exit(f"the walk of {WALKS[options.outline]} was not counted: {walk}")
+        print(walk.outline)
+        return
     found = count(options.root.resolve(), runs=not options.no_runs)
     if options.json:
         print(json.dumps(found, indent=1))
         return
+    for name, reason in found.get("missing", {}).items():
+        print(f"the walk of {WALKS[name]} was not counted: {reason}", file=sys.stderr)
     made = table(json.loads(BEFORE.read_text()), found)
     if options.page:
         PAGE.write_text(TABLE.sub(lambda _: made, PAGE.read_text()))
